@@ -298,7 +298,7 @@ def measure(world: World, layout: Layout, concurrency: int) -> MeasuredLevel:
         Setup(workload.shape, layout.instance, layout.tensor_parallel, workload.dtype),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
-        concurrency=concurrency,
+        load=Load(concurrency),
         num_requests=requests,
         throughput_tokens_per_s=requests * workload.output_tokens / wall_s,
         latency_p90_s_per_token=seen.statistic_s("latency_per_token", "p90"),

@@ -39,6 +39,7 @@ from lmi_bench.catalog.published import (  # noqa: E402
     PublishedCell,
     jumpstart_concurrency,
 )
+from lmi_bench.core.load import Load  # noqa: E402
 
 LIMITS_MS = (18, 20, 25, 35, 50, 65, 90, 110, 150)
 CUT_MS = 1.0
@@ -95,7 +96,7 @@ def cell_of(row: PublishedCell) -> MeasuredLevel:
         ),
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
-        concurrency=row.concurrency,
+        load=Load(row.concurrency),
         num_requests=JUMPSTART_REQUESTS_PER_USER * row.concurrency,
         throughput_tokens_per_s=row.throughput_tokens_per_s,
         latency_p90_s_per_token=row.latency_s_per_token,

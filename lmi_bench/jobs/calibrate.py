@@ -13,7 +13,6 @@ from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import cells_from_run, profile_for_run, run_model
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.summary_files import (
-    Served,
     cell_of_summary,
     model_named_in,
     read_summary,
@@ -35,6 +34,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
 from lmi_bench.jobs.settings.calibrate import CalibrateSettings
 from lmi_bench.targets.profiles import find_profile
@@ -125,7 +125,7 @@ def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration
         ),
         input_tokens=_FIRST_TOKENS,
         output_tokens=_FIRST_TOKENS,
-        concurrency=1,
+        load=Load(1),
         num_requests=1,
     )
     fit = prior_fit(base, [plain])
@@ -158,7 +158,7 @@ def _add_summary(settings: CalibrateSettings, source: Path, gathered: _Gathered)
     if model is None or settings.instance is None:
         missing = "--model" if model is None else "--instance"
         raise InputError(f"{source} does not say {missing.removeprefix('--')}: add {missing}")
-    served = Served(
+    served = Setup(
         find_model(model),
         find_instance(settings.instance),
         settings.tensor_parallel,
@@ -243,8 +243,7 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
                         measured,
                         setup=replace(measured.setup, tensor_parallel=tensor_parallel),
                         input_tokens=prompt,
-                        concurrency=users,
-                        rate_per_s=None,
+                        load=Load(users),
                         num_requests=3 * users,
                         replicas=1,
                         max_sequences=None,

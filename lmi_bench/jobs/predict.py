@@ -21,6 +21,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_mix
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.jobs.planned import planned_speculation
 from lmi_bench.jobs.predict_simulated import simulate_forecasts
@@ -127,15 +128,15 @@ def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
     found = min(int(settings.prefix_hit * settings.input_tokens), settings.input_tokens - 1)
     setup = _setup(blank, settings.input_tokens, settings.output_tokens, found)
     for users in _whole_numbers(settings.concurrency or ""):
-        yield under_load(setup, blank.profile, concurrency=users)
+        yield under_load(setup, blank.profile, Load(users))
     for rate in _numbers("--rate", settings.rate or ""):
-        yield under_load(setup, blank.profile, rate_per_s=rate)
+        yield under_load(setup, blank.profile, Load(rate_per_s=rate))
 
 
 def _setup(
     blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int
 ) -> MeasuredLevel:
-    """What serves requests of these lengths, without a load."""
+    """The copies that serve requests of these lengths, under one of them."""
     return MeasuredLevel(
         Setup(
             blank.shape,
@@ -147,8 +148,8 @@ def _setup(
         ),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        concurrency=0,
-        num_requests=0,
+        load=Load(1),
+        num_requests=1,
         replicas=blank.settings.replicas,
         cached_tokens=cached_tokens,
     )

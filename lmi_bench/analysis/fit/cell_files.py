@@ -1,7 +1,7 @@
-"""Measured levels inside a profile's file: what a prediction needs to be corrected by them.
+"""Measured levels inside a profile's file, by which its predictions are corrected.
 
-A level names its machine; a machine that no catalog has is made again from its accelerators, and
-`local` from the figures that the profile keeps.
+A level names its machine. A machine outside the catalog is rebuilt from its accelerators, `local`
+from the figures in the profile.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.models.shape import ModelShape
 
 _OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation")
 
 
 def cell_to_json(cell: MeasuredLevel) -> dict[str, Any]:
-    """The level as plain values; fields that have their default are left out."""
+    """The level as plain values, without fields that have their default."""
     content: dict[str, Any] = {
         "model": {
             item.name: _plain(getattr(cell.setup.shape, item.name))
@@ -38,8 +39,12 @@ def cell_to_json(cell: MeasuredLevel) -> dict[str, Any]:
     for part in (cell.setup, cell):
         for item in fields(part):
             value = getattr(part, item.name)
-            if item.name not in ("shape", "instance", "setup") and value != item.default:
+            if item.name == "load":
+                content["concurrency"] = cell.concurrency
+            elif item.name not in ("shape", "instance", "setup") and value != item.default:
                 content[item.name] = _plain(value)
+    if cell.rate_per_s is not None:
+        content["rate_per_s"] = cell.rate_per_s
     return content
 
 
@@ -50,7 +55,8 @@ def _plain(value: Any) -> Any:
 def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) -> MeasuredLevel:
     """The level that `cell_to_json` wrote.
 
-    machine  what `local` is. Raises InputError where the level is of no known machine.
+    machine  the machine that `local` means
+    Raises InputError where the level's machine is not known.
     """
     try:
         values = dict(content)
@@ -60,7 +66,8 @@ def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) 
         values["arrivals_s"] = tuple(values.get("arrivals_s", ()))
         of_setup = {name: values.pop(name) for name in _OF_SETUP if name in values}
         setup = Setup(ModelShape(**model), _machine(where, machine), **of_setup)
-        return MeasuredLevel(setup, **values)
+        load = Load(values.pop("concurrency") or None, values.pop("rate_per_s", None))
+        return MeasuredLevel(setup, load=load, **values)
     except (KeyError, TypeError) as exc:
         raise InputError(f"not a measured level of a profile: {exc}") from exc
 

@@ -188,6 +188,11 @@ def error_covariance(
     return np.asarray(same * degree * prompt * shared * np.outer(sd_l, sd_r), dtype=np.float64)
 
 
+def measured_covariance(items: Sequence[Observation]) -> NDArray[np.float64]:
+    """Covariance of measured figures about the model: its errors and the measurements' noise."""
+    return error_covariance(items, items) + np.diag([item.noise_sd**2 for item in items])
+
+
 def _machine(cell: MeasuredLevel) -> tuple[object, ...]:
     return (
         cell.setup.instance.accelerator.name,
@@ -238,8 +243,7 @@ def find_scales(
     more weight against the cells, which the common scale weighs. None is below what published
     levels repeat within, however well a few cells agree.
     """
-    error = error_covariance(observations, observations)
-    error += np.diag([item.noise_sd**2 for item in observations])
+    error = measured_covariance(observations)
     limits = OUTLIER * np.sqrt(np.diag(error))
     surprise = np.clip(residuals, -limits, limits) + jacobian @ moved
     explained = jacobian @ np.diag(prior_sd**2) @ jacobian.T

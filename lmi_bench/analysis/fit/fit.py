@@ -1,7 +1,7 @@
-"""Fits a profile's parameters to cells; `uncertainty` says how sure its predictions then are.
+"""Fits a profile's parameters to cells; `uncertainty` gives the intervals of its predictions.
 
 The logarithms of the parameters have a normal prior around the base profile. A robust least-squares
-fit moves them; its Jacobian gives their posterior (Laplace's approximation). What is left is a
+fit moves them; its Jacobian gives their posterior (Laplace's approximation). The remainder is a
 `discrepancy` whose scale is found by its marginal likelihood.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,20 +19,16 @@ from scipy.optimize import least_squares
 
 from lmi_bench.analysis.fit.cell_files import cell_from_json
 from lmi_bench.analysis.fit.discrepancy import (
+    OUTLIER,
     UNSCALED,
     ErrorScales,
     Observation,
     error_covariance,
     find_scales,
+    measured_covariance,
     observations_of,
 )
-from lmi_bench.analysis.level.cells import (
-    CellPrediction,
-    MeasuredLevel,
-    Metric,
-    predict_cell,
-    slots_for,
-)
+from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, predict_cell, slots_for
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import KvLayout
@@ -47,24 +43,9 @@ _MOST_RESCALINGS, _SAME_SCALE = 3, 0.2
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
 _STEP_TOKENS, SCHEDULER_BATCHES = (2048, 8192), (128, 256, 1024)
-_WORTH_A_SETTING = 2.0  # of cost: a setting is not moved for nothing
+_WORTH_A_SETTING = 2.0  # least gain in cost for which a setting is changed
 _HOST_PREFIX = "host_factor:"
-
-
-def free_parameters(
-    base: EngineProfile, cells: Sequence[MeasuredLevel]
-) -> tuple[list[str], list[float]]:
-    """Names of what a fit may move, and the prior standard deviation of each one's logarithm."""
-    names = [name for name in PARAMETER_NAMES if base.log_sd.get(name, 0.0) > 0]
-    sd = [base.log_sd[name] for name in names]
-    hosts = [name for name, _ in Counter(_host(cell) for cell in cells).most_common()]
-    unseen = [host for host in hosts if host not in base.accelerators]
-    if not base.accelerators:
-        unseen = unseen[1:]  # the most measured machine is the reference of the others
-    if base.host_factor_log_sd > 0:
-        names += [_HOST_PREFIX + host for host in unseen]
-        sd += [base.host_factor_log_sd] * len(unseen)
-    return names, sd
+FloatArray = NDArray[np.float64]
 
 
 def _host(cell: MeasuredLevel) -> str:
@@ -78,9 +59,7 @@ def log_value(profile: EngineProfile, name: str) -> float:
     return math.log(max(getattr(profile.parameters, name), 1e-12))
 
 
-def with_logs(
-    base: EngineProfile, names: Sequence[str], logs: NDArray[np.float64]
-) -> EngineProfile:
+def with_logs(base: EngineProfile, names: Sequence[str], logs: FloatArray) -> EngineProfile:
     """The base with those parameters' logarithms."""
     values = {name: getattr(base.parameters, name) for name in PARAMETER_NAMES}
     hosts = dict(base.host_factors)
@@ -93,10 +72,41 @@ def with_logs(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """A profile fitted to cells, with what is known of its errors.
+class _Prior:
+    """The base profile whose parameters a fit moves, and the cells that it is fitted to.
 
-    names, covariance   free parameters and the posterior covariance of their logarithms
+    names  of the free parameters; sd: prior standard deviation of their logarithms
+    """
+
+    base: EngineProfile
+    names: tuple[str, ...]
+    sd: FloatArray
+    cells: tuple[MeasuredLevel, ...]
+
+    @classmethod
+    def of(cls, base: EngineProfile, cells: Sequence[MeasuredLevel]) -> _Prior:
+        names = [name for name in PARAMETER_NAMES if base.log_sd.get(name, 0.0) > 0]
+        sd = [base.log_sd[name] for name in names]
+        hosts = [name for name, _ in Counter(map(_host, cells)).most_common()]
+        unseen = [host for host in hosts if host not in base.accelerators]
+        if not base.accelerators:
+            unseen = unseen[1:]  # the most measured machine is the reference of the others
+        if base.host_factor_log_sd > 0:
+            names += [_HOST_PREFIX + host for host in unseen]
+            sd += [base.host_factor_log_sd] * len(unseen)
+        return cls(base, tuple(names), np.array(sd), tuple(cells))
+
+    def cost(self, profile: EngineProfile) -> float:
+        """Misfit of all figures and of the parameters from their prior."""
+        misfit = _misfit(profile, self.cells) + _misfit(profile, self.cells, ttft_only=True)
+        return misfit + _distance(profile, self.base, self.names, self.sd)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """A fitted profile, its uncertainty, and the cells that correct their neighbours.
+
+    covariance, names   of the parameters' logarithms, in one order
     prior_sd            of the same logarithms, before
     scales              of the model's errors and noise, 1 as expected before the fit
     residuals           ln(measured / predicted) of each observation, shape (n,)
@@ -104,33 +114,59 @@ class Fit:
 
     profile: EngineProfile
     names: tuple[str, ...]
-    prior_sd: NDArray[np.float64]
-    covariance: NDArray[np.float64]
+    prior_sd: FloatArray
+    covariance: FloatArray
     scales: ErrorScales
     cells: tuple[MeasuredLevel, ...]
     observations: tuple[Observation, ...]
-    residuals: NDArray[np.float64]
+    residuals: FloatArray
 
-    def error_left(
-        self, left: Sequence[Observation], right: Sequence[Observation]
-    ) -> NDArray[np.float64]:
+    def error_left(self, left: Sequence[Observation], right: Sequence[Observation]) -> FloatArray:
         """Covariance of the model's errors that the measured cells leave."""
         remains = error_covariance(left, right)
         if self.observations:
-            within = error_covariance(self.observations, self.observations)
-            within += np.diag([item.noise_sd**2 for item in self.observations])
-            known = np.linalg.solve(within, error_covariance(self.observations, right))
-            remains = remains - error_covariance(left, self.observations) @ known
+            known = error_covariance(self.observations, right)
+            gain = np.linalg.solve(measured_covariance(self.observations), known)
+            remains = remains - error_covariance(left, self.observations) @ gain
         return np.asarray(np.outer(self.scales.of(left), self.scales.of(right)) * remains)
+
+    def corrected(self, wanted: Sequence[Observation]) -> tuple[FloatArray, FloatArray]:
+        """Mean and variance of the model's errors by the measured cells; outliers are clipped."""
+        variance = np.diag(error_covariance(wanted, wanted))
+        shift = np.zeros(len(wanted))
+        if self.observations:
+            within = measured_covariance(self.observations)
+            across = error_covariance(self.observations, wanted)
+            gain = np.linalg.solve(within, across)
+            limits = OUTLIER * self.scales.of(self.observations) * np.sqrt(np.diag(within))
+            shift = np.clip(self.residuals, -limits, limits) @ gain
+            variance = variance - np.sum(across * gain, axis=0)
+        return shift, self.scales.of(wanted) ** 2 * variance
+
+    def cost(self, base: EngineProfile) -> float:
+        """Misfit of all figures, and of the parameters from those of `base`."""
+        pairs = zip(self.residuals.tolist(), self.observations, strict=True)
+        misfit = _robust_sum(error / item.total_sd for error, item in pairs)
+        return misfit + _distance(self.profile, base, self.names, self.prior_sd)
+
+
+def _logs(profile: EngineProfile, names: Sequence[str]) -> FloatArray:
+    return np.array([log_value(profile, name) for name in names])
+
+
+def _distance(
+    profile: EngineProfile, base: EngineProfile, names: Sequence[str], sd: FloatArray
+) -> float:
+    return float(np.sum(((_logs(profile, names) - _logs(base, names)) / sd) ** 2))
 
 
 def derivatives(
     profile: EngineProfile, cell: MeasuredLevel, names: Sequence[str], metrics: Sequence[Metric]
-) -> NDArray[np.float64]:
+) -> FloatArray:
     """d ln(figure) / d ln(parameter), shape (metrics, names)."""
     step = _STEP if cell.rate_per_s is None else _OPEN_STEP
     base = predict_cell(profile, cell, smooth=True)
-    logs = np.array([log_value(profile, name) for name in names])
+    logs = _logs(profile, names)
     columns = []
     for index, name in enumerate(names):
         moved = logs.copy()
@@ -148,102 +184,89 @@ def derivatives(
 
 def fit_cells(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """Fit the base's parameters to the cells; raises InputError without a usable figure."""
-    observations = observations_of(cells)
-    names, sd = free_parameters(base, cells)
-    prior_sd = np.array(sd)
-    if not observations:
+    if not observations_of(cells):
         raise InputError("calibration needs at least one measured cell with a throughput")
-    base = _with_best_reserve(base, cells)
-    profile = _fit_steps(base, names, prior_sd, cells)
-    paged = base.kv_layout is KvLayout.PAGED  # how the servers of that kind are bounded
+    prior = _Prior.of(_with_best_reserve(base, cells), cells)
+    profile = _fit_steps(prior)
+    paged = prior.base.kv_layout is KvLayout.PAGED  # only these servers have such settings
     if paged and any(cell.rate_per_s is not None for cell in cells):
-        profile, base = _with_best_settings(profile, base, names, prior_sd, cells)
+        profile, prior = _with_best_settings(profile, prior)
     again = _with_best_reserve(profile, cells)
     if again.reserve_bytes != profile.reserve_bytes:
-        profile = _fit_steps(
-            replace(base, reserve_bytes=again.reserve_bytes), names, prior_sd, cells
-        )
-    profile = _with_best_overhead(profile, base, cells)
-    base = with_settings(base, profile)
-    told = _Told.by(profile, base, names, prior_sd, cells)
+        reserved = replace(prior.base, reserve_bytes=again.reserve_bytes)
+        profile = _fit_steps(replace(prior, base=reserved))
+    profile = _with_best_overhead(profile, prior)
+    prior = replace(prior, base=with_settings(prior.base, profile))
+    remains = _Remainder.of(profile, prior)
     for _ in range(_MOST_RESCALINGS):
-        if _USUAL_SCALE[0] <= told.likeliest <= _USUAL_SCALE[1]:
-            break  # cells as exact as expected have been weighed right
-        before = told.likeliest
-        profile = _fit_steps(base, names, prior_sd, cells, at=profile, scale=before)
-        profile = _with_best_overhead(profile, base, cells)
-        told = _Told.by(profile, base, names, prior_sd, cells)
-        if abs(math.log(told.likeliest / before)) < _SAME_SCALE:
+        if _USUAL_SCALE[0] <= remains.likeliest <= _USUAL_SCALE[1]:
+            break  # the cells are as exact as expected, so their weights are right
+        before = remains.likeliest
+        profile = _fit_steps(prior, at=profile, scale=before)
+        profile = _with_best_overhead(profile, prior)
+        remains = _Remainder.of(profile, prior)
+        if abs(math.log(remains.likeliest / before)) < _SAME_SCALE:
             break
-    residuals, jacobian, scales = told.residuals, told.jacobian, told.scales
     observations = observations_of(cells, profile)
-    error = error_covariance(observations, observations)
-    error += np.diag([item.noise_sd**2 for item in observations])
-    widths = scales.of(observations)
-    precision = np.diag(1 / prior_sd**2)
-    scaled = np.outer(widths, widths) * error
-    precision = precision + jacobian.T @ np.linalg.solve(scaled, jacobian)
+    widths = remains.scales.of(observations)
+    scaled = np.outer(widths, widths) * measured_covariance(observations)
+    jacobian = remains.jacobian
+    precision = np.diag(1 / prior.sd**2) + jacobian.T @ np.linalg.solve(scaled, jacobian)
     return Fit(
         profile=profile,
-        names=tuple(names),
-        prior_sd=prior_sd,
+        names=prior.names,
+        prior_sd=prior.sd,
         covariance=np.asarray(np.linalg.inv(precision), dtype=np.float64),
-        scales=scales,
-        cells=tuple(cells),
+        scales=remains.scales,
+        cells=prior.cells,
         observations=tuple(observations),
-        residuals=residuals,
+        residuals=remains.residuals,
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told:
-    """What is left after a fit, how it depends on the parameters, and the scale of its errors.
+class _Remainder:
+    """The residuals of a fit, their derivatives by the parameters, and the scale of its errors.
 
-    likeliest  by which cells are weighed against the prior; scales: by which intervals are widened
+    likeliest  scale by which cells are weighted against the prior; scales: those of intervals
     """
 
-    residuals: NDArray[np.float64]
-    jacobian: NDArray[np.float64]
+    residuals: FloatArray
+    jacobian: FloatArray
     likeliest: float
     scales: ErrorScales
 
     @classmethod
-    def by(
-        cls,
-        profile: EngineProfile,
-        base: EngineProfile,
-        names: list[str],
-        prior_sd: NDArray[np.float64],
-        cells: Sequence[MeasuredLevel],
-    ) -> _Told:
+    def of(cls, profile: EngineProfile, prior: _Prior) -> _Remainder:
+        names, cells = prior.names, prior.cells
         residuals = _residuals(profile, cells)
         jacobian = np.concatenate(
             [derivatives(profile, cell, names, _metrics(cell)) for cell in cells if _metrics(cell)]
         )
-        moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
+        moved = _logs(profile, names) - _logs(prior.base, names)
         observations = observations_of(cells, profile)
-        likeliest, scales = find_scales(observations, jacobian, residuals, moved, prior_sd)
+        likeliest, scales = find_scales(observations, jacobian, residuals, moved, prior.sd)
         return cls(residuals, jacobian, likeliest, scales)
 
 
 def prior_fit(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
-    """The base as it is: what is predicted before anything is measured.
+    """The base as it is, for predictions before any measurement.
 
-    cells  whose accelerators decide which host factors are open
+    cells  their accelerators decide which host factors are free
     """
-    names, sd = free_parameters(base, cells)
-    prior_sd = np.array(sd)
-    covariance = np.diag(prior_sd**2)
-    own = [index for index, name in enumerate(names) if name in PARAMETER_NAMES]
-    places = [PARAMETER_NAMES.index(names[index]) for index in own]
+    prior = _Prior.of(base, cells)
+    covariance = np.diag(prior.sd**2)
+    own = [index for index, name in enumerate(prior.names) if name in PARAMETER_NAMES]
+    places = [PARAMETER_NAMES.index(prior.names[index]) for index in own]
     covariance[np.ix_(own, own)] = base.log_covariance()[np.ix_(places, places)]
-    return Fit(base, tuple(names), prior_sd, covariance, UNSCALED, (), (), np.zeros(0))
+    return Fit(base, prior.names, prior.sd, covariance, UNSCALED, (), (), np.zeros(0))
 
 
 def fit_of_profile(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """A calibrated profile as the fit that it came from: its levels correct their neighbours.
 
-    cells  to be predicted; raises InputError where a level of the profile cannot be read
+    cells  the cells to predict
+    Raises InputError where a level of the profile cannot be read.
     """
     fit = prior_fit(profile, cells)
     known = [cell_from_json(content, profile.machine) for content in profile.levels]
@@ -264,14 +287,14 @@ def _metrics(cell: MeasuredLevel) -> list[Metric]:
 
 def _residuals(
     profile: EngineProfile, cells: Sequence[MeasuredLevel], *, smooth: bool = False
-) -> NDArray[np.float64]:
-    """ln(measured / predicted) of every figure; times out of reach count as far off."""
+) -> FloatArray:
+    """ln(measured / predicted) of every figure of the cells."""
     errors = []
     for cell in cells:
         metrics = _metrics(cell)
         if not metrics:
             continue
-        predicted: CellPrediction = predict_cell(profile, cell, smooth=smooth)
+        predicted = predict_cell(profile, cell, smooth=smooth)
         for metric in metrics:
             measured = cell.measured(metric)
             assert measured is not None
@@ -280,47 +303,41 @@ def _residuals(
 
 
 def _fit_steps(
-    base: EngineProfile,
-    names: list[str],
-    prior_sd: NDArray[np.float64],
-    cells: Sequence[MeasuredLevel],
+    prior: _Prior,
     *,
     most_evaluations: int = _MOST_EVALUATIONS,
     at: EngineProfile | None = None,
     scale: float = 1.0,
 ) -> EngineProfile:
     """The robust fit. Times to first token count only where they are smooth in the parameters."""
+    base, names, cells = prior.base, prior.names, prior.cells
     observations = observations_of(cells)
-    start = np.array([log_value(base, name) for name in names])
+    start = _logs(base, names)
     simulated = any(cell.length_spread for cell in cells)
-    weights = np.array(
-        [
-            0.0
-            if simulated and item.metric == "ttft_mean_s" and item.cell.rate_per_s is None
-            else 1 / item.total_sd
-            for item in observations
-        ]
+    weights = np.array([1 / item.total_sd for item in observations])
+    rough = np.array(
+        [simulated and item.is_ttft and item.cell.rate_per_s is None for item in observations]
     )
-    if not weights.any():
-        weights[:] = [1 / item.total_sd for item in observations]
+    if not rough.all():
+        weights[rough] = 0.0
     weights /= scale
 
-    def residuals(z: NDArray[np.float64]) -> NDArray[np.float64]:
-        profile = with_logs(base, names, start + z * prior_sd)
+    def residuals(z: FloatArray) -> FloatArray:
+        profile = with_logs(base, names, start + z * prior.sd)
         return np.concatenate([_robust(_residuals(profile, cells, smooth=True) * weights), z])
 
     step = _OPEN_STEP if any(cell.rate_per_s is not None for cell in cells) else _STEP
 
-    def jacobian(z: NDArray[np.float64]) -> NDArray[np.float64]:
-        return _differences(residuals, z, step / prior_sd)
+    def jacobian(z: FloatArray) -> FloatArray:
+        return _differences(residuals, z, step / prior.sd)
 
     most = np.array([math.log(_MOST_SHARE) if n.endswith("_share") else np.inf for n in names])
-    upper = np.maximum((most - start) / prior_sd, 1e-3)
+    upper = np.maximum((most - start) / prior.sd, 1e-3)
     begins = [np.zeros(len(names))]
     if at is not None:
-        begins = [(np.array([log_value(at, name) for name in names]) - start) / prior_sd]
+        begins = [(_logs(at, names) - start) / prior.sd]
     elif not base.chunked_prefill and "host_per_layer_s" in names:
-        # a host that the GPU hides has no slope: begin once from where it shows
+        # a host time hidden by the GPU has no slope: also start where it shows
         begins.append(begins[0].copy())
         begins[1][names.index("host_per_layer_s")] = _SLOW_HOST_SD
     fits = [
@@ -336,14 +353,14 @@ def _fit_steps(
         for begin in begins
     ]
     best = min(fits, key=lambda fit: float(fit.cost))
-    return with_logs(base, names, start + best.x * prior_sd)
+    return with_logs(base, names, start + best.x * prior.sd)
 
 
 def _differences(
-    function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    at: NDArray[np.float64],
-    steps: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    function: Callable[[FloatArray], FloatArray],
+    at: FloatArray,
+    steps: FloatArray,
+) -> FloatArray:
     """Forward differences, shape (values, parameters)."""
     base = function(at)
     columns = []
@@ -354,56 +371,52 @@ def _differences(
     return np.array(columns).T
 
 
-def _robust(errors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Errors whose square grows only linearly beyond 1 (soft L1); the prior stays quadratic."""
+def _robust(errors: FloatArray) -> FloatArray:
+    """Errors with a square that grows only linearly beyond 1 (soft L1)."""
     squares = 2 * (np.sqrt(1 + errors**2) - 1)
     return np.asarray(np.sign(errors) * np.sqrt(squares), dtype=np.float64)
+
+
+def _robust_sum(ratios: Iterable[float]) -> float:
+    return sum(2 * (math.sqrt(1 + ratio**2) - 1) for ratio in ratios)
 
 
 def _misfit(
     profile: EngineProfile, cells: Sequence[MeasuredLevel], *, ttft_only: bool = False
 ) -> float:
-    """Sum of the robust squares; infinite where a cell that was measured does not fit."""
+    """Sum of the robust squares; infinite where a measured cell exceeds the memory."""
     try:
         errors = _residuals(profile, cells, smooth=not ttft_only)
     except CapacityError:
         return math.inf
-    items = observations_of(cells)
-    total = 0.0
-    for item, error in zip(items, errors, strict=True):
-        if (item.metric == "ttft_mean_s") == ttft_only:
-            total += 2 * (math.sqrt(1 + (error / item.total_sd) ** 2) - 1)
-    return total
+    return _robust_sum(
+        error / item.total_sd
+        for item, error in zip(observations_of(cells), errors.tolist(), strict=True)
+        if item.is_ttft == ttft_only
+    )
 
 
-def _with_best_settings(
-    profile: EngineProfile,
-    base: EngineProfile,
-    names: list[str],
-    prior_sd: NDArray[np.float64],
-    cells: Sequence[MeasuredLevel],
-) -> tuple[EngineProfile, EngineProfile]:
+def _with_best_settings(profile: EngineProfile, prior: _Prior) -> tuple[EngineProfile, _Prior]:
     """Scheduler settings that no table states, found by their effect on an overloaded open loop.
 
-    Returns the fitted profile, and the base with the same settings.
+    Returns the fitted profile, and the prior with the same settings.
     """
-    best, best_base = profile, base
-    best_cost = _cost(profile, base, names, prior_sd, cells)
+    best, best_prior, best_cost = profile, prior, prior.cost(profile)
     for name, values in (
         ("max_prefill_tokens", _STEP_TOKENS),
         ("max_batch_size", SCHEDULER_BATCHES),
     ):
         for value in values:
-            if value == getattr(best_base, name):
+            if value == getattr(best_prior.base, name):
                 continue
             setting: dict[str, Any] = {name: value}
-            option = replace(best_base, **setting)
-            start = with_settings(best, option)
-            fitted = _fit_steps(option, names, prior_sd, cells, most_evaluations=3, at=start)
-            cost = _cost(fitted, option, names, prior_sd, cells)
+            option = replace(prior, base=replace(best_prior.base, **setting))
+            start = with_settings(best, option.base)
+            fitted = _fit_steps(option, most_evaluations=3, at=start)
+            cost = option.cost(fitted)
             if cost < best_cost - _WORTH_A_SETTING:
-                best, best_base, best_cost = fitted, option, cost
-    return best, best_base
+                best, best_prior, best_cost = fitted, option, cost
+    return best, best_prior
 
 
 def with_settings(profile: EngineProfile, settings: EngineProfile) -> EngineProfile:
@@ -411,21 +424,8 @@ def with_settings(profile: EngineProfile, settings: EngineProfile) -> EngineProf
     return replace(settings, parameters=profile.parameters, host_factors=profile.host_factors)
 
 
-def _cost(
-    profile: EngineProfile,
-    base: EngineProfile,
-    names: Sequence[str],
-    prior_sd: NDArray[np.float64],
-    cells: Sequence[MeasuredLevel],
-) -> float:
-    """Misfit of all figures and of the parameters from their prior."""
-    moved = np.array([log_value(profile, name) - log_value(base, name) for name in names])
-    misfit = _misfit(profile, cells) + _misfit(profile, cells, ttft_only=True)
-    return misfit + float(np.sum((moved / prior_sd) ** 2))
-
-
 def _with_best_reserve(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> EngineProfile:
-    """The reserve that explains cells near the cache's limit; as it is where none is."""
+    """The base with the reserve that best explains the cells near the cache's limit, if any."""
     near = []
     for cell in cells:
         if cell.max_sequences is not None or cell.rate_per_s is not None:
@@ -446,21 +446,20 @@ def _with_best_reserve(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> E
     return min(options, key=lambda option: _misfit(option, near))
 
 
-def _with_best_overhead(
-    profile: EngineProfile, base: EngineProfile, cells: Sequence[MeasuredLevel]
-) -> EngineProfile:
-    """The time outside the engine that explains the times to first token, prior included."""
-    told = [cell for cell in cells if cell.ttft_mean_s is not None]
-    sd = base.log_sd.get("request_overhead_s", 0.0)
-    if not told or not sd:
+def _with_best_overhead(profile: EngineProfile, prior: _Prior) -> EngineProfile:
+    """The profile with the time outside the engine that best explains the TTFTs and the prior."""
+    known = [cell for cell in prior.cells if cell.ttft_mean_s is not None]
+    sd = prior.base.log_sd.get("request_overhead_s", 0.0)
+    if not known or not sd:
         return profile
-    centre = base.parameters.request_overhead_s
+    centre = prior.base.parameters.request_overhead_s
+
+    def at(overhead_s: float) -> EngineProfile:
+        parameters = replace(profile.parameters, request_overhead_s=overhead_s)
+        return replace(profile, parameters=parameters)
 
     def cost(overhead_s: float) -> float:
-        option = replace(
-            profile, parameters=replace(profile.parameters, request_overhead_s=overhead_s)
-        )
-        return _misfit(option, told, ttft_only=True) + (math.log(overhead_s / centre) / sd) ** 2
+        misfit = _misfit(at(overhead_s), known, ttft_only=True)
+        return misfit + (math.log(overhead_s / centre) / sd) ** 2
 
-    best = min((float(value) for value in _OVERHEADS_S), key=cost)
-    return replace(profile, parameters=replace(profile.parameters, request_overhead_s=best))
+    return at(min(_OVERHEADS_S.tolist(), key=cost))

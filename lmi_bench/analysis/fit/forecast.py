@@ -1,8 +1,8 @@
-"""Forecasts of one load: figures with 80 % intervals, what binds, and why it is silent.
+"""Forecasts of one load: figures with 80 % intervals, what binds, and why latencies are withheld.
 
-Like requests are followed by `cells`; mixes, drawn lengths, traces and shared prefixes, which that
-does not follow, by the engine's own scheduler, step by step in predicted time. How sure either is
-says `uncertainty`, by the load that it stands for: requests of the mean lengths.
+`cells` predicts equal requests. Mixes, drawn lengths, traces and shared prefixes are simulated by
+the engine's own scheduler, step by step in predicted time. Both take their intervals from
+`uncertainty`, for requests of the mean lengths.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lmi_bench.analysis.fit.fit import Fit
-from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty, under_load
+from lmi_bench.analysis.fit.uncertainty import (
+    FIGURE_METRICS,
+    Estimate,
+    Uncertainty,
+    shown_value,
+    under_load,
+)
 from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, predict_cell, regime_of
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.level import LATENCY_KEY, Level
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import Router
 
-_KEYS: Final[dict[str, Metric]] = {
-    "throughput_tokens_per_s": "throughput_tokens_per_s",
-    "latency_ms_per_token": "latency_mean_s_per_token",
-    "latency_p90_ms_per_token": "latency_p90_s_per_token",
-    "tpot_ms": "tpot_mean_s",
-    "ttft_ms": "ttft_mean_s",
-}
-_TTFT_P90: Final = "ttft_p90_ms"
-_SIMULATED_KEYS: Final[dict[str, Metric]] = {**_KEYS, _TTFT_P90: "ttft_mean_s"}
+_SIMULATED_METRICS: Final[dict[str, Metric]] = {**FIGURE_METRICS, "ttft_p90_ms": "ttft_mean_s"}
 CAUSES = {
     "bandwidth": "reading weights and cache from memory",
     "compute": "arithmetic",
@@ -42,87 +41,92 @@ CAUSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """One load foretold.
+class _Expected:
+    """The predicted figures of one load.
 
     figures     by key, means unless the key says p90; None where withheld
-    capacity    output tokens each second with every slot busy
+    capacity_tokens_per_s  output tokens each second with every slot busy
     load_share  of an open loop, offered over capacity
+    withheld    why latencies are withheld; None where they are not
     """
 
-    cell: MeasuredLevel
-    regime: str
     figures: Mapping[str, Estimate | None]
     capacity_tokens_per_s: Estimate
     load_share: float | None
     withheld: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        """The forecast as one object; intervals as predicted, low, high."""
-        content: dict[str, Any] = {
-            "concurrency": self.cell.concurrency or None,
-            "rate_per_s": self.cell.rate_per_s,
-            "regime": self.regime,
-            "cause": CAUSES[self.regime],
+    def _json(self, **load: Any) -> dict[str, Any]:
+        figures = {**self.figures, "capacity_tokens_per_s": self.capacity_tokens_per_s}
+        return {
+            **load,
             "load_share": self.load_share,
             "withheld": self.withheld,
+            **{key: None if each is None else each.to_json() for key, each in figures.items()},
         }
-        capacity = {"capacity_tokens_per_s": self.capacity_tokens_per_s}
-        return {**content, **_figures_json({**self.figures, **capacity})}
-
-
-def _figures_json(figures: Mapping[str, Estimate | None]) -> dict[str, Any]:
-    return {key: None if each is None else each.to_json() for key, each in figures.items()}
-
-
-def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
-    """What is to be expected of the load. Raises InputError where it cannot run."""
-    sure = Uncertainty.of(fit, cell, list(_KEYS.values()))
-    predicted = predict_cell(fit.profile, cell)
-    figures: dict[str, Estimate | None] = {}
-    for key, metric in _KEYS.items():
-        figure = sure.factors[metric].around(predicted.value(metric))
-        if metric != "throughput_tokens_per_s":
-            figures[key] = None if sure.withheld else figure.in_ms()
-        else:
-            figures[key] = figure
-    return Forecast(
-        cell=cell,
-        regime=regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True)),
-        figures=figures,
-        capacity_tokens_per_s=sure.capacity_tokens_per_s,
-        load_share=sure.load_share,
-        withheld=sure.withheld,
-    )
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedForecast:
-    """One load foretold by simulation; a figure is None where it is withheld or rests on too few
-    requests."""
+class Forecast(_Expected):
+    """The forecast of one load of equal requests."""
+
+    cell: MeasuredLevel
+    regime: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The forecast as one object; intervals as predicted, low, high."""
+        return self._json(
+            concurrency=self.cell.load.concurrency,
+            rate_per_s=self.cell.rate_per_s,
+            regime=self.regime,
+            cause=CAUSES[self.regime],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedForecast(_Expected):
+    """The simulated forecast of one load; a figure with too few requests is None, too."""
 
     load: str
     concurrency: int | None
     rate_per_s: float | None
     requests: int
     errors: int
-    figures: Mapping[str, Estimate | None]
-    capacity_tokens_per_s: Estimate
-    load_share: float | None
-    withheld: str | None
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as one object; intervals as predicted, low, high."""
-        content: dict[str, Any] = {
-            "concurrency": self.concurrency,
-            "rate_per_s": self.rate_per_s,
-            "requests": self.requests,
-            "errors": self.errors,
-            "load_share": self.load_share,
-            "withheld": self.withheld,
-        }
-        capacity = {"capacity_tokens_per_s": self.capacity_tokens_per_s}
-        return {**content, **_figures_json({**self.figures, **capacity})}
+        return self._json(
+            concurrency=self.concurrency,
+            rate_per_s=self.rate_per_s,
+            requests=self.requests,
+            errors=self.errors,
+        )
+
+
+def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
+    """The forecast of a load. Raises InputError where it cannot run."""
+    sure = Uncertainty.of(fit, cell, list(FIGURE_METRICS.values()))
+    predicted = predict_cell(fit.profile, cell)
+    values = {
+        key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()
+    }
+    return Forecast(
+        figures=_figures(sure, values),
+        capacity_tokens_per_s=sure.capacity_tokens_per_s,
+        load_share=sure.load_share,
+        withheld=sure.withheld,
+        cell=cell,
+        regime=regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True)),
+    )
+
+
+def _figures(sure: Uncertainty, values: Mapping[str, float | None]) -> dict[str, Estimate | None]:
+    """The values, by key, with their intervals; None where a latency is withheld or missing."""
+    figures: dict[str, Estimate | None] = {}
+    for key, value in values.items():
+        metric = _SIMULATED_METRICS[key]
+        silent = sure.withheld is not None and metric != "throughput_tokens_per_s"
+        figures[key] = None if not value or silent else sure.factors[metric].around(value)
+    return figures
 
 
 def simulated_forecast(
@@ -135,30 +139,25 @@ def simulated_forecast(
     seed: int,
     router: Router,
 ) -> SimulatedForecast:
-    """One level of unlike requests foretold. Raises InputError for what cannot run.
+    """The forecast of one level of unequal requests. Raises InputError for what cannot run.
 
-    setup         what serves; its cached tokens are those that every prompt begins with
+    setup         the copies that serve; its cached tokens are those that every prompt begins with
     total_tokens  of the longest request, input and output
     """
-    line = _simulated_line(setup, profile, spec, request, total_tokens, seed, router)
-    requests = [request(number) for number in range(spec.num_requests or line["requests"])]
+    level = _simulated(setup, profile, spec, request, total_tokens, seed, router)
+    requests = [request(number) for number in range(spec.num_requests or level.sent)]
     sure = _uncertainty(setup, profile, spec, requests)
-    figures: dict[str, Estimate | None] = {}
-    for key, metric in _SIMULATED_KEYS.items():
-        value = _value(line, key)
-        silent = sure.withheld is not None and metric != "throughput_tokens_per_s"
-        figures[key] = None if not value or silent else sure.factors[metric].around(value)
     load = f"{spec.concurrency}" if spec.concurrency is not None else f"{spec.rate_per_s:.4g}/s"
     return SimulatedForecast(
-        load=load if spec.load.arrivals != "trace" else f"trace, {load}",
-        concurrency=spec.concurrency,
-        rate_per_s=spec.rate_per_s,
-        requests=int(line["requests"]),
-        errors=int(line["errors"]),
-        figures=figures,
+        figures=_figures(sure, {key: _value(level, key) for key in _SIMULATED_METRICS}),
         capacity_tokens_per_s=sure.capacity_tokens_per_s,
         load_share=sure.load_share,
         withheld=sure.withheld,
+        load=load if spec.load.arrivals != "trace" else f"trace, {load}",
+        concurrency=spec.concurrency,
+        rate_per_s=spec.rate_per_s,
+        requests=level.sent,
+        errors=level.failed,
     )
 
 
@@ -168,7 +167,7 @@ def _uncertainty(
     spec: LevelSpec,
     requests: Sequence[PlannedRequest],
 ) -> Uncertainty:
-    """Of requests of the mean lengths at the same load."""
+    """The uncertainty of requests of the mean lengths at the same load."""
     input_tokens = max(1, round(_mean([each.input_tokens for each in requests])))
     mean = replace(
         setup,
@@ -176,16 +175,16 @@ def _uncertainty(
         output_tokens=max(1, round(_mean([each.output_tokens for each in requests]))),
         cached_tokens=min(setup.cached_tokens, input_tokens - 1),
     )
-    load = under_load(mean, profile, concurrency=spec.concurrency, rate_per_s=spec.rate_per_s)
+    load = under_load(mean, profile, spec.load)
     lengths = {(each.input_tokens, each.output_tokens) for each in requests}
-    return Uncertainty.of(profile, load, list(_KEYS.values()), spread=len(lengths) > 1)
+    return Uncertainty.of(profile, load, list(FIGURE_METRICS.values()), spread=len(lengths) > 1)
 
 
 def _mean(values: Sequence[int]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _simulated_line(
+def _simulated(
     setup: MeasuredLevel,
     profile: EngineProfile,
     spec: LevelSpec,
@@ -193,8 +192,8 @@ def _simulated_line(
     total_tokens: int,
     seed: int,
     router: Router,
-) -> Mapping[str, Any]:
-    """The simulated level as the line that a sweep would write."""
+) -> Level:
+    """The simulated level as a sweep would measure it."""
     config = scheduler_config_for(setup.setup, profile, total_tokens)
     if setup.cached_tokens:
         config = replace(config, prefix_caching=True)
@@ -211,13 +210,12 @@ def _simulated_line(
             speculation=setup.setup.speculation,
             shared_tokens=setup.cached_tokens,
         )
-    ).to_json()
+    )
 
 
-def _value(line: Mapping[str, Any], key: str) -> float | None:
-    """A figure of a level's line in the unit of its key."""
+def _value(level: Level, key: str) -> float | None:
+    """A figure of a level in the unit of its key."""
     if key == "throughput_tokens_per_s":
-        return float(line[key])
-    statistic = "p90" if "_p90" in key else "mean"
-    found = line[key.replace("_p90", "")][statistic]
-    return None if found is None else float(found)
+        return level.throughput_tokens_per_s
+    metric = next(m for m, name in LATENCY_KEY.items() if name == key.replace("_p90", ""))
+    return level.of(metric).value("p90" if "_p90" in key else "mean")

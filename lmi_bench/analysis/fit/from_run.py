@@ -117,15 +117,13 @@ def cells_from_run(
     for line, records in zip(run.levels, run.records, strict=True):
         if not line.valid or line.errors or line.stopped_by:
             continue
-        rate = line.load.rate_per_s
         cells.append(
             MeasuredLevel(
                 Setup(shape, instance, degree, dtype or run_dtype(run), kv_dtype=run_kv_dtype(run)),
                 input_tokens=input_tokens,
                 output_tokens=_answered_tokens(line, output_tokens),
-                concurrency=line.load.concurrency or 0,
-                rate_per_s=rate,
-                arrivals_s=() if rate is None else tuple(record.due_s for record in records),
+                load=line.load,
+                arrivals_s=tuple(each.due_s for each in records) if line.load.is_open else (),
                 num_requests=line.sent,
                 throughput_tokens_per_s=line.throughput_tokens_per_s,
                 latency_mean_s_per_token=_mean_s(line, "latency_per_token"),

@@ -1,12 +1,12 @@
 """Tables of measured levels (CSV) as cells: which columns are read, and what they mean.
 
-Two families. Sweeps of an endpoint: model, instance, tp, instance_count, input_tokens,
+There are two families. Sweeps of an endpoint: model, instance, tp, instance_count, input_tokens,
 output_tokens, concurrency, throughput_tokens_per_s, latency_ms_per_token; three requests a user,
-latencies the 90th percentile, cut to whole milliseconds where all of them are whole. Sweeps of an
-engine: model, accelerator, tp, dtype, concurrency_or_rate (`c=8`, `rate=2.5/s`), ttft_ms, itl_ms
-(a time per output token), e2e_ms, engine; means, ten requests a user whose lengths vary by a tenth,
-or 500 requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Other columns and
-empty fields are left alone.
+90th percentiles, rounded down to whole milliseconds if all of them are whole. Sweeps of an engine:
+model, accelerator, tp, dtype, concurrency_or_rate (`c=8`, `rate=2.5/s`), ttft_ms, itl_ms (time per
+output token), e2e_ms, engine; means, ten requests a user with lengths that vary by a tenth, or 500
+requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Other columns and empty
+fields are ignored.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.load import Load
 from lmi_bench.core.units import ms_to_s
 
 Row = Mapping[str, str]
@@ -55,7 +56,7 @@ class TableRow:
     """One line of a table.
 
     engine   as the table names it, in lower case; empty where it does not
-    cell     None where the line cannot be understood, for the reason in `problem`
+    cell     None where the line cannot be used, for the reason in `problem`
     """
 
     number: int
@@ -90,18 +91,16 @@ def _latencies_are_whole(rows: Sequence[Row]) -> bool:
 
 def _table_row(number: int, row: Row, whole: bool) -> TableRow:
     engine = " ".join((row.get("engine") or "").lower().split())
-    e2e_ms, e2e_p99_ms = _number(row, "e2e_ms"), _number(row, "e2e_p99_ms")
     try:
-        cell = _cell(row, whole, e2e_ms)
+        cell = _cell(row, whole)
     except (InputError, ValueError) as exc:
         return TableRow(number, engine, None, str(exc))
     return TableRow(
         number,
         engine,
         cell,
-        None,
-        None if e2e_ms is None else ms_to_s(e2e_ms),
-        None if e2e_p99_ms is None else ms_to_s(e2e_p99_ms),
+        e2e_mean_s=_seconds(row, "e2e_ms"),
+        e2e_p99_s=_seconds(row, "e2e_p99_ms"),
     )
 
 
@@ -132,25 +131,24 @@ def _seconds(row: Row, key: str) -> float | None:
     return None if value is None else ms_to_s(value)
 
 
-def _load(row: Row) -> tuple[int, float | None]:
-    """Users and None, or 0 and the rate."""
+def _load(row: Row) -> Load:
     if (row.get("concurrency") or "").strip().lower() not in _EMPTY:
-        return _count(row, "concurrency"), None
+        return Load(_count(row, "concurrency"))
     text = (row.get("concurrency_or_rate") or "").strip().lower()
     kind, _, value = text.rpartition("=")
     number = _RATE_UNIT.sub("", value.strip())
     if text and (kind.strip() in ("rate", "r", "qps", "rps") or number != value.strip()):
         return _rate({"rate": number}, "rate", row)
     if text:
-        return _count({"concurrency": number}, "concurrency"), None
+        return Load(_count({"concurrency": number}, "concurrency"))
     return _rate(row, "rate_per_s", row)
 
 
-def _rate(fields: Row, key: str, row: Row) -> tuple[int, float | None]:
-    """Of an open loop; `inf` is all requests at once, a user each."""
+def _rate(fields: Row, key: str, row: Row) -> Load:
+    """The rate in a field; `inf` means all requests at once, a user each."""
     text = (fields.get(key) or "").strip().lower()
     if text in ("inf", "infinity"):
-        return _count(row, "num_requests", _OPEN_LOOP_REQUESTS), None
+        return Load(_count(row, "num_requests", _OPEN_LOOP_REQUESTS))
     rate = _number(fields, key)
     if rate is None:
         raise InputError(
@@ -158,11 +156,11 @@ def _rate(fields: Row, key: str, row: Row) -> tuple[int, float | None]:
             if text
             else "neither a concurrency nor a rate"
         )
-    return 0, rate
+    return Load(rate_per_s=rate)
 
 
 def _instance(row: Row, tensor_parallel: int) -> Instance:
-    """The machine of its name, or one made of the accelerators that the line names."""
+    """The machine that the line names, or one built from the accelerators that it names."""
     name = (row.get("instance") or "").strip()
     if name:
         return find_instance(name)
@@ -172,9 +170,9 @@ def _instance(row: Row, tensor_parallel: int) -> Instance:
 
 
 def _accelerator(name: str) -> Accelerator:
-    """The accelerator of a name that may carry more: `H200-SXM`, `NVIDIA A100 40GB`.
+    """The accelerator of a name with additions: `H200-SXM`, `NVIDIA A100 40GB`.
 
-    An A100 without its memory is the one of 80 GB.
+    An A100 without a memory size is the one with 80 GB.
     """
     memory = _MEMORY.search(name)
     bare = " ".join(_FORM_FACTOR.sub("", _MEMORY.sub("", name)).split()).strip(" -_")
@@ -188,7 +186,7 @@ def _accelerator(name: str) -> Accelerator:
 
 
 def _dtype(text: str) -> str:
-    """The number format of the weights that a table's word means; FP16 where it has none."""
+    """The number format that a table's word means; FP16 where it has none."""
     word = text.strip().lower()
     for pattern, dtype in _DTYPES:
         if re.search(pattern, word):
@@ -196,17 +194,20 @@ def _dtype(text: str) -> str:
     return word or "float16"
 
 
-def _cell(row: Row, whole: bool, e2e_ms: float | None) -> MeasuredLevel:
+def _cell(row: Row, whole: bool) -> MeasuredLevel:
     degree = _count(row, "tp", _count(row, "n_accelerators", 1))
-    users, rate = _load(row)
+    load = _load(row)
     output_tokens = _count(row, "output_tokens")
     throughput = _number(row, "throughput_tokens_per_s")
     by_engine = not (row.get("instance") or "").strip()
     per_user = _REQUESTS_PER_USER_ENGINE if by_engine else _REQUESTS_PER_USER_ENDPOINT
     by_latency = (row.get("throughput_is") or "").startswith("derived")
-    if throughput and e2e_ms and users:
-        by_latency = abs(throughput * ms_to_s(e2e_ms) / (users * output_tokens) - 1) < 0.01
-    requests = per_user * users if rate is None else _OPEN_LOOP_REQUESTS
+    requests = _OPEN_LOOP_REQUESTS
+    if load.concurrency is not None:
+        requests = per_user * load.concurrency
+        if throughput and (e2e_s := _seconds(row, "e2e_ms")):
+            in_flight = throughput * e2e_s / output_tokens
+            by_latency = abs(in_flight / load.concurrency - 1) < 0.01
     return MeasuredLevel(
         Setup(
             find_model(row["model"]),
@@ -217,8 +218,7 @@ def _cell(row: Row, whole: bool, e2e_ms: float | None) -> MeasuredLevel:
         ),
         input_tokens=_count(row, "input_tokens"),
         output_tokens=output_tokens,
-        concurrency=users,
-        rate_per_s=rate,
+        load=load,
         num_requests=_count(row, "num_requests", requests),
         replicas=_count(row, "instance_count", 1),
         throughput_tokens_per_s=throughput,
@@ -226,18 +226,18 @@ def _cell(row: Row, whole: bool, e2e_ms: float | None) -> MeasuredLevel:
         ttft_mean_s=_seconds(row, "ttft_ms"),
         tpot_mean_s=_seconds(row, "itl_ms"),
         latency_rounded_down_s=_WHOLE_MS if whole else 0.0,
-        length_spread=_LENGTH_SPREAD if by_engine and rate is None else 0.0,
+        length_spread=_LENGTH_SPREAD if by_engine and not load.is_open else 0.0,
         throughput_by_latency=by_latency,
     )
 
 
 def requests_of_open_loop(rows: Sequence[TableRow]) -> int | None:
-    """How many requests a level at a rate had, told by how much its end holds throughput down.
+    """Number of requests of a level at a rate, estimated from its throughput; None if unknown.
 
-    n requests at rate r take n / r and the last answer: n * output / throughput. The least over
-    the rows, since answers that end late only add; None where no row tells.
+    n requests at rate r take n / r and the last answer: n * output / throughput. It is the minimum
+    over the rows, since answers that end late only increase it.
     """
-    told = []
+    found = []
     for row in rows:
         cell = row.cell
         if cell is None or cell.rate_per_s is None or not cell.throughput_tokens_per_s:
@@ -246,15 +246,15 @@ def requests_of_open_loop(rows: Sequence[TableRow]) -> int | None:
         last_s = row.e2e_p99_s if overloaded else row.e2e_mean_s
         beyond_s = cell.output_tokens / cell.throughput_tokens_per_s - 1 / cell.rate_per_s
         if last_s and beyond_s > 0:
-            told.append(last_s / beyond_s)
-    if not told:
+            found.append(last_s / beyond_s)
+    if not found:
         return None
-    least = min(told)
+    least = min(found)
     return min(_USUAL_COUNTS, key=lambda count: abs(math.log(count / least)))
 
 
 def with_requests(row: TableRow, count: int) -> TableRow:
-    """The row with that many requests in its open loop."""
+    """The row with that number of requests in its open loop."""
     if row.cell is None or row.cell.rate_per_s is None:
         return row
     return replace(row, cell=replace(row.cell, num_requests=count))

@@ -1,8 +1,8 @@
 """Summaries of other load generators as cells: `vllm bench serve` and AIPerf, one level a file.
 
-Their TPOT is this project's: (last token - first token) / (output tokens - 1), averaged over
-requests. vLLM's files state it as mean_tpot_ms; AIPerf's inter_token_latency is the same per
-request. Lengths are means; neither file says which machine it was measured on.
+Their TPOT has the same formula, (last token - first token) / (output tokens - 1), averaged over
+requests: mean_tpot_ms in vLLM's files, inter_token_latency in AIPerf's. Lengths are means. Neither
+file says which model set-up and machine it was measured on: the caller gives the `Setup`.
 """
 
 from __future__ import annotations
@@ -10,28 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.units import ms_to_s
-from lmi_bench.models.shape import ModelShape
 
 _LENGTH_SPREAD = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a summary file does not say: the model's shape, machine, degree and dtype."""
-
-    shape: ModelShape
-    instance: Instance
-    tensor_parallel: int
-    dtype: str
 
 
 def read_summary(path: Path) -> Mapping[str, Any]:
@@ -59,13 +47,13 @@ def model_named_in(content: Mapping[str, Any]) -> str | None:
     return str(names[0]) if isinstance(names, list) and names else None
 
 
-def cell_of_summary(path: Path, content: Mapping[str, Any], served: Served) -> MeasuredLevel:
+def cell_of_summary(path: Path, content: Mapping[str, Any], setup: Setup) -> MeasuredLevel:
     """The level of a summary file. Raises InputError where it is of neither kind."""
     try:
         if "mean_tpot_ms" in content:
-            return _vllm_cell(content, served)
+            return _vllm_cell(content, setup)
         if "inter_token_latency" in content:
-            return _aiperf_cell(content, served)
+            return _aiperf_cell(content, setup)
     except InputError as exc:
         raise InputError(f"{path}: {exc}") from exc
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -77,18 +65,18 @@ def cell_of_summary(path: Path, content: Mapping[str, Any], served: Served) -> M
     )
 
 
-def _vllm_cell(content: Mapping[str, Any], served: Served) -> MeasuredLevel:
+def _vllm_cell(content: Mapping[str, Any], setup: Setup) -> MeasuredLevel:
     done = int(content["completed"])
     if done < 1:
         raise InputError("the summary is of a level without a completed request")
     rate = float(content.get("request_rate") or math.inf)
     users = content.get("max_concurrency")
     return _cell(
-        served,
+        setup,
         requests=int(content.get("num_prompts") or done),
         input_tokens=content["total_input_tokens"] / done,
         output_tokens=content["total_output_tokens"] / done,
-        users=int(users) if users else None,
+        users=users,
         rate=rate if math.isfinite(rate) else None,
         throughput=float(content["output_throughput"]),
         ttft_ms=float(content["mean_ttft_ms"]),
@@ -96,7 +84,7 @@ def _vllm_cell(content: Mapping[str, Any], served: Served) -> MeasuredLevel:
     )
 
 
-def _aiperf_cell(content: Mapping[str, Any], served: Served) -> MeasuredLevel:
+def _aiperf_cell(content: Mapping[str, Any], setup: Setup) -> MeasuredLevel:
     # AIPerf's place, and that of its predecessor GenAI-Perf
     loadgen = (
         _inside(content, "input_config", "loadgen")
@@ -107,12 +95,12 @@ def _aiperf_cell(content: Mapping[str, Any], served: Served) -> MeasuredLevel:
     if not users and not rate:
         raise InputError("the summary names neither a concurrency nor a request rate")
     return _cell(
-        served,
+        setup,
         requests=round(_average(content, "request_count")),
         input_tokens=_average(content, "input_sequence_length"),
         output_tokens=_average(content, "output_sequence_length"),
-        users=int(users) if users else None,
-        rate=float(rate) if rate else None,
+        users=users,
+        rate=rate,
         throughput=_average(content, "output_token_throughput"),
         ttft_ms=_average(content, "time_to_first_token"),
         tpot_ms=_average(content, "inter_token_latency"),
@@ -131,28 +119,27 @@ def _average(content: Mapping[str, Any], key: str) -> float:
 
 
 def _cell(
-    served: Served,
+    setup: Setup,
     *,
     requests: int,
     input_tokens: float,
     output_tokens: float,
-    users: int | None,
-    rate: float | None,
+    users: Any,
+    rate: Any,
     throughput: float,
     ttft_ms: float,
     tpot_ms: float,
 ) -> MeasuredLevel:
-    if rate is None and users is None:
-        users = requests  # everything at once
+    """A level; without users and a rate all requests were sent at once."""
+    load = Load(rate_per_s=float(rate)) if rate else Load(int(users or requests))
     return MeasuredLevel(
-        Setup(served.shape, served.instance, served.tensor_parallel, served.dtype),
+        setup,
         input_tokens=max(1, round(input_tokens)),
         output_tokens=max(1, round(output_tokens)),
-        concurrency=0 if rate is not None else int(users or 1),
-        rate_per_s=rate,
+        load=load,
         num_requests=requests,
         throughput_tokens_per_s=throughput,
         ttft_mean_s=ms_to_s(ttft_ms),
         tpot_mean_s=ms_to_s(tpot_ms),
-        length_spread=0.0 if rate is not None else _LENGTH_SPREAD,
+        length_spread=0.0 if load.is_open else _LENGTH_SPREAD,
     )

@@ -17,10 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lmi_bench.analysis.fit.discrepancy import OUTLIER, Observation, error_covariance, observe
+from lmi_bench.analysis.fit.discrepancy import observe
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
 from lmi_bench.analysis.level.cells import (
     MEASURED,
@@ -37,8 +34,18 @@ from lmi_bench.analysis.level.cells import (
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.core.load import Load
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.scheduling.config import KvLayout
+
+FIGURE_METRICS: Final[dict[str, Metric]] = {
+    "throughput_tokens_per_s": "throughput_tokens_per_s",
+    "latency_ms_per_token": "latency_mean_s_per_token",
+    "latency_p90_ms_per_token": "latency_p90_s_per_token",
+    "tpot_ms": "tpot_mean_s",
+    "ttft_ms": "ttft_mean_s",
+}
+"""The figure that stands under each key of a result, in the unit of the key."""
 
 Z80: Final = 1.2816
 """Half of an 80 % interval, in standard deviations."""
@@ -138,8 +145,13 @@ class Uncertainty:
         )
 
 
+def shown_value(metric: Metric, value: float) -> float:
+    """A figure in the unit of its key: times in milliseconds."""
+    return value if metric == "throughput_tokens_per_s" else s_to_ms(value)
+
+
 def metric_of(metric: str, statistic: str) -> Metric:
-    """The figure of a load that is as uncertain as this statistic of a latency metric."""
+    """The figure of a load whose uncertainty this statistic of a latency metric has."""
     if metric == "ttft":
         return "ttft_mean_s"
     if metric in ("itl", "tpot"):
@@ -166,28 +178,15 @@ def _lasting(cell: MeasuredLevel) -> MeasuredLevel:
     return replace(cell, num_requests=most)
 
 
-def under_load(
-    cell: MeasuredLevel,
-    profile: EngineProfile,
-    *,
-    concurrency: int | None = None,
-    rate_per_s: float | None = None,
-) -> MeasuredLevel:
-    """The cell's set-up under a load of users or at a rate, for as long as predictions look."""
-    spread = _LENGTH_SPREAD if profile.chunked_prefill else 0.0
-    if rate_per_s is None:
-        users = concurrency or 0
-        requests = _REQUESTS_PER_USER * users
+def under_load(cell: MeasuredLevel, profile: EngineProfile, load: Load) -> MeasuredLevel:
+    """The cell's set-up under a load, with as many requests as predictions take."""
+    if load.rate_per_s is None:
+        requests = _REQUESTS_PER_USER * (load.concurrency or 0)
     else:
-        users = 0
-        requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, math.ceil(rate_per_s * _OPEN_LOOP_S)))
-    return replace(
-        cell,
-        concurrency=users,
-        rate_per_s=rate_per_s,
-        num_requests=requests,
-        length_spread=spread,
-    )
+        requests = math.ceil(load.rate_per_s * _OPEN_LOOP_S)
+        requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, requests))
+    spread = _LENGTH_SPREAD if profile.chunked_prefill else 0.0
+    return replace(cell, load=load, num_requests=requests, length_spread=spread)
 
 
 def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
@@ -212,7 +211,7 @@ def _factors(
     tokens_per_s = predicted.throughput_tokens_per_s
     queued = waits_for_slots(fit.profile, cell)
     wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
-    shift, left = _corrected(fit, wanted)
+    shift, left = fit.corrected(wanted)
     full = _cache_full(fit.profile, cell)
     guessed = _limit_is_guessed(fit.profile, cell, predicted)
     transfer = _transfer_sd(fit, cell)
@@ -223,8 +222,8 @@ def _factors(
     factors = {}
     for index, item in enumerate(wanted):
         variance = float(jacobian[index] @ fit.covariance @ jacobian[index])
-        remains = max(0.0, float(left[index, index])) + item.noise_sd**2
-        variance += float(scales[index]) ** 2 * remains + transfer**2
+        variance += max(0.0, float(left[index])) + float(scales[index] * item.noise_sd) ** 2
+        variance += transfer**2
         if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
             variance += _SETTING_ERROR**2
         if full:
@@ -232,22 +231,6 @@ def _factors(
         down, up = (math.exp(Z80 * math.sqrt(variance + sd**2)) for sd in unmeasured[index])
         factors[item.metric] = Factor(math.exp(float(shift[index])), down, up)
     return factors
-
-
-def _corrected(
-    fit: Fit, wanted: Sequence[Observation]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What the measured cells say of the model's errors: their means, and the covariance left."""
-    prior = error_covariance(wanted, wanted)
-    if not fit.observations:
-        return np.zeros(len(wanted)), prior
-    across = error_covariance(wanted, fit.observations)
-    within = error_covariance(fit.observations, fit.observations)
-    within += np.diag([item.noise_sd**2 for item in fit.observations])
-    gain = np.linalg.solve(within, across.T).T
-    limits = OUTLIER * fit.scales.of(fit.observations) * np.sqrt(np.diag(within))
-    shift = gain @ np.clip(fit.residuals, -limits, limits)
-    return np.asarray(shift, dtype=np.float64), np.asarray(prior - gain @ across.T)
 
 
 def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
@@ -335,7 +318,7 @@ def _busy_step(fit: Fit, cell: MeasuredLevel) -> Factor:
 
 def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> Factor:
     """Of one figure with so many users, each of whom asks once."""
-    level = replace(cell, rate_per_s=None, arrivals_s=(), concurrency=users, num_requests=users)
+    level = replace(cell, load=Load(users), arrivals_s=(), num_requests=users)
     return _factors(fit, level, predict_cell(fit.profile, level), [metric])[metric]
 
 

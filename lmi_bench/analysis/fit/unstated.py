@@ -9,14 +9,11 @@ holds twice the sequences.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
-from lmi_bench.analysis.fit.fit import Fit, fit_cells, log_value
+from lmi_bench.analysis.fit.fit import Fit, fit_cells
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError
@@ -69,15 +66,4 @@ def _likelier(fit: Fit, base: EngineProfile, cells: Sequence[MeasuredLevel]) -> 
         other = fit_cells(base, cells)
     except CapacityError:
         return fit
-    return other if _cost(other, base) < _cost(fit, base) - _WORTH_IT else fit
-
-
-def _cost(fit: Fit, base: EngineProfile) -> float:
-    """Misfit of all figures and of the parameters from their prior."""
-    ratios = [
-        error / item.total_sd
-        for item, error in zip(fit.observations, fit.residuals.tolist(), strict=True)
-    ]
-    misfit = sum(2 * (math.sqrt(1 + ratio**2) - 1) for ratio in ratios)
-    moved = np.array([log_value(fit.profile, name) - log_value(base, name) for name in fit.names])
-    return misfit + float(np.sum((moved / fit.prior_sd) ** 2))
+    return other if other.cost(base) < fit.cost(base) - _WORTH_IT else fit

@@ -30,6 +30,7 @@ from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
 from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.core.load import Load
 from lmi_bench.core.units import bytes_to_gib
 
 _SHOWN = tuple(
@@ -167,13 +168,13 @@ def _waiting(request: RecommendRequest, copy: CopyCapacity, users: float) -> flo
 
 
 def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
-    """One copy and its requests, without a load. workload: as the layout's setting serves it."""
+    """One copy and one of its requests. workload: as the layout's setting serves it."""
     return MeasuredLevel(
         layout.setup(workload),
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
-        concurrency=0,
-        num_requests=0,
+        load=Load(1),
+        num_requests=1,
     )
 
 
@@ -184,18 +185,14 @@ def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool) 
     """
     layout, copy, machines = fleet
     operating = operating_of(request, fleet)
-    open_loop = request.open_loop
+    users = None if request.open_loop else max(1, round(operating.batch))
     observed = None
-    if simulate and open_loop:
+    if simulate and users is None:
         observed = copy.simulation.at_rate(operating.rate_per_s)
-    elif simulate:
-        observed = copy.simulation.at_concurrency(max(1, round(operating.batch)))
-    load = under_load(
-        set_up(layout, copy.plan.workload),
-        copy.fit.profile,
-        rate_per_s=operating.rate_per_s if open_loop else None,
-        concurrency=None if open_loop else max(1, round(operating.batch)),
-    )
+    elif simulate and users is not None:
+        observed = copy.simulation.at_concurrency(users)
+    asked = Load(users, operating.rate_per_s if users is None else None)
+    load = under_load(set_up(layout, copy.plan.workload), copy.fit.profile, asked)
     silent = silence(copy.fit, load)
     sure = Uncertainty.of(copy.fit, load, spread=True) if simulate and silent is None else None
     loaded = _LoadedFleet(request, layout, copy, machines, operating, observed, sure)

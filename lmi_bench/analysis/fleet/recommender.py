@@ -49,6 +49,7 @@ from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Reject
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED
+from lmi_bench.core.load import Load
 from lmi_bench.core.units import s_to_ms
 
 Progress = Callable[[str, float], None]
@@ -201,7 +202,7 @@ def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], li
                 fits[device, setting] = _fit(request, layout, plan)
             fit, same_steps = fits[device, setting], (*key[:3], setting.of_a_step)
             if same_steps not in factors:
-                lone = under_load(set_up(layout, plan.workload), fit.profile, concurrency=1)
+                lone = under_load(set_up(layout, plan.workload), fit.profile, Load(1))
                 factors[same_steps] = TimeFactors.at(fit, lone)
             copies[key] = _screened(request, layout, plan, fit, factors[same_steps])
     return [(layout, copies[layout.engine_key]) for layout, _ in possible], rejected

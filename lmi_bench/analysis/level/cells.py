@@ -38,6 +38,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 
 Metric = Literal[
     "throughput_tokens_per_s",
@@ -57,8 +58,7 @@ class MeasuredLevel:
     """One measured level of equal requests; None is not measured.
 
     setup                        of one copy
-    concurrency, rate_per_s      users of a closed loop, or requests each second of an open loop
-    replicas                     copies that share the users evenly
+    replicas                     copies that share the load evenly
     max_sequences                largest number of sequences that ran together, if known
     latency_*_s_per_token        end-to-end time / output tokens: 90th percentile, mean
     ttft_mean_s, tpot_mean_s     time to the first token, and of each later one
@@ -73,7 +73,7 @@ class MeasuredLevel:
     setup: Setup
     input_tokens: int
     output_tokens: int
-    concurrency: int
+    load: Load
     num_requests: int
     throughput_tokens_per_s: float | None = None
     latency_p90_s_per_token: float | None = None
@@ -83,7 +83,6 @@ class MeasuredLevel:
     replicas: int = 1
     max_sequences: int | None = None
     latency_rounded_down_s: float = 0.0
-    rate_per_s: float | None = None
     length_spread: float = 0.0
     throughput_by_latency: bool = False
     cached_tokens: int = 0
@@ -95,6 +94,16 @@ class MeasuredLevel:
                 f"a prompt of {self.input_tokens} tokens cannot have {self.cached_tokens} of them "
                 "in the prefix cache: its last one is always computed"
             )
+
+    @property
+    def concurrency(self) -> int:
+        """Users of a closed loop; 0 in an open loop."""
+        return self.load.concurrency or 0
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Requests each second of an open loop; None in a closed loop."""
+        return self.load.rate_per_s
 
     def measured(self, metric: Metric) -> float | None:
         """A measured figure; half the rounding unit is added to a rounded one."""

@@ -19,6 +19,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 
 
 def cell(concurrency, *, instance="ml.g5.2xlarge", tp=1, input_tokens=256, replicas=1, **measured):
@@ -26,7 +27,7 @@ def cell(concurrency, *, instance="ml.g5.2xlarge", tp=1, input_tokens=256, repli
         Setup(find_model("llama-2-7b"), find_instance(instance), tp, "float16"),
         input_tokens=input_tokens,
         output_tokens=256,
-        concurrency=concurrency,
+        load=Load(concurrency),
         num_requests=3 * concurrency,
         replicas=replicas,
         **measured,

@@ -37,6 +37,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 
 PUBLISHED = Path(__file__).parents[3] / "lmi_bench/catalog/data/published"
 METRICS = ("throughput_tokens_per_s", "tpot_mean_s")
@@ -48,8 +49,7 @@ def cell(users=0, *, rate=None, instance="ml.g5.12xlarge", tp=4, model="llama-2-
         Setup(find_model(model), find_instance(instance), tp, "float16"),
         input_tokens=256,
         output_tokens=256,
-        concurrency=users,
-        rate_per_s=rate,
+        load=Load(users or None, rate),
         num_requests=3 * users or 200,
         **more,
     )

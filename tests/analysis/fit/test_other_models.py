@@ -12,6 +12,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError
+from lmi_bench.core.load import Load
 
 PROFILES = (TGI_2023, VLLM_0_12)
 
@@ -21,7 +22,7 @@ def cell(model, *, instance="ml.p4d.24xlarge", tp=8, lengths=(256, 256), users=8
         Setup(find_model(model), find_instance(instance), tp, dtype),
         input_tokens=lengths[0],
         output_tokens=lengths[1],
-        concurrency=users,
+        load=Load(users),
         num_requests=3 * users,
     )
 

@@ -31,8 +31,8 @@ def setup_of(model, machine, degree, input_tokens, output_tokens):
         Setup(find_model(model), find_instance(machine), degree, "float16"),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        concurrency=0,
-        num_requests=0,
+        load=Load(1),
+        num_requests=1,
     )
 
 
@@ -41,7 +41,7 @@ def relative(figure):
 
 
 def capacity_per_s(profile, setup):
-    load = under_load(setup, profile, rate_per_s=1.0)
+    load = under_load(setup, profile, Load(rate_per_s=1.0))
     return Uncertainty.of(profile, load).capacity_tokens_per_s.value / setup.output_tokens
 
 
@@ -52,7 +52,7 @@ def test_a_mix_of_one_kind_is_as_sure_as_requests_of_its_lengths(profile, m, n, 
     setup = setup_of(m, n, d, i, o)
     rate = None if share is None else share * capacity_per_s(profile, setup)
     users = 4 if share is None else None
-    load = under_load(setup, profile, concurrency=users, rate_per_s=rate)
+    load = under_load(setup, profile, Load(users, rate))
     like = forecast(fit_of_profile(profile, [load]), load)
     mixed = simulated_forecast(
         setup,
@@ -94,7 +94,7 @@ def test_a_recommended_fleet_is_as_sure_as_the_prediction_of_its_copies(
         )
     )
     fleet = answer.recommended
-    load = under_load(setup, profile, rate_per_s=rate / fleet.instances)
+    load = under_load(setup, profile, Load(rate_per_s=rate / fleet.instances))
     like = forecast(fit_of_profile(profile, [load]), load)
     assert fleet.basis == "simulated"
     assert relative(fleet.figures["capacity_rate_per_s"]) == pytest.approx(
@@ -118,7 +118,7 @@ def test_the_interval_of_a_figure_lies_around_what_neighbours_say_of_it():
 
 def test_users_known_to_be_spread_out_have_no_first_token_of_users_in_step():
     setup = setup_of("llama-2-7b", "ml.g5.2xlarge", 1, 512, 64)
-    load = under_load(setup, VLLM_0_19, concurrency=16)
+    load = under_load(setup, VLLM_0_19, Load(16))
     open_, known = (Uncertainty.of(VLLM_0_19, load, spread=s).factors for s in (False, True))
     assert known["ttft_mean_s"].up < open_["ttft_mean_s"].up
     assert known["ttft_mean_s"].down == pytest.approx(open_["ttft_mean_s"].down)

@@ -13,6 +13,7 @@ from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR, VLLM_V0_P
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 
 
 def level(users, spread, *, input_tokens=1024):
@@ -20,7 +21,7 @@ def level(users, spread, *, input_tokens=1024):
         Setup(find_model("llama-3-8b"), find_instance("ml.p4d.24xlarge"), 1, "float16"),
         input_tokens=input_tokens,
         output_tokens=128,
-        concurrency=users,
+        load=Load(users),
         num_requests=10 * users,
         length_spread=spread,
     )
@@ -81,5 +82,5 @@ def test_levels_without_a_time_to_first_token_tell_nothing():
 def test_an_open_loop_keeps_what_it_was():
     base = GRAPH_GPU_PRIOR
     fit = fit_unstated(base, [measured(base, level(8, 0.1), 0.0)])
-    rate = replace(level(8, 0.1), concurrency=0, rate_per_s=1.0)
+    rate = replace(level(8, 0.1), load=Load(rate_per_s=1.0))
     assert as_fitted(fit, rate) is rate

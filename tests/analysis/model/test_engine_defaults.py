@@ -114,7 +114,7 @@ def level(shape, users, *, requests=10, input_tokens=1024):
         Setup(shape, A100, 1, "float16"),
         input_tokens=input_tokens,
         output_tokens=128,
-        concurrency=users,
+        load=Load(users),
         num_requests=requests * users,
     )
 
@@ -166,7 +166,7 @@ def test_chunks_spread_users_out_whose_answers_have_one_length():
 def test_before_anything_is_measured_a_table_s_answers_have_one_length():
     told = replace(level(SHORT, 22), length_spread=0.1)
     assert as_assumed(told, "vllm 0.6.3").length_spread == 0.0
-    rate = replace(told, concurrency=0, rate_per_s=1.0)
+    rate = replace(told, load=Load(rate_per_s=1.0))
     assert as_assumed(rate, "vllm 0.6.3") is rate
 
 

@@ -17,6 +17,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_time import StepTimeModel
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 MACHINE = MeasuredMachine(2, 8 * 2**30, 12e9, 150e9, "2026-11-21")
@@ -30,9 +31,8 @@ def cell(users, isl=128, osl=64, *, rate=None, **more):
         Setup(MODEL, HERE, 1, "float32"),
         input_tokens=isl,
         output_tokens=osl,
-        concurrency=users,
+        load=Load(users or None, rate),
         num_requests=requests,
-        rate_per_s=rate,
         **more,
     )
 

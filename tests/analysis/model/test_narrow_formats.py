@@ -16,6 +16,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 MODEL, A10G, A100 = (
@@ -160,12 +161,12 @@ def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
 def test_a_cached_prefix_is_not_computed_again():
     """Three quarters of each prompt in the cache: about a quarter of the time to first token."""
     common = (Setup(MODEL, A10G, 1, "float16"), 1024, 32)
-    cold = predict_cell(TGI_2023, MeasuredLevel(*common, concurrency=1, num_requests=4))
+    cold = predict_cell(TGI_2023, MeasuredLevel(*common, load=Load(1), num_requests=4))
     warm = predict_cell(
-        TGI_2023, MeasuredLevel(*common, concurrency=1, num_requests=4, cached_tokens=768)
+        TGI_2023, MeasuredLevel(*common, load=Load(1), num_requests=4, cached_tokens=768)
     )
     extra_s = TGI_2023.parameters.request_overhead_s
     ratio = (warm.ttft_mean_s - extra_s) / (cold.ttft_mean_s - extra_s)
     assert 0.2 < ratio < 0.35
     with pytest.raises(InputError, match="its last one is always computed"):
-        MeasuredLevel(*common, concurrency=1, num_requests=4, cached_tokens=1024)
+        MeasuredLevel(*common, load=Load(1), num_requests=4, cached_tokens=1024)

@@ -133,7 +133,7 @@ def test_the_mean_of_the_plan_is_that_of_the_simulated_scheduler():
         Setup(MODEL, A100, 1, "float16", speculation=spec),
         input_tokens=200,
         output_tokens=240,
-        concurrency=8,
+        load=Load(concurrency=8),
         num_requests=120,
     )
     config = scheduler_config_for(Setup(MODEL, A100, 1, "float16", speculation=spec), TGI_2023, 440)
