@@ -39,12 +39,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.fit.calibrate import MeasuredLevel, calibrate_profile
+from lmi_bench.analysis.fit.calibrate import profile_of_fit
+from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.fleet.operating_point import Statistics, worst_ratio
 from lmi_bench.analysis.fleet.recommender import best_fleets, prepare, recommend, screen
 from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR
@@ -361,8 +363,10 @@ def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) ->
 
 
 def calibrated(world: World, cells: Sequence[MeasuredLevel]) -> EngineProfile:
-    return calibrate_profile(
-        EAGER_GPU_PRIOR, cells, fitted_on=f"world {world.number}", fitted_date="2026-11-21"
+    return profile_of_fit(
+        fit_cells(EAGER_GPU_PRIOR, cells),
+        fitted_on=f"world {world.number}",
+        fitted_date="2026-11-21",
     )
 
 

@@ -24,11 +24,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.support.decisions import Decision, Option, decide  # noqa: E402
-from lmi_bench.analysis.fit.calibrate import (  # noqa: E402
-    MeasuredLevel,
-    calibrate_profile,
-    predict_cell,
-)
+from lmi_bench.analysis.fit.calibrate import profile_of_fit  # noqa: E402
+from lmi_bench.analysis.fit.fit import fit_cells  # noqa: E402
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell  # noqa: E402
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023  # noqa: E402
 from lmi_bench.analysis.model.profiles import EngineProfile  # noqa: E402
 from lmi_bench.analysis.model.setup import Setup  # noqa: E402
@@ -127,8 +125,10 @@ def resampled_profile(seed: int) -> EngineProfile:
                 latency_p90_s_per_token=cell.latency_p90_s_per_token * float(noise[1]),
             )
         )
-    return calibrate_profile(
-        EAGER_GPU_PRIOR, cells, fitted_on=f"eight cells, draw {seed}", fitted_date="2026-11-21"
+    return profile_of_fit(
+        fit_cells(EAGER_GPU_PRIOR, cells),
+        fitted_on=f"eight cells, draw {seed}",
+        fitted_date="2026-11-21",
     )
 
 

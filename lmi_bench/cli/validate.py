@@ -11,8 +11,7 @@ from lmi_bench.core.units import plural
 from lmi_bench.jobs.settings.calibrate import ValidateSettings
 
 if TYPE_CHECKING:
-    from lmi_bench.analysis.fit.accuracy import Accuracy
-    from lmi_bench.analysis.fit.validation import Judged
+    from lmi_bench.analysis.fit.validation import Accuracy, Judged
     from lmi_bench.jobs.validate import ShippedErrors, Validation
 
 _SHOWN_WARNINGS = 5
@@ -47,7 +46,7 @@ def validate(
 
 
 def _print(validation: Validation) -> None:
-    from lmi_bench.analysis.fit.accuracy import accuracies, rates_under
+    from lmi_bench.analysis.fit.validation import accuracies, rates_under
     from lmi_bench.cli.console import note, print_table, warn
 
     judged, warnings = validation.judged, validation.warnings

@@ -11,11 +11,11 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import cells_from_run, profile_for_run, run_model
-from lmi_bench.analysis.fit.measured_tables import read_table
-from lmi_bench.analysis.fit.summary_files import (
+from lmi_bench.analysis.fit.measured_files import (
     cell_of_summary,
     model_named_in,
     read_summary,
+    read_table,
 )
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated

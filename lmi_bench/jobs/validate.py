@@ -8,9 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit.accuracy import Accuracy, accuracy_of
-from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
-from lmi_bench.analysis.fit.validation import FIGURES, Judged, problems_of, validate_profile
+from lmi_bench.analysis.fit.measured_files import TableRow, read_table
+from lmi_bench.analysis.fit.validation import (
+    FIGURES,
+    Accuracy,
+    Judged,
+    accuracy_of,
+    problems_of,
+    validate_profile,
+)
 from lmi_bench.analysis.fit.validation import validate as judge
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile

@@ -1,56 +1,20 @@
-"""Fits an engine's profile to measured cells, and writes down what the fit has and has not learnt.
+"""A calibrated profile out of measured cells: the fit with its uncertainty and provenance.
 
-Few parameters, each with a prior: the fit moves the logarithm of each from its prior by as much as
-the cells can tell, under a robust loss, so that one odd cell does not carry it away. What the
-cells cannot tell keeps its prior, and the profile says so.
+Parameters that the cells do not determine keep their prior, and the profile's notes name them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from lmi_bench.analysis.fit.cell_files import cell_to_json
-from lmi_bench.analysis.fit.fit import Fit, fit_cells
-from lmi_bench.analysis.level.cells import MEASURED, MeasuredLevel, predict_cell
+from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, unidentified_note
 
-__all__ = ["MeasuredLevel", "calibrate_profile", "log_errors", "predict_cell", "profile_of_fit"]
-
-_IDENTIFIED = 0.7  # a posterior wider than this part of its prior has learnt nothing
-_LEAST_RESIDUAL = 0.03  # no engine repeats itself more closely than that
-
-
-def log_errors(profile: EngineProfile, cell: MeasuredLevel) -> list[float]:
-    """ln(predicted / measured) of each figure that the cell has, always in the same order."""
-    predicted = predict_cell(profile, cell)
-    errors = []
-    for metric in MEASURED:
-        measured = cell.measured(metric)
-        if measured is not None:
-            errors.append(math.log(predicted.value(metric) / measured))
-    return errors
-
-
-def calibrate_profile(
-    base: EngineProfile,
-    cells: Sequence[MeasuredLevel],
-    *,
-    version: str | None = None,
-    fitted_on: str,
-    fitted_date: str,
-) -> EngineProfile:
-    """The profile that explains the cells best, starting from `base` and its uncertainty as prior.
-
-    The result's `log_sd` and `log_correlation` are the posterior's; `notes` name the parameters
-    that the cells did not identify. Raises InputError without a usable cell.
-    """
-    return profile_of_fit(
-        fit_cells(base, cells), version=version, fitted_on=fitted_on, fitted_date=fitted_date
-    )
+_IDENTIFIED = 0.7  # of the prior: a posterior wider than this share is not identified
+_LEAST_RESIDUAL = 0.03  # engines repeat no more closely
 
 
 def profile_of_fit(
@@ -63,7 +27,10 @@ def profile_of_fit(
 ) -> EngineProfile:
     """The fitted profile with its uncertainty and provenance.
 
-    keep_levels  let the profile hold its cells, so that predictions are corrected by them
+    Its `log_sd` and `log_correlation` are the posterior's; `notes` name the parameters that the
+    cells did not identify.
+
+    keep_levels  whether the profile holds its cells, so that they correct its predictions
     """
     sd = np.sqrt(np.diag(fit.covariance))
     parameters = [index for index, name in enumerate(fit.names) if name in PARAMETER_NAMES]

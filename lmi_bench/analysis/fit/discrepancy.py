@@ -1,15 +1,15 @@
-"""What a fitted step-time model still misses, and how that is shared between cells.
+"""The errors that a fitted step-time model leaves, and how cells share them.
 
-A cell's figures are off by the model's own error and by the noise of its measurement. The model's
-error is a smooth function of the load on one machine and degree: neighbours share it. It is taken
-as a Gaussian process on the logarithm of time (Kennedy and O'Hagan 2001, section 4), so measured
-cells correct their neighbours, and a far-away cell gets a wide interval. Times are too long by the
-factor by which throughput is too low. In an open loop longer steps mean more sequences in each of
-them: an error of the step time grows by the factor that the simulation says.
+A cell's figures have the model's own error and the noise of their measurement. The model's error
+is a smooth function of the load on one machine and degree, so neighbours share it: a Gaussian
+process on the logarithm of time (Kennedy and O'Hagan 2001, section 4). Measured cells correct their
+neighbours, and a distant cell gets a wide interval. Times are too long by the factor by which
+throughput is too low. In an open loop longer steps mean more sequences in each step: an error of
+the step time grows by a factor that the simulation gives.
 
-Two scales say how large the errors of a fit are against what was expected. Times per token and
-throughputs are off by the same steps, so one scale serves both. The time to first token hangs on
-how requests fall together, which the step times do not tell: it has its own.
+Two scales compare the errors of a fit with the expected ones. Times per token and throughputs
+depend on the same steps, so one scale serves both. The time to first token depends on how requests
+coincide, which the step times do not determine: it has its own.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from lmi_bench.analysis.level.cells import (
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import InputError
 
-# Before a scale is found from the cells: standard deviations of logarithms.
+# Standard deviations of logarithms before a scale is found from the cells.
 _STEP_ERROR = 0.05  # of a step time, shared by neighbours
-_TTFT_ERROR = 0.17  # of queueing and prompt batching, the model's coarsest part
-_QUEUED_TTFT_ERROR = 0.5  # of a wait for slots: their number off by a tenth is much of a wait
+_TTFT_ERROR = 0.17  # of queueing and prompt batching, the least certain part of the model
+_QUEUED_TTFT_ERROR = 0.5  # of a wait for slots: it depends strongly on their number
 _NOISE: dict[Metric, float] = {
     "throughput_tokens_per_s": 0.025,
     "latency_p90_s_per_token": 0.045,
@@ -45,7 +45,7 @@ _NOISE: dict[Metric, float] = {
 }
 _KEEPS_UP = 0.95  # of the offered tokens; the rest is the tail after the last arrival
 _LEAST_SENSITIVITY = 0.05
-# of what the simulation says: a queue's growth beyond that is a matter of luck
+# least and most of the simulated ones: a queue's growth beyond that is random
 _SENSITIVITIES: dict[Metric, tuple[float, float]] = {
     "throughput_tokens_per_s": (_LEAST_SENSITIVITY, 1.0),
     "ttft_mean_s": (0.7, 4.0),
@@ -55,18 +55,18 @@ _LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
 _PROMPT_LENGTH = 1.5  # doublings of the prompt length
 _LASTING_SHARE = 0.4  # of its variance is the same at all loads of a machine and degree
 _ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
-_TTFT_ACROSS_DEGREES = 0.8  # how requests fall together hangs on load and prompt, not on degree
+_TTFT_ACROSS_DEGREES = 0.8  # it depends on load and prompt, not on degree
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One figure of one cell.
 
-    sensitivity  by how much a figure moves with the times, 1 in a closed loop: the throughput of
-                 an open loop that keeps up is the rate, however long steps take, and its times
-                 grow faster than the steps
-    queued       users wait for a slot, so that a time to first token is one of waiting, and as
-                 uncertain as the number of slots
+    sensitivity  of the figure to the step times, 1 in a closed loop: the throughput of an open
+                 loop that keeps up is the rate, however long steps take, and its times grow
+                 faster than the steps
+    queued       users wait for a slot, so that a time to first token is as uncertain as the
+                 number of slots
     """
 
     cell: MeasuredLevel
@@ -76,7 +76,7 @@ class Observation:
 
     @property
     def is_ttft(self) -> bool:
-        """Whether queues and prompts decide it, and hardly the decode steps."""
+        """Whether it depends on queues and prompts more than on decode steps."""
         return self.metric == "ttft_mean_s"
 
     @property
@@ -86,7 +86,7 @@ class Observation:
 
     @property
     def noise_sd(self) -> float:
-        """Of the measurement alone; of a wait for slots, which tells nothing of others, too."""
+        """Of the measurement alone, and of a wait for slots, which cells do not share."""
         if self.queued and self.is_ttft:
             return math.hypot(_NOISE[self.metric], _QUEUED_TTFT_ERROR)
         return _NOISE[self.metric]
@@ -94,8 +94,7 @@ class Observation:
     @property
     def error_sd(self) -> float:
         """Of the model's error alone."""
-        error = _TTFT_ERROR if self.is_ttft else _STEP_ERROR
-        return error * self.sensitivity
+        return (_TTFT_ERROR if self.is_ttft else _STEP_ERROR) * self.sensitivity
 
     @property
     def total_sd(self) -> float:
@@ -114,7 +113,7 @@ def observe(
     """A figure of a cell whose throughput, measured or predicted, is known.
 
     growth  of an open loop's figures with the step times (`cells.growth_with_step_times`); None:
-            told by how much of the offered load is served
+            estimated from the share of the offered load that is served
     queued  users of its closed loop wait for slots (`cells.waits_for_slots`)
     """
     sensitivity = 1.0
@@ -130,11 +129,11 @@ def observe(
 def observations_of(
     cells: Sequence[MeasuredLevel], profile: EngineProfile | None = None
 ) -> list[Observation]:
-    """Every measured figure of the cells, in order, but those that others of the cell imply.
+    """Every measured figure of the cells, in order, except those implied by others of the cell.
 
-    A mean end-to-end time is the time to first token and the later ones: no figure of its own.
+    A mean end-to-end time follows from the time to first token and those of the later ones.
 
-    profile  that says how an open loop's figures grow with the step times
+    profile  gives the growth of an open loop's figures with the step times
     """
     return [
         observe(cell, metric, cell.throughput_tokens_per_s, growth, queued=queued)
@@ -153,23 +152,18 @@ def _growth(cell: MeasuredLevel, profile: EngineProfile | None) -> Mapping[Metri
     try:
         return growth_with_step_times(profile, cell)
     except InputError:
-        return None  # whoever prices the cell says why it cannot run
-
-
-def _load(cell: MeasuredLevel) -> float:
-    load = cell.rate_per_s if cell.rate_per_s is not None else cell.concurrency
-    return math.log2(max(load / cell.replicas, 1e-3))
+        return None  # the prediction of the cell raises the reason
 
 
 def error_covariance(
     left: Sequence[Observation], right: Sequence[Observation]
 ) -> NDArray[np.float64]:
-    """Covariance of the model's errors, shape (left, right), sign of each figure included."""
+    """Covariance of the model's errors, shape (left, right), with the sign of each figure."""
 
     def columns(items: Sequence[Observation]) -> tuple[NDArray[np.float64], ...]:
         cells = [item.cell for item in items]
         return (
-            np.array([_load(cell) for cell in cells]),
+            np.array([math.log2(max(cell.load.value / cell.replicas, 1e-3)) for cell in cells]),
             np.array([math.log2(cell.input_tokens) for cell in cells]),
             np.array([cell.setup.tensor_parallel for cell in cells], dtype=np.float64),
             np.array([hash(_machine(cell)) for cell in cells]),
@@ -212,13 +206,13 @@ _USUAL, _LOG_SD = 0.7, 0.5
 
 @dataclass(frozen=True, slots=True)
 class ErrorScales:
-    """Factors of the deviations that `discrepancy` states: of a time to first token, of others."""
+    """Factors of the standard deviations above: for times to first token, and for the others."""
 
     times: float = 1.0
     ttft: float = 1.0
 
     def of(self, items: Sequence[Observation]) -> NDArray[np.float64]:
-        """Of each figure, shape (items,)."""
+        """The factor of each figure, shape (items,)."""
         return np.array([self.ttft if item.is_ttft else self.times for item in items])
 
 
@@ -232,22 +226,21 @@ def find_scales(
     moved: NDArray[np.float64],
     prior_sd: NDArray[np.float64],
 ) -> tuple[float, ErrorScales]:
-    """The likeliest common scale of error and noise, and each scale's root of the mean square.
+    """The likeliest common scale of error and noise, and the root mean square of each scale.
 
     jacobian   d ln(figure) / d ln(parameter), shape (observations, parameters)
     residuals  ln(measured / predicted), shape (observations,)
-    moved      of each parameter's logarithm from its prior, shape (parameters,)
+    moved      distance of each parameter's logarithm from its prior, shape (parameters,)
 
-    All under their posterior. A few cells leave them open, and what is open widens: their best
-    fit alone looks more exact than it is. That is a matter of intervals; it gives the prior no
-    more weight against the cells, which the common scale weighs. None is below what published
-    levels repeat within, however well a few cells agree.
+    The mean is over the posterior of the scales: a few cells leave it wide, and their best fit
+    alone looks more exact than it is. The separate scales widen intervals; the common scale weights
+    the cells against the prior. No scale is below the spread of repeated published levels.
     """
     error = measured_covariance(observations)
     limits = OUTLIER * np.sqrt(np.diag(error))
     surprise = np.clip(residuals, -limits, limits) + jacobian @ moved
     explained = jacobian @ np.diag(prior_sd**2) @ jacobian.T
-    told = any(item.is_ttft for item in observations)
+    has_ttft = any(item.is_ttft for item in observations)
 
     def cost(times: float, ttft: float) -> float:
         widths = ErrorScales(times, ttft).of(observations)
@@ -256,11 +249,11 @@ def find_scales(
         return float(determinant + surprise @ np.linalg.solve(covariance, surprise))
 
     common = min(_TIMES.tolist(), key=lambda scale: cost(scale, scale) + _prior_cost(scale))
-    grid = list(itertools.product(_TIMES.tolist(), _TTFTS.tolist() if told else [_USUAL]))
+    grid = list(itertools.product(_TIMES.tolist(), _TTFTS.tolist() if has_ttft else [_USUAL]))
     costs = [cost(*pair) + sum(map(_prior_cost, pair)) for pair in grid]
     weights = np.exp((min(costs) - np.array(costs)) / 2)
     mean_squares = np.average(np.square(grid), axis=0, weights=weights)
-    if not told:  # as wide as the prior of the scale leaves it
+    if not has_ttft:  # the scale's prior alone
         mean_squares[1] = (_USUAL * math.exp(_LOG_SD**2)) ** 2
     return common, ErrorScales(*np.sqrt(mean_squares).tolist())
 

@@ -1,8 +1,8 @@
-"""Which cells to measure: those that make the predictions of all others narrowest.
+"""Which cells to measure: those that make the predictions of all others most certain.
 
-Greedy: each next cell is the one whose measurement lowers the mean variance of the wanted figures
-most, with parameters and shared model error taken together. Only what is predicted counts, never
-what was measured, so a plan can be made before anything is.
+The choice is greedy: each next cell is the one whose measurement reduces the mean variance of the
+wanted figures most, by parameters and shared model error together. It depends on predictions only,
+so a plan can be made before any measurement.
 """
 
 from __future__ import annotations
@@ -36,25 +36,21 @@ def choose_cells(
     fit      what is known already; its measured cells count as measured
     wanted   cells that are to be predicted
     """
-    derived: dict[int, NDArray[np.float64]] = {}
-    foreseen: dict[int, float] = {}
-    grown: dict[int, dict[Metric, float] | None] = {}
+    known: dict[int, tuple[list[Observation], NDArray[np.float64]]] = {}
+
+    def row(cell: MeasuredLevel) -> tuple[list[Observation], NDArray[np.float64]]:
+        if id(cell) not in known:
+            profile = fit.profile
+            throughput = predict_cell(profile, cell, smooth=True).throughput_tokens_per_s
+            growth = None if cell.rate_per_s is None else growth_with_step_times(profile, cell)
+            items = [observe(cell, metric, throughput, growth) for metric in metrics]
+            known[id(cell)] = items, derivatives(profile, cell, fit.names, metrics)
+        return known[id(cell)]
 
     def rows(cells: Sequence[MeasuredLevel]) -> tuple[list[Observation], NDArray[np.float64]]:
-        for cell in cells:
-            if id(cell) not in derived:
-                derived[id(cell)] = derivatives(fit.profile, cell, fit.names, metrics)
-                predicted = predict_cell(fit.profile, cell, smooth=True)
-                foreseen[id(cell)] = predicted.throughput_tokens_per_s
-                grown[id(cell)] = (
-                    None if cell.rate_per_s is None else growth_with_step_times(fit.profile, cell)
-                )
-        items = [
-            observe(cell, metric, foreseen[id(cell)], grown[id(cell)])
-            for cell in cells
-            for metric in metrics
-        ]
-        return items, np.concatenate([derived[id(cell)] for cell in cells])
+        found = [row(cell) for cell in cells]
+        items = [item for items, _ in found for item in items]
+        return items, np.concatenate([jacobian for _, jacobian in found])
 
     items, jacobian = rows(candidates)
     targets, target_jacobian = rows(wanted)
@@ -75,11 +71,12 @@ def _greedy(
     size: int,
     count: int,
 ) -> list[int]:
-    """Blocks of figures, one after the other that lowers the variance of the wanted ones most.
+    """Blocks of figures; each next one reduces the variance of the wanted figures most.
 
-    among   covariance of the figures that could be measured, shape (n, n); across: of the wanted
-            ones with these, shape (wanted, n)
-    noise   variance of each measurement, shape (n,); size: figures of a block
+    among   covariance of the figures that could be measured, shape (n, n)
+    across  covariance of the wanted figures with these, shape (wanted, n)
+    noise   variance of each measurement, shape (n,)
+    size    figures of a block
     """
     blocks = [slice(start, start + size) for start in range(0, len(noise), size)]
     chosen: list[int] = []
@@ -93,7 +90,7 @@ def _greedy(
         chosen.append(int(np.argmax(gains)))
         block = blocks[chosen[-1]]
         inner = np.linalg.inv(among[block, block] + np.diag(noise[block] + _JITTER))
-        told = inner @ among[block, :]
-        across = across - across[:, block] @ told
-        among = among - among[:, block] @ told
+        gain = inner @ among[block, :]
+        across = across - across[:, block] @ gain
+        among = among - among[:, block] @ gain
     return chosen

@@ -1,8 +1,8 @@
 """A sweep's run folder as calibration cells, and the profile that explains it.
 
-Levels count if they are of equal requests that ended whole and without errors: closed loops, and
-open loops whose requests were sent when they were due. The means are used, since a quickstart's few
-requests support no quantile.
+Levels count if all their requests are equal and were answered: closed loops, and open loops whose
+requests were sent when they were due. The means are used, since a few requests support no
+quantile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit.calibrate import MeasuredLevel, calibrate_profile, predict_cell
+from lmi_bench.analysis.fit.calibrate import profile_of_fit
+from lmi_bench.analysis.fit.fit import fit_cells
+from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, shown_value
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
@@ -25,22 +28,16 @@ from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.models.folder import is_model_folder
 from lmi_bench.models.shape import ModelShape
 
-# Ways of a scenario to draw or record lengths, instead of requests that are all alike.
+# Settings of a scenario that make its requests differ in length.
 _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
-# Figures of a level's line that a profile predicts; the first two decide throughput and latency.
-_ACCURACY_KEYS = {
-    "throughput_tokens_per_s": ("throughput_tokens_per_s", 1.0),
-    "latency_ms_per_token": ("latency_mean_s_per_token", 1e3),
-    "ttft_ms": ("ttft_mean_s", 1e3),
-    "tpot_ms": ("tpot_mean_s", 1e3),
-}
+_ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRun:
-    """A run and what it was made on; tensor_parallel None: as the run says."""
+    """A run and its machine; tensor_parallel None: as the run's manifest states."""
 
     run: Run
     instance: Instance
@@ -66,7 +63,7 @@ def run_lengths(run: Run) -> tuple[int, int]:
 
 
 def run_model(run: Run) -> str:
-    """What the run's target calls its model, or the folder that it was read from."""
+    """The name of the run's model at its target, or the folder that it was read from."""
     stated = str(run.manifest["scenario"].get("model") or "")
     if stated and is_model_folder(Path(stated)):
         return stated
@@ -74,24 +71,22 @@ def run_model(run: Run) -> str:
 
 
 def run_dtype(run: Run) -> str:
-    """Number format of the weights that the run was made with."""
-    return str(run.manifest["scenario"]["engine"].get("dtype") or _default_dtype(run))
-
-
-def _default_dtype(run: Run) -> str:
+    """Number format of the weights in the run."""
     facts = target_facts(run)
-    if facts.get("kind") == "engine":
-        return "bfloat16"
+    stated = run.manifest["scenario"]["engine"].get("dtype")
+    if stated or facts.get("kind") == "engine":
+        return str(stated or "bfloat16")
     return planned_dtype(run_model(run), facts.get("dtype"))
 
 
 def run_kv_dtype(run: Run) -> str | None:
-    """Number format of the run's KV cache, where its engine says so."""
-    told = target_facts(run).get("kv_dtype")
-    return None if told is None else str(told)
+    """Number format of the run's KV cache, if its engine states it."""
+    stated = target_facts(run).get("kv_dtype")
+    return None if stated is None else str(stated)
 
 
 def target_facts(run: Run) -> Mapping[str, Any]:
+    """The description of the target in the run's manifest."""
     target = run.manifest.get("target")
     return target if isinstance(target, Mapping) else {}
 
@@ -141,7 +136,7 @@ def cells_from_run(
 
 
 def _answered_tokens(line: Level, asked: int) -> int:
-    """Tokens of the level's answers: not all servers can be made to give as many as asked."""
+    """Tokens of the level's answers: not all servers generate the requested number."""
     answered = line.unplanned_lengths
     return asked if not answered else max(1, round(answered.output_tokens_mean))
 
@@ -152,7 +147,7 @@ def _mean_s(line: Level, metric: str) -> float | None:
 
 
 def _max_sequences(run: Run, total_tokens: int) -> int | None:
-    """Sequences that the run's own scheduler let run together, where its manifest says so."""
+    """Limit of the run's scheduler on running sequences, if the manifest states it."""
     scheduler = target_facts(run).get("scheduler")
     if not scheduler:
         return None
@@ -161,7 +156,7 @@ def _max_sequences(run: Run, total_tokens: int) -> int | None:
 
 
 def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
-    """The base with the scheduler settings that the run's engine had, where they are known."""
+    """The base with the scheduler settings of the run's engine, if they are known."""
     scheduler = target_facts(run).get("scheduler")
     if not scheduler:
         return base
@@ -203,9 +198,8 @@ def calibrate_on_runs(
     runs = [each.run for each in placed]
     machines = dict.fromkeys(each.instance.instance_type for each in placed)
     engine = profile_for_run(base, runs[-1])
-    fitted = calibrate_profile(
-        engine,
-        cells,
+    fitted = profile_of_fit(
+        fit_cells(engine, cells),
         fitted_on=(
             f"{len(cells)} levels of {shape.name} on {', '.join(machines)} "
             f"({', '.join(run.path.name for run in runs)})"
@@ -221,12 +215,13 @@ def accuracy_on(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> dict[
     for cell in cells:
         predicted = predict_cell(profile, cell)
         level: dict[str, Any] = {"concurrency": cell.concurrency}
-        for key, (name, unit) in _ACCURACY_KEYS.items():
-            measured = getattr(cell, name)
+        for key in _ACCURACY_KEYS:
+            metric = FIGURE_METRICS[key]
+            measured = cell.measured(metric)
             if measured is not None:
                 level[key] = {
-                    "measured": measured * unit,
-                    "predicted": getattr(predicted, name) * unit,
+                    "measured": shown_value(metric, measured),
+                    "predicted": shown_value(metric, predicted.value(metric)),
                 }
         levels.append(level)
     return {"levels": levels}

@@ -1,13 +1,13 @@
-"""How sure a prediction is: the 80 % interval of each figure of one load, and what is withheld.
+"""The uncertainty of a prediction: the 80 % interval of each figure of a load, and withheld ones.
 
-`predict`, `recommend` and `validate` all ask here, whatever way they find the figure itself. The
+`predict`, `recommend` and `validate` take their intervals here, however they find the figure. The
 variance of a figure's logarithm is
 
     var = J S J' + s**2 * (error not corrected by measured neighbours + noise) + set-up + transfer
 
-with S the posterior of the parameters and J the derivatives of the figure by them. A profile that
-ships was fitted to others' machines: hosts, drivers, builds and harnesses of the same names differ
-(set-up), and so do models and devices that no cell was of (transfer).
+with S the posterior of the parameters and J the derivatives of the figure by them. A shipped
+profile was fitted on other machines: hosts, drivers, builds and load generators of the same names
+differ (set-up), and so do models and devices that no cell has (transfer).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.load import Load
-from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.units import MS_PER_S, s_to_ms
 from lmi_bench.engine.scheduling.config import KvLayout
 
 FIGURE_METRICS: Final[dict[str, Metric]] = {
@@ -45,21 +45,21 @@ FIGURE_METRICS: Final[dict[str, Metric]] = {
     "tpot_ms": "tpot_mean_s",
     "ttft_ms": "ttft_mean_s",
 }
-"""The figure that stands under each key of a result, in the unit of the key."""
+"""The figure under each key of a result."""
 
 Z80: Final = 1.2816
 """Half of an 80 % interval, in standard deviations."""
 
-_CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences are put off and begun again
+_CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences wait and restart
 _CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
 _SETTING_ERROR = 0.25
 _NEAR_LIMIT = 0.5  # of the sequences, on average
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
-_UNSEEN_KIND = 0.12  # mixtures beside dense models, weights of few bits beside wide ones
+_UNSEEN_KIND = 0.12  # mixtures of experts, weights of few bits
 _UNSEEN_SETUP, _UNSEEN_SETUP_TTFT = 0.10, 0.30
 _FEW_BITS = 8
-_LENGTH_SPREAD: Final = 0.1  # of answers that end by themselves or whose lengths are drawn
-_ROUNDING = 1e-9  # a load planned at the limit is not beyond it
+_LENGTH_SPREAD: Final = 0.1  # of answers that end by themselves or have drawn lengths
+_ROUNDING = 1e-9  # a load planned at the limit does not exceed it
 _LASTING_REQUESTS = 1 << 20  # of one copy: more than any cache holds
 _REQUESTS_PER_USER = 10
 _OPEN_LOOP_S = 120.0
@@ -80,18 +80,18 @@ class Estimate:
 
     def in_ms(self) -> Estimate:
         """A time in seconds as milliseconds."""
-        return Estimate(s_to_ms(self.value), s_to_ms(self.low), s_to_ms(self.high))
+        return self.times(MS_PER_S)
 
     def to_json(self) -> dict[str, float]:
-        """As it stands in the file."""
+        """As result files hold it."""
         return {"predicted": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """What a predicted figure may be off by.
+    """The correction of a predicted figure and its uncertainty.
 
-    centre    of the figure: what measured neighbours say of it, 1 without any
+    centre    correction by measured neighbours, 1 without any
     down, up  the 80 % interval reaches from centre / down to centre * up
     """
 
@@ -107,11 +107,11 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """What is known of one load beside its predicted figures.
+    """The uncertainty of one load's figures, its capacity, and whether latencies are withheld.
 
     capacity_tokens_per_s   output tokens each second with every slot busy
     load_share              of an open loop, offered over capacity
-    withheld                why no latency is given; None where it is
+    withheld                why latencies are withheld; None where they are not
     """
 
     factors: Mapping[Metric, Factor]
@@ -128,9 +128,9 @@ class Uncertainty:
         *,
         spread: bool = False,
     ) -> Uncertainty:
-        """Of a profile's figures, or a fit's, at the load of a cell: model, machine and load.
+        """The uncertainty of a profile's or a fit's figures at a cell: model, machine and load.
 
-        spread  the users of a closed loop are known to start apart and to stay so
+        spread  whether the users of a closed loop are known to start and stay out of step
 
         Raises InputError where the cell cannot run.
         """
@@ -161,7 +161,7 @@ def metric_of(metric: str, statistic: str) -> Metric:
 
 
 def silence(fit: Fit, cell: MeasuredLevel) -> str | None:
-    """Why no latency is given at the load; None where it is."""
+    """Why latencies are withheld at the load; None where they are not."""
     lasting = _lasting(cell)
     if not is_silent(fit, lasting):
         return None
@@ -172,8 +172,7 @@ def silence(fit: Fit, cell: MeasuredLevel) -> str | None:
 
 
 def _lasting(cell: MeasuredLevel) -> MeasuredLevel:
-    """The load as one that lasts, however few requests the cell has: capacity and silence are
-    of such a one."""
+    """The load with enough requests to be steady, for capacity and silence."""
     most = max(cell.num_requests, _LASTING_REQUESTS * cell.replicas)
     return replace(cell, num_requests=most)
 
@@ -204,20 +203,19 @@ def _factors(
     *,
     spread: bool = False,
 ) -> dict[Metric, Factor]:
-    jacobian = derivatives(fit.profile, cell, fit.names, metrics)
-    growth = None
-    if cell.rate_per_s is not None:
-        growth = growth_with_step_times(fit.profile, cell)
+    profile = fit.profile
+    jacobian = derivatives(profile, cell, fit.names, metrics)
+    growth = None if cell.rate_per_s is None else growth_with_step_times(profile, cell)
     tokens_per_s = predicted.throughput_tokens_per_s
-    queued = waits_for_slots(fit.profile, cell)
+    queued = waits_for_slots(profile, cell)
     wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
     shift, left = fit.corrected(wanted)
-    full = _cache_full(fit.profile, cell)
-    guessed = _limit_is_guessed(fit.profile, cell, predicted)
+    full = _cache_full(profile, cell)
+    guessed = _limit_is_guessed(profile, cell, predicted)
     transfer = _transfer_sd(fit, cell)
     unmeasured = [(0.0, 0.0)] * len(metrics)
-    if not fit.cells and not _fitted_by_the_reader(fit.profile):
-        unmeasured = _unmeasured_sd(fit.profile, cell, predicted, metrics, spread=spread)
+    if not fit.cells and not _fitted_by_the_user(profile):
+        unmeasured = _unmeasured_sd(profile, cell, predicted, metrics, spread=spread)
     scales = fit.scales.of(wanted)
     factors = {}
     for index, item in enumerate(wanted):
@@ -234,31 +232,27 @@ def _factors(
 
 
 def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
-    """What carrying over to a model or a device that no cell was of adds."""
-    devices = {*fit.profile.accelerators}
-    models = {*fit.profile.models}
-    if fit.cells:
-        devices = {known.setup.instance.accelerator.name for known in fit.cells}
-        models = {known.setup.shape.name for known in fit.cells}
+    """The additional uncertainty for a model or a device that no cell has."""
+    setups = [known.setup for known in fit.cells]
+    devices = {setup.instance.accelerator.name for setup in setups} or {*fit.profile.accelerators}
+    models = {setup.shape.name for setup in setups} or {*fit.profile.models}
     kinds = {_kind(known) for known in fit.cells} or {_kind(cell)}
-    unseen_device = cell.setup.instance.accelerator.name not in devices
-    unseen_model = cell.setup.shape.name not in models
     return math.hypot(
-        _UNSEEN_DEVICE * unseen_device,
-        _UNSEEN_MODEL * unseen_model,
+        _UNSEEN_DEVICE * (cell.setup.instance.accelerator.name not in devices),
+        _UNSEEN_MODEL * (cell.setup.shape.name not in models),
         _UNSEEN_KIND * (_kind(cell) not in kinds),
     )
 
 
 def _kind(cell: MeasuredLevel) -> tuple[bool, bool]:
-    """Whether it is a mixture of experts, and whether its weights have few bits."""
+    """Whether its model is a mixture of experts, and whether its weights have few bits."""
     return cell.setup.shape.is_moe, weight_format(cell.setup.dtype).nominal_bits < _FEW_BITS
 
 
-def _fitted_by_the_reader(profile: EngineProfile) -> bool:
-    """Whether it was fitted to levels that are neither others' nor none, as `recommend RUN` does.
+def _fitted_by_the_user(profile: EngineProfile) -> bool:
+    """Whether it was fitted to the user's own levels, as `recommend RUN` does.
 
-    A profile that ships names others' levels, a prior has seen no device.
+    A shipped profile names the levels it was fitted to; a prior has no device.
     """
     return bool(profile.accelerators) and not profile.fitted_cells
 
@@ -266,7 +260,7 @@ def _fitted_by_the_reader(profile: EngineProfile) -> bool:
 def _limit_is_guessed(
     profile: EngineProfile, cell: MeasuredLevel, predicted: CellPrediction
 ) -> bool:
-    """Whether an open loop comes near a limit on sequences that was found on a coarse grid."""
+    """Whether an open loop is near a limit on sequences that was found on a coarse grid."""
     if cell.rate_per_s is None or profile.max_batch_size not in SCHEDULER_BATCHES[:-1]:
         return False
     return mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
@@ -288,9 +282,9 @@ def _unmeasured_sd(
 ) -> list[tuple[float, float]]:
     """Standard deviations of each figure's logarithm that an unmeasured set-up adds: below, above.
 
-    Answers of one length keep the users of a closed loop in step, so that their prompts wait for
-    each other; others spread them out. No load says which it will be, so the interval reaches as
-    far as the other of the two, on its side, unless the users are known to be spread out.
+    Answers of one length keep the users of a closed loop in lock-step, so that their prompts wait
+    for each other; other answers spread the users out. It is not known which will be the case, so
+    the interval reaches to the figure of the other case, unless `spread` says it.
     """
     other = predicted
     if not spread and cell.rate_per_s is None and cell.concurrency > cell.replicas:
@@ -311,21 +305,21 @@ def _capacity(fit: Fit, cell: MeasuredLevel) -> Estimate:
 
 
 def _busy_step(fit: Fit, cell: MeasuredLevel) -> Factor:
-    """Of a time per token in a copy whose every slot is busy: its interval is the capacity's."""
+    """The factor of the time per token with every slot busy; the capacity has its interval."""
     users = slots_for(fit.profile, cell) * cell.replicas
     return _closed_loop(fit, cell, users, "tpot_mean_s")
 
 
 def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> Factor:
-    """Of one figure with so many users, each of whom asks once."""
+    """The factor of one figure with users that send one request each."""
     level = replace(cell, load=Load(users), arrivals_s=(), num_requests=users)
     return _factors(fit, level, predict_cell(fit.profile, level), [metric])[metric]
 
 
 def is_silent(fit: Fit, cell: MeasuredLevel) -> bool:
-    """Whether an open loop is too near its capacity for its latency to be foretold.
+    """Whether an open loop is too near its capacity for a prediction of its latency.
 
-    Not where a cell of the same copy was calibrated on at such a load.
+    It is not where the same copy was calibrated on at such a load.
     """
     if cell.rate_per_s is None or load_share(fit, cell) <= LATENCY_LOAD_LIMIT + _ROUNDING:
         return False
@@ -356,9 +350,8 @@ def load_share(fit: Fit, cell: MeasuredLevel) -> float:
 class TimeFactors:
     """How much longer the times of one copy may be than predicted: upper ends of 80 % intervals.
 
-    steps    of every step, in a copy whose every slot is busy; shorter: by how much they may be
-             that
-    ttft     of a lone request's time to first token, the model's coarsest part
+    steps    of every step, with every slot busy; shorter: by how much they may be shorter
+    ttft     of a single request's time to first token, the least certain part of the model
     """
 
     steps: float
@@ -366,12 +359,12 @@ class TimeFactors:
     ttft: float
 
     def of(self, metric: str) -> float:
-        """Of a latency metric."""
+        """The factor of a latency metric."""
         return self.ttft if metric == "ttft" else self.steps
 
     @classmethod
     def at(cls, fit: Fit, cell: MeasuredLevel) -> TimeFactors:
-        """Of the copy that a cell is of. Raises InputError where it cannot run."""
+        """The factors of a cell's copy. Raises InputError where it cannot run."""
         step = _busy_step(fit, cell)
         ttft = _closed_loop(fit, cell, 1, "ttft_mean_s")
         steps = max(1.0, step.centre * step.up)

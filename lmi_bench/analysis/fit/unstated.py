@@ -1,10 +1,10 @@
-"""What no table states and measured levels tell: one length of all answers, the cache's format.
+"""Settings that no table states, found from measured levels: equal lengths, the cache's format.
 
-Where all answers have one length (`--ignore-eos`) users that began together end together, and
-their next prompts wait for each other: the first token takes as long as all of their prompts.
-Lengths that vary a little spread them out. A level of ten users with prompts of 1,024 tokens
-differs by a factor of four. Engines with FP8 weights keep the cache in 16 bits or in FP8, which
-holds twice the sequences.
+If all answers have one length (`--ignore-eos`), users that began together end together, and their
+next prompts wait for each other: the first token takes as long as all of their prompts. Lengths
+that vary a little spread the users out. For ten users with prompts of 1,024 tokens the difference
+is a factor of four. Engines with FP8 weights keep the cache in 16 bits or in FP8, which holds
+twice the sequences.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError
 
-_WORTH_IT: Final = 2.0  # of cost: nothing is assumed for nothing
+_WORTH_IT: Final = 2.0  # least gain in cost for which a setting is assumed
 _NARROW: Final = "float8"
+_NARROW_CACHES: Final = ("nim", "tensorrt", "trt")
 
 
 def fit_unstated(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
-    """The likeliest of the fits of the cells as they are, in step, and with a cache in FP8.
+    """The likeliest fit: of the cells as they are, in lock-step, or with an FP8 cache.
 
-    The fit's own cells say which it was: by their `length_spread`, and their `kv_dtype`.
+    The `length_spread` and `kv_dtype` of the fit's own cells show which it was.
     """
     best = fit_cells(base, cells)
     if any(map(_may_be_in_step, cells)):
@@ -38,7 +39,7 @@ def fit_unstated(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
 
 
 def as_fitted(fit: Fit, cell: MeasuredLevel) -> MeasuredLevel:
-    """A cell of the same harness and engine, with what the fit has found."""
+    """A cell of the same load generator and engine, with the settings that the fit found."""
     closed = [known for known in fit.cells if known.rate_per_s is None]
     if cell.rate_per_s is None and closed and not any(known.length_spread for known in closed):
         cell = replace(cell, length_spread=0.0)
@@ -46,6 +47,19 @@ def as_fitted(fit: Fit, cell: MeasuredLevel) -> MeasuredLevel:
     if _may_be_narrow(cell) and formats == {_NARROW}:
         cell = _narrow(cell)
     return cell
+
+
+def as_assumed(cell: MeasuredLevel, engine: str) -> MeasuredLevel:
+    """A cell of a table before any level of it is measured, for an engine in lower case.
+
+    All answers of a closed loop have one length: load generators request the tokens that a table
+    states and let no answer end earlier, and schedulers whose prompts pause decoding keep such
+    users in lock-step. NVIDIA's engines have FP8 caches with FP8 weights, as in the checkpoints
+    that it publishes.
+    """
+    if cell.rate_per_s is None:
+        cell = replace(cell, length_spread=0.0)
+    return _narrow(cell) if _may_be_narrow(cell) and engine.startswith(_NARROW_CACHES) else cell
 
 
 def _may_be_in_step(cell: MeasuredLevel) -> bool:

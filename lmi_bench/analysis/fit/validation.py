@@ -1,27 +1,33 @@
-"""Judges predictions on a table of measured levels: some cells calibrate, the others are foretold.
+"""Predictions against a table of measured levels: some cells calibrate, the others are predicted.
 
-Each engine of the table has a fit of its own. A profile that was fitted to the table's models is
-not used as the prior of its own judgement: the general prior of its kind takes its place.
+Each engine of the table has its own fit. A profile that was fitted to the table's models is not
+the prior of its own judgement: the general prior of its kind takes its place.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile, prior_fit
-from lmi_bench.analysis.fit.measured_tables import (
+from lmi_bench.analysis.fit.measured_files import (
     TableRow,
     requests_of_open_loop,
     with_requests,
 )
-from lmi_bench.analysis.fit.uncertainty import Estimate, estimates, is_silent
-from lmi_bench.analysis.fit.unstated import as_fitted, fit_unstated
+from lmi_bench.analysis.fit.uncertainty import (
+    FIGURE_METRICS,
+    Estimate,
+    estimates,
+    is_silent,
+    shown_value,
+)
+from lmi_bench.analysis.fit.unstated import as_assumed, as_fitted, fit_unstated
 from lmi_bench.analysis.level.cells import (
     MeasuredLevel,
     Metric,
@@ -36,16 +42,15 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import s_to_ms
 
-_NARROW: Final = "float8"
-_NARROW_CACHES: Final = ("nim", "tensorrt", "trt")
 _SPLIT_SHARE = 0.7  # of the cells, from which a split with a seed chooses
+_LONG_PROMPT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One row with its prediction, in the units of the table; None where nothing is said.
+    """One row with its prediction, in the units of the table; None where there is none.
 
-    model_unseen  no calibration cell of its engine is of its model
+    model_unseen  no calibration cell of its engine has its model
     """
 
     row: TableRow
@@ -59,12 +64,10 @@ class Judged:
         content: dict[str, Any] = {}
         for key in FIGURES:
             figure = self.figures.get(key)
-            content[f"predicted_{key}"] = None if figure is None else figure.value
-            content[f"low_{key}"] = None if figure is None else figure.low
-            content[f"high_{key}"] = None if figure is None else figure.high
-        content["calibrated"] = self.calibrated
-        content["regime"] = self.regime
-        return content
+            for name in ("value", "low", "high"):
+                shown = "predicted" if name == "value" else name
+                content[f"{shown}_{key}"] = None if figure is None else getattr(figure, name)
+        return {**content, "calibrated": self.calibrated, "regime": self.regime}
 
     def measured(self, key: str) -> float | None:
         """The figure as the table states it."""
@@ -73,9 +76,7 @@ class Judged:
             return None
         metric = metric_of(key, cell)
         value: float | None = getattr(cell, metric)
-        if value is None:
-            return None
-        return value if key == "throughput_tokens_per_s" else s_to_ms(value)
+        return None if value is None else shown_value(metric, value)
 
 
 FIGURES = ("throughput_tokens_per_s", "latency_ms_per_token", "tpot_ms", "ttft_ms")
@@ -83,15 +84,10 @@ FIGURES = ("throughput_tokens_per_s", "latency_ms_per_token", "tpot_ms", "ttft_m
 
 def metric_of(key: str, cell: MeasuredLevel) -> Metric:
     """The metric of a column for that cell: published latencies are the 90th percentile."""
-    if key == "latency_ms_per_token":
-        published = cell.latency_p90_s_per_token is not None or cell.latency_rounded_down_s > 0
-        return "latency_p90_s_per_token" if published else "latency_mean_s_per_token"
-    metrics: dict[str, Metric] = {
-        "throughput_tokens_per_s": "throughput_tokens_per_s",
-        "tpot_ms": "tpot_mean_s",
-        "ttft_ms": "ttft_mean_s",
-    }
-    return metrics[key]
+    published = cell.latency_p90_s_per_token is not None or cell.latency_rounded_down_s > 0
+    if published and key == "latency_ms_per_token":
+        return "latency_p90_s_per_token"
+    return FIGURE_METRICS[key]
 
 
 def validate(
@@ -103,15 +99,12 @@ def validate(
 ) -> tuple[list[Judged], list[str]]:
     """Every row judged, in order, and warnings.
 
-    calibrate_cells  cells to choose and calibrate on, shared out over the table's engines: each
-                     is fitted apart, and no cell of one tells of another
+    calibrate_cells  number of cells to choose and calibrate on, distributed over the table's
+                     engines, since each is fitted alone
     calibrate_on     or measured rows to calibrate on
     seed             0 chooses among all cells; others among a random part of them
     """
-    usable = [row for row in rows if row.cell is not None]
-    if not usable:
-        reasons = Counter(row.problem for row in rows)
-        raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
+    usable = _usable(rows)
     warnings: list[str] = []
     engines = Counter(row.engine for row in usable)
     shares = _shares(
@@ -145,14 +138,29 @@ def validate(
             }
         for row in group:
             judged[row.number] = _judge(fit, row, row.number in chosen)
-    found = [
-        judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
-    ]
+    found = _in_order(rows, judged)
     return found, [*problems_of(found), *warnings]
 
 
+def _usable(rows: Sequence[TableRow]) -> list[TableRow]:
+    usable = [row for row in rows if row.cell is not None]
+    if not usable:
+        reasons = Counter(row.problem for row in rows)
+        raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
+    return usable
+
+
+def _in_order(rows: Sequence[TableRow], judged: Mapping[int, Judged]) -> list[Judged]:
+    """A judgement for every row; one without figures for those that cannot be used."""
+    return [judged.get(row.number) or _without_figures(row) for row in rows]
+
+
+def _without_figures(row: TableRow) -> Judged:
+    return Judged(row, calibrated=False, regime=None, figures=dict.fromkeys(FIGURES))
+
+
 def problems_of(judged: Sequence[Judged]) -> list[str]:
-    """A line for each row of which nothing can be said, and why."""
+    """A line for each row without a prediction, and why."""
     return [
         f"line {row.row.number + 2}: {row.row.problem}"
         for row in judged
@@ -165,28 +173,23 @@ def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[J
 
     Raises InputError where no row can be used.
     """
-    usable = [_that_ran(profile, row) for row in rows if row.cell is not None]
-    if not usable:
-        reasons = Counter(row.problem for row in rows)
-        raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
+    usable = [_that_ran(profile, row) for row in _usable(rows)]
     fit = fit_of_profile(profile, _cells(usable))
     seen = {_identity(cell) for cell in fit.cells}
     judged = {
         row.number: _judge(fit, row, row.cell is not None and _identity(row.cell) in seen)
         for row in usable
     }
-    return [
-        judged.get(row.number) or Judged(row, False, None, dict.fromkeys(FIGURES)) for row in rows
-    ]
+    return _in_order(rows, judged)
 
 
 def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
-    """A level that was measured did fit: where the memory plan says no, all its users ran."""
+    """The row as a level that ran: where the memory plan says no, all its users ran together."""
     cell = row.cell
     if cell is None or cell.max_sequences is not None:
         return row
     tokens = cell.input_tokens + cell.output_tokens
-    if tokens > cell.setup.shape.max_positions:  # with a context that had been extended
+    if tokens > cell.setup.shape.max_positions:  # its context was extended
         shape = replace(cell.setup.shape, max_positions=tokens)
         cell = replace(cell, setup=replace(cell.setup, shape=shape))
         row = replace(row, cell=cell)
@@ -198,22 +201,6 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
     except InputError:
         return row  # it will say why when it is judged
     return row
-
-
-def as_assumed(cell: MeasuredLevel, engine: str) -> MeasuredLevel:
-    """A cell of a table before any level of it is measured, of an engine in lower case.
-
-    All answers of a closed loop have one length: load generators ask for the tokens that a table
-    states and let none end before, and schedulers whose prompts pause decoding then keep the
-    users in step for good. Where NVIDIA's engines have FP8 weights the checkpoints that it
-    publishes have a cache in FP8, too.
-    """
-    if cell.rate_per_s is None:
-        cell = replace(cell, length_spread=0.0)
-    setup = cell.setup
-    if setup.dtype == _NARROW and setup.kv_dtype is None and engine.startswith(_NARROW_CACHES):
-        cell = replace(cell, setup=replace(cell.setup, kv_dtype=_NARROW))
-    return cell
 
 
 def _as_fitted(fit: Fit, row: TableRow) -> TableRow:
@@ -228,7 +215,7 @@ def _cells(rows: Sequence[TableRow]) -> list[MeasuredLevel]:
 
 
 def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
-    """Calibration cells of each engine: by its share of the rows, one at least while they last."""
+    """Calibration cells of each engine, in proportion to its rows; first one for each engine."""
     rows = sum(engines.values())
     shares = {engine: min(count, total * count // rows) for engine, count in engines.items()}
     for _ in range(min(total, rows) - sum(shares.values())):
@@ -256,27 +243,22 @@ def _known_rows(
     seed: int,
 ) -> tuple[list[TableRow], list[str]]:
     """The rows to calibrate an engine on, and warnings."""
-    if calibrate_on is not None:
-        same = [row for row in calibrate_on if row.cell is not None and row.engine == engine]
-        if same:
-            return same, []
-        family = engine.split()[:1]
-        kin = [
-            row for row in calibrate_on if row.cell is not None and row.engine.split()[:1] == family
-        ]
-        if kin:
-            return kin, [f"{engine or 'the table'} is calibrated on another version of its engine"]
-        others = [row for row in calibrate_on if row.cell is not None]
-        if len({row.engine for row in others}) == 1 and not (engine and others[0].engine):
-            return others, [
-                "only one of table and calibration cells names its engine: taken as one"
-            ]
-        return [], [f"no calibration cell is of {engine or 'the engine of the table'}"]
-    return choose_rows(engine, group, count, seed), []
+    if calibrate_on is None:
+        return choose_rows(engine, group, count, seed), []
+    known = [row for row in calibrate_on if row.cell is not None]
+    same = [row for row in known if row.engine == engine]
+    if same:
+        return same, []
+    family = [row for row in known if row.engine.split()[:1] == engine.split()[:1]]
+    if family:
+        return family, [f"{engine or 'the table'} is calibrated on another version of its engine"]
+    if len({row.engine for row in known}) == 1 and not (engine and known[0].engine):
+        return known, ["only one of table and calibration cells names its engine: taken as one"]
+    return [], [f"no calibration cell is of {engine or 'the engine of the table'}"]
 
 
 def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -> list[TableRow]:
-    """`count` measured rows whose measurement tells most about all of the group."""
+    """The `count` measured rows that are most informative about the whole group."""
     measured = [row for row in group if _is_measured(row)]
     if count <= 0 or not measured:
         return []
@@ -327,7 +309,7 @@ def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
 
 def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
     cell = row.cell
-    assert cell is not None
+    assert cell is not None  # the caller chose usable rows
     unseen = bool(fit.cells) and all(
         known.setup.shape.name != cell.setup.shape.name for known in fit.cells
     )
@@ -337,24 +319,116 @@ def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
         regime = regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True))
         silent = is_silent(fit, cell)
     except InputError as exc:
-        problem = replace(row, problem=str(exc))
-        return Judged(problem, calibrated, None, dict.fromkeys(FIGURES), unseen)
-    figures: dict[str, Estimate | None] = {}
-    for key, metric in zip(FIGURES, metrics, strict=True):
-        figure = found[metric]
-        if key != "throughput_tokens_per_s":
-            figure = _as_published(figure, cell if key == "latency_ms_per_token" else None)
-            figures[key] = None if silent else figure
-        else:
-            figures[key] = figure
+        blank = _without_figures(replace(row, problem=str(exc)))
+        return replace(blank, calibrated=calibrated, model_unseen=unseen)
+    figures: dict[str, Estimate | None] = {FIGURES[0]: found[metrics[0]]}
+    for key, metric in zip(FIGURES[1:], metrics[1:], strict=True):
+        cut_s = cell.latency_rounded_down_s if key == "latency_ms_per_token" else 0.0
+        figures[key] = None if silent else _as_published(found[metric], cut_s)
     return Judged(row, calibrated, regime, figures, unseen)
 
 
-def _as_published(figure: Estimate, cell: MeasuredLevel | None) -> Estimate:
-    """In milliseconds; half a millisecond less where the table cuts them to whole ones."""
-    cut_ms = 0.0 if cell is None else s_to_ms(cell.latency_rounded_down_s) / 2
-    values = [
-        max(s_to_ms(value) - cut_ms, s_to_ms(value) / 2)
-        for value in (figure.value, figure.low, figure.high)
+def _as_published(figure: Estimate, cut_s: float) -> Estimate:
+    """In milliseconds, less half the unit to which the table rounds down."""
+    values_ms = [s_to_ms(value) for value in (figure.value, figure.low, figure.high)]
+    return Estimate(*(max(value_ms - s_to_ms(cut_s) / 2, value_ms / 2) for value_ms in values_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The accuracy of one figure over the rows of one slice that were not calibrated on.
+
+    rows           number that state the figure; silent: of them, those without a prediction
+    median, p90    of |predicted / measured - 1|
+    coverage       share of the intervals that contain the measured figure
+    half_width     median of (high - low) / 2 / predicted
+    """
+
+    slice_name: str
+    figure: str
+    rows: int
+    silent: int
+    median: float
+    p90: float
+    coverage: float
+    half_width: float
+
+
+def accuracies(judged: Sequence[Judged]) -> list[Accuracy]:
+    """One entry for each slice and figure that has a row."""
+    others = [(row, row.row.cell) for row in judged if row.row.cell and not row.calibrated]
+    found = [
+        accuracy_of(name, figure, [row for row, cell in others if belongs(row, cell)])
+        for name, belongs in _slices(judged)
+        for figure in FIGURES
     ]
-    return Estimate(*values)
+    return [entry for entry in found if entry is not None]
+
+
+def _slices(
+    judged: Sequence[Judged],
+) -> Iterator[tuple[str, Callable[[Judged, MeasuredLevel], bool]]]:
+    def of_engine(engine: str) -> Callable[[Judged, MeasuredLevel], bool]:
+        return lambda row, _cell: row.row.engine == engine
+
+    yield "all", lambda _row, _cell: True
+    engines = sorted({row.row.engine for row in judged})
+    if len(engines) > 1:
+        yield from ((engine or "no engine named", of_engine(engine)) for engine in engines)
+    yield "saturated", lambda row, _cell: row.regime in ("kv_memory", "batch_limit")
+    yield "TP > 1", lambda _row, cell: cell.setup.tensor_parallel > 1
+    yield "other model", lambda row, _cell: row.model_unseen
+    yield "long prompt", lambda _row, cell: cell.input_tokens >= _LONG_PROMPT_TOKENS
+
+
+def accuracy_of(name: str, figure: str, rows: Sequence[Judged]) -> Accuracy | None:
+    """The accuracy of one figure over these rows; None where no row states and predicts it."""
+    pairs = [(row.figures.get(figure), row.measured(figure)) for row in rows]
+    stated = [(estimate, measured) for estimate, measured in pairs if measured is not None]
+    known = [(estimate, measured) for estimate, measured in stated if estimate is not None]
+    if not known:
+        return None
+    errors = np.array([abs(estimate.value / measured - 1) for estimate, measured in known])
+    return Accuracy(
+        slice_name=name,
+        figure=figure,
+        rows=len(stated),
+        silent=len(stated) - len(known),
+        median=float(np.median(errors)),
+        p90=float(np.quantile(errors, 0.9)),
+        coverage=float(np.mean([e.low <= measured <= e.high for e, measured in known])),
+        half_width=float(np.median([(e.high - e.low) / 2 / e.value for e, _ in known])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RateUnderSlo:
+    """Highest rate of a table's open loop that meets a limit, as measured and as predicted."""
+
+    engine: str
+    model: str
+    tensor_parallel: int
+    limit: str
+    measured_per_s: float | None
+    predicted_per_s: float | None
+
+
+def rates_under(judged: Sequence[Judged], figure: str, limit_ms: float) -> list[RateUnderSlo]:
+    """One entry for each engine and copy; a row without a prediction meets no limit."""
+    limit = f"{figure.removesuffix('_ms')} <= {limit_ms:g} ms"
+    rates: dict[tuple[str, str, int], tuple[list[float], list[float]]] = {}
+    for row in judged:
+        cell, measured = row.row.cell, row.measured(figure)
+        if cell is None or cell.rate_per_s is None or measured is None:
+            continue
+        key = (row.row.engine, cell.setup.shape.name, cell.setup.tensor_parallel)
+        by_measurement, by_prediction = rates.setdefault(key, ([], []))
+        if measured <= limit_ms:
+            by_measurement.append(cell.rate_per_s)
+        estimate = row.figures.get(figure)
+        if estimate is not None and estimate.value <= limit_ms:
+            by_prediction.append(cell.rate_per_s)
+    return [
+        RateUnderSlo(*key, limit, *(max(each, default=None) for each in found))
+        for key, found in rates.items()
+    ]

@@ -7,12 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.fit.calibrate import (
-    MeasuredLevel,
-    calibrate_profile,
-    log_errors,
-    predict_cell,
-)
+from lmi_bench.analysis.fit.calibrate import profile_of_fit
+from lmi_bench.analysis.fit.fit import fit_cells
+from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
@@ -20,6 +17,10 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
+
+
+def calibrate_profile(base, cells, **about):
+    return profile_of_fit(fit_cells(base, cells), **about)
 
 
 def cell(concurrency, *, instance="ml.g5.2xlarge", tp=1, input_tokens=256, replicas=1, **measured):
@@ -141,19 +142,20 @@ def test_the_shipped_profile_predicts_the_published_sweeps():
     for row in jumpstart_concurrency():
         if row.replicas > 1:
             continue
-        errors = log_errors(
-            TGI_2023,
-            cell(
-                row.concurrency,
-                instance=row.instance_type,
-                tp=row.tensor_parallel,
-                throughput_tokens_per_s=row.throughput_tokens_per_s,
-                latency_p90_s_per_token=row.latency_s_per_token,
-                latency_rounded_down_s=1e-3,
-            ),
+        level = cell(
+            row.concurrency,
+            instance=row.instance_type,
+            tp=row.tensor_parallel,
+            throughput_tokens_per_s=row.throughput_tokens_per_s,
+            latency_p90_s_per_token=row.latency_s_per_token,
+            latency_rounded_down_s=1e-3,
         )
-        throughput.append(abs(np.expm1(errors[0])))
-        latency.append(abs(np.expm1(errors[1])))
+        found = predict_cell(TGI_2023, level)
+        for metric, errors in (
+            ("throughput_tokens_per_s", throughput),
+            ("latency_p90_s_per_token", latency),
+        ):
+            errors.append(abs(found.value(metric) / level.measured(metric) - 1))
     assert np.median(throughput) <= 0.05
     assert np.quantile(throughput, 0.9) <= 0.15
     assert np.median(latency) <= 0.07

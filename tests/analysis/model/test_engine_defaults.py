@@ -9,7 +9,7 @@ import pytest
 
 from lmi_bench.analysis.fit.fit import prior_fit
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.fit.validation import as_assumed
+from lmi_bench.analysis.fit.unstated import as_assumed
 from lmi_bench.analysis.level.cells import (
     MeasuredLevel,
     model_of,
