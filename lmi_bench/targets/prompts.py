@@ -15,16 +15,14 @@ from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogu
 from lmi_bench.loadgen.prompts.prompts import (
     CHARACTERS_PER_TOKEN,
     DatasetPrompts,
+    DrawnLengths,
     Lengths,
     Prompts,
     PromptText,
     SyntheticPrompts,
-    load_dataset,
-)
-from lmi_bench.loadgen.prompts.shaped_prompts import (
-    DrawnPrompts,
     TracePrompts,
     distributions,
+    load_dataset,
     mean_lengths,
 )
 
@@ -107,7 +105,7 @@ def make_prompts(
     if workload.trace is not None:
         return TracePrompts(read_trace(Path(workload.trace)), text, **options)
     if workload.input_lengths is not None or workload.output_lengths is not None:
-        return DrawnPrompts(*distributions(workload), text, **options)
+        return SyntheticPrompts(DrawnLengths(*distributions(workload)), text, **options)
     return SyntheticPrompts(lengths_of(scenario), text, **options)
 
 
@@ -125,10 +123,10 @@ def _dialogues(
             tokenizer=tokenizer,
             **common,
         )
-    lengths = distributions(workload)
+    lengths = DrawnLengths(*distributions(workload))
     return MadeUpDialogues(
-        DrawnPrompts(*lengths, text, shared_prefix=workload.shared_prefix, **common),
-        DrawnPrompts(*lengths, text, **common),
+        SyntheticPrompts(lengths, text, shared_prefix=workload.shared_prefix, **common),
+        SyntheticPrompts(lengths, text, **common),
         num_turns(workload, scenario.seed),
         pauses,
         seed=scenario.seed,

@@ -1,7 +1,7 @@
-"""Conversations as a load: each turn asks with all that was said before it.
+"""Conversations as a load: the prompt of each turn includes all earlier turns and answers.
 
-How many turns, how long each is and the pauses between them follow from the seed and the number
-of the conversation alone; what the prompts say of earlier turns is what the target answered.
+The number of turns, their lengths and the pauses follow from the seed and the conversation's
+number alone; the earlier answers in a prompt are those that the target gave.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -26,14 +26,14 @@ NumTurns = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """What a turn adds: its own words as a request, sent `pause_s` after the answer before."""
+    """The words that a turn adds, as a request, sent `pause_s` after the previous answer."""
 
     said: PlannedRequest
     pause_s: float = 0.0
 
 
 class Dialogue:
-    """One conversation as it goes on."""
+    """One conversation in progress."""
 
     def __init__(
         self, session: int, turns: Sequence[PlannedTurn], tokenizer: Tokenizer | None = None
@@ -50,7 +50,7 @@ class Dialogue:
         return self._turns[self._place].pause_s if self._place < len(self._turns) else 0.0
 
     def next(self, reply: Exchange | None) -> PlannedRequest | None:
-        """The next turn's request after this reply; None when all was said."""
+        """The next turn's request after this reply; None after the last turn."""
         if self._place == len(self._turns):
             return None
         said = self._turns[self._place].said
@@ -66,9 +66,9 @@ class Dialogue:
     def _after(
         self, asked: PlannedRequest, reply: Exchange, said: PlannedRequest
     ) -> PlannedRequest:
-        """The new words behind everything before them, in each form that the target may take.
+        """The new words after the conversation so far, in each form that a target may accept.
 
-        Reasoning is left out, as chat servers want it and their clients do.
+        Reasoning is left out, as clients of chat servers do.
         """
         answered = reply.output_tokens
         if answered is None:
@@ -98,7 +98,7 @@ class Dialogue:
 
 @runtime_checkable
 class Dialogues(Protocol):
-    """Where conversations come from."""
+    """A source of conversations."""
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """A request on its own, for the warm-up."""
@@ -113,72 +113,59 @@ class Dialogues(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class MadeUpDialogues:
     """Conversations whose turns have the lengths of a workload.
 
-    first, later  what a conversation begins with, and what its other turns add
+    first, later  prompts of the first turn, and what each later turn adds
+    turns_of      number of turns of a conversation
     """
 
-    def __init__(
-        self,
-        first: Prompts,
-        later: Prompts,
-        num_turns: NumTurns,
-        pauses: Pauses,
-        *,
-        seed: int,
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        self._first = first
-        self._later = later
-        self._turns = num_turns
-        self._pauses = pauses
-        self._seed = seed
-        self._tokenizer = tokenizer
+    first: Prompts
+    later: Prompts
+    turns_of: NumTurns
+    pauses: Pauses
+    _: KW_ONLY
+    seed: int
+    tokenizer: Tokenizer | None = None
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """A request on its own, for the warm-up."""
-        return self._first.request(level, number)
+        return self.first.request(level, number)
 
     def num_turns(self, session: int) -> int:
         """Turns of a conversation."""
-        return self._turns(session)
+        return self.turns_of(session)
 
     def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
         """A conversation; its requests are numbered from `first_number`."""
-        draw = random.Random(f"{self._seed}/pauses/{session}")
-        turns = [PlannedTurn(self._first.request(level, first_number))]
-        for place in range(1, self._turns(session)):
-            said = self._later.request(level, first_number + place)
-            turns.append(PlannedTurn(said, self._pauses.draw(draw)))
-        return Dialogue(session, turns, self._tokenizer)
+        draw = random.Random(f"{self.seed}/pauses/{session}")
+        turns = [PlannedTurn(self.first.request(level, first_number))]
+        for place in range(1, self.turns_of(session)):
+            said = self.later.request(level, first_number + place)
+            turns.append(PlannedTurn(said, self.pauses.draw(draw)))
+        return Dialogue(session, turns, self.tokenizer)
 
 
+@dataclass(eq=False)
 class RecordedDialogues:
     """Conversations of a file, shuffled by the seed, over and over.
 
-    output_tokens  of a turn whose answer was not recorded
+    output_tokens  length of an answer that was not recorded
     salt           prefix of each conversation, so that no prefix cache has seen it
     """
 
-    def __init__(
-        self,
-        conversations: Sequence[RecordedConversation],
-        pauses: Pauses,
-        *,
-        output_tokens: int,
-        seed: int,
-        salt: str = "",
-        ignore_eos: bool = True,
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        self._conversations = _shuffled(conversations, seed)
-        self._pauses = pauses
-        self._output_tokens = output_tokens
-        self._seed = seed
-        self._salt = salt
-        self._ignore_eos = ignore_eos
-        self._tokenizer = tokenizer
+    conversations: Sequence[RecordedConversation]
+    pauses: Pauses
+    _: KW_ONLY
+    output_tokens: int
+    seed: int
+    salt: str = ""
+    ignore_eos: bool = True
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        self._shuffled = _shuffled(self.conversations, self.seed)
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """The first turn of a conversation, for the warm-up."""
@@ -188,26 +175,26 @@ class RecordedDialogues:
 
     def num_turns(self, session: int) -> int:
         """Turns of a conversation."""
-        return len(self._conversations[session % len(self._conversations)].turns)
+        return len(self._shuffled[session % len(self._shuffled)].turns)
 
     def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
         """A conversation; its requests are numbered from `first_number`."""
-        conversation = self._conversations[session % len(self._conversations)]
-        draw = random.Random(f"{self._seed}/pauses/{session}")
+        conversation = self._shuffled[session % len(self._shuffled)]
+        draw = random.Random(f"{self.seed}/pauses/{session}")
         turns = []
         for place, turn in enumerate(conversation.turns):
             system = conversation.system if place == 0 else ""
-            if self._salt and place == 0:
-                salt = f"[{self._salt}-{level_place(level)}-{session}]"
+            if self.salt and place == 0:
+                salt = f"[{self.salt}-{level_place(level)}-{session}]"
                 system = f"{salt} {system}".strip()
             said = self._request(first_number + place, system, turn.asked, turn.answered)
-            turns.append(PlannedTurn(said, self._pauses.draw(draw) if place else 0.0))
-        return Dialogue(session, turns, self._tokenizer)
+            turns.append(PlannedTurn(said, self.pauses.draw(draw) if place else 0.0))
+        return Dialogue(session, turns, self.tokenizer)
 
     def _request(self, number: int, system: str, asked: str, answered: str) -> PlannedRequest:
         text = f"{system}\n{asked}" if system else asked
-        ids = tuple(self._tokenizer.encode(text)) if self._tokenizer is not None else ()
-        answer_tokens = self._count(answered) if answered else self._output_tokens
+        ids = tuple(self.tokenizer.encode(text)) if self.tokenizer is not None else ()
+        answer_tokens = self._count(answered) if answered else self.output_tokens
         messages = (("system", system), ("user", asked)) if system else (("user", asked),)
         return PlannedRequest(
             request_id=number,
@@ -217,12 +204,12 @@ class RecordedDialogues:
             prompt_token_ids=ids,
             prompt_text=text,
             messages=messages,
-            ignore_eos=self._ignore_eos,
+            ignore_eos=self.ignore_eos,
         )
 
     def _count(self, text: str) -> int:
-        if self._tokenizer is not None:
-            return len(self._tokenizer.encode(text)) - len(self._tokenizer.encode(""))
+        if self.tokenizer is not None:
+            return len(self.tokenizer.encode(text)) - len(self.tokenizer.encode(""))
         return max(1, round(len(text) / CHARACTERS_PER_TOKEN))
 
 

@@ -1,23 +1,26 @@
-"""What the requests say: synthetic prompts of exact token counts, or a data set's own.
+"""Prompts of the requests: synthetic ones of exact token counts, or those of a data set.
 
 A prompt is a pure function of (seed, salt, level, repeat, number), so a resumed run and a second
-target get the same lengths in the same order. The salt changes from run to run: prompts that a
-server has seen before are answered from its prefix cache and flatter it.
+target get the same lengths in the same order. The salt changes from run to run, because a server
+answers prompts that it has seen before faster, from its prefix cache.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.lengths import LengthDistribution, parse_lengths
+from lmi_bench.core.scenario import WorkloadSection
+from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, Trace
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 CHARACTERS_PER_TOKEN = 4
@@ -26,75 +29,14 @@ _MAX_ADJUSTMENTS = 16
 _STABLE_TOKENS = 512
 
 # Everyday words that common BPE vocabularies hold as one token each with the space before them.
-_WORDS = [
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-    "country",
-    "problem",
-    "hand",
-    "part",
-    "place",
-    "case",
-    "week",
-    "company",
-    "system",
-    "program",
-    "question",
-    "work",
-    "government",
-    "number",
-    "night",
-    "point",
-    "home",
-    "water",
-    "room",
-    "mother",
-    "area",
-    "money",
-    "story",
-    "fact",
-    "month",
-    "lot",
-    "right",
-    "study",
-    "book",
-    "eye",
-    "job",
-    "word",
-    "business",
-    "issue",
-    "side",
-    "kind",
-    "head",
-    "house",
-    "service",
-    "friend",
-    "father",
-    "power",
-    "hour",
-    "game",
-    "line",
-    "end",
-    "member",
-    "law",
-    "car",
-    "city",
-    "name",
-]
+_EVERYDAY = """
+    time year people way day man thing woman life child world school state family student group
+    country problem hand part place case week company system program question work government
+    number night point home water room mother area money story fact month lot right study book eye
+    job word business issue side kind head house service friend father power hour game line end
+    member law car city name
+"""
+_WORDS = _EVERYDAY.split()
 
 
 class Tokenizer(Protocol):
@@ -238,50 +180,125 @@ class TextCounter:
 _LONGEST_BLOCK = 1000
 
 
-class SyntheticPrompts:
-    """Requests of given lengths; several kinds come in exact shares, shuffled in small blocks."""
+LengthsOf = Callable[[int, int], Lengths]
+"""The lengths of a request, from its number and the seed."""
 
-    def __init__(
-        self,
-        lengths: Sequence[Lengths],
-        text: PromptText,
-        *,
-        seed: int,
-        salt: str = "",
-        ignore_eos: bool = True,
-        shared_prefix: int = 0,
-    ) -> None:
-        if not lengths:
+
+@dataclass(eq=False)
+class SyntheticPrompts:
+    """Requests of given lengths with made-up words.
+
+    lengths        kinds of request, which come in exact shares, shuffled in small blocks; or a
+                   function that can be pickled
+    shared_prefix  tokens at the beginning that all prompts of the run have in common
+    """
+
+    lengths: Sequence[Lengths] | LengthsOf
+    text: PromptText
+    _: KW_ONLY
+    seed: int
+    salt: str = ""
+    ignore_eos: bool = True
+    shared_prefix: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
             raise InputError("a workload needs at least one kind of request")
-        self._lengths = tuple(lengths)
-        self._block = _block(lengths)
-        self._text = text
-        self._seed = seed
-        self._salt = salt
-        self._ignore_eos = ignore_eos
-        self._shared_prefix = shared_prefix
+        self._lengths = self.lengths if callable(self.lengths) else _Mix(tuple(self.lengths))
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
-        lengths = self._lengths[self._kind(number)]
+        lengths = self._lengths(number, self.seed)
         planned = PlannedRequest(
-            request_id=number,
-            arrival_s=0.0,
-            input_tokens=lengths.input_tokens,
-            output_tokens=lengths.output_tokens,
-            ignore_eos=self._ignore_eos,
+            number, 0.0, lengths.input_tokens, lengths.output_tokens, ignore_eos=self.ignore_eos
         )
-        draw = random.Random(f"{self._seed}/{self._salt}/{level_place(level)}/{number}")
-        shared = prefix_parts(self._shared_prefix, self._seed, self._salt)
-        return self._text.fill(planned, draw, shared)
+        draw = random.Random(f"{self._place(level)}/{number}")
+        return self.text.fill(planned, draw, self._shared(level, number))
 
-    def _kind(self, number: int) -> int:
+    def _place(self, level: LevelSpec) -> str:
+        return f"{self.seed}/{self.salt}/{level_place(level)}"
+
+    def _shared(self, _level: LevelSpec, _number: int) -> list[Part]:
+        draw = random.Random(f"{self.seed}/{self.salt}/prefix")
+        return [(self.shared_prefix, draw)] if self.shared_prefix else []
+
+
+class _Mix:
+    """Kinds of request in exact shares."""
+
+    def __init__(self, kinds: Sequence[Lengths]) -> None:
+        self._kinds = kinds
+        self._block = _block(kinds)
+
+    def __call__(self, number: int, seed: int) -> Lengths:
         if len(self._block) == 1:
-            return self._block[0]
+            return self._kinds[self._block[0]]
         block_number, place = divmod(number, len(self._block))
         order = list(self._block)
-        random.Random(f"{self._seed}/mix/{block_number}").shuffle(order)
-        return order[place]
+        random.Random(f"{seed}/mix/{block_number}").shuffle(order)
+        return self._kinds[order[place]]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLengths:
+    """Lengths from distributions: request n has the same lengths at every level."""
+
+    input_lengths: LengthDistribution
+    output_lengths: LengthDistribution
+
+    def __call__(self, number: int, seed: int) -> Lengths:
+        draw = random.Random(f"{seed}/lengths/{number}")
+        return Lengths(self.input_lengths.draw(draw), self.output_lengths.draw(draw))
+
+
+def distributions(workload: WorkloadSection) -> tuple[LengthDistribution, LengthDistribution]:
+    """Input and output lengths of a workload; fixed if it names no distribution."""
+    return (
+        parse_lengths(workload.input_lengths or f"fixed({workload.input_tokens})"),
+        parse_lengths(workload.output_lengths or f"fixed({workload.output_tokens})"),
+    )
+
+
+class TracePrompts(SyntheticPrompts):
+    """Requests with a trace's lengths and, at a level with a rate, its times stretched to it.
+
+    options  as for SyntheticPrompts
+    """
+
+    def __init__(self, trace: Trace, text: PromptText, **options: Any) -> None:
+        super().__init__(self._recorded, text, **options)
+        self._trace = trace
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """Request `number` of a level; beyond the trace's end its lengths begin anew."""
+        planned = super().request(level, number)
+        if level.rate_per_s is None or number < 0:
+            return planned
+        place = number % len(self._trace.requests)
+        return replace(planned, arrival_s=self._trace.due_s(place, level.rate_per_s))
+
+    def _recorded(self, number: int, _seed: int) -> Lengths:
+        recorded = self._trace.requests[number % len(self._trace.requests)]
+        return Lengths(recorded.input_tokens, recorded.output_tokens)
+
+    def _shared(self, level: LevelSpec, number: int) -> list[Part]:
+        """The recorded blocks: equal ids are equal text in every request of a level."""
+        recorded = self._trace.requests[number % len(self._trace.requests)]
+        if not recorded.hash_ids or number < 0:
+            return super()._shared(level, number)
+        return [
+            (MOONCAKE_BLOCK_TOKENS, random.Random(f"{self._place(level)}/block {each}"))
+            for each in recorded.hash_ids
+        ]
+
+
+def mean_lengths(trace: Trace) -> Lengths:
+    """Mean lengths of a trace, rounded to tokens."""
+    n = len(trace.requests)
+    return Lengths(
+        round(sum(request.input_tokens for request in trace.requests) / n),
+        round(sum(request.output_tokens for request in trace.requests) / n),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,43 +309,39 @@ class DatasetEntry:
     output_tokens: int | None = None
 
 
+@dataclass(eq=False)
 class DatasetPrompts:
     """Requests with a data set's own prompts, in an order shuffled by the seed, over and over."""
 
-    def __init__(
-        self,
-        entries: Sequence[DatasetEntry],
-        *,
-        output_tokens: int,
-        tokenizer: Tokenizer | None,
-        seed: int,
-        salt: str = "",
-        ignore_eos: bool = True,
-    ) -> None:
-        if not entries:
+    entries: Sequence[DatasetEntry]
+    _: KW_ONLY
+    output_tokens: int
+    tokenizer: Tokenizer | None
+    seed: int
+    salt: str = ""
+    ignore_eos: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.entries:
             raise InputError("the data set is empty: it needs at least one line with a prompt")
-        self._entries = list(entries)
-        random.Random(f"{seed}/dataset").shuffle(self._entries)
-        self._output_tokens = output_tokens
-        self._tokenizer = tokenizer
-        self._salt = salt
-        self._ignore_eos = ignore_eos
+        self._shuffled = list(self.entries)
+        random.Random(f"{self.seed}/dataset").shuffle(self._shuffled)
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; the salt, if any, precedes the prompt."""
-        entry = self._entries[number % len(self._entries)]
+        entry = self._shuffled[number % len(self._shuffled)]
         text = entry.text
-        if self._salt:
-            text = f"[{self._salt}-{level_place(level)}-{number}] {text}"
-        ids = tuple(self._tokenizer.encode(text)) if self._tokenizer is not None else ()
+        if self.salt:
+            text = f"[{self.salt}-{level_place(level)}-{number}] {text}"
+        ids = tuple(self.tokenizer.encode(text)) if self.tokenizer is not None else ()
         return PlannedRequest(
             request_id=number,
             arrival_s=0.0,
             input_tokens=max(1, len(ids) or round(len(text) / CHARACTERS_PER_TOKEN)),
-            output_tokens=entry.output_tokens or self._output_tokens,
+            output_tokens=entry.output_tokens or self.output_tokens,
             prompt_token_ids=ids,
             prompt_text=text,
-            ignore_eos=self._ignore_eos,
+            ignore_eos=self.ignore_eos,
         )
 
 
@@ -368,11 +381,6 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
     if not entries:
         raise InputError(f"{path} holds no prompt: write one JSON object a line")
     return entries
-
-
-def prefix_parts(tokens: int, seed: int, salt: str) -> list[Part]:
-    """The beginning that all prompts of a run have in common; none of no tokens."""
-    return [(tokens, random.Random(f"{seed}/{salt}/prefix"))] if tokens else []
 
 
 def level_place(level: LevelSpec) -> str:

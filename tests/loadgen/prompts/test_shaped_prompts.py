@@ -19,8 +19,12 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.loadgen.prompts.prompts import NoText
-from lmi_bench.loadgen.prompts.shaped_prompts import DrawnPrompts, TracePrompts
+from lmi_bench.loadgen.prompts.prompts import (
+    DrawnLengths,
+    NoText,
+    SyntheticPrompts,
+    TracePrompts,
+)
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.loadgen.run.sweep import run_sweep
 
@@ -48,8 +52,10 @@ class Instant:
 
 
 def test_lengths_are_drawn_alike_at_every_level():
-    prompts = DrawnPrompts(
-        parse_lengths("normal(622,50)"), parse_lengths("uniform(1,9)"), NoText(), seed=1
+    prompts = SyntheticPrompts(
+        DrawnLengths(parse_lengths("normal(622,50)"), parse_lengths("uniform(1,9)")),
+        NoText(),
+        seed=1,
     )
     low, high = (
         LevelSpec(0, Load(concurrency=1), num_requests=1),
