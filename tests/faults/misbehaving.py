@@ -15,7 +15,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 

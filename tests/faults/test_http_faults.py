@@ -9,7 +9,7 @@ import pytest
 
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 from tests.faults import misbehaving

@@ -15,7 +15,7 @@ from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
-from lmi_bench.loadgen.run import stall_guard
+from lmi_bench.loadgen.run import sender
 from lmi_bench.loadgen.run.sweep import StopRules, run_sweep
 from lmi_bench.wire.format import find_format
 from tests.faults import misbehaving
@@ -133,8 +133,8 @@ def test_a_share_of_errors_beyond_the_limit_ends_the_sweep_early():
 
 def test_a_stuck_stream_does_not_hold_a_run_that_has_no_time_out(monkeypatch):
     """Three users go on while the fourth waits; half a second after the last answer it is over."""
-    monkeypatch.setattr(stall_guard.StallGuard.__init__, "__defaults__", (0.5,))
-    monkeypatch.setattr(stall_guard, "S_PER_TOKEN", 0.1)
+    monkeypatch.setattr(sender.StallGuard.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(sender, "S_PER_TOKEN", 0.1)
     began_s = time.monotonic()
     (line,) = _run(lambda number: STUCK if number == 2 else FAULTS["ok"], 24, timeout_s=None).levels
     assert time.monotonic() - began_s < 20

@@ -1,4 +1,4 @@
-"""Which level comes next: a fixed list, or whatever a rule makes of the levels before."""
+"""The next level: from a fixed list, or by a rule that sees the finished levels."""
 
 from __future__ import annotations
 
@@ -22,49 +22,38 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
     load = scenario.load
     if scenario.workload.trace is not None and load.concurrency is None:
         return _trace_levels(scenario, read_trace(Path(scenario.workload.trace)))
-    timed = load.duration_s is not None
-    levels: list[LevelSpec] = []
-    for concurrency in load.concurrency_levels:
-        num_requests = load.requests_per_level
-        if num_requests is None and not timed:
-            num_requests = concurrency * load.requests_per_user
-        levels.append(
-            LevelSpec(
-                index=len(levels),
-                load=Load(concurrency=concurrency),
-                num_requests=num_requests,
-                duration_s=load.duration_s,
-                warmup_requests=load.warmup_requests,
-                max_in_flight=load.max_in_flight,
-            )
-        )
-    for rate_per_s in load.rate_per_s or ():
-        num_requests = load.requests_per_level
-        if num_requests is None and not timed:
-            num_requests = DEFAULT_OPEN_LOOP_REQUESTS
-        levels.append(
-            LevelSpec(
-                index=len(levels),
-                load=Load(
-                    rate_per_s=rate_per_s,
-                    arrivals=load.arrivals,
-                    burstiness=load.burstiness,
-                    ramp_s=load.ramp_s,
-                ),
-                num_requests=num_requests,
-                duration_s=load.duration_s,
-                warmup_requests=load.warmup_requests,
-                max_in_flight=load.max_in_flight,
-            )
-        )
+    closed = [Load(concurrency=users) for users in load.concurrency_levels]
+    arrivals = {name: getattr(load, name) for name in ("arrivals", "burstiness", "ramp_s")}
+    opened = [Load(rate_per_s=rate_per_s, **arrivals) for rate_per_s in load.rate_per_s or ()]
+    levels = [_level(scenario, index, each) for index, each in enumerate((*closed, *opened))]
     as_sessions = session_levels(scenario)
     return levels if as_sessions is None else [as_sessions(level) for level in levels]
 
 
-def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | None:
-    """What makes a level one of conversations; None where requests stand alone.
+def _level(scenario: Scenario, index: int, load: Load, most: int | None = None) -> LevelSpec:
+    """A level with the scenario's limits; `most`: requests of its trace."""
+    given = scenario.load
+    num_requests = given.requests_per_level
+    if most is not None:
+        num_requests = min(most, num_requests or most)
+    elif num_requests is None and given.duration_s is None:
+        per_user = given.requests_per_user
+        users = load.concurrency
+        num_requests = DEFAULT_OPEN_LOOP_REQUESTS if users is None else users * per_user
+    return LevelSpec(
+        index=index,
+        load=load,
+        num_requests=num_requests,
+        duration_s=given.duration_s,
+        warmup_requests=given.warmup_requests,
+        max_in_flight=given.max_in_flight,
+    )
 
-    A level holds sessions_per_level of them; else as many as give requests_per_level, or
+
+def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | None:
+    """A function that turns a level into one of conversations; None for single requests.
+
+    A level has sessions_per_level conversations; else enough for requests_per_level, or
     requests_per_user for each user.
     """
     load = scenario.load
@@ -83,21 +72,12 @@ def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | Non
 
 
 def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
-    """A level for each speed (1 is as recorded), or each mean rate that is asked for."""
+    """A level for each speed (1 is as recorded), or for each given mean rate."""
     load = scenario.load
     rates = load.rate_per_s or [speed * trace.rate_per_s for speed in load.speed]
+    loads = (Load(rate_per_s=rate_per_s, arrivals="trace") for rate_per_s in rates)
     most = len(trace.requests)
-    return [
-        LevelSpec(
-            index=index,
-            load=Load(rate_per_s=rate_per_s, arrivals="trace"),
-            num_requests=min(most, load.requests_per_level or most),
-            duration_s=load.duration_s,
-            warmup_requests=load.warmup_requests,
-            max_in_flight=load.max_in_flight,
-        )
-        for index, rate_per_s in enumerate(rates)
-    ]
+    return [_level(scenario, index, load, most) for index, load in enumerate(loads)]
 
 
 def in_order(levels: Sequence[LevelSpec]) -> NextLevel:

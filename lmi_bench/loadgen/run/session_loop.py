@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Dialogue
-from lmi_bench.loadgen.run.measure import Measured
-from lmi_bench.loadgen.run.open_loop import stopped_before
-from lmi_bench.loadgen.run.sender import Sender
-from lmi_bench.loadgen.run.stall_guard import StallGuard
+from lmi_bench.loadgen.run.loops import stopped_before
+from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
 from lmi_bench.loadgen.run.target import Target
 
 

@@ -1,15 +1,61 @@
-"""What a server says of itself on `/metrics`, under the names of vLLM, TGI and our own engine.
+"""A server's `/metrics` page, under the names of vLLM, TGI and our own engine.
 
-A page becomes a `ServerSample`: gauges at a moment, and counters that only grow. Names change from
-version to version, so each quantity has a list of them; the first that a page has is taken.
+A page becomes a `ServerSample`: gauges of the moment and counters that only grow. Names change from
+version to version, so each quantity has a list of them; the first that a page has is used. Only
+known metrics are read, because a page has thousands of lines and is read during a measurement.
+Source: the Prometheus exposition format 0.0.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from lmi_bench.loadgen.watch.prometheus import SampleReader, total
+_LABELS = r'(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?'
+_VALUE = r"[ \t]*([^\s{]\S*)(?:[ \t]+-?\d+)?[ \t]*$"
+
+
+class Sample(NamedTuple):
+    """One line: `labels` as written, braces included, or "" without labels."""
+
+    name: str
+    labels: str
+    value: float
+
+
+class SampleReader:
+    """Reads the samples of the given names."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        either = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+        self._pattern = re.compile(rf"^({either})(?![\w:]){_LABELS}{_VALUE}", re.MULTILINE)
+
+    def read(self, text: str) -> Iterator[Sample]:
+        """The samples of a page, in its order; a value that is no number is left out."""
+        for name, labels, value in self._pattern.findall(text):
+            try:
+                number = float(value)
+            except ValueError:
+                continue
+            yield Sample(name, labels, number)
+
+
+def total(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
+    """The sum over all label sets of the first of the names that is there; None: none is.
+
+    >>> total([Sample("a", '{engine="0"}', 1.0), Sample("a", '{engine="1"}', 2.0)], ["b", "a"])
+    3.0
+    """
+    for name in names:
+        values = [sample.value for sample in samples if sample.name == name]
+        if values:
+            whole = math.fsum(values)
+            return whole if math.isfinite(whole) else None
+    return None
+
 
 # vLLM: vllm/v1/metrics/loggers.py (0.10, and the older names of 0.6); our engine has vLLM's names.
 # TGI: router/src/infer and backends/v3/src (2.x and 3.x).

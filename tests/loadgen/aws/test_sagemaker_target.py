@@ -13,7 +13,7 @@ from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.aws.access import Signer, open_aws_access
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
-from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import document, serving

@@ -24,7 +24,7 @@ from lmi_bench.loadgen.http.kernel_time import KernelStamps
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts, TextCounter
-from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.report.text import token_counts_line

@@ -9,7 +9,7 @@ import pytest
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
-from lmi_bench.loadgen.run.closed_loop import run_closed_loop
+from lmi_bench.loadgen.run.loops import run_closed_loop
 from lmi_bench.loadgen.run.sender import Sender
 
 

@@ -13,7 +13,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
-from lmi_bench.loadgen.run.measure import measure
+from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 
 REQUEST = PlannedRequest(0, 0.0, 8, 4)

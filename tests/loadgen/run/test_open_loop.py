@@ -10,7 +10,7 @@ from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.loadgen.run.open_loop import run_open_loop
+from lmi_bench.loadgen.run.loops import run_open_loop
 from lmi_bench.loadgen.run.sender import Sender
 
 
