@@ -24,19 +24,9 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 TargetErrorKind = Literal[
-    "connect",
-    "tls",
-    "timeout",
-    "throttled",
-    "overloaded",
-    "client_error",
-    "server_error",
-    "broken_stream",
-    "malformed_frame",
-    "short_output",
-    "cancelled",
-    "refused",
-]
+    "connect", "tls", "timeout", "throttled", "overloaded", "client_error", "server_error",
+    "broken_stream", "malformed_frame", "short_output", "cancelled", "refused",
+]  # fmt: skip
 TARGET_ERROR_KINDS: tuple[str, ...] = get_args(TargetErrorKind)
 
 

@@ -1,9 +1,12 @@
-"""Recorded traffic: when requests came and how long they were.
+"""Recorded traffic: traces of request times and lengths, and recorded conversations.
 
-Read by their columns: Azure's LLM inference traces (CSV with TIMESTAMP, ContextTokens,
+Traces are read by their columns: Azure's LLM inference traces (CSV with TIMESTAMP, ContextTokens,
 GeneratedTokens) and Mooncake's (JSON lines with timestamp in ms, input_length, output_length, and
-hash_ids, one for each block of 512 tokens of the prompt: equal ids are equal text, so what requests
-shared is shared again).
+hash_ids, one for each block of 512 prompt tokens: equal ids are equal text).
+
+Conversations are JSON lines, or one JSON list, of ShareGPT's `conversations` ([{"from": "human",
+"value": ...}, ...]) or of `messages` ([{"role": "user", "content": ...}, ...]). A recorded answer
+gives its length alone: a replay continues from the answers that it gets.
 """
 
 from __future__ import annotations
@@ -18,6 +21,85 @@ from typing import Any
 
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.units import ms_to_s
+
+_USER, _ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """A user's message and its answer ("" if there was none)."""
+
+    asked: str
+    answered: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedConversation:
+    """One conversation; `system`: its system prompt."""
+
+    turns: tuple[RecordedTurn, ...]
+    system: str = ""
+
+
+def read_conversations(path: Path) -> tuple[RecordedConversation, ...]:
+    """The conversations of a file that have a user's turn.
+
+    Raises InputError that names the first entry that cannot be read.
+    """
+    text = _text(path, "conversations")
+    found = []
+    for number, entry in enumerate(_entries(path, text), start=1):
+        messages = entry.get("conversations", entry.get("messages"))
+        if not isinstance(messages, list):
+            raise InputError(
+                f"{path}: entry {number} has neither `conversations` (ShareGPT) nor `messages`"
+            )
+        try:
+            conversation = _conversation(messages)
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise InputError(f"{path}: entry {number} cannot be read: {exc!r}") from exc
+        if conversation.turns:
+            found.append(conversation)
+    if not found:
+        raise InputError(f"{path} holds no conversation with a user's turn")
+    return tuple(found)
+
+
+def _entries(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        if text.lstrip().startswith("["):
+            entries = json.loads(text)
+        else:
+            entries = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as exc:
+        raise InputError(f"{path} is neither JSON lines nor a JSON list: {exc}") from exc
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise InputError(f"{path}: each entry must be a JSON object")
+    return list(entries)
+
+
+def _conversation(messages: Sequence[Mapping[str, Any]]) -> RecordedConversation:
+    """Turns in order; adjacent messages of one role are merged."""
+    system: list[str] = []
+    turns: list[RecordedTurn] = []
+    for message in messages:
+        role = str(message.get("from", message.get("role"))).lower()
+        said = message["value"] if "value" in message else message["content"]
+        if not isinstance(said, str):
+            raise TypeError("a message is not text")
+        if role in _USER:
+            if turns and not turns[-1].answered:
+                turns[-1] = RecordedTurn(f"{turns[-1].asked}\n{said}")
+            elif said:
+                turns.append(RecordedTurn(said))
+        elif role in _ASSISTANT:
+            if turns:
+                last = turns[-1]
+                turns[-1] = RecordedTurn(last.asked, "\n".join(filter(None, (last.answered, said))))
+        elif not turns:
+            system.append(said)
+    return RecordedConversation(tuple(turns), "\n".join(system))
+
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")
@@ -60,10 +142,7 @@ def read_trace(path: Path) -> Trace:
 
     Raises InputError where the columns are not known, or fewer than two instants remain.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read the trace {path}: {file_reason(exc)}") from exc
+    text = _text(path, "trace")
     rows = _rows(path, text)
     kept = []
     for number, row in enumerate(rows, start=1):
@@ -113,3 +192,10 @@ def _request(row: Mapping[str, Any]) -> TraceRequest:
     digits = "".join(c for c in rest if c.isdigit())[:9]  # Azure writes seven: too many to parse
     at_s = datetime.fromisoformat(stamp).timestamp() + (float(f"0.{digits}") if digits else 0.0)
     return TraceRequest(at_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read the {what} {path}: {file_reason(exc)}") from exc

@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.core.conversations import RecordedConversation, read_conversations
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
 from lmi_bench.core.scenario import Scenario
-from lmi_bench.core.traces import read_trace
+from lmi_bench.core.traces import RecordedConversation, read_conversations, read_trace
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues, num_turns
 from lmi_bench.loadgen.prompts.prompts import (

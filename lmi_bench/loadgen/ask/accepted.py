@@ -1,27 +1,140 @@
-"""Whether a server takes what is stated of it: a protocol, a model, prompts of token ids.
+"""Test requests before a run: whether a server accepts the protocol, the model and the length.
 
-One short request says what every other one would be refused for, before a run is begun.
+One request for two tokens shows whether a protocol is served, and by which field a server obeys a
+requested length. A request that the server would refuse every time is reported before the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.loadgen.ask.probe import Probe, UnansweredError
-from lmi_bench.loadgen.ask.two_tokens import (
-    OLD_LENGTH,
-    REFUSED_FIELDS,
-    WANTS_KEY,
-    ask_for_two,
-    length_notes,
-    wants_key,
-)
-from lmi_bench.wire.event import WireFormat
+from lmi_bench.loadgen.ask.probe import EndlessError, Probe, Reply, UnansweredError
+from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import find_format
+from lmi_bench.wire.openai import OpenAiChatFormat
+
+REFUSED_FIELDS: Final = (400, 422, 424)
+"""Statuses that a server may have for a field that it does not know."""
+WANTS_KEY: Final = (401, 403)
+OLD_LENGTH: Final = OpenAiChatFormat(length_field="max_tokens")
+_OLD_LENGTH_NOTE: Final = (
+    "the server does not keep to max_completion_tokens: lengths are asked for as max_tokens"
+)
+_ASKED_TOKENS, _TOO_MANY_TOKENS = 2, 5
+
+
+def ask_for_two(
+    probe: Probe,
+    wire_format: WireFormat,
+    model: str,
+    *,
+    stream: bool,
+    ignore_eos: bool = True,
+    whole: bool = True,
+) -> tuple[WireFormat, Reply, bool]:
+    """Ask for two tokens: the format that the server keeps to, its reply, and as `_generate`.
+
+    A chat server may know the length by its older name alone. It answers all the same, and longer
+    than asked, so its answer is always read.
+    """
+    chat = isinstance(wire_format, OpenAiChatFormat)
+    endless: EndlessError | None = None
+    usual: tuple[WireFormat, Reply, bool] | None = None
+    asked = {"stream": stream, "ignore_eos": ignore_eos, "whole": whole or chat}
+    try:
+        usual = (wire_format, *_generate(probe, wire_format, model, **asked))
+        if not chat or not _is_too_long(wire_format, usual[1], stream=stream):
+            return usual
+    except EndlessError as exc:
+        if not chat:
+            raise
+        endless = exc
+    try:
+        reply, forced = _generate(probe, OLD_LENGTH, model, **asked)
+    except UnansweredError:
+        reply, forced = Reply(0), False
+    if 200 <= reply.status < 300 and not _is_too_long(OLD_LENGTH, reply, stream=stream):
+        return OLD_LENGTH, reply, forced
+    if usual is None:
+        assert endless is not None  # or there is an answer
+        raise endless
+    return usual
+
+
+def _is_too_long(wire_format: WireFormat, reply: Reply, *, stream: bool) -> bool:
+    """Whether an answer has clearly more tokens than were asked for."""
+    try:
+        events = list(events_of(wire_format, reply, stream=stream))
+    except TargetError:
+        return False
+    stated = max((event.output_tokens or 0 for event in events), default=0)
+    return (stated or sum(event.num_tokens for event in events)) >= _TOO_MANY_TOKENS
+
+
+def _generate(
+    probe: Probe,
+    wire_format: WireFormat,
+    model: str,
+    *,
+    stream: bool,
+    ignore_eos: bool = True,
+    whole: bool = True,
+) -> tuple[Reply, bool]:
+    """One request of two tokens, and whether its length was forced.
+
+    A server that knows no `ignore_eos` may refuse the field; it is asked again without.
+
+    whole  False: an answer's body is not waited for
+    """
+    request = PlannedRequest(
+        0,
+        0.0,
+        input_tokens=1,
+        output_tokens=_ASKED_TOKENS,
+        prompt_text="Hello",
+        ignore_eos=ignore_eos,
+    )
+    body = wire_format.request_body(request, model=model, stream=stream)
+    reply = probe.post(wire_format, body, whole=whole)
+    if reply.status not in REFUSED_FIELDS or not ignore_eos:
+        return reply, ignore_eos
+    plain = replace(request, ignore_eos=False)
+    body = wire_format.request_body(plain, model=model, stream=stream)
+    again = probe.post(wire_format, body, whole=whole)
+    return (again, False) if 200 <= again.status < 300 else (reply, True)
+
+
+def events_of(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterator[WireEvent]:
+    """The events of a reply. Raises TargetError where it is not of this protocol."""
+    kind = reply.content_type
+    if not stream or kind == "application/json":
+        yield wire_format.parse(reply.body)
+        return
+    splitter = wire_format.new_splitter()
+    for payload in (*splitter.feed(reply.body), *splitter.close()):
+        yield wire_format.parse(payload)
+
+
+def length_notes(wire_format: WireFormat) -> tuple[str, ...]:
+    """Notes about the length format that a server obeys."""
+    return (_OLD_LENGTH_NOTE,) if wire_format is OLD_LENGTH else ()
+
+
+def wants_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> InputError:
+    """What is wrong with the key of a request that got 401 or 403."""
+    said = redact_text(str(wire_format.error(reply.status, reply.body)), probe.keys)
+    if probe.keys:
+        return InputError(
+            f"{probe.url} refuses the key that it is given ({said}): give another with --api-key, "
+            "or -H 'Name: value'"
+        )
+    return InputError(f"{probe.url} wants a key ({said}): give --api-key, or -H 'Name: value'")
+
 
 TIMEOUT_S = 10.0
 _MAY_PASS = (408, 409, 425)

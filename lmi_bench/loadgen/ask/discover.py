@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError, TargetError
-from lmi_bench.loadgen.ask.probe import Probe
-from lmi_bench.loadgen.ask.two_tokens import (
+from lmi_bench.loadgen.ask.accepted import (
     OLD_LENGTH,
     WANTS_KEY,
     ask_for_two,
@@ -21,6 +20,7 @@ from lmi_bench.loadgen.ask.two_tokens import (
     length_notes,
     wants_key,
 )
+from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import FORMAT_NAMES, find_format
 

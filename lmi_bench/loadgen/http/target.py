@@ -20,10 +20,15 @@ from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import InputError, TargetError, timeout_message
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.loadgen.http.addresses import Turns, find_addresses
 from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Read, decode_answer
 from lmi_bench.loadgen.http.connection import Address, Connection, connect
-from lmi_bench.loadgen.http.endpoint import header_lines, parse_endpoint, request_head
+from lmi_bench.loadgen.http.endpoint import (
+    Turns,
+    find_addresses,
+    header_lines,
+    parse_endpoint,
+    request_head,
+)
 from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, KernelStamps
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.http.receive import receiver_of

@@ -13,10 +13,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from lmi_bench.core.conversations import RecordedConversation, read_conversations
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
+from lmi_bench.core.traces import RecordedConversation, read_conversations
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.prompts.prompts import CHARACTERS_PER_TOKEN, Prompts, Tokenizer, level_place
 

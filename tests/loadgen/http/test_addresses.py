@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.loadgen.http.addresses import find_addresses
+from lmi_bench.loadgen.http.endpoint import find_addresses
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format

@@ -11,11 +11,11 @@ import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
-from lmi_bench.core.conversations import read_conversations
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import parse_seconds
 from lmi_bench.core.load import Load
+from lmi_bench.core.traces import read_conversations
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues
 from lmi_bench.loadgen.prompts.prompts import (
