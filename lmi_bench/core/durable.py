@@ -14,10 +14,10 @@ LOCK = ".lock"
 
 
 def lock_folder(path: Path) -> int | None:
-    """Hold the folder's lock until `close` or the end of the process, however it ends."""
+    """Lock the folder until `close` or the end of the process, even if it is killed."""
     try:
         import fcntl
-    except ImportError:  # a platform without flock: the folder's creation is all that guards it
+    except ImportError:  # a platform without flock: only the folder's creation guards it
         return None
     fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -44,7 +44,7 @@ def append_and_sync(path: Path, data: bytes) -> None:
 def write_whole(path: Path, content: Any) -> None:
     """Replace a file at once, so that a reader sees the old or the new one.
 
-    Raises OSError where it cannot be written; the old one is then as it was.
+    Raises OSError if it cannot be written; the old one is then unchanged.
     """
     temporary = path.with_name(path.name + ".new")
     try:
@@ -54,7 +54,7 @@ def write_whole(path: Path, content: Any) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # half a file would take the room that is short
+        temporary.unlink(missing_ok=True)  # half a file would use up scarce disk space
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -64,7 +64,7 @@ def write_whole(path: Path, content: Any) -> None:
 
 
 def drop_torn_tail(path: Path) -> None:
-    """Cut off a last line without its end: a kill in mid-write left it, and nothing counts it."""
+    """Cut off an incomplete last line, which a kill during a write leaves behind."""
     path.touch()
     with path.open("r+b") as file:
         size = place = file.seek(0, os.SEEK_END)
@@ -81,9 +81,9 @@ def drop_torn_tail(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file at once, making its folder; a failure leaves the old one as it was.
+    """Write a file at once, making its folder; a failure leaves the old one unchanged.
 
-    Raises InputError where the path cannot be written.
+    Raises InputError if the path cannot be written.
     """
     unfinished = path.with_name(path.name + ".new")
     try:

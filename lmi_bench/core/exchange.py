@@ -1,4 +1,4 @@
-"""What a target gave for one request; times are seconds on the loop's clock until shifted."""
+"""A target's answer to one request; times are seconds on the loop's clock until shifted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished sweep found: its knees (knees.json) and the answer of a search (slo.json)."""
+"""Results of a finished sweep: its knees (knees.json) and a search's answer (slo.json)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lmi_bench.core.json_value import JsonValue
 
 @dataclass(frozen=True, slots=True)
 class Knee(JsonValue):
-    """The knee of a sweep by one rule; on neither axis where the rule finds none.
+    """The knee of a sweep by one rule; without a load if the rule finds none.
 
     axis       `concurrency` or `rate_per_s` (req/s)
     low, high  interval of the knee, on its axis
-    cause      what binds beyond it; change: the one change that moves it
-    why        how the rule found it, with the numbers
+    cause      the limit beyond it; change: the one change that moves it
+    why        reasoning of the rule, with the numbers
     """
 
     rule: str
@@ -50,14 +50,14 @@ class Knee(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class SloAnswer(JsonValue):
-    """The highest load that meets the SLOs, as a search found it.
+    """The highest load that meets the SLOs, from a search.
 
     load          axis of the loads: `concurrency` or `rate_per_s`
-    value         highest load that met every SLO; None where not even the least did
-    low, high     95 % interval of the boundary; `high` is None where no load failed
-    first_breach  lowest load that missed an SLO, None where none did
+    value         highest load that met every SLO; None: not even the lowest load did
+    low, high     95 % interval of the boundary; `high` None: no load failed
+    first_breach  lowest load that missed an SLO; None: no load did
     binding       the SLO that is missed there, or is nearest to its limit
-    boundary      `cliff`: a step of the load breaks the SLO by far, or makes requests fail;
+    boundary      `cliff`: one step of the load misses the SLO by far, or requests fail;
                   else `smooth`
     """
 
@@ -73,5 +73,5 @@ class SloAnswer(JsonValue):
 
 
 def whole(value: float) -> float:
-    """The value as an int where it is a whole number, as people write loads."""
+    """The value as an int if it is a whole number, as loads are written."""
     return int(value) if value == int(value) else value

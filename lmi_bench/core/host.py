@@ -1,4 +1,4 @@
-"""What of this machine and its software bears on a measurement."""
+"""Facts about this machine and its software that affect a measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "t
 
 
 def host_facts() -> dict[str, Any]:
-    """What of this machine bears on a measurement."""
+    """Facts about this machine that affect a measurement."""
     return {
         "system": platform.system(),
         "kernel": platform.release(),
@@ -25,8 +25,8 @@ def host_facts() -> dict[str, Any]:
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may keep busy: those it may run on, or as many as its container's
-    quota of processor time pays for, whichever are fewer; at least 1."""
+    """Cores that this process can use: its CPU affinity or its container's CPU quota, whichever is
+    lower; at least 1."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -36,7 +36,7 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _cpu_quota(cgroup: Path) -> float | None:
-    """Cores' worth of time in each period, by cgroup 2's cpu.max or cgroup 1's two files."""
+    """CPU quota in cores, from cgroup 2's cpu.max or cgroup 1's two files."""
     try:
         limit, period = (cgroup / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -53,7 +53,7 @@ def _cpu_quota(cgroup: Path) -> float | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of lmi-bench and of what does its work, without importing any of it."""
+    """Versions of lmi-bench and the packages it depends on, without importing them."""
     versions = {}
     for name in _PACKAGES:
         try:

@@ -1,7 +1,7 @@
-"""Frozen values that stand in JSON files: checked when read, written back as they were.
+"""Frozen values of JSON files: checked when read, written back unchanged.
 
-A value that was read keeps the order of its keys and the keys that this version does not know, so
-that `to_json(from_json(content)) == content` holds for files of older and newer versions too.
+A value that was read keeps the order of its keys and keys that this version does not know, so that
+`to_json(from_json(content)) == content` holds for files of older and newer versions too.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_
 from lmi_bench.core.errors import InputError
 
 OPTIONAL: Mapping[str, object] = {"optional": True}
-"""Metadata of a field whose key is left out of the file where the value is None."""
+"""Metadata of a field whose key is left out of the file if the value is None."""
 
 
 class Slot(NamedTuple):
-    """Where a key's value goes, and what it may be.
+    """The field of a key and its accepted values.
 
-    accepts   Python types of the value as JSON holds it
-    of        the JsonValue that is made of it, where it is an object of known keys
-    optional  left out of the file where the value is None
+    accepts   Python types of the JSON value
+    of        the JsonValue class, if the value is an object of known keys
+    optional  left out of the file if the value is None
     """
 
     name: str
@@ -35,7 +35,7 @@ class Slot(NamedTuple):
 class JsonValue:
     """Base of the values; a subclass is a frozen dataclass whose fields are its keys, in order.
 
-    A field whose annotation allows None is None where the key is missing.
+    A field whose annotation allows None is None if the key is missing.
     """
 
     file_keys: tuple[str, ...] | None = field(default=None, kw_only=True, compare=False, repr=False)
@@ -47,7 +47,7 @@ class JsonValue:
         return cls(**cls._read(content, where))
 
     def to_json(self) -> dict[str, Any]:
-        """The object as the file holds it: the keys it was read with, then those set since."""
+        """The JSON object: the keys it was read with, then those set since."""
         slots, content = self.slots(), {}
         for key in self.file_keys or ():
             known = key in slots
@@ -59,12 +59,12 @@ class JsonValue:
 
     @classmethod
     def slots(cls) -> Mapping[str, Slot]:
-        """What is known of each key, in the order in which they are written."""
+        """The slot of each key, in the order of writing."""
         return slots_by_field(cls)
 
     @classmethod
     def _read(cls, content: object, where: str) -> dict[str, Any]:
-        """The constructor's arguments out of a JSON object."""
+        """The constructor's arguments from a JSON object."""
         if not isinstance(content, Mapping):
             raise InputError(f"{where}: an object is expected, not {_shown(content)}")
         slots = cls.slots()
@@ -86,12 +86,12 @@ class JsonValue:
         return values
 
     def _written(self, name: str) -> Any:
-        """A field as JSON holds it."""
+        """A field's JSON value."""
         value = getattr(self, name)
         return value.to_json() if isinstance(value, JsonValue) else value
 
     def _is_left_out(self, slot: Slot) -> bool:
-        """Whether a key that was not read is not written either."""
+        """Whether a key that was not read stays out of the file."""
         if self.file_keys is None:
             return slot.optional and self._written(slot.name) is None
         return bool(getattr(self, slot.name) == _defaults(type(self))[slot.name])
@@ -102,7 +102,7 @@ _DEFAULTS: dict[type, dict[str, Any]] = {}
 
 
 def slots_by_field(cls: type[JsonValue]) -> dict[str, Slot]:
-    """The slot of each field of a class, as its annotations say."""
+    """The slot of each field of a class, from its annotations."""
     if cls not in _SLOTS:
         hints = get_type_hints(cls)
         _SLOTS[cls] = {
@@ -123,7 +123,7 @@ def _defaults(cls: type[JsonValue]) -> dict[str, Any]:
 
 
 def slot_of(name: str, annotation: Any, *, optional: bool = False) -> Slot:
-    """The slot of a key whose value has the type that an annotation says."""
+    """The slot of a key with an annotation's type."""
     accepts: set[type] = set()
     of = None
     for kind in _alternatives(annotation):
@@ -150,7 +150,7 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def _is_accepted(value: object, slot: Slot) -> bool:
-    """For types such as NumPy's that are subclasses of those in JSON; true is no number."""
+    """For subclasses of JSON types, such as NumPy's; true is no number."""
     return not isinstance(value, bool) and isinstance(value, tuple(slot.accepts))
 
 

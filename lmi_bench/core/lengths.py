@@ -3,7 +3,7 @@
 Grammar: N or fixed(N), uniform(LOW,HIGH), normal(MEAN,STD[,MAX]), lognormal(MEAN,STD[,MAX]),
 empirical(N[:WEIGHT],...), and of pauses exponential(MEAN); MEAN and STD are those of the values
 themselves. A length is rounded and held within [1, MAX], MAX being four standard deviations above
-the mean unless given, so what a server must hold is known beforehand.
+the mean unless given, so that the longest request is known beforehand.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class LengthDistribution:
     """A distribution of token counts.
 
     first, second  N and 0; lowest and highest; mean and standard deviation
-    most           no draw is longer
-    values, weights  of an empirical one: the lengths seen, and how often each
+    most           maximum of a draw
+    values, weights  of an empirical distribution: observed lengths and their frequencies
     """
 
     kind: Kind
@@ -104,7 +104,7 @@ def _lognormal(draw: random.Random, mean: float, deviation: float) -> float:
 
 
 def parse_seconds(text: str) -> Pauses:
-    """Read a distribution of pauses; raises InputError with the grammar if it is none.
+    """Read a distribution of pauses; raises InputError with the grammar if it cannot be parsed.
 
     >>> parse_seconds("exponential(2)").mean_s
     2.0
@@ -130,7 +130,7 @@ def parse_seconds(text: str) -> Pauses:
 
 
 def _empirical(text: str) -> LengthDistribution | None:
-    """An empirical distribution; None where it is not understood."""
+    """An empirical distribution; None if it cannot be parsed."""
     match = _EMPIRICAL.fullmatch(text)
     if match is None:
         return None
@@ -147,7 +147,7 @@ def _empirical(text: str) -> LengthDistribution | None:
 
 
 def parse_lengths(text: str) -> LengthDistribution:
-    """Read a distribution; raises InputError with the grammar if it is none.
+    """Read a distribution; raises InputError with the grammar if it cannot be parsed.
 
     >>> parse_lengths("uniform(500,1000)")
     LengthDistribution(kind='uniform', first=500.0, second=1000.0, most=1000)
@@ -176,7 +176,7 @@ def parse_lengths(text: str) -> LengthDistribution:
 
 
 def parse_mix(text: str) -> list[dict[str, float]]:
-    """Kinds of request from IN/OUT[:SHARE],...; raises InputError where one is not understood.
+    """Kinds of request from IN/OUT[:SHARE],...; raises InputError for any other text.
 
     >>> parse_mix("20/500,500/20:3")[1]
     {'input_tokens': 500, 'output_tokens': 20, 'share': 3.0}

@@ -1,7 +1,7 @@
-"""A finished level: one line of levels.jsonl, and all that crosses from measuring to analysis.
+"""A finished level: one line of levels.jsonl, and the only input of the analysis.
 
-Times are milliseconds where the name says `_ms`, else seconds. What the line of some levels does
-not have is None; docs/run_files.md says when. The key of a field is its name, but for `index`
+Times are milliseconds if the name ends in `_ms`, else seconds. Values that a level does not have
+are None; docs/run_files.md says when. The key of a field is its name, but for `index`
 (`level`), `load` (`concurrency`, `rate_per_s`) and `latency` (`ttft_ms` ...: see LATENCY_KEY).
 """
 
@@ -39,10 +39,10 @@ CUT_SHORT = ("timeout", "errors", "interrupted", "decided")
 
 @dataclass(frozen=True, slots=True)
 class Statistics(JsonValue):
-    """One latency over a level's requests, ms; None where it is not known.
+    """One latency over a level's requests, ms; None: unknown.
 
     n            samples
-    unsupported  why a statistic is missing, by its name
+    unsupported  reasons of missing statistics, by name
     """
 
     mean: float | None = None
@@ -62,7 +62,7 @@ class Statistics(JsonValue):
         return found
 
     def why_missing(self, statistic: str) -> str | None:
-        """Why a statistic is not there, where the level says so."""
+        """Why a statistic is missing, if known."""
         return (self.unsupported or {}).get(statistic)
 
 
@@ -71,9 +71,9 @@ NO_STATISTICS = Statistics()
 
 @dataclass(frozen=True, slots=True)
 class SteadyWindow(JsonValue):
-    """Where a level was steady, and its throughput there.
+    """The steady window of a level, and its throughput.
 
-    throughput_tokens_per_s  None, with `reason`, where no window could be told
+    throughput_tokens_per_s  None, with `reason`, if no window was found
     low, high                95 % interval of the throughput by batch means, tok/s
     share                    length of the window over the length of all token events, 0 to 1
     """
@@ -119,7 +119,7 @@ class GeneratorReport(JsonValue):
     itl_p99_interval_ms: Sequence[float] | None = None
 
     def p99_bound(self, metric: Literal["ttft", "itl"]) -> tuple[float | None, float | None]:
-        """By how much the metric's p99 may be off: ms, and a share of it; None: not known."""
+        """Error bound of the metric's p99: in ms, and as a share of it; None: unknown."""
         if metric == "ttft":
             return self.ttft_error_bound_ms, self.ttft_error_bound_frac
         return self.itl_error_bound_ms, self.itl_error_bound_frac
@@ -148,7 +148,7 @@ class Power(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch(JsonValue):
-    """What CloudWatch said of a level (cloudwatch.json)."""
+    """CloudWatch metrics of a level (cloudwatch.json)."""
 
     invocations: float | None = field(default=None, metadata=OPTIONAL)
     model_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
@@ -159,7 +159,7 @@ class CloudWatch(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics(JsonValue):
-    """What the server's own metrics said of a level; each is there where the server had it.
+    """Summary of the server's own metrics of a level; None: the server did not report it.
 
     sources  addresses of the metrics pages; unreachable: those that failed, and why
     skew     requests of the busiest replica over the mean
@@ -185,7 +185,7 @@ class ServerMetrics(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Sessions(JsonValue):
-    """A level's conversations: how many, how long, and what first and later turns waited for."""
+    """A level's conversations: their number, length, and TTFT of first and later turns."""
 
     started: int | None = None
     failed: int | None = None
@@ -196,7 +196,7 @@ class Sessions(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class UnplannedLengths(JsonValue):
-    """Answers that were not as long as asked; the means are over all whose length was asked for."""
+    """Answers of another length than requested; means are over all with a requested length."""
 
     requests: int
     asked_tokens_mean: float
@@ -205,7 +205,7 @@ class UnplannedLengths(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class UnequalCounts(JsonValue):
-    """Answers whose tokens the server counted otherwise than their chunks show."""
+    """Answers whose token count by the server differs from their chunks."""
 
     requests: int
     server_tokens: int
@@ -214,7 +214,7 @@ class UnequalCounts(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Held(JsonValue):
-    """Requests that a cap made wait, and for how long on average."""
+    """Requests that a cap delayed, and their mean wait."""
 
     requests: int
     mean_ms: float
@@ -222,14 +222,14 @@ class Held(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Judgement(JsonValue):
-    """A level against its SLOs: the answer that a search keeps with it.
+    """A level against its SLOs; a search stores it with the level.
 
-    ratio    largest of measured / limit; infinite where failed requests make it so
+    ratio    largest measured / limit; infinite if requests failed
     binding  the SLO with that ratio
-    planned  requests that the level was to send; None where its duration was fixed
-    sure     a miss that more requests would not have undone: so many over the limit come by
-             chance less than once in a hundred times where the SLO is met
-    noise    standard deviation of log(ratio), as far as its own requests tell; None: not stated
+    planned  planned requests of the level; None if its duration was fixed
+    sure     a miss that is significant: so many requests over the limit have a probability below
+             1 % if the SLO is met
+    noise    standard deviation of log(ratio), from its own requests; None: unknown
     """
 
     passed: bool
@@ -281,13 +281,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Level(JsonValue):
-    """What a level measured: a line of levels.jsonl.
+    """The results of a level: a line of levels.jsonl.
 
-    requests, errors  None where another tool's file does not say (`sent`, `failed`: then 0)
+    requests, errors  None if another tool's file does not say (`sent`, `failed`: then 0)
     stopped_by        the rule that ended the level early: timeout, errors, duration, interrupted
                       or decided
-    search            its judgement, where a search chose the level
-    attempts, attempts_left_out, spread  of a level that pools several attempts; never in a file
+    search            its judgement, if a search chose the level
+    attempts, attempts_left_out, spread  of several pooled attempts; never in a file
     """
 
     index: int
@@ -342,7 +342,7 @@ class Level(JsonValue):
 
     @property
     def name(self) -> str:
-        """How people name the level: by its load."""
+        """The level's name: that of its load."""
         return self.load.name
 
     @property
@@ -352,26 +352,26 @@ class Level(JsonValue):
 
     @property
     def failed(self) -> int:
-        """Requests that were not answered in full."""
+        """Requests without a complete answer."""
         return self.errors or 0
 
     @property
     def completed(self) -> int:
-        """Requests that were answered in full."""
+        """Requests with a complete answer."""
         return self.sent - self.failed
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it ended before its requests were sent, or its time was over."""
+        """Whether it ended before its requests were sent or its time was over."""
         return self.stopped_by in CUT_SHORT
 
     def of(self, metric: str) -> Statistics:
-        """The statistics of one of METRICS; all None where the level does not have it."""
+        """The statistics of one of METRICS; all None if the level lacks it."""
         return self.latency.get(metric, NO_STATISTICS)  # type: ignore[call-overload,no-any-return]
 
     @classmethod
     def slots(cls) -> Mapping[str, Slot]:
-        """What is known of each key, in the order in which a sweep writes them."""
+        """The slot of each key, in the order in which a sweep writes them."""
         return _level_slots()
 
     @classmethod
@@ -402,7 +402,7 @@ class Level(JsonValue):
     def _is_left_out(self, slot: Slot) -> bool:
         if (
             self.file_keys is None and slot.name in _OF_A_PRICE
-        ):  # one that completed nothing has a price and no cost
+        ):  # a level without completed requests has a price but no cost
             return self.price_usd_per_hour is None and getattr(self, slot.name) is None
         if slot.name in LATENCY_KEY or slot.name in ("concurrency", "rate_per_s"):
             unset = self._written(slot.name) is None
@@ -415,7 +415,7 @@ _OF_A_PRICE = (
     "usd_per_1m_total_tokens",
 )  # fmt: skip
 
-# The keys as a sweep writes them; those that only some levels have end in a question mark.
+# The keys in a sweep's order; a question mark marks those that only some levels have.
 _KEYS = """
     level attempt stopped_by concurrency rate_per_s requests errors errors_by_kind error_examples?
     output_tokens input_tokens wall_s throughput_tokens_per_s total_throughput_tokens_per_s

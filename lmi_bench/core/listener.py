@@ -1,4 +1,4 @@
-"""What a job says while it works. The command line shows it, a library's caller may ignore it."""
+"""Messages of a running job; the command line shows them, a library's caller may ignore them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Hears of the work as it goes on; the result itself is what the job returns."""
+    """Receives messages while a job runs; the job returns its result separately."""
 
     def note(self, text: str) -> None:
-        """A remark on what is going on."""
+        """A note about the work in progress."""
 
     def step(self, text: str) -> None:
-        """A part of the work is done; needless where a progress line is seen."""
+        """A part of the work is done; redundant if a progress line is shown."""
 
     def warn(self, text: str) -> None:
-        """A warning: the result is less than was asked for."""
+        """A warning: the result is less than requested."""
 
     def progress(self, description: str, done: float, total: float | None) -> None:
-        """How far the work is; `total` is None where it is not known."""
+        """The amount of work done; `total` None: unknown."""
 
 
 class Silent:

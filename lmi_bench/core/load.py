@@ -1,4 +1,4 @@
-"""The load that is put on a target, and the one way in which it is named."""
+"""The load on a target, and its name."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Load:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are due by the clock, however long answers take."""
+        """Whether requests are due at fixed times, however long answers take."""
         return self.concurrency is None
 
     @property
     def axis(self) -> LoadAxis:
-        """Which of the two is given; also the name of its key in the files."""
+        """The given one of the two; also the key in the files."""
         return "rate_per_s" if self.concurrency is None else "concurrency"
 
     @property
@@ -73,12 +73,12 @@ class Load:
         return float(value)
 
     def on(self, axis: str) -> float | None:
-        """The value where the load is of this kind, else None."""
+        """The value if the load has this axis, else None."""
         return self.value if axis == self.axis else None
 
     @property
     def name(self) -> str:
-        """How people name the load: `concurrency 8`, `2.5 req/s`, `2 sessions/s`."""
+        """Name of the load for people: `concurrency 8`, `2.5 req/s`, `2 sessions/s`."""
         if self.sessions and self.is_open:
             return f"{self.value:g} sessions/s"
         if self.think_time_s is not None:
@@ -96,5 +96,5 @@ class Load:
 
 
 def load_name(axis: str, value: float) -> str:
-    """A load as a sentence names it, on an axis of its own: `concurrency 8`, `2.5 req/s`."""
+    """Name of a load from its axis and value: `concurrency 8`, `2.5 req/s`."""
     return f"concurrency {value:g}" if axis == "concurrency" else f"{value:g} req/s"

@@ -1,4 +1,4 @@
-"""The map of the package, drawn from the files themselves.
+"""The map of the package, made from the files themselves.
 
     python -m lmi_bench.core.map [FOLDER]     every file with the first line of its docstring
     python -m lmi_bench.core.map --rooms      the packages and which imports which, as mermaid
@@ -42,7 +42,7 @@ def imports() -> set[tuple[str, str]]:
 
 
 def arrows(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs that do not follow from others; they must not run in a circle.
+    """The pairs that do not follow from others; cycles are not allowed.
 
     >>> arrows([("cli", "jobs"), ("jobs", "core"), ("cli", "core")])
     [('cli', 'jobs'), ('jobs', 'core')]
@@ -80,7 +80,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print what was asked for."""
+    """Print the files or the packages."""
     if "--rooms" in arguments:
         lines = [mermaid()]
     else:

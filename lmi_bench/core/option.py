@@ -1,9 +1,9 @@
-"""How a field of a job's settings is offered on a command line: declared once, beside the field.
+"""Command-line options of a job's settings, declared beside the fields.
 
-A job's settings are a frozen dataclass. A field that a user may state has `option(...)` as its
+A job's settings are a frozen dataclass. A field that a user may set has `option(...)` as its
 value, or is annotated `Annotated[type, OPTION]` with an `Option` that several classes share.
 `cli/options/spread.py` turns it into an option of the command, `jobs/face.py` into a keyword of a
-function. Nothing here knows a terminal.
+function.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Option:
     """One option or argument of a command.
 
     help      starts with a noun that names the value and gives its unit; no default in it
-    names     as typed, the first one is the name that messages use; none: made from the field's
-              name, `--no-` put before it for the other value of a switch
+    names     as typed; messages use the first one; none: derived from the field's name, with
+              `--no-` for the other value of a switch
     old_names names of earlier releases: accepted with a note, never shown; `--old=value` where the
               old name was a switch and the new option takes a value
-    default   in words, where the default is worked out and the field's own says nothing
+    default   text for a default that is computed
     group     heading under which help lists it; none: `GROUP: ClassVar` of the settings class
     rare      listed by --help-all only
-    argument  given by its place instead of a name
+    argument  positional
     """
 
     help: str
@@ -44,12 +44,12 @@ class Option:
 
 
 REQUIRED: Final = object()
-"""The value of a field that has to be stated."""
+"""The value of a required field."""
 _METADATA: Final = "option"
 
 
 def option(help: str, *names: str, value: Any = None, **more: Any) -> Any:  # noqa: A002
-    """A field of a settings class: its value where nothing is stated, and its `Option`.
+    """A field of a settings class: its default and its `Option`.
 
     more  the other fields of `Option`
     """
@@ -61,9 +61,9 @@ def option(help: str, *names: str, value: Any = None, **more: Any) -> Any:  # no
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field that a user may state, of a settings class or of one nested in it.
+    """A field that a user may set, of a settings class or of one nested in it.
 
-    default  MISSING where the field has to be stated
+    default  MISSING if the field is required
     """
 
     name: str
@@ -73,9 +73,9 @@ class Setting:
 
 
 def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterator[Setting]:
-    """The fields with an option, in their order; the options know their heading and rarity.
+    """The fields with an option, in order, each option with its heading and rarity.
 
-    common  fields that plain help lists, where a class around this one names them as COMMON
+    common  fields in plain help, if an enclosing class names them as COMMON
     """
     common = vars(group).get("COMMON", common)
     hints = get_type_hints(group, include_extras=True)
@@ -97,14 +97,14 @@ def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterat
 
 
 def _option_of_field(each: Field[Any], hint: Any) -> tuple[Any, Option] | None:
-    """The type and the option of a field, wherever its option stands."""
+    """The type and the option of a field, from its value or its annotation."""
     if (mark := each.metadata.get(_METADATA)) is not None:
         return hint, mark
     return option_of(hint)
 
 
 def option_of(hint: Any) -> tuple[Any, Option] | None:
-    """The type and the option of an annotation; None where it has no option."""
+    """The type and the option of an annotation; None without an option."""
     if get_origin(hint) is not Annotated:
         return None
     kind, *marks = get_args(hint)
@@ -112,7 +112,7 @@ def option_of(hint: Any) -> tuple[Any, Option] | None:
 
 
 def stated(settings: Any) -> Iterator[Setting]:
-    """The fields whose value is not their default, those of nested settings, too."""
+    """The fields whose value is not their default, nested settings included."""
     values = dict(_values(settings))
     return (each for each in settings_of(type(settings)) if values[each.name] != each.default)
 
@@ -127,7 +127,7 @@ def _values(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def filled(group: type[Any], given: dict[str, Any]) -> Any:
-    """The settings class made of its fields' values by name, which are taken out of `given`."""
+    """The settings made from values by field name; used values are removed from `given`."""
     hints = get_type_hints(group, include_extras=True)
     values = {}
     for each in fields(group):
@@ -137,7 +137,7 @@ def filled(group: type[Any], given: dict[str, Any]) -> Any:
             values[each.name] = filled(hint, given)
         elif each.name in given:
             value = given.pop(each.name)
-            # a command line hands a list over for every option that may be repeated
+            # a command line gives a list for every repeatable option
             kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
             is_tuple = any(get_origin(one) is tuple for one in kinds(kind))
             values[each.name] = tuple(value) if is_tuple and value is not None else value
@@ -145,5 +145,5 @@ def filled(group: type[Any], given: dict[str, Any]) -> Any:
 
 
 def kinds(kind: Any) -> tuple[Any, ...]:
-    """A type, and those that it is a union of."""
+    """A type and the members of its union."""
     return (kind, *get_args(kind))

@@ -1,4 +1,4 @@
-"""Service-level objectives: `ttft_p90<=1s` and what it means.
+"""Service-level objectives such as `ttft_p90<=1s`.
 
 Goodput limits of requests are written as vLLM does: `ttft:500 tpot:15`.
 Grammar: (ttft|itl|tpot|e2e|latency_per_token)_(mean|p50|p90|p95|p99)<=NUMBER(ms|s)
@@ -33,7 +33,7 @@ class Slo:
 
     @property
     def of_a_request(self) -> str:
-        """The limit on one request's own value, without the statistic that a level has."""
+        """The limit for a single request, without a statistic."""
         return f"{self.metric}<={self.limit_ms:g}ms"
 
 
@@ -58,21 +58,21 @@ def parse_slo(text: str) -> Slo:
 
 
 GOOD_SHARE = 0.9
-"""Share of a level's requests that must be good for the level to pass `--goodput`: what an SLO's
-p90 asks of one metric, asked of all limits at once."""
+"""Share of a level's requests that must be good for the level to pass `--goodput`: an
+SLO's p90 requires this of one metric, goodput of all limits at once."""
 
 _GOODPUT = re.compile(r"(ttft|tpot|itl|e2el|e2e):([0-9]*\.?[0-9]+)")
 
 
 def parse_goodput(text: str) -> list[Slo]:
-    """Limits that a request must meet to be good, in ms, parted by spaces or commas.
+    """Limits of a good request, in ms, separated by spaces or commas.
 
-    The statistic is the mean, which for a request's one value is that value.
+    The statistic is the mean; for a single request it is the value itself.
 
     >>> [str(limit) for limit in parse_goodput("ttft:500 e2el:2000")]
     ['ttft_mean<=500ms', 'e2e_mean<=2000ms']
 
-    Raises InputError with the grammar where a part is not one.
+    Raises InputError with the grammar for any other text.
     """
     limits = []
     for part in re.split(r"[\s,]+", text.strip()):
@@ -87,7 +87,7 @@ def parse_goodput(text: str) -> list[Slo]:
 
 
 def join_goodput(arguments: list[str]) -> list[str]:
-    """The command line with `--goodput ttft:500 tpot:15` made one value, as vLLM's users type it.
+    """The command line with `--goodput ttft:500 tpot:15`, as in vLLM, joined into one value.
 
     >>> join_goodput(["sweep", "--goodput", "ttft:500", "tpot:15", "--rate", "2"])
     ['sweep', '--goodput', 'ttft:500 tpot:15', '--rate', '2']

@@ -1,6 +1,7 @@
-"""The only place, beside the console and the report, where a unit is changed.
+"""Unit conversions and the formatting of figures.
 
-Inside the program: seconds, bytes, tokens per second. Shown: ms, GiB, tok/s.
+Inside the program: seconds, bytes, tokens per second. Shown: ms, GiB, tok/s. Only the console and
+the report convert units too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def format_figure(value: float | None, places: int | None = None) -> str:
-    """Four digits for people, and no exponent however large the figure is; empty for None.
+    """A figure with four significant digits and no exponent; empty for None.
 
     places  decimal places instead of four digits
 

@@ -1,7 +1,7 @@
-"""What is asked, when, and who asks next: requests, arrivals, users, levels.
+"""Requests, arrivals, users and levels, as rules over numbers.
 
-Pure rules over numbers: the load generator follows them on a real clock, the simulator on its own,
-so both send the same requests by the same rule.
+The load generator applies them on a real clock, the simulator on its own, so both send the same
+requests by the same rules.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from lmi_bench.core.load import ArrivalProcess, Load
 class PlannedRequest:
     """One request before it is sent.
 
-    arrival_s         seconds after the level's start at which it is due; 0.0 in a closed loop,
-                      where a request is due when its user is free
-    input_tokens      prompt length asked for; output_tokens: length to generate
-    prompt_token_ids  the prompt for targets that take ids; empty: the target needs lengths only
+    arrival_s         due time, seconds after the level's start; 0.0 in a closed loop, where a
+                      request is due when its user is free
+    input_tokens      prompt length; output_tokens: length to generate
+    prompt_token_ids  prompt for targets that take token ids; empty: the target needs lengths only
     prompt_text       the same prompt as text, for targets that take text
-    messages          (role, text) of a conversation so far, for targets that take those; empty:
-                      the prompt is all that was said
-    session, turn     which conversation it belongs to, and its place in it, from 0
+    messages          (role, text) of a conversation so far, for targets that take messages; empty:
+                      the prompt is the first message
+    session, turn     conversation number and turn within it, from 0
     """
 
     request_id: int
@@ -49,14 +49,14 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LevelSpec:
-    """One level of a sweep: a fixed load, and when it ends.
+    """One level of a sweep: a fixed load, and its end.
 
     At least one of `num_requests` and `duration_s` is given.
 
-    repeat         how often the level ran before: the same lengths, other prompts and arrivals
-    num_sessions   conversations, where the load is of sessions; None: the level's time ends it
-    max_sessions   most conversations at once in an open loop
-    max_in_flight  most requests at once
+    repeat         number of earlier runs of the level: same lengths, other prompts and arrivals
+    num_sessions   conversations, for a load of sessions; None: the duration ends the level
+    max_sessions   maximum concurrent conversations of an open loop
+    max_in_flight  maximum requests in flight
     """
 
     index: int
@@ -95,11 +95,11 @@ def of_sessions(
     num_sessions: int | None,
     max_sessions: int | None = None,
 ) -> LevelSpec:
-    """The level with conversations for requests.
+    """The level with conversations instead of single requests.
 
     num_turns     turns of a conversation, by its number
-    num_sessions  conversations; None: as many as it takes to send the level's requests, the last
-                  one whole
+    num_sessions  number of conversations; None: enough to send the level's requests, the last one
+                  complete
     """
     count, requests = 0, 0
     if num_sessions is not None:
@@ -118,11 +118,11 @@ def of_sessions(
 
 
 class ClosedLoop:
-    """Who sends next in a closed loop: a user sends again as soon as its answer ended.
+    """The order of requests in a closed loop: a user sends again as soon as its answer has ended.
 
-    Users share one numbered supply of requests. A user is told to stop when the supply is used
-    up or the level's time is over; it holds no number that it will not send, but where a cap made
-    it wait until the level was stopped.
+    Users share one numbered supply of requests. A user stops when the supply is used up or the
+    level's time is over. Every number handed out is sent, unless a cap made its user wait until
+    the level was stopped.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ClosedLoop:
         return self._stopped
 
     def start_offset_s(self, user: int, spacing_s: float = 0.0) -> float:
-        """When a user sends its first request: one after the other, `spacing_s` apart."""
+        """Time of a user's first request: the users start `spacing_s` apart."""
         return user * spacing_s
 
     def next_index(self, now_s: float) -> int | None:
@@ -156,7 +156,7 @@ class ClosedLoop:
         return index
 
     def stop(self) -> None:
-        """Hand out nothing more: a stop rule was met."""
+        """Hand out no more requests: a stop rule was met."""
         self._stopped = True
 
 

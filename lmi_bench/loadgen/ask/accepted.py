@@ -19,7 +19,7 @@ from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiChatFormat
 
 REFUSED_FIELDS: Final = (400, 422, 424)
-"""Statuses that a server may have for a field that it does not know."""
+"""Statuses of a server that rejects an unknown field."""
 WANTS_KEY: Final = (401, 403)
 OLD_LENGTH: Final = OpenAiChatFormat(length_field="max_tokens")
 _OLD_LENGTH_NOTE: Final = (
@@ -37,10 +37,10 @@ def ask_for_two(
     ignore_eos: bool = True,
     whole: bool = True,
 ) -> tuple[WireFormat, Reply, bool]:
-    """Ask for two tokens: the format that the server keeps to, its reply, and as `_generate`.
+    """Request two tokens; the format that the server obeys, its reply, whether a length was forced.
 
-    A chat server may know the length by its older name alone. It answers all the same, and longer
-    than asked, so its answer is always read.
+    A chat server may know only the older field for the length. It then answers with more tokens
+    than requested, so its answer is always read.
     """
     chat = isinstance(wire_format, OpenAiChatFormat)
     endless: EndlessError | None = None
@@ -61,13 +61,13 @@ def ask_for_two(
     if 200 <= reply.status < 300 and not _is_too_long(OLD_LENGTH, reply, stream=stream):
         return OLD_LENGTH, reply, forced
     if usual is None:
-        assert endless is not None  # or there is an answer
+        assert endless is not None  # otherwise there is an answer
         raise endless
     return usual
 
 
 def _is_too_long(wire_format: WireFormat, reply: Reply, *, stream: bool) -> bool:
-    """Whether an answer has clearly more tokens than were asked for."""
+    """Whether an answer has clearly more tokens than requested."""
     try:
         events = list(events_of(wire_format, reply, stream=stream))
     except TargetError:
@@ -85,11 +85,11 @@ def _generate(
     ignore_eos: bool = True,
     whole: bool = True,
 ) -> tuple[Reply, bool]:
-    """One request of two tokens, and whether its length was forced.
+    """One request for two tokens, and whether its length was forced.
 
-    A server that knows no `ignore_eos` may refuse the field; it is asked again without.
+    A server without `ignore_eos` may refuse the field; the request is then repeated without it.
 
-    whole  False: an answer's body is not waited for
+    whole  False: do not wait for the body
     """
     request = PlannedRequest(
         0,
@@ -110,7 +110,7 @@ def _generate(
 
 
 def events_of(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterator[WireEvent]:
-    """The events of a reply. Raises TargetError where it is not of this protocol."""
+    """The events of a reply. Raises TargetError if it is of another protocol."""
     kind = reply.content_type
     if not stream or kind == "application/json":
         yield wire_format.parse(reply.body)
@@ -126,7 +126,7 @@ def length_notes(wire_format: WireFormat) -> tuple[str, ...]:
 
 
 def wants_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> InputError:
-    """What is wrong with the key of a request that got 401 or 403."""
+    """The error for a request that got 401 or 403."""
     said = redact_text(str(wire_format.error(reply.status, reply.body)), probe.keys)
     if probe.keys:
         return InputError(
@@ -138,12 +138,12 @@ def wants_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> InputError
 
 TIMEOUT_S = 10.0
 _MAY_PASS = (408, 409, 425)
-"""Statuses of a client's mistake that the same request may not meet a second time."""
+"""Client error statuses that may be temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """How a server takes requests of the protocol and model that were stated; as in `Discovery`."""
+    """How a server handles requests of the stated protocol and model; fields as in `Discovery`."""
 
     forces_length: bool = True
     wire_format: WireFormat | None = None
@@ -161,11 +161,11 @@ def accepts(
     timeout_s: float = TIMEOUT_S,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Accepted:
-    """Ask a server whose protocol and model are stated for two tokens.
+    """Request two tokens from a server whose protocol and model are stated.
 
-    Raises InputError where nothing answers, or where the server refuses for a reason that would
-    hold for every other request: its key, its model, its path. What may pass (an error of the
-    server, overload, an answer that is slow or without an end) is left to be measured.
+    Raises InputError if nothing answers, or if the server would refuse every other request too
+    (key, model, path). Failures that may be temporary (a server error, overload, a slow or endless
+    answer) are left to the measurement.
     """
     probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     try:
@@ -207,10 +207,10 @@ def takes_token_ids(
     timeout_s: float = 60.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> bool:
-    """Whether `/v1/completions` takes a prompt of token ids, by asking for one token.
+    """Whether `/v1/completions` accepts a prompt of token ids; requests one token.
 
-    False only where the same request with a text is answered: what refuses both, or answers
-    neither, says why when it is measured. Raises InputError where nothing answers.
+    False only if the same request with a text succeeds: other failures are reported by the
+    measurement. Raises InputError if nothing answers.
     """
     probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     wire_format = find_format("openai", stream=stream)
@@ -231,7 +231,7 @@ def takes_token_ids(
 
 
 def _known_models(probe: Probe) -> list[str]:
-    """Names that the server lists, five at most."""
+    """Model names that the server lists, at most five."""
     entries = probe.get("/v1/models").json_object().get("data")
     entries = entries if isinstance(entries, list) else []
     return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry][:5]

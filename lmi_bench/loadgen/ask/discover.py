@@ -1,8 +1,8 @@
-"""What answers at an address: its protocol, its model, its limits, found by asking.
+"""Discovery of a server's protocol, model and limits.
 
-A few GETs with short time-outs say who it may be (`/info` of TGI, `/v1/models` of everything
-OpenAI-like, `/ping` of a SageMaker container); one request of two tokens then proves a protocol,
-shows whether the server states token counts, and whether it lets a length be forced.
+A few GETs with short time-outs suggest the kind of server (`/info` of TGI, `/v1/models` of
+OpenAI-compatible servers, `/ping` of a SageMaker container). One request for two tokens then
+confirms a protocol, and shows whether the server reports token counts and obeys a forced length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "/invocations": ("lmi", "openai", "openai-chat"),
     "/v1": ("openai", "openai-chat"),
 }
-"""Ends of a path that say what it is; `/invocations` may be any container's."""
+"""Protocols by the end of a path; `/invocations` may be any container's."""
 _NOT_THIS_PATH = (404, 405, 501)
 _TGI_ROUTER: Final = "text-generation-router"
 _UNNAMED: Final = "an OpenAI-compatible server"
@@ -42,14 +42,14 @@ _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What was found.
+    """Protocol, model and limits of a server.
 
     server         name of the server, for display
-    tokenizer      where the model's tokenizer may lie, beside its name
-    max_model_len  most tokens of a request, both ways; None: not stated
-    states_counts  whether answers come with the server's own token counts
-    forces_length  whether it takes `ignore_eos`
-    wire_format    what to send, where it is not the protocol's usual one
+    tokenizer      another place of the model's tokenizer, beside its name
+    max_model_len  maximum tokens of a request, input and output; None: unknown
+    states_counts  whether answers contain the server's own token counts
+    forces_length  whether it accepts `ignore_eos`
+    wire_format    request format, if it is not the protocol's usual one
     """
 
     protocol: str
@@ -63,7 +63,7 @@ class Discovery:
     wire_format: WireFormat | None = None
 
     def token_source(self, *, tokenizer: bool) -> str:
-        """Who counts tokens: server, tokenizer (of this model, at hand here) or chunks."""
+        """Source of token counts: server, tokenizer (this model's, if available here) or chunks."""
         return "server" if self.states_counts else "tokenizer" if tokenizer else "chunks"
 
     def describe(self, *, tokenizer: bool = False) -> str:
@@ -86,7 +86,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class _Hints:
-    """What the GETs revealed: the likely server, and which protocols to try."""
+    """Results of the GETs: the likely server, and the protocols to try."""
 
     server: str = ""
     protocols: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ def discover(
 
 
 def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
-    """Why each protocol did not fit; those of one reason together."""
+    """Why each protocol did not fit, grouped by reason."""
     names: dict[str, list[str]] = {}
     for name, reason in tried:
         names.setdefault(reason, []).append(name)
@@ -170,16 +170,17 @@ def _path_ends(probe: Probe, end: str) -> bool:
 
 
 def _candidates(protocol: str | None, by_path: Sequence[str], hints: _Hints) -> list[str]:
-    """Protocols to try, the likeliest first, each once."""
+    """Protocols to try, most likely first."""
     if protocol is not None:
         return [protocol]
     return list(dict.fromkeys(by_path or (*hints.protocols, *FORMAT_NAMES)))
 
 
 def _ask(probe: Probe) -> _Hints:
-    """What the server says of itself, TGI first: it has `/v1/models` too.
+    """The server's description of itself; TGI first, because it has `/v1/models` too.
 
-    Another server with TGI's routes says so (`router`): its other protocols can force a length.
+    Another server with TGI's routes names itself in `router`; its other protocols can force a
+    length.
     """
     info = probe.get("/info").json_object()
     tgi = None

@@ -1,4 +1,4 @@
-"""Single requests to an address before anything is measured; time does not matter here."""
+"""Single requests to an address before a measurement; their speed does not matter."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class _OverrunError(Exception):
 
 
 class Probe:
-    """Asks one server; `path` is that of its URL, `url` the URL as it may be shown.
+    """Sends requests to one server; `path` is that of its URL, `url` is safe to show.
 
-    tell  called when a request takes long, with what is waited for
+    tell  called with a message when a request takes long
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Probe:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The credentials that its requests carry."""
+        """The credentials in its requests."""
         named = {"authorization", "x-api-key", "api-key"}
         values = [value for name, value in self._headers.items() if name.lower() in named]
         return tuple(part for value in values for part in (value, value.rpartition(" ")[2]))
@@ -94,7 +94,7 @@ class Probe:
     def get(self, path: str) -> Reply:
         """GET a path of the URL's API; status 0 if that fails."""
         try:
-            with self._told_of(f"GET {path}", GET_TIMEOUT_S):
+            with self._announced(f"GET {path}", GET_TIMEOUT_S):
                 return self._ask("GET", self._root() + path, None, GET_TIMEOUT_S)
         except (TimeoutError, ConnectionError, http.client.HTTPException, _OverrunError):
             return Reply(0)
@@ -102,13 +102,13 @@ class Probe:
     def post(self, wire_format: WireFormat, body: bytes, *, whole: bool = True) -> Reply:
         """POST where this protocol is served.
 
-        whole  False: a reply of status 2xx is taken without its body
+        whole  False: do not read the body of a 2xx reply
 
-        Raises InputError where nothing answers, UnansweredError where no whole reply comes.
+        Raises InputError if nothing answers, UnansweredError if the reply is incomplete.
         """
         path = parse_endpoint(self._asked_url, wire_format).path
         try:
-            with self._told_of(f"POST {path}", self._timeout_s):
+            with self._announced(f"POST {path}", self._timeout_s):
                 return self._ask("POST", path, body, self._timeout_s, whole=whole)
         except TimeoutError as exc:
             raise UnansweredError(
@@ -126,8 +126,8 @@ class Probe:
             ) from exc
 
     @contextlib.contextmanager
-    def _told_of(self, what: str, limit_s: float) -> Iterator[None]:
-        """Say what is waited for if the block takes long."""
+    def _announced(self, what: str, limit_s: float) -> Iterator[None]:
+        """Announce the wait if the block takes long."""
         text = f"waiting for {self.authority} to answer {what}, {limit_s:g} s at most"
         timer = threading.Timer(TELL_AFTER_S, self._tell, (text,))
         timer.daemon = True
@@ -190,7 +190,7 @@ class Probe:
 
 
 def _read(reply: http.client.HTTPResponse, began_s: float, timeout_s: float) -> bytes:
-    """A whole body. Raises TimeoutError, or _OverrunError if it goes on and on."""
+    """A whole body. Raises TimeoutError, or _OverrunError if it does not end."""
     parts: list[bytes] = []
     num_bytes = num_lines = 0
     while part := reply.read1(MAX_REPLY_BYTES):

@@ -27,10 +27,10 @@ _ADDED_HEADERS = ("X-Amz-Date", "X-Amz-Security-Token", "Authorization")
 
 @dataclass(frozen=True, slots=True)
 class AwsAccess:
-    """Who asks, and where.
+    """Credentials and the address of SageMaker's runtime.
 
     runtime_url  address of SageMaker's runtime, without a path
-    is_aws       False for a server elsewhere that answers in its place
+    is_aws       False for another server that replaces it
     credentials  botocore's, possibly refreshable
     """
 
@@ -44,8 +44,8 @@ class AwsAccess:
 def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
     """Resolve the boto3 chain: environment, profiles, SSO, container and instance roles.
 
-    endpoint_url  the runtime's address where it is not AWS's own
-    Raises InputError where there is no region, or there are no credentials.
+    endpoint_url  the runtime's address if it is not AWS's own
+    Raises InputError without a region or credentials.
     """
     import botocore.session
     from botocore.exceptions import BotoCoreError
@@ -68,7 +68,7 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
         credentials.get_frozen_credentials()
     except BotoCoreError as exc:
         raise InputError(f"AWS: {exc}") from exc
-    except ValueError as exc:  # botocore's word for an endpoint URL that is none
+    except ValueError as exc:  # botocore's error for an invalid endpoint URL
         raise InputError(f"AWS: {exc}") from exc
     url = str(client.meta.endpoint_url).rstrip("/")
     host = urllib.parse.urlsplit(url).hostname or ""
@@ -79,7 +79,7 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
 class Signer:
     """Signs POSTs to one URL with Signature Version 4.
 
-    headers  those of every request that the signature covers
+    headers  signed headers of every request
     """
 
     def __init__(self, access: AwsAccess, url: str, headers: Mapping[str, str]) -> None:
@@ -92,7 +92,7 @@ class Signer:
         self._fetching: asyncio.Future[None] | None = None
 
     async def refresh(self) -> None:
-        """Have credentials that are good for now. Raises InputError where they cannot be had."""
+        """Fetch valid credentials. Raises InputError if that fails."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -102,7 +102,7 @@ class Signer:
         self._fetched_s = asyncio.get_running_loop().time()
 
     def sign(self, body: bytes) -> dict[str, str]:
-        """The headers that a request with this body needs on top; takes about 0.1 ms."""
+        """The additional headers of a request with this body; takes about 0.1 ms."""
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
 
@@ -115,7 +115,7 @@ class Signer:
         self._frozen = self._access.credentials.get_frozen_credentials()
 
     def _refresh_in_passing(self) -> None:
-        """Start a refresh in a thread if the last one is old; this request goes without."""
+        """Start a refresh in a thread if the last one is old; this request does not wait for it."""
         if not self._expires:
             return
         loop = asyncio.get_running_loop()
@@ -127,6 +127,6 @@ class Signer:
 
 
 def _log_failure(fetching: asyncio.Future[None]) -> None:
-    """The old credentials go on; when they expire, the answers say so."""
+    """The old credentials stay in use; when they expire, requests fail with that error."""
     if not fetching.cancelled() and (exc := fetching.exception()) is not None:
         LOGGER.warning("AWS credentials could not be refreshed: %s", exc)

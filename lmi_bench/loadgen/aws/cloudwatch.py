@@ -1,7 +1,7 @@
-"""What CloudWatch says of a SageMaker endpoint during each level, beside the client's figures.
+"""CloudWatch metrics of a SageMaker endpoint during each level.
 
-SageMaker writes a value a minute, so a level is given the minutes that it touches, and told how
-many of them it shares with its neighbours. Latencies come in microseconds. Metrics: AWS/SageMaker
+SageMaker writes one value a minute, so a level gets the minutes that it touches, and the number of
+them that other levels touch too. Latencies come in microseconds. Metrics: AWS/SageMaker
 and /aws/sagemaker/Endpoints, "Monitor Amazon SageMaker AI with CloudWatch".
 """
 
@@ -38,7 +38,7 @@ Series = Mapping[datetime, float]
 
 @dataclass(frozen=True, slots=True)
 class LevelSpan:
-    """When a level ran, by the wall clock (UTC)."""
+    """Start and end of a level by the wall clock (UTC)."""
 
     level: int
     attempt: int
@@ -57,7 +57,7 @@ class LevelSpan:
 
 
 def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
-    """The spans of finished levels, from their lines; those without times are left out."""
+    """The spans of finished levels, those without times are left out."""
     return [
         LevelSpan(
             line.index,
@@ -71,7 +71,7 @@ def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
 
 
 def open_cloudwatch(session: Any, region: str) -> Any:
-    """botocore's own client; AWS_ENDPOINT_URL_CLOUDWATCH sends it elsewhere."""
+    """botocore's own client; AWS_ENDPOINT_URL_CLOUDWATCH overrides its address."""
     from botocore.config import Config
 
     config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
@@ -81,7 +81,7 @@ def open_cloudwatch(session: Any, region: str) -> Any:
 def read_levels(
     client: Any, endpoint_name: str, variant: str, spans: Sequence[LevelSpan]
 ) -> list[dict[str, Any]]:
-    """A dictionary a level, with what is known of it; raises LmiBenchError where AWS refuses."""
+    """The known values of each level; raises LmiBenchError if AWS refuses."""
     if not spans:
         return []
     series = _series(client, endpoint_name, variant, spans)

@@ -1,7 +1,7 @@
-"""What SageMaker says of an endpoint: instances, routing, scaling, container, and the price.
+"""Facts about a SageMaker endpoint: instances, routing, scaling, container, and the price.
 
-Read through boto3's control plane before a sweep; whoever may invoke an endpoint may still not
-describe it, and then the sweep goes on without.
+Read through boto3's control plane before a sweep. Credentials that may invoke an endpoint may not
+be allowed to describe it; the sweep then continues without these facts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class EndpointFacts:
     facts               plain values for the manifest
     instance_type       None for a serverless endpoint
     num_instances       running now
-    price_usd_per_hour  of all its instances, from the catalog; None where that is unknown
-    model, image        as the container's settings name them
+    price_usd_per_hour  of all its instances, from the catalog; None: unknown
+    model, image        from the container's settings
     count_instances     asks again how many instances run; None: unknown
     notes               notes to print at start
     """
@@ -43,7 +43,7 @@ class EndpointFacts:
 
     @property
     def protocol(self) -> str:
-        """What the container probably speaks, by its image: LMI unless it says otherwise."""
+        """The likely protocol of the container, from its image; LMI by default."""
         image = self.image or ""
         if "tgi" in image:
             return "tgi"
@@ -59,7 +59,7 @@ def read_endpoint_facts(
 ) -> EndpointFacts:
     """Describe an endpoint with the clients of this access.
 
-    Raises InputError where it does not exist or is not in service.
+    Raises InputError if it does not exist or is not in service.
     """
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -101,9 +101,8 @@ def describe_endpoint(
 ) -> EndpointFacts:
     """The same over given boto3 clients of `sagemaker` and `application-autoscaling`.
 
-    Without a target variant the one with the greatest weight stands for the endpoint's settings;
-    the price and the instances that are counted later are those of all variants, which share its
-    requests.
+    Without a target variant the settings are those of the variant with the greatest weight; price
+    and instances are those of all variants, because they share the requests.
     """
     endpoint = sagemaker.describe_endpoint(EndpointName=endpoint_name)
     status = endpoint["EndpointStatus"]
@@ -171,7 +170,7 @@ def _notes(facts: Mapping[str, Any], price: float | None, num_answering: int) ->
 
 
 def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]) -> int | None:
-    """Instances of these variants now; None where AWS does not say."""
+    """Current instances of these variants; None: unknown."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -241,7 +240,7 @@ def _container(
 def _autoscaling(
     scaling: Any, endpoint_name: str, variant: str, inference_component: str | None
 ) -> list[dict[str, Any]] | None:
-    """The scalable targets with their policies; None where they may not be read."""
+    """The scalable targets with their policies; None if they cannot be read."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     resources = [f"endpoint/{endpoint_name}/variant/{variant}"]
@@ -273,7 +272,7 @@ def _autoscaling(
 def _price_of_all(
     answering: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]], region: str
 ) -> tuple[float | None, dict[str, Any]]:
-    """USD an hour of the variants that answer; facts of each by its name where they are several."""
+    """USD an hour of the variants that answer; with several, facts of each by name."""
     types = {each["VariantName"]: each.get("InstanceType") for each in planned}
     prices = {
         each["VariantName"]: _price(
@@ -295,7 +294,7 @@ def _price_of_all(
 def _price(
     instance_type: str | None, num_instances: int | None, region: str
 ) -> tuple[float | None, dict[str, Any]]:
-    """USD an hour of all instances, and where the figure comes from or why there is none."""
+    """USD an hour of all instances, and its source or why there is none."""
     if instance_type is None or not num_instances:
         return None, {"reason": "no instance is billed by the hour"}
     try:
@@ -316,7 +315,7 @@ def _price(
 
 
 def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Container settings, values hidden where the name speaks of a secret."""
+    """Container settings, with the values of secrets hidden."""
     return {
         name: REDACTED if _SECRET_WORDS & set(name.upper().split("_")) else value
         for name, value in environment.items()

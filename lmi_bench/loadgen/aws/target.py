@@ -1,4 +1,4 @@
-"""A SageMaker endpoint: the client of any HTTP endpoint, with signatures and other frames."""
+"""A SageMaker endpoint as a target: an HTTP endpoint with signed requests and its own frames."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MAX_ATTRIBUTES_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """Which endpoint, and what of it.
+    """An endpoint, and the part of it that answers.
 
-    inference_component  needed where the endpoint hosts several
-    target_variant       one production variant, instead of a share of each
-    custom_attributes    reach the container, and nothing else of our headers does
+    inference_component  required if the endpoint hosts several
+    target_variant       one production variant; None: requests are spread over all
+    custom_attributes    the only header of ours that reaches the container
     """
 
     endpoint_name: str
@@ -45,7 +45,7 @@ class Invocation:
             )
 
     def headers(self) -> dict[str, str]:
-        """As botocore writes them."""
+        """The headers, named as botocore names them."""
         named = {
             "X-Amzn-SageMaker-Inference-Component": self.inference_component,
             "X-Amzn-SageMaker-Target-Variant": self.target_variant,
@@ -57,8 +57,8 @@ class Invocation:
 class SageMakerTarget(HttpTarget):
     """InvokeEndpointWithResponseStream, or InvokeEndpoint without `stream`.
 
-    wire_format  what the container behind it speaks
-    headers      added to every request and not signed
+    wire_format  protocol of the container
+    headers      unsigned headers of every request
     """
 
     def __init__(
@@ -93,6 +93,6 @@ class SageMakerTarget(HttpTarget):
         )
 
     async def open_level(self, connections: int) -> None:
-        """Prepare for a level: credentials fresh, connections open."""
+        """Prepare for a level: refresh credentials, open connections."""
         await self._signer.refresh()
         await super().open_level(connections)

@@ -23,11 +23,11 @@ from lmi_bench.loadgen.http.receive import receiver_of
 from lmi_bench.wire.event import WireFormat
 
 PROBE_TIMEOUT_S = 3.0
-"""An address that takes no connection within this, where another one does, gets none."""
+"""An address that accepts no connection within this time, s, is not used if another one does."""
 
 
 class Turns:
-    """Addresses in turn, one after the other and round again; at least one."""
+    """Addresses in turn, round and round; at least one."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self.all = tuple(addresses)
@@ -39,10 +39,10 @@ class Turns:
 
 
 async def find_addresses(host: str, port: int) -> list[Address]:
-    """Addresses of a host that take a connection; of one family, that of the first to do so.
+    """Addresses of a host that accept a connection, all of one family.
 
-    A name with a single address is not tried, and one of which none answers gives its last: who
-    connects says why. Raises TargetError of kind "connect" where the name is not known.
+    A single address is not tried. If none answers, the last one is returned, and connecting to it
+    reports why. Raises TargetError of kind "connect" if the name is unknown.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -65,7 +65,7 @@ async def find_addresses(host: str, port: int) -> list[Address]:
 
 
 async def _answers(address: Address) -> bool:
-    """Whether an address takes a connection."""
+    """Whether an address accepts a connection."""
     with contextlib.suppress(TargetError):
         probe = await connect(
             receiver_of(asyncio.get_running_loop()),
@@ -82,7 +82,7 @@ async def _answers(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go. `path` is the whole path; `authorization` comes from the URL."""
+    """The destination of requests: the complete path, and the authorization from the URL."""
 
     scheme: str
     host: str
@@ -92,17 +92,17 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.scheme == "https" else 80
         return host if self.port == default else f"{host}:{self.port}"
 
 
 def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
-    """Where a URL points for a protocol.
+    """The endpoint of a URL for a protocol.
 
     Without a path, or with one that ends in `/v1`, the protocol's path is added; any other path is
-    taken as it stands. Raises InputError where it is no http(s) URL.
+    used unchanged. Raises InputError if it is no http(s) URL.
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -133,7 +133,7 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
 
 
 def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
-    """Everything of a request before its Content-Length."""
+    """The request's bytes before its Content-Length."""
     merged = {
         "Host": endpoint.authority,
         "User-Agent": f"lmi-bench/{__version__}",

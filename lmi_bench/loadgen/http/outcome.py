@@ -1,4 +1,4 @@
-"""What a target returns besides an Exchange: an undecoded answer, or what came before a cancel."""
+"""Results of a target besides an Exchange: an undecoded answer, or a cancelled one."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def cancelled(exchange: Exchange) -> asyncio.CancelledError:
 
 
 def arrived_before(exc: BaseException | None) -> Exchange | None:
-    """What had arrived before a cancellation, if the target said so."""
+    """What had arrived before a cancellation, if the target reported it."""
     value = exc.args[0] if isinstance(exc, asyncio.CancelledError) and exc.args else None
     return value.exchange if isinstance(value, Cancelled) else None

@@ -1,8 +1,7 @@
-"""What this machine's NVIDIA GPUs draw while a server in it is measured, through NVML.
+"""Power and energy of this machine's NVIDIA GPUs during a level, through NVML.
 
-Energy comes from the driver's own counter where the GPU has one (Volta and later), else from power
-samples by the trapezoidal rule. It is all that the GPUs of this machine used: another program's
-share is in it, which nobody can take out.
+Energy comes from the driver's own counter if the GPU has one (Volta and later), else from power
+samples by the trapezoidal rule. It includes what other programs used on these GPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MIN_SPAN_S = 5.0
-"""Shorter levels say little: power is averaged by the driver over up to a second."""
+"""Minimum level length: the driver averages power over up to a second."""
 _J_PER_MJ = 1e-3
 _W_PER_MW = 1e-3
 
@@ -34,7 +33,7 @@ class GpuPower:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Drop all readings."""
         self._times_s: list[float] = []
         self._power_w: list[float] = []
         self._use_frac: list[float] = []
@@ -61,7 +60,7 @@ class GpuPower:
     def summary(self, output_tokens: int) -> dict[str, Any]:
         """Energy between the first and the last reading, and joules for each output token.
 
-        `valid` is False where the level was too short or too few readings came.
+        `valid` is False if the level was too short or had too few readings.
         """
         times_s, power_w = self._times_s, self._power_w
         if len(times_s) < 2:
@@ -88,7 +87,7 @@ class GpuPower:
 
 
 def open_gpu_power() -> GpuPower | None:
-    """The GPUs of this machine; None where there are none, or pynvml is not installed."""
+    """The GPUs of this machine; None without GPUs or without pynvml."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

@@ -34,7 +34,7 @@ class SampleReader:
         self._pattern = re.compile(rf"^({either})(?![\w:]){_LABELS}{_VALUE}", re.MULTILINE)
 
     def read(self, text: str) -> Iterator[Sample]:
-        """The samples of a page, in its order; a value that is no number is left out."""
+        """The samples of a page, in its order; an invalid number is left out."""
         for name, labels, value in self._pattern.findall(text):
             try:
                 number = float(value)
@@ -44,7 +44,7 @@ class SampleReader:
 
 
 def total(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
-    """The sum over all label sets of the first of the names that is there; None: none is.
+    """Sum over all label sets of the first name that is present; None: none is present.
 
     >>> total([Sample("a", '{engine="0"}', 1.0), Sample("a", '{engine="1"}', 2.0)], ["b", "a"])
     3.0
@@ -98,7 +98,7 @@ class ServerSample:
 
 
 def read_page(text: str) -> ServerSample:
-    """What a page holds of what is known; both empty where it holds nothing of it."""
+    """The known metrics of a page; both mappings are empty if it has none."""
     samples = list(_READER.read(text))
 
     def present(known: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
@@ -109,16 +109,16 @@ def read_page(text: str) -> ServerSample:
 
 
 def growth(before: ServerSample, after: ServerSample) -> dict[str, float]:
-    """By how much each counter grew; one that fell is left out: its server was started anew.
+    """Growth of each counter; one that fell is left out, because its server was restarted.
 
-    Servers show some counters only once they have counted: what was not there was 0.
+    Servers show some counters only after the first count: a missing one was 0.
     """
     grown = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: value for name, value in grown.items() if value >= 0}
 
 
 def add_up(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums of what all replicas have."""
+    """Sums of the values that every replica has."""
     if not parts:
         return {}
     names = set(parts[0]).intersection(*parts[1:])

@@ -1,7 +1,7 @@
-"""The server's own view of a level beside the client's: scraped before, during and after it.
+"""The server's own metrics of a level, scraped before, during and after it.
 
-A thread of its own asks, so the loop that sends and receives never waits for it: soon after the
-level begins, then less and less often down to every second, so that short levels are seen as well.
+A separate thread scrapes, so the sending loop never waits for it. The first scrapes of a level are
+close together and later ones a second apart, so that short levels are covered too.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth,
 
 EVERY_S = 1.0
 FIRST_S = 0.05
-"""Seconds to the first look within a level; each further one is twice as far away, to EVERY_S."""
+"""Time to the first scrape within a level, s; each interval doubles, up to EVERY_S."""
 TIMEOUT_S = 2.0
 MAX_PAGE_BYTES = 8 * 2**20
 MAX_PREFIX_HIT_RATE = 0.01
-"""Share of the prompt tokens that a prefix cache may have known before: more flatters the TTFT."""
+"""Maximum share of prompt tokens from a prefix cache; a higher one lowers the TTFT noticeably."""
 MAX_SKEW = 1.2
-"""Requests of the busiest replica over the mean, above which the load was not shared evenly."""
+"""Maximum ratio of the busiest replica's requests to the mean; beyond it the load is uneven."""
 
 
 @dataclass(slots=True)
 class _Replica:
-    """One server and what it said in a level.
+    """One server and its scrapes of a level.
 
-    during  each look within it, and the seconds since the one before, for which it stands
+    during  scrapes within the level, each with the time since the previous one, s
     """
 
     url: str
@@ -55,10 +55,10 @@ class _Replica:
 class ServerWatch:
     """Watches `/metrics` of one server or of each replica, level after level.
 
-    urls     of the metrics pages; may be empty where only power is read
-    headers  that a page wants to see
-    power    of accelerators in this machine
-    shares_prefixes  prompts begin alike on purpose, so hits of a prefix cache are no surprise
+    urls     addresses of the metrics pages; empty if only power is read
+    headers  HTTP headers of each scrape
+    power    meter of the accelerators in this machine
+    shares_prefixes  prompts share prefixes on purpose, so prefix cache hits are expected
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ServerWatch:
         self._thread: threading.Thread | None = None
 
     async def begin(self) -> None:
-        """Scrape once, then again and again until `end`."""
+        """Scrape once, then repeatedly until `end`."""
         self._replicas = [_Replica(url) for url in self._urls]
         self._failed = {}
         self._stop = threading.Event()
@@ -97,7 +97,7 @@ class ServerWatch:
         self._thread.start()
 
     async def end(self) -> None:
-        """Scrape for the last time; also after a level that failed."""
+        """Scrape for the last time, also after a failed level."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -108,7 +108,7 @@ class ServerWatch:
             replica.after = sample
 
     def abandon(self) -> None:
-        """Stop without a last look: the level was cancelled."""
+        """Stop without a last scrape: the level was cancelled."""
         self._stop.set()
         self._thread = None
 
@@ -148,7 +148,7 @@ class ServerWatch:
 
 
 def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
-    """Why a page that was asked for tells nothing; None where it tells something."""
+    """Why a metrics page is of no use; None if it has known metrics."""
     try:
         sample = _fetch(url, headers)
     except (OSError, ValueError, http.client.HTTPException) as exc:
@@ -160,7 +160,7 @@ def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
 
 
 def has_known_metrics(url: str, headers: Mapping[str, str]) -> bool:
-    """Whether a page is there and says anything that is known here."""
+    """Whether a page exists and has known metrics."""
     return why_unreadable(url, headers) is None
 
 
@@ -209,7 +209,7 @@ def _of_servers(
 
 
 def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The server's mean TTFT beside the client's: the difference is network and HTTP."""
+    """Mean TTFT of the server and of the client; the difference is network and HTTP."""
     client_s = [r.token_times_s[0] - r.sent_s for r in records if r.ok and r.token_times_s]
     if not grown.get("ttft_count") or not client_s:
         return {}
@@ -223,7 +223,7 @@ def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[
 
 
 def _sharing(replicas: Sequence[_Replica], warnings: list[str]) -> dict[str, Any]:
-    """Requests of each replica; one that was asked nothing may not show the counter yet."""
+    """Requests of each replica; a replica without requests may not show the counter yet."""
     none_yet = 0.0 if any("requests" in replica.grown for replica in replicas) else None
     requests = {replica.url: replica.grown.get("requests", none_yet) for replica in replicas}
     counts = [count for count in requests.values() if count is not None]
