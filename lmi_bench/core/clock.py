@@ -85,7 +85,7 @@ async def settle() -> None:
 
 
 def loop_time_s() -> float:
-    """The running loop's time, virtual or not; the monotonic clock where no loop runs."""
+    """The running loop's time, virtual or not; the monotonic clock without a running loop."""
     try:
         return asyncio.get_running_loop().time()
     except RuntimeError:

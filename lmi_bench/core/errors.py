@@ -44,7 +44,7 @@ class LmiBenchError(Exception):
 
 
 class InputError(LmiBenchError):
-    """The input cannot be used; the message says what, with which numbers, and what to do."""
+    """The input cannot be used; the message states the fault, its numbers, and what to do."""
 
     exit_code: ClassVar[int] = EXIT_BAD_INPUT
 

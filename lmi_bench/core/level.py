@@ -135,7 +135,7 @@ class Gauge(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Power(JsonValue):
-    """Energy of the accelerators during a level; `valid` is False where the level was too short."""
+    """Energy of the accelerators during a level; `valid` is False if the level was too short."""
 
     gpus: int | None = None
     energy_j: float | None = None

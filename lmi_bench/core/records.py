@@ -110,11 +110,11 @@ class GeneratorCheck:
     token_counts         source of the token counts: "server", "tokenizer", "chunks", or several of
                          them, the most frequent first; "" without sockets
     receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
-                         an upper bound of it where the kernel gives no time
+                         an upper bound of it without a kernel time
     merged_share         share of the tokens that shared a read with a later one of their stream
     unsure_share         share of the tokens whose time such a read hides by more than 1 ms;
                          unsure_first_share: of the first tokens
-    ttft_error_bound_s   by how much the TTFT p99 may be off because of the generator, at most, and
+    ttft_error_bound_s   upper bound on the generator's error of the TTFT p99, and
                          as a share of it (`_frac`); likewise the ITL p99, and the p50 of both.
                          None: not known. See `loadgen.error_bound`
     itl_p99_interval_s   interval that contains the true ITL p99

@@ -104,7 +104,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> RecordedConversation
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")
 MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens of a prompt that one of Mooncake's hash ids stands for; the last block may be shorter."""
+"""Tokens of a prompt in a block with one of Mooncake's hash ids; the last block may be shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class TraceRequest:
     """One request of a trace.
 
     at_s      seconds after the first one
-    hash_ids  of the blocks of its prompt, where the trace has them
+    hash_ids  ids of its prompt's blocks, if the trace has them
     """
 
     at_s: float
@@ -140,7 +140,7 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """Read a trace; requests without input or output tokens are left out.
 
-    Raises InputError where the columns are not known, or fewer than two instants remain.
+    Raises InputError for unknown columns, or with fewer than two different times.
     """
     text = _text(path, "trace")
     rows = _rows(path, text)

@@ -69,7 +69,7 @@ class Discovery:
     def describe(self, *, tokenizer: bool = False) -> str:
         """One line for people.
 
-        tokenizer  the model's is at hand
+        tokenizer  whether the model's is available here
         """
         limit = "" if self.max_model_len is None else f", context {self.max_model_len:,} tokens"
         sources = {

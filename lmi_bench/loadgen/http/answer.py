@@ -22,7 +22,7 @@ Read = tuple[int, bytes | None, bytes, int]
 after which they came (0: not known)."""
 
 KernelTime = Callable[[bytes | None, int], int | None]
-"""(control message, user ns) to the kernel's CLOCK_MONOTONIC ns, or None where it has none."""
+"""(control message, user ns) to the kernel's CLOCK_MONOTONIC ns, or None without one."""
 
 NS_PER_S = 1e9
 _Stamp = tuple[float, float, float, bool]
@@ -124,7 +124,7 @@ class _Collector:
         if num_tokens:
             if event.reasoning:
                 self.reasoning_tokens += num_tokens
-                if not self.answered:  # thoughts amid the answer stay where they are
+                if not self.answered:  # later reasoning stays in the text
                     self.thought_chars += len(event.text)
                 self._add_tokens(num_tokens, event.text, time_s, late_s)
             else:
@@ -171,7 +171,7 @@ def decode_answer(
     stream          False: the answer was asked for whole
     whole           False: the response broke off; what came is returned, and nothing is judged
 
-    Raises TargetError, with what had come, where the response is not a full answer.
+    Raises TargetError, with what had arrived, if the response is not a complete answer.
     """
     response, collector = _Response(), _Collector()
     reads = list(reads)

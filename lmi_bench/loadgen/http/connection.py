@@ -78,7 +78,7 @@ class Connection:
     sent_by_ns  when all of the present request was in the kernel's hands; 0: not yet
     connect_s   what opening it took, the TLS handshake included; tls_s: the handshake alone
     reusable    whether another request may follow
-    address     where it leads
+    address     peer address
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The kernel's receive times, turned into the clock of everything else.
 
 The kernel stamps a packet when it enters the host (SO_TIMESTAMPNS, Linux), so the receive time
-stays true however late the process gets to read it. Elsewhere the time of the read counts.
+stays correct even if the process reads late. Other hosts use the time of the read.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class ReceiveChoice:
     """Who reads the sockets.
 
     library  the compiled receiver; None: Python reads
-    why      why Python does, where the native receiver was not asked away
+    why      why Python reads, unless the user asked for it
     """
 
     library: Path | None
@@ -69,12 +69,12 @@ class ReceiveChoice:
 def choose_receive(
     wanted: Receive, *, tls: bool = False, tell: Callable[[str], None] | None = None
 ) -> ReceiveChoice:
-    """The native receiver where it can be had, built first if need be (under a second).
+    """The native receiver if available, built first if necessary (under a second).
 
     tls   the endpoint's connections are encrypted: Python reads those
     tell  prints one line when a build starts
 
-    Raises InputError where it is insisted on and cannot be had.
+    Raises InputError if it is required and not available.
     """
     if wanted == "python":
         return ReceiveChoice(None)

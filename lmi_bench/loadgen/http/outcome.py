@@ -17,7 +17,7 @@ class UndecodedAnswer:
     """An answer that has ended and is not decoded yet.
 
     ended_s     when its last byte arrived
-    num_events  number of reads, which stands for the number of tokens while the level runs
+    num_events  number of reads, an estimate of the tokens while the level runs
     """
 
     ended_s: float

@@ -65,7 +65,7 @@ class Receiver(Protocol):
         ...
 
     def use_native(self, library: Path) -> None:
-        """Let the native receiver read for streams that are `kept`, where it can."""
+        """Let the native receiver read for streams that are `kept`, if it can."""
         ...
 
     def add_kept(self, stream: WokenStream) -> KeptStream | None:
@@ -259,7 +259,7 @@ class LoopReceiver:
 
 
 class HarvestLoop(asyncio.SelectorEventLoop):
-    """An event loop whose selector does the receiving, where the platform has epoll."""
+    """An event loop whose selector receives, on platforms with epoll."""
 
     def __init__(self) -> None:
         self.receiver: Receiver

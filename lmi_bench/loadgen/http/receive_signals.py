@@ -1,4 +1,4 @@
-"""What a target's receiver saw during a level: the raw material of the generator's error bound.
+"""Observations of a target's receiver during a level: the input of the generator's error bound.
 
 Plain arrays, so that the parts of several worker processes add up exactly.
 """
@@ -17,17 +17,17 @@ def _floats() -> array[float]:
 
 @dataclass(slots=True)
 class ReceiveSignals:
-    """What decoding learns about the receiver, over the answers of a level.
+    """Observations about the receiver, over the answers of a level.
 
-    timestamps     whose time the events have: "kernel", "user" or "loop" (of a target that takes
+    timestamps     source of the event times: "kernel", "user" or "loop" (a target that measures
                    them itself)
     receiver       reader of the sockets: "native", "python", "mixed", or "" without sockets
-    delays_s       user time - kernel time of each read with tokens, or its upper bound; inf where
+    delays_s       user time - kernel time of each read with tokens, or its upper bound; inf if
                    neither is known
     times_s        times of the token events, answer after answer, and `events` how many each has
-    late_s         by how much each of them may be too late, at most; inf: not known
+    late_s         upper bound on the lateness of each; inf: unknown
     merged         events that shared a read with a later one of their stream
-    without_stamp  reads with tokens for which the kernel's time was wanted and not to be had
+    without_stamp  reads with tokens that lack the requested kernel time
     clock_steps    steps of the real-time clock, during which user time was taken
     counted_by     complete answers by source of their token count: "server", "tokenizer", "chunks"
     connect_s      time that each new connection took, TLS included; tls_s: of its TLS handshake
@@ -48,17 +48,17 @@ class ReceiveSignals:
 
     @property
     def tokens(self) -> int:
-        """Token events of whole answers."""
+        """Token events of complete answers."""
         return len(self.times_s)
 
     def add_answer(self, times_s: Sequence[float], late_s: Sequence[float]) -> None:
-        """Take the events of an answer that came whole."""
+        """Add the events of a complete answer."""
         self.times_s.extend(times_s)
         self.late_s.extend(late_s)
         self.events.append(len(times_s))
 
     def __add__(self, other: ReceiveSignals) -> ReceiveSignals:
-        """Both together, as if one receiver had seen them."""
+        """The sum, as if from one receiver."""
         return ReceiveSignals(
             timestamps=self.timestamps if self.timestamps == other.timestamps else "mixed",
             receiver=self.receiver if self.receiver == other.receiver else "mixed",

@@ -87,7 +87,7 @@ class HttpTarget:
     stream      False requests answers in one piece
     sign        called with each body just before it is sent
     timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes
-                the kernel's where the host has it
+                the kernel's if the host has it
     connections "reuse": one for each request in flight, reused; "per-request": a new one for each;
                 a number: the limit, above which requests wait
     first_token_timeout_s  a request fails if no token came by then; None: no such limit

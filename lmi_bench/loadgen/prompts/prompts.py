@@ -40,7 +40,7 @@ _WORDS = _EVERYDAY.split()
 
 
 class Tokenizer(Protocol):
-    """What a prompt needs of a tokenizer."""
+    """The tokenizer functions that prompts need."""
 
     @property
     def vocab_size(self) -> int:
@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
 
 
 class Prompts(Protocol):
-    """Where requests come from."""
+    """A source of requests."""
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
@@ -66,13 +66,13 @@ class Prompts(Protocol):
 
 _Value = TypeVar("_Value")
 Part = tuple[int, random.Random]
-"""Tokens of a part of a prompt, and what they are drawn with."""
+"""Number of tokens of a part of a prompt, and its random generator."""
 
 
 class PromptText(Protocol):
-    """Makes a prompt of so many tokens; `draw` is seeded for the one prompt.
+    """Makes the prompt of a request; `draw` is seeded for this prompt.
 
-    shared  parts that it begins with, drawn alike wherever they are to be the same
+    shared  parts at its beginning, each with a generator of the same seed in all prompts
     """
 
     def fill(
@@ -83,7 +83,7 @@ class PromptText(Protocol):
 def _drawn(
     values: Sequence[_Value], count: int, draw: random.Random, shared: Sequence[Part]
 ) -> list[_Value]:
-    """So many values: the shared parts first, as far as they go, then the prompt's own."""
+    """`count` values: the shared parts first, then the prompt's own."""
     drawn: list[_Value] = []
     for part, part_draw in shared:
         drawn += part_draw.choices(values, k=min(part, count - len(drawn)))
@@ -123,7 +123,7 @@ class TokenIds:
 
 
 class CommonWords:
-    """Text for a server whose tokenizer is not at hand: about one token a word."""
+    """Text for a server whose tokenizer is unavailable: about one token a word."""
 
     def fill(
         self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
@@ -135,9 +135,9 @@ class CommonWords:
 class ExactText:
     """Text that the tokenizer reads as exactly the asked number of tokens.
 
-    Made of tokens that keep to themselves: they stand for themselves after a round trip, alone and
-    beside each other. What the tokenizer puts before a text counts as the server counts it.
-    Raises InputError where a vocabulary has no such tokens.
+    Made of tokens that survive decoding and encoding unchanged, alone and beside each other. Tokens
+    that the tokenizer puts before a text are counted as the server counts them.
+    Raises InputError if the vocabulary has no such tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -270,7 +270,7 @@ class TracePrompts(SyntheticPrompts):
         self._trace = trace
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
-        """Request `number` of a level; beyond the trace's end its lengths begin anew."""
+        """Request `number` of a level; beyond the trace's end it starts over."""
         planned = super().request(level, number)
         if level.rate_per_s is None or number < 0:
             return planned

@@ -27,7 +27,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class QuantileBound:
-    """A reported quantile, and where the true one lies; seconds."""
+    """A reported quantile and the interval of the true one; seconds."""
 
     reported_s: float
     low_s: float
@@ -61,7 +61,7 @@ def quantile_bound(
 
 
 def _quantile(values: FloatArray, q: float) -> float:
-    """The linear quantile; without interpolation where a value is infinite."""
+    """The linear quantile; without interpolation if a value is infinite."""
     if np.isfinite(values).all():
         return float(np.quantile(values, q))
     return float(np.quantile(values, q, method="inverted_cdf"))

@@ -36,7 +36,7 @@ class InProcessTarget:
     async def send(self, request: PlannedRequest) -> Exchange:
         """Generate the complete answer; a cancellation stops it and frees its blocks.
 
-        Raises TargetError where the engine refuses it, EngineError where the engine failed.
+        Raises TargetError if the engine refuses it, EngineError if the engine failed.
         """
         if is_virtual() and not self._simulated:
             raise InputError(

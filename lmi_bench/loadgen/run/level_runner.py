@@ -308,7 +308,7 @@ class LevelRunner:
         )
 
     def _recorded(self) -> Iterator[PlannedRequest]:
-        """The trace's requests, each due when its prompt says."""
+        """The trace's requests, each due at its recorded time."""
         if self._spec.num_requests is None:
             return
         for number in self._share.numbers(self._spec):

@@ -1,6 +1,6 @@
 """The load generator's self-check: was the requested load really offered?
 
-A level that the generator could not hold is marked invalid, with who is to blame and what to do,
+A level that the generator could not sustain is marked invalid, with the cause and what to do,
 and is never reported in silence. In virtual time nothing can be late, so only the plan is checked.
 """
 
@@ -91,7 +91,7 @@ def check_level(
 ) -> GeneratorCheck:
     """Judge a level by what it left; records in any order, times on one clock.
 
-    watch  of the busiest worker, where there are several
+    watch  that of the busiest worker, if there are several
     """
     delays_s = sorted(
         max(0.0, record.sent_s - record.due_s - record.exchange.held_s) for record in records

@@ -75,7 +75,7 @@ class EngineWatched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A target with the optional protocols that it has; None where it lacks one.
+    """A target with the optional protocols that it has; None for those it lacks.
 
     send  its fastest way to send: undecoded if it can
     """

@@ -1,7 +1,7 @@
 """A worker process: sends its share of each level.
 
 It talks with the sweep over a pipe, between levels and a few times a second within one. Ctrl-C is
-the sweep's affair: the worker ends when it is told to or when the pipe closes.
+the sweep's task: the worker ends on its message or when the pipe closes.
 """
 
 from __future__ import annotations

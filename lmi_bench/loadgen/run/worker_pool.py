@@ -53,7 +53,7 @@ class _Worker:
         self.answers: asyncio.Queue[Answer | None] = asyncio.Queue()
 
     def receive(self) -> None:
-        """Take what the worker said; None when it is gone."""
+        """The worker's message; None if it has exited."""
         try:
             self.answers.put_nowait(self.pipe.recv())
         except (EOFError, OSError):
@@ -103,7 +103,7 @@ class WorkerPool:
     ) -> LevelRun:
         """Send a level with `count` workers.
 
-        Raises LmiBenchError when a worker dies: the level is then lost, and the pool begins anew.
+        Raises LmiBenchError when a worker dies: the level is then lost, and the pool starts over.
         """
         order = LevelOrder(
             spec=spec,
