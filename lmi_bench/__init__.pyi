@@ -10,10 +10,10 @@ from lmi_bench.jobs.face import sweep as sweep
 from lmi_bench.jobs.face import write_report as write_report
 from lmi_bench.jobs.predict import Prediction as Prediction
 from lmi_bench.jobs.recommend import Advice as Advice
-from lmi_bench.jobs.report import WrittenReport as WrittenReport
-from lmi_bench.jobs.settings.predict import PredictSettings as PredictSettings
+from lmi_bench.jobs.results import WrittenReport as WrittenReport
+from lmi_bench.jobs.settings.plan import PredictSettings as PredictSettings
 from lmi_bench.jobs.settings.recommend import RecommendSettings as RecommendSettings
-from lmi_bench.jobs.settings.report import ReportSettings as ReportSettings
+from lmi_bench.jobs.settings.results import ReportSettings as ReportSettings
 from lmi_bench.jobs.settings.sweep import SweepSettings as SweepSettings
 from lmi_bench.jobs.sweep.result import SweepResult as SweepResult
 

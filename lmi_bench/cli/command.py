@@ -1,17 +1,98 @@
-"""A command of `lmi-bench`: finite numbers, names of earlier releases, and rare options."""
+"""Commands from settings classes: each field an option, rare ones under --help-all, old names."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import MISSING, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from lmi_bench.cli.options.spread import OLD_NAMES, RARE
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Option, default_note, filled, flag_of, option_of, settings_of
 
+JsonFile = Annotated[Path | None, Option("JSON file for the result.", ("--json",))]
 _HELP_ALL = "--help-all"
+_RARE = "rare"
+_OLD_NAMES = "old_names"
+
+
+def spread_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each dataclass parameter replaced by that dataclass's fields.
+
+    Typer reads the options of a command from its signature. A field, or a parameter of the command,
+    is annotated with an `Option`; a field that is a dataclass itself is spread in turn. The command
+    is called with the dataclass filled in.
+    """
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    marks: dict[str, Option] = {}
+
+    def add(name: str, bare: Any, default: Any, mark: Option) -> None:
+        marks[name] = mark
+        annotation = _as_typer(name, bare, default, mark)
+        value = inspect.Parameter.empty if default is MISSING else default
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=value, annotation=annotation))
+
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if is_dataclass(parameter.annotation):
+            assert isinstance(parameter.annotation, type)
+            groups[parameter.name] = parameter.annotation
+            for each in settings_of(parameter.annotation):
+                add(each.name, each.kind, each.default, each.option)
+        else:
+            found = option_of(parameter.annotation)
+            assert found is not None, f"{parameter.name} has no option"
+            is_required = parameter.default is parameter.empty
+            add(parameter.name, found[0], MISSING if is_required else parameter.default, found[1])
+
+    @functools.wraps(command)
+    def spread(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = filled(group, given)
+        command(**given)
+
+    vars(spread)["__signature__"] = inspect.Signature(parameters)
+    spread.__annotations__ = {p.name: p.annotation for p in parameters}
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    spread.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # typer folds them
+    vars(spread)[_RARE] = frozenset(name for name, mark in marks.items() if mark.rare)
+    vars(spread)[_OLD_NAMES] = {
+        old: mark.name_of(name) + equals + value
+        for name, mark in marks.items()
+        for old, equals, value in (each.partition("=") for each in mark.old_names)
+    }
+    return spread
+
+
+def _as_typer(name: str, bare: Any, default: Any, mark: Option) -> Any:
+    """The annotation that Typer takes for an option."""
+    common: dict[str, Any] = {
+        "help": mark.help + default_note(mark, default),
+        "metavar": mark.metavar,
+        "envvar": mark.envvar,
+        "rich_help_panel": mark.group,
+        "show_default": False,
+    }
+    if mark.argument:
+        return Annotated[_listed(bare), typer.Argument(**common)]
+    names = mark.names or ((flag_of(name),) if bare is bool and default is False else ())
+    return Annotated[_listed(bare), typer.Option(*names, **common)]
+
+
+def _listed(bare: Any) -> Any:
+    """Typer knows a repeatable option as a list; settings are frozen and hold a tuple."""
+    for each in (bare, *get_args(bare)):
+        if get_origin(each) is tuple:
+            items: Any = list[get_args(each)[0]]  # type: ignore[misc]
+            return items if each is bare else items | None
+    return bare
 
 
 class Command(TyperCommand):
@@ -19,13 +100,13 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rare: frozenset[str] = getattr(self.callback, RARE, frozenset())
-        self._old_names: dict[str, str] = getattr(self.callback, OLD_NAMES, {})
+        self._rare: frozenset[str] = getattr(self.callback, _RARE, frozenset())
+        self._old_names: dict[str, str] = getattr(self.callback, _OLD_NAMES, {})
         if self._rare:
             self.epilog = f"{len(self._rare)} more options: {_HELP_ALL}"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Options of earlier releases count as what they are called now."""
+        """Replace the option names of earlier releases; show rare options for --help-all."""
         if self._rare and _HELP_ALL in args:
             self._show_rare(True)
             self.epilog = None
@@ -35,7 +116,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, [self._renamed(arg) for arg in args])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it, or raise InputError with the option and its value: `nan` passes any range."""
+        """Run the command; raises InputError for a number that is not finite, as `nan`."""
         for param in self.params:
             value = ctx.params.get(param.name or "")
             if isinstance(value, float) and not math.isfinite(value):
@@ -47,7 +128,7 @@ class Command(TyperCommand):
         new = self._old_names.get(name)
         if new is None:
             return arg
-        typer.echo(f"{name} is now {new}; the old name goes with the next release", err=True)
+        typer.echo(f"{name} is now {new}; the next release drops the old name", err=True)
         return new + equals + value
 
     def _show_rare(self, shown: bool) -> None:

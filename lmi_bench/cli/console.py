@@ -1,26 +1,41 @@
-"""What a person sees: tables on stdout, progress and warnings on stderr."""
+"""What a person sees: tables on stdout, progress and warnings on stderr; rich is loaded late."""
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmi_bench.core.durable import write_text
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+S = TypeVar("S")
+R = TypeVar("R")
 _FILE_WIDTH = 180  # columns of a table that goes to a file or a pipe
 _GAP, _EDGES = 3, 2  # spaces between two columns, and beside the table
 
-STDOUT = Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
-STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
+
+@functools.cache
+def stdout() -> Console:
+    """The terminal, or a file as wide as a table may need."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+
+
+@functools.cache
+def stderr() -> Console:
+    """Where notes, warnings and progress go."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_table(
@@ -31,23 +46,22 @@ def print_table(
     whole: Sequence[str] = (),
     give_way: Sequence[str] = (),
 ) -> None:
-    """Print rows with the same keys; numbers stand right, columns named in `left` stand left.
+    """Print rows with the same keys: numbers aligned right, columns named in `left` aligned left.
 
-    When the terminal is narrow, headings and the left columns give way, never a number.
+    In a narrow terminal headings and the left columns are folded, never a number.
 
-    whole     columns that stand left and give no way either
-    give_way  columns that may be left out, the least telling first, until the rest fits
+    whole     columns that are aligned left and not folded
+    give_way  columns that may be left out, the least important first, until the rest fits
     """
     if not rows:
         return
-    rows, left_out = fit_columns(rows, give_way, STDOUT.width)
-    crowded = _needed(rows, whole_headings=True) > STDOUT.width
-    STDOUT.print(title, markup=False, style="bold", soft_wrap=True)  # a table would fold it
-    table = Table(
-        header_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    rows, left_out = fit_columns(rows, give_way, stdout().width)
+    crowded = _needed(rows, whole_headings=True) > stdout().width
+    stdout().print(title, markup=False, style="bold", soft_wrap=True)  # a table would fold it
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         if name in left:
             table.add_column(name, overflow="fold")
@@ -60,7 +74,7 @@ def print_table(
             table.add_column(name, justify="right", min_width=widest, width=width)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    STDOUT.print(table)
+    stdout().print(table)
     if left_out:
         note(f"no room for {', '.join(left_out)}: widen the terminal, or see the report")
 
@@ -93,97 +107,93 @@ def _needed(rows: Sequence[Mapping[str, Any]], *, whole_headings: bool = False) 
 
 
 def say(text: str) -> None:
-    """A line of the answer, on stdout."""
-    STDOUT.print(text, markup=False, soft_wrap=True)
+    """Print a line of the answer on stdout."""
+    stdout().print(text, markup=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """A remark on what is going on, on stderr."""
-    STDERR.print(text, markup=False, style="dim")
+    """Print a remark on stderr."""
+    stderr().print(text, markup=False, style="dim")
 
 
 def warn(text: str) -> None:
-    """A warning, on stderr."""
-    STDERR.print(f"warning: {text}", markup=False, style="yellow")
+    """Print a warning on stderr."""
+    stderr().print(f"warning: {text}", markup=False, style="yellow")
 
 
 def fail(text: str) -> None:
-    """Why the work came to nothing, on stderr."""
-    STDERR.print(f"error: {text}", markup=False, style="red")
+    """Print on stderr why the work failed."""
+    stderr().print(f"error: {text}", markup=False, style="red")
 
 
-def write_json(path: Path | None, content: Any, *, indent: int = 2) -> None:
-    """Write a result's file, where one was asked for; the folder is made, the old file replaced."""
+def write_json(path: Path | None, content: Any, what: str, *, indent: int = 2) -> None:
+    """Write a result's file if one is wanted, and say where it is.
+
+    what  noun for the content, such as `predictions`
+    """
     if path is not None:
         write_text(path, json.dumps(content, indent=indent) + "\n")
+        say(f"{what}: {path}")
 
 
-class Reporter(Protocol):
-    """Takes the progress of one piece of work."""
+class Terminal:
+    """A job's listener: notes and warnings on stderr, and a progress line if it is a terminal.
 
-    def __call__(self, description: str, done: float, total: float | None) -> None: ...
+    `close` ends the progress line.
+    """
+
+    note = staticmethod(note)
+    warn = staticmethod(warn)
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def step(self, text: str) -> None:
+        """Print a note unless a progress line is drawn."""
+        if not stderr().is_terminal:
+            note(text)
+
+    def progress(self, description: str, done: float, total: float | None) -> None:
+        """Move the progress line, which the first call draws."""
+        if self._bar is None:
+            self._bar = _progress_bar()
+            self._bar.start()
+        task = self._bar.task_ids[0]
+        self._bar.update(task, description=description, completed=done, total=total or 1)
+
+    def close(self) -> None:
+        """Remove the progress line."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = None
 
 
-@contextmanager
-def progress() -> Iterator[Reporter]:
-    """A progress line on stderr; nothing is drawn where stderr is no terminal."""
+def _progress_bar() -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TimeElapsedColumn(),
-        console=STDERR,
+        console=stderr(),
         transient=True,
         refresh_per_second=4,
-        disable=not STDERR.is_terminal,
+        disable=not stderr().is_terminal,
     )
-    with bar:
-        task = bar.add_task("", total=1)
-
-        def report(description: str, done: float, total: float | None) -> None:
-            bar.update(task, description=description, completed=done, total=total or 1)
-
-        yield report
+    bar.add_task("", total=1)
+    return bar
 
 
-class Terminal:
-    """A job's listener: notes and warnings on stderr, and a progress line where it is a terminal.
-
-    A progress line that was begun ends with `close`.
-    """
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._report: Reporter | None = None
-
-    def note(self, text: str) -> None:
-        """A dim line on stderr."""
-        note(text)
-
-    def step(self, text: str) -> None:
-        """A dim line on stderr where no progress line is drawn."""
-        if not STDERR.is_terminal:
-            note(text)
-
-    def warn(self, text: str) -> None:
-        """A yellow line on stderr."""
-        warn(text)
-
-    def progress(self, description: str, done: float, total: float | None) -> None:
-        """Move the progress line, which the first call draws."""
-        if self._report is None:
-            self._report = self._stack.enter_context(progress())
-        self._report(description, done, total)
-
-    def close(self) -> None:
-        """Remove the progress line."""
-        self._stack.close()
-        self._report = None
+def heard(job: Callable[[S, Terminal], R], settings: S) -> R:
+    """The result of a job whose notes, warnings and progress are printed."""
+    with terminal() as listener:
+        return job(settings, listener)
 
 
 @contextmanager
 def terminal() -> Iterator[Terminal]:
-    """A listener for the time of one job; its progress line is gone when the answer is printed."""
+    """A listener for one job; its progress line is gone when the answer is printed."""
     listener = Terminal()
     try:
         yield listener

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.cli.command import spread_options
+from lmi_bench.cli.console import heard, say, warn
 from lmi_bench.core.errors import EXIT_FAILED
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings import planning
@@ -32,11 +33,9 @@ def write(settings: DeploySettings) -> None:
     """Write the files of a recommended or a stated layout, checked: serving.properties or the
     variables, SageMaker's requests, a CloudFormation template and a boto3 script.
     """
-    from lmi_bench.cli.console import say, terminal, warn
     from lmi_bench.jobs.deploy import write_deployment
 
-    with terminal() as listener:
-        deployment = write_deployment(settings, listener)
+    deployment = heard(write_deployment, settings)
     plan, bundle = deployment.plan, deployment.bundle
     say(plan.describe())
     say(plan.basis)
@@ -65,9 +64,7 @@ def check(
         list[str] | None, Option("Name that may pass unknown, such as a new argument; repeatable.")
     ] = None,
 ) -> None:
-    """Say what an LMI container would make of a file and of this environment; exit 2 if it would
-    refuse them.
-    """
+    """Print how an LMI container reads a file and this environment; exit 2 if it refuses them."""
     from lmi_bench.cli.deploy_tables import print_check
     from lmi_bench.jobs.deploy import check_file
 
@@ -115,7 +112,7 @@ def limits(
     ] = 1.0,
     profile: Annotated[str | None, replace(planning.PROFILE, group=None)] = None,
 ) -> None:
-    """How many sequences fit at once, by token limit: set the limits before the concurrency."""
+    """Print how many sequences fit at once, by token limit: set limits before the concurrency."""
     from lmi_bench.cli.deploy_tables import print_limits
     from lmi_bench.jobs.deploy import sequence_limits
 
@@ -142,7 +139,7 @@ def shards(
         ),
     ] = None,
 ) -> None:
-    """Which device keeps which KV heads, and how much of the cache, by strategy."""
+    """Print which device holds which KV heads, and its share of the cache, by strategy."""
     from lmi_bench.cli.deploy_tables import print_shards
 
     planning.check_at_least_one(tensor_parallel=tensor_parallel)
@@ -157,9 +154,9 @@ def presets(
         Option("Model under the name that it was measured with.", ("--model", "-m"), default="all"),
     ] = None,
 ) -> None:
-    """Measured configurations: for each model one for lower cost, one for lower latency."""
+    """Print measured configurations: for each model one of low cost and one of low latency."""
     from lmi_bench.cli.deploy_tables import print_presets
-    from lmi_bench.jobs.accelerators import measured_presets
+    from lmi_bench.jobs.fleet import measured_presets
 
     print_presets(measured_presets(model))
 
@@ -170,7 +167,7 @@ def defaults(
     model: Annotated[str, Option("Model as a catalog name or folder.", argument=True)],
     instance: Annotated[str, Option("Machine such as ml.g5.12xlarge.", argument=True)],
 ) -> None:
-    """What JumpStart set for a model on a machine in 2023, as TGI's variables."""
+    """Print what JumpStart set for a model on a machine in 2023, as TGI's variables."""
     from lmi_bench.cli.deploy_tables import print_defaults
 
     print_defaults(model, instance)
@@ -192,7 +189,6 @@ def package(
     out: Annotated[Path, Option("New archive.", ("--out", "-o"))] = Path("model.tar.gz"),
 ) -> None:
     """Pack serving.properties, model.py and requirements.txt at the root of a model.tar.gz."""
-    from lmi_bench.cli.console import say
     from lmi_bench.deploy.bundle import pack_model
 
     say(f"{out}: {', '.join(pack_model(folder, out))}")
@@ -205,14 +201,13 @@ def probe(
     timeout: Annotated[float, Option("Time limit to become healthy in s.")] = 1800.0,
 ) -> None:
     """Wait until a container answers /ping with 200, as SageMaker does; exit 1 at the deadline."""
-    from lmi_bench.cli.console import say, warn
     from lmi_bench.jobs.deploy import wait_until_healthy
 
     health = wait_until_healthy(url, timeout)
     if health.seconds is None:
         warn(
-            f"{url} was not healthy within {timeout:g} s ({health.last}): SageMaker would give it "
-            "up; raise container_startup_health_check_timeout, or look at the container's log"
+            f"{url} was not healthy within {timeout:g} s ({health.last}), so SageMaker would stop "
+            "it: raise container_startup_health_check_timeout, or read the container's log"
         )
         raise typer.Exit(EXIT_FAILED)
     say(f"{url} is healthy after {health.seconds:.1f} s")

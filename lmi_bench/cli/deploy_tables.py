@@ -106,7 +106,7 @@ def print_limits(found: SequenceLimits, rope_factor: float) -> None:
     ]
     machine = found.instance.instance_type
     print_table(f"Sequences at once: {shape.name} in {found.dtype} on {machine}", rows)
-    say("expected: half of each request is prompt, and running ones are half through the rest")
+    say("expected: half of each request is prompt, and running ones have half of the output")
     say(
         "set the token limits first (option.max_model_len; MAX_INPUT_LENGTH, MAX_TOTAL_TOKENS), "
         "then max_rolling_batch_size from this table; what is left allows a larger "
@@ -124,7 +124,7 @@ def print_check(checked: CheckedFile, djl_version: str) -> None:
     """The effective settings, each with its source, and the traps."""
     options = all_options()
     print_table(
-        f"What djl-serving {djl_version} goes by",
+        f"Effective settings of djl-serving {djl_version}",
         [
             {
                 "key": name,

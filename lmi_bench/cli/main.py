@@ -9,28 +9,9 @@ from typing import Annotated
 import typer
 
 from lmi_bench import __version__
-from lmi_bench.cli.calibrate import calibrate
+from lmi_bench.cli import bundled, plan, results, sweep
 from lmi_bench.cli.command import Command
-from lmi_bench.cli.compare import compare
-from lmi_bench.cli.compare_accelerators import compare_accelerators
-from lmi_bench.cli.compile import compile_steps
-from lmi_bench.cli.convert import convert
 from lmi_bench.cli.deploy import deploy
-from lmi_bench.cli.gate import gate
-from lmi_bench.cli.generate import generate
-from lmi_bench.cli.interchange import export, import_results
-from lmi_bench.cli.optimize import optimize
-from lmi_bench.cli.perplexity import perplexity
-from lmi_bench.cli.plan_day import plan_day
-from lmi_bench.cli.predict import predict
-from lmi_bench.cli.profile import profile
-from lmi_bench.cli.recommend import recommend
-from lmi_bench.cli.report import report
-from lmi_bench.cli.serve import serve
-from lmi_bench.cli.sweep import sweep
-from lmi_bench.cli.validate import validate
-from lmi_bench.cli.verify import verify
-from lmi_bench.cli.workload import workload
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, LmiBenchError
 from lmi_bench.core.slo import join_goodput
 
@@ -43,31 +24,33 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(sweep)
-app.command()(recommend)
-app.command()(verify)
-app.add_typer(workload)
-app.command()(plan_day)
-app.command()(compare_accelerators)
-app.command()(report)
-app.command()(compare)
-app.command()(gate)
-app.command()(export)
-app.command("import")(import_results)
-app.command()(serve)
-app.add_typer(deploy)
-app.add_typer(profile)
-app.command()(generate)
-app.command()(optimize)
-app.command("compile")(compile_steps)
-app.command()(convert)
-app.command()(perplexity)
-app.command()(predict)
-app.command()(calibrate)
-app.command()(validate)
-for _group in (app, workload, deploy, profile):
-    for _command in _group.registered_commands:
-        _command.cls = Command
+_COMMANDS = {
+    "sweep": sweep.sweep,
+    "recommend": plan.recommend,
+    "verify": plan.verify,
+    "plan-day": plan.plan_day,
+    "compare-accelerators": plan.compare_accelerators,
+    "report": results.report,
+    "compare": results.compare,
+    "gate": results.gate,
+    "export": results.export,
+    "import": results.import_results,
+    "serve": bundled.serve,
+    "generate": bundled.generate,
+    "optimize": bundled.optimize,
+    "compile": bundled.compile_steps,
+    "convert": bundled.convert,
+    "perplexity": bundled.perplexity,
+    "predict": plan.predict,
+    "calibrate": plan.calibrate,
+    "validate": plan.validate,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name, cls=Command)(_command)
+for _group in (results.workload, deploy, bundled.profile):
+    app.add_typer(_group)
+    for _info in _group.registered_commands:
+        _info.cls = Command
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import functools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import typer
 
-from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.cli.command import spread_options
+from lmi_bench.cli.console import heard, terminal
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, EXIT_TERMINATED
 from lmi_bench.jobs.settings.sweep import SweepSettings
 
@@ -20,13 +26,11 @@ if TYPE_CHECKING:
 def sweep(settings: SweepSettings) -> None:
     """Measure a target over concurrency or request rate: curves, knee, and a run folder.
 
-    Options win over the scenario file, which wins over the defaults.
+    Options override the scenario file, which overrides the defaults.
     """
-    from lmi_bench.cli.termination import termination_as_interrupt
-
-    with termination_as_interrupt() as is_terminated:
+    with _termination_as_interrupt() as is_terminated:
         try:
-            outcome = _sweep(settings) if settings.target.matrix is None else _matrix(settings)
+            outcome = _sweep(settings)
         except KeyboardInterrupt:  # before the run had a folder
             if not is_terminated():
                 raise
@@ -39,23 +43,43 @@ def sweep(settings: SweepSettings) -> None:
         raise typer.Exit(EXIT_SLO_MISSED)
 
 
-def _sweep(settings: SweepSettings) -> SweepResult:
-    from lmi_bench.cli.console import terminal
-    from lmi_bench.cli.sweep_print import print_sweep
+def _sweep(settings: SweepSettings) -> SweepResult | MatrixResult:
+    from lmi_bench.cli.sweep_print import print_cell, print_matrix, print_sweep
+    from lmi_bench.jobs.matrix import run_matrix
     from lmi_bench.jobs.sweep.run import sweep as run
 
+    if settings.target.matrix is None:
+        result = heard(run, settings)
+        print_sweep(result)
+        return result
     with terminal() as listener:
-        result = run(settings, listener)
-    print_sweep(result)
-    return result
+        cells = run_matrix(settings, listener, functools.partial(print_cell, listener))
+    print_matrix(cells)
+    return cells
 
 
-def _matrix(settings: SweepSettings) -> MatrixResult:
-    from lmi_bench.cli.console import terminal
-    from lmi_bench.cli.matrix_print import print_cell, print_matrix
-    from lmi_bench.jobs.matrix import run_matrix
+@contextmanager
+def _termination_as_interrupt() -> Iterator[Callable[[], bool]]:
+    """Turns SIGTERM into SIGINT, so that finished levels are kept; yields whether one has come.
 
-    with terminal() as listener:
-        result = run_matrix(settings, listener, functools.partial(print_cell, listener))
-    print_matrix(result)
-    return result
+    Job schedulers, containers and `timeout` end a program by SIGTERM. A handler that is already
+    set stays, and so do other threads than the main one, in which Python allows no handler.
+    """
+    came = False
+
+    def on_term(_number: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.raise_signal(signal.SIGINT)
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if ours:
+        signal.signal(signal.SIGTERM, on_term)
+    try:
+        yield lambda: came
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

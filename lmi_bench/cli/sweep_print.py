@@ -1,20 +1,35 @@
-"""What a sweep prints: levels, knees, SLOs, cost, and what is to be doubted."""
+"""What sweep, its matrix, compare and workload print: levels, knees, SLOs, cost, differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
+from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.checks import check_levels
-from lmi_bench.analysis.results.repeats import parse_until, unmet_until
-from lmi_bench.cli.console import fail, note, print_table, say, warn
-from lmi_bench.cli.slo_print import print_slos
+from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
+from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
+from lmi_bench.analysis.results.slo_results import FailureRule, requests_needed
+from lmi_bench.analysis.results.sweep_curve import sweep_curve
+from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import load_name
-from lmi_bench.jobs.sweep.result import SweepResult
-from lmi_bench.report.formats import number
-from lmi_bench.report.slo_text import describe_answer, spread_rows
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.run_store import Run
+from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
+from lmi_bench.jobs.matrix import CellState, MatrixResult
+from lmi_bench.jobs.results import Comparison, Summary
+from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, misses_slos
+from lmi_bench.report.formats import MISSING, number
+from lmi_bench.report.slo_text import (
+    describe_answer,
+    goodput_rows,
+    highest_meeting,
+    misses_any,
+    spread_rows,
+)
 from lmi_bench.report.text import (
     LEVEL_GIVE_WAY,
     engine_rows,
@@ -63,9 +78,9 @@ def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
         say(cost)
     searched = result.scenario.load.search is not None
     if answer.value is not None and answer.first_breach is None and not searched:
-        note("no SLO broke up to where the levels end; --search concurrency goes on beyond")
+        note("no SLO broke up to the highest level; --search concurrency tries higher loads")
     if doubtful := _invalid_beside(answer, levels):
-        warn(f"the answer rests on levels that are invalid: {', '.join(doubtful)}")
+        warn(f"the answer depends on invalid levels: {', '.join(doubtful)}")
 
 
 def _failures(levels: Sequence[Level]) -> str:
@@ -74,7 +89,7 @@ def _failures(levels: Sequence[Level]) -> str:
 
 
 def _invalid_beside(answer: SloAnswer, levels: Sequence[Level]) -> list[str]:
-    """Names of the levels on both sides of a search's answer that the generator could not hold."""
+    """Names of the invalid levels on both sides of a search's answer."""
     beside = (answer.value, answer.first_breach)
     lines = [line for line in levels if line.load.on(answer.load) in beside]
     return list(dict.fromkeys(line.name for line in lines if not line.valid))
@@ -90,7 +105,7 @@ def _first_error(result: SweepResult) -> str:
 
 
 def _best_level(levels: list[Level], knees: list[Knee]) -> Level:
-    """The level to paste: that of the recommended knee, else the one with the most tokens/s."""
+    """The level to print in full: the recommended knee's, else the one with the most tokens/s."""
     knee = next((knee for knee in knees if knee.recommended), None)
     for line in levels:
         if knee is not None and line.load.on(knee.axis) == knee.load:
@@ -103,13 +118,11 @@ def _print_levels(levels: list[Level]) -> None:
 
 
 def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
-    """Levels by rising load, knees, and what is to be doubted."""
+    """Levels by rising load, knees, and warnings."""
     levels = sorted(levels, key=lambda line: line.load.value)
     _print_levels(levels)
     print_table(
-        "Knee by rule (* recommended)",
-        knee_rows(knees),
-        left=("rule", "cause", "change", "why"),
+        "Knee by rule (* recommended)", knee_rows(knees), left=("rule", "cause", "change", "why")
     )
     print_table(
         "Conversations",
@@ -131,13 +144,13 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
 
 
 def cost_at(lines: Sequence[Level], answer: SloAnswer) -> str | None:
-    """What output costs at the load of an answer, for people; None where nothing is priced."""
+    """The cost of output at the load of an answer; None without a price."""
     at = [line for line in lines if line.load.on(answer.load) == answer.value]
     return f"  there {_costs(at[-1])}" if at and _is_priced(at[-1]) else None
 
 
 def cheapest(lines: Sequence[Level]) -> str | None:
-    """The level at which output costs least, for people; None where nothing is priced."""
+    """The level with the cheapest output; None without a price."""
     priced = [line for line in lines if _is_priced(line) and line.valid]
     if not priced:
         return None
@@ -158,3 +171,210 @@ def _costs(level: Level) -> str:
         f"{level.usd_per_1m_total_tokens:.2f} per 1M in and out, at "
         f"{level.price_usd_per_hour:.2f} USD an hour"
     )
+
+
+def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: bool = True) -> None:
+    """Print goodput and each SLO by level, and whether a level meets the SLOs.
+
+    verdict  False: the levels alone; the rule that picked them gives the answer
+    """
+    if not slos and not options.limits:
+        return
+    rows = goodput_rows(run.levels, run.records, slos, options.limits, failures=options.failures)
+    limits = ", ".join(limit.of_a_request for limit in options.limits)
+    by = limits or ", ".join(map(str, slos))
+    print_table(f"Goodput: requests that meet {by}", rows, left=("level",))
+    missed = misses_slos(run, slos, options)
+    if not slos:
+        if missed:
+            say(
+                f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
+                f"the best has {best_good_share(run, options.limits):.1%}"
+            )
+        return
+    if not verdict:
+        return
+    if missed:
+        say(why_missed(run, slos, options.failures))
+    highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
+    if highest is not None:
+        say(f"highest level that meets {', '.join(map(str, slos))}: {highest.name}")
+
+
+def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
+    """Where the SLOs are missed or requests are too few, if no level is known to meet them."""
+    stated, needed = ", ".join(map(str, slos)), requests_needed(slos)
+    levels = list(zip(run.levels, run.records, strict=True))
+    broken = [line for line, kept in levels if misses_any(line, kept, slos, failures=failures)]
+    unsure = [line for line, _ in levels if line not in broken]
+    if not unsure:
+        return f"SLO missed at every level: {stated}"
+    if not broken:
+        most = max((_counted(records, failures) for records in run.records), default=0)
+        return (
+            f"no level is known to meet {stated}: this needs {needed} answered requests a level, "
+            f"and no level has more than {most} (--requests-per-level {needed})"
+        )
+    return (
+        f"no level is known to meet {stated}: missed at {_names(broken)}; too few requests to tell "
+        f"at {_names(unsure)} (--requests-per-level {needed})"
+    )
+
+
+def _names(lines: Sequence[Level]) -> str:
+    """Names of levels with their common first word once: `concurrency 1, 2, 4`."""
+    first, *others = (line.name for line in lines)
+    word, _, _ = first.partition(" ")
+    return ", ".join((first, *(name.removeprefix(f"{word} ") for name in others)))
+
+
+def _counted(records: Sequence[RequestRecord], failures: FailureRule) -> int:
+    """Number of requests that count in the level's quantiles."""
+    return len(records) if failures == "infinite" else sum(record.ok for record in records)
+
+
+def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> None:
+    """Print the heading of a cell that begins, or its result when it is over."""
+    if result is None:
+        say(f"\n== {name} ==")
+        return
+    listener.close()  # a progress line would be drawn over the tables
+    print_sweep(result)
+
+
+def print_matrix(result: MatrixResult) -> None:
+    """Print the table over all cells, and where the report is."""
+    print_table(
+        "Matrix", [_row(each) for each in result.cells], left=("target", "payload", "state")
+    )
+    if result.report is not None:
+        say(f"matrix folder: {result.folder}   report: {result.report}")
+    if result.interrupted:
+        note(f"interrupted: continue with --matrix {result.file} --resume --out {result.folder}")
+
+
+def _row(each: CellState) -> dict[str, str]:
+    row = {
+        "target": each.cell.target,
+        "payload": each.cell.payload,
+        "knee": MISSING,
+        "best tok/s": MISSING,
+        "at": MISSING,
+        "ms/token there": MISSING,
+        "highest under SLO": MISSING,
+        "USD/1M out": MISSING,
+        "state": each.state + (f": {each.error}" if each.error else ""),
+    }
+    run = each.run
+    if run is None or not run.levels:
+        return row
+    pooled = pooled_run(run)
+    curve = sweep_curve(pooled.levels)
+    knee = next((knee for knee in run.knees or () if knee.recommended), None)
+    if knee is not None and knee.axis == curve.axis and knee.load is not None:
+        row["knee"] = load_name(curve.axis, knee.load)
+    answer = run.slo_answer
+    if answer is not None and answer.value is not None:
+        row["highest under SLO"] = load_name(answer.load, answer.value)
+    else:
+        slos = [parse_slo(text) for text in run.manifest["scenario"].get("slo") or ()]
+        met = highest_meeting(pooled.levels, pooled.records, slos) if slos else None
+        if met is not None:
+            row["highest under SLO"] = met.name
+    if curve.usable:
+        best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
+        row["best tok/s"] = number(best.throughput_tokens_per_s)
+        row["at"] = load_name(curve.axis, best.load)
+        row["ms/token there"] = number(best.latency_ms_per_token)
+    prices = [line.usd_per_1m_output_tokens for line in pooled.levels]
+    known = [price for price in prices if price is not None]
+    if known:
+        row["USD/1M out"] = number(min(known))
+    return row
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Each difference with its interval and verdict, and the scaling efficiency."""
+    title = f"{comparison.b} against {comparison.a}"
+    print_table(
+        title,
+        [_difference_row(each) for each in comparison.differences],
+        left=("metric",),
+        whole=("level",),
+        give_way=("A", "B"),
+    )
+    counts = Counter(each.verdict for each in comparison.differences)
+    say(f"{title}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+    if comparison.scaling is not None:
+        say(_scaling_text(comparison.scaling))
+    note(
+        "intervals: 95 % each, paired bootstrap over requests; verdicts: 95 % for all together "
+        "(Holm). Runs vary more than requests do: repeat them"
+    )
+
+
+def _scaling_text(scaling: ScalingEfficiency) -> str:
+    text = (
+        f"{scaling.many} copies give {number(scaling.many_tokens_per_s)} tok/s at their best "
+        f"level, {scaling.few} {number(scaling.few_tokens_per_s)}: scaling efficiency "
+        f"{scaling.efficiency_frac:.0%} (aggregate / (copies x one copy's))"
+    )
+    if scaling.edge:
+        text += "; a best level is the highest that was run, so more load may change it"
+    return text
+
+
+def _difference_row(each: Difference) -> dict[str, str]:
+    known = each.change is not None and each.low is not None and each.high is not None
+    return {
+        "level": each.level,
+        "metric": f"{each.metric}, {each.unit}",
+        "A": number(each.a),
+        "B": number(each.b),
+        "change": f"{each.change:+.1%}" if known else MISSING,
+        "95 %": f"{each.low:+.1%} to {each.high:+.1%}" if known else each.reason,
+        "verdict": each.verdict,
+    }
+
+
+def print_workload(found: Summary) -> None:
+    """The kinds of request, rates and prefixes of a source, and what it does not contain."""
+    print_table(
+        "Kinds of request",
+        [
+            {
+                "input tokens": f"{kind.input_tokens:,}",
+                "output tokens": f"{kind.output_tokens:,}",
+                "share": f"{kind.share:.1%}",
+            }
+            for kind in found.kinds
+        ],
+    )
+    for text in (*_facts(found), *found.notes):
+        say(text)
+    for text in found.unknown:
+        say(f"not known: {text}")
+
+
+def _facts(found: Summary) -> Iterator[str]:
+    yield (
+        f"mean lengths: {_mean(found.kinds, 'input_tokens'):,.0f} in / "
+        f"{_mean(found.kinds, 'output_tokens'):,.0f} out"
+        + ("" if found.correlation is None else f", correlation {found.correlation:+.2f}")
+    )
+    if found.peak_per_s is not None and found.mean_per_s is not None:
+        yield (
+            f"rate: {found.peak_per_s:,.4g} req/s in the busiest five minutes, "
+            f"{found.mean_per_s:,.4g} on average"
+        )
+    if found.bursts is not None and found.bursts.shape is not None:
+        yield f"burstiness {found.bursts.shape:.3g} (1 is Poisson), by {found.bursts.how}"
+    if found.shared_tokens is not None and found.repeated is not None:
+        yield (
+            f"shared prefix: {found.shared_tokens:,} tokens of at least half of the prompts; "
+            f"{found.repeated:.0%} of all prompt text repeats the beginning of another prompt"
+        )
+
+
+def _mean(kinds: Sequence[RequestKind], name: str) -> float:
+    return sum(float(getattr(kind, name)) * kind.share for kind in kinds)

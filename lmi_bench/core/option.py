@@ -1,9 +1,9 @@
-"""Command-line options of a job's settings, declared beside the fields.
+"""How a field of a job's settings is offered on a command line: declared once, beside the field.
 
-A job's settings are a frozen dataclass. A field that a user may set has `option(...)` as its
+A job's settings are a frozen dataclass. A field that a user may state has `option(...)` as its
 value, or is annotated `Annotated[type, OPTION]` with an `Option` that several classes share.
-`cli/options/spread.py` turns it into an option of the command, `jobs/face.py` into a keyword of a
-function.
+`cli/command.py` turns it into an option of the command, `jobs/face.py` into a keyword of a
+function. Nothing here knows a terminal.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Option:
     """One option or argument of a command.
 
     help      starts with a noun that names the value and gives its unit; no default in it
-    names     as typed; messages use the first one; none: derived from the field's name, with
-              `--no-` for the other value of a switch
+    names     as typed, the first one is the name that messages use; none: made from the field's
+              name. A switch that is off by default has that name alone, others `--no-` too
     old_names names of earlier releases: accepted with a note, never shown; `--old=value` where the
               old name was a switch and the new option takes a value
-    default   text for a default that is computed
+    default   in words, where the default is worked out and the field's own says nothing
     group     heading under which help lists it; none: `GROUP: ClassVar` of the settings class
     rare      listed by --help-all only
-    argument  positional
+    argument  given by its place instead of a name
     """
 
     help: str
@@ -40,20 +40,42 @@ class Option:
 
     def name_of(self, field: str) -> str:
         """The name that messages use for the option of this field."""
-        return self.names[0] if self.names else f"--{field.replace('_', '-')}"
+        return self.names[0] if self.names else flag_of(field)
+
+
+def flag_of(field: str) -> str:
+    """A field's name as an option's.
+
+    >>> flag_of("max_tokens")
+    '--max-tokens'
+    """
+    return f"--{field.replace('_', '-')}"
+
+
+def default_note(option: Option, default: Any) -> str:
+    """` (default: ...)` as help texts end: in words, or the value; empty for none.
+
+    >>> default_note(Option("Port."), 8080)
+    ' (default: 8080)'
+    """
+    is_silent = default is MISSING or default is False or default in (None, (), "")
+    shown = option.default or (None if is_silent else default)
+    return "" if shown is None else f" (default: {shown})"
 
 
 REQUIRED: Final = object()
-"""The value of a required field."""
+"""The value of a field that has to be stated."""
 _METADATA: Final = "option"
 
 
-def option(help: str, *names: str, value: Any = None, **more: Any) -> Any:  # noqa: A002
-    """A field of a settings class: its default and its `Option`.
+def option(shared: str | Option, /, *names: str, value: Any = None, **more: Any) -> Any:
+    """A field of a settings class: its value if none is stated, and its `Option`.
 
-    more  the other fields of `Option`
+    shared  a help text, or an `Option` that several fields share
+    more    the other fields of `Option`, or those in which this field differs from the shared one
     """
-    metadata = {_METADATA: Option(help, names, **more)}
+    mark = replace(shared, **more) if isinstance(shared, Option) else Option(shared, names, **more)
+    metadata = {_METADATA: mark}
     return (
         field(metadata=metadata) if value is REQUIRED else field(default=value, metadata=metadata)
     )
@@ -61,9 +83,9 @@ def option(help: str, *names: str, value: Any = None, **more: Any) -> Any:  # no
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field that a user may set, of a settings class or of one nested in it.
+    """A field that a user may state, of a settings class or of one nested in it.
 
-    default  MISSING if the field is required
+    default  MISSING where the field has to be stated
     """
 
     name: str
@@ -73,9 +95,9 @@ class Setting:
 
 
 def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterator[Setting]:
-    """The fields with an option, in order, each option with its heading and rarity.
+    """The fields with an option, in their order; the options know their heading and rarity.
 
-    common  fields in plain help, if an enclosing class names them as COMMON
+    common  fields that plain help lists, where a class around this one names them as COMMON
     """
     common = vars(group).get("COMMON", common)
     hints = get_type_hints(group, include_extras=True)
@@ -97,14 +119,14 @@ def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterat
 
 
 def _option_of_field(each: Field[Any], hint: Any) -> tuple[Any, Option] | None:
-    """The type and the option of a field, from its value or its annotation."""
+    """The type and the option of a field, wherever its option stands."""
     if (mark := each.metadata.get(_METADATA)) is not None:
         return hint, mark
     return option_of(hint)
 
 
 def option_of(hint: Any) -> tuple[Any, Option] | None:
-    """The type and the option of an annotation; None without an option."""
+    """The type and the option of an annotation; None where it has no option."""
     if get_origin(hint) is not Annotated:
         return None
     kind, *marks = get_args(hint)
@@ -112,22 +134,23 @@ def option_of(hint: Any) -> tuple[Any, Option] | None:
 
 
 def stated(settings: Any) -> Iterator[Setting]:
-    """The fields whose value is not their default, nested settings included."""
-    values = dict(_values(settings))
+    """The fields whose value is not their default, those of nested settings, too."""
+    values = dict(values_of(settings))
     return (each for each in settings_of(type(settings)) if values[each.name] != each.default)
 
 
-def _values(settings: Any) -> Iterator[tuple[str, Any]]:
+def values_of(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of the fields, those of nested settings, too."""
     for each in fields(settings):
         value = getattr(settings, each.name)
         if is_dataclass(value):
-            yield from _values(value)
+            yield from values_of(value)
         else:
             yield each.name, value
 
 
 def filled(group: type[Any], given: dict[str, Any]) -> Any:
-    """The settings made from values by field name; used values are removed from `given`."""
+    """The settings class made of its fields' values by name, which are taken out of `given`."""
     hints = get_type_hints(group, include_extras=True)
     values = {}
     for each in fields(group):
@@ -137,7 +160,7 @@ def filled(group: type[Any], given: dict[str, Any]) -> Any:
             values[each.name] = filled(hint, given)
         elif each.name in given:
             value = given.pop(each.name)
-            # a command line gives a list for every repeatable option
+            # a command line hands a list over for every option that may be repeated
             kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
             is_tuple = any(get_origin(one) is tuple for one in kinds(kind))
             values[each.name] = tuple(value) if is_tuple and value is not None else value
@@ -145,5 +168,5 @@ def filled(group: type[Any], given: dict[str, Any]) -> Any:
 
 
 def kinds(kind: Any) -> tuple[Any, ...]:
-    """A type and the members of its union."""
+    """A type, and those that it is a union of."""
     return (kind, *get_args(kind))

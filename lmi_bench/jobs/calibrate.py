@@ -1,17 +1,20 @@
-"""One calibration: gather measured levels, fit a profile to them, choose what to measure next."""
+"""Profiles: fitted to measured levels, and judged by how far off they predict such levels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import cells_from_run, profile_for_run, run_model
 from lmi_bench.analysis.fit.measured_files import (
+    TableRow,
     cell_of_summary,
     model_named_in,
     read_summary,
@@ -19,6 +22,15 @@ from lmi_bench.analysis.fit.measured_files import (
 )
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated
+from lmi_bench.analysis.fit.validation import (
+    FIGURES,
+    Accuracy,
+    Judged,
+    accuracy_of,
+    problems_of,
+    validate_profile,
+)
+from lmi_bench.analysis.fit.validation import validate as judge
 from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, can_run, marks_of
 from lmi_bench.analysis.model.builtin_profiles import (
     BUNDLED_CPU_PRIOR,
@@ -27,21 +39,25 @@ from lmi_bench.analysis.model.builtin_profiles import (
     SERVED_CPU_PRIOR,
     prior_of_engine,
 )
-from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
+from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.catalog.published import published_table
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
-from lmi_bench.jobs.settings.calibrate import CalibrateSettings
-from lmi_bench.targets.profiles import find_profile
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.units import plural
+from lmi_bench.jobs.planned import planned_setup
+from lmi_bench.jobs.settings.plan import CalibrateSettings, ValidateSettings
+from lmi_bench.targets.profiles import SHIPPED, find_profile
 
 _MOST_USERS = 512
-_TELLING: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
-_FIRST_TOKENS = 256  # in and out, of levels that nobody has measured
+_INFORMATIVE: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
+_FIRST_TOKENS = 256  # in and out, of levels without a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +70,9 @@ class NextLevel:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fit, its profile, and the levels to measure next, the most telling first.
+    """A fit, its profile, and the levels to measure next, the most informative first.
 
-    is_fitted  false where nothing was measured: the profile is the prior
+    is_fitted  false if nothing was measured: the profile is the prior
     """
 
     fit: Fit
@@ -65,18 +81,9 @@ class Calibration:
     next_levels: tuple[NextLevel, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunCells:
-    """The usable levels of a run, the prior of its kind of engine, and `local` if it is of it."""
-
-    cells: list[MeasuredLevel]
-    base: EngineProfile
-    machine: MeasuredMachine | None
-
-
 @dataclass(slots=True)
-class _Gathered:
-    """Cells so far, the prior that their source suggests, and `local` where they are of it."""
+class Gathered:
+    """Usable levels, the prior for their kind of engine, and `local` if they were measured here."""
 
     cells: list[MeasuredLevel]
     base: EngineProfile | None = None
@@ -84,15 +91,24 @@ class _Gathered:
 
 
 def calibrate(settings: CalibrateSettings) -> Calibration:
-    """Fit a profile. Raises InputError where a source cannot be used."""
+    """Fit a profile. Raises InputError for a source that cannot be used."""
     given = None if settings.profile is None else find_profile(settings.profile)
     if not settings.sources:
         return _plan_first(settings, given or GRAPH_GPU_PRIOR)
-    # shares of a prior that was fitted here are of the figures that it keeps
-    gathered = _Gathered([], machine=None if given is None else given.machine)
+    # a prior that was fitted here has shares of its own figures of this machine
+    gathered = Gathered([], machine=None if given is None else given.machine)
     for source in settings.sources:
         if source.is_dir():
-            _add_run(settings, source, gathered)
+            found = cells_of_run_folder(
+                source,
+                model=settings.model,
+                instance=settings.instance,
+                dtype=settings.dtype,
+                machine=gathered.machine,
+            )
+            gathered.cells += found.cells
+            gathered.base = found.base
+            gathered.machine = found.machine or gathered.machine
         elif source.suffix.lower() in (".json", ".jsonl"):
             _add_summary(settings, source, gathered)
         else:
@@ -113,16 +129,11 @@ def calibrate(settings: CalibrateSettings) -> Calibration:
 
 
 def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration:
-    """Choose the levels to measure of a model on a machine of which nothing is known yet."""
+    """Choose the first levels to measure of a model on a machine without any measurement."""
     assert settings.model is not None
     assert settings.instance is not None
     plain = MeasuredLevel(
-        Setup(
-            find_model(settings.model),
-            find_instance(settings.instance),
-            settings.tensor_parallel,
-            planned_dtype(settings.model, settings.dtype),
-        ),
+        planned_setup(settings.model, settings.instance, settings.tensor_parallel, settings.dtype),
         input_tokens=_FIRST_TOKENS,
         output_tokens=_FIRST_TOKENS,
         load=Load(1),
@@ -139,42 +150,24 @@ def _fitted_on(sources: Sequence[Path], cells: Sequence[MeasuredLevel]) -> str:
     return f"{len(cells)} levels of {models} on {machines} ({names})"
 
 
-def _add_run(settings: CalibrateSettings, source: Path, gathered: _Gathered) -> None:
-    found = cells_of_run_folder(
-        source,
-        model=settings.model,
-        instance=settings.instance,
-        dtype=settings.dtype,
-        machine=gathered.machine,
-    )
-    gathered.cells += found.cells
-    gathered.base = found.base
-    gathered.machine = found.machine or gathered.machine
-
-
-def _add_summary(settings: CalibrateSettings, source: Path, gathered: _Gathered) -> None:
+def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) -> None:
     content = read_summary(source)
     model = settings.model or model_named_in(content)
     if model is None or settings.instance is None:
         missing = "--model" if model is None else "--instance"
-        raise InputError(f"{source} does not say {missing.removeprefix('--')}: add {missing}")
-    served = Setup(
-        find_model(model),
-        find_instance(settings.instance),
-        settings.tensor_parallel,
-        planned_dtype(model, settings.dtype),
-    )
-    gathered.cells.append(cell_of_summary(source, content, served))
+        raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
+    setup = planned_setup(model, settings.instance, settings.tensor_parallel, settings.dtype)
+    gathered.cells.append(cell_of_summary(source, content, setup))
     gathered.base = gathered.base or GRAPH_GPU_PRIOR
 
 
-def _add_table(source: Path, gathered: _Gathered) -> None:
+def _add_table(source: Path, gathered: Gathered) -> None:
     rows = [row for row in read_table(source) if row.cell is not None]
     engines = sorted({row.engine for row in rows})
     if len(engines) > 1:
         raise InputError(
-            f"{source} is of {len(engines)} engines ({', '.join(engines)}): a profile is of one; "
-            "keep the lines of one of them"
+            f"{source} has {len(engines)} engines ({', '.join(engines)}) but a profile describes "
+            "one: keep the lines of one engine"
         )
     cells = [row.cell for row in rows if row.cell is not None]
     if not cells:
@@ -202,11 +195,11 @@ def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLeve
         )
     known = {_key(cell) for cell in fit.cells}
     candidates = [cell for cell in wanted if _key(cell) not in known]
-    chosen = choose_cells(fit, candidates, wanted, count, _TELLING)
+    chosen = choose_cells(fit, candidates, wanted, count, _INFORMATIVE)
     return tuple(
         NextLevel(
             candidates[index],
-            estimates(fit, candidates[index], _TELLING)["throughput_tokens_per_s"],
+            estimates(fit, candidates[index], _INFORMATIVE)["throughput_tokens_per_s"],
         )
         for index in chosen
     )
@@ -225,8 +218,8 @@ def _key(cell: MeasuredLevel) -> tuple[object, ...]:
 
 
 def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
-    """Closed loops of 1 to 512 users, at the lengths of the cells and with a prompt of four times
-    the longest, on every machine and degree that the cells are of or that can be had on it."""
+    """Closed loops of 1 to 512 users, at the lengths of the cells and at four times the longest
+    prompt, on the cells' machines at every degree."""
     grid: dict[tuple[object, ...], MeasuredLevel] = {}
     longest = max(cell.input_tokens for cell in like)
     for measured in like:
@@ -261,13 +254,13 @@ def cells_of_run_folder(
     instance: str | None = None,
     dtype: str | None = None,
     machine: MeasuredMachine | None = None,
-) -> RunCells:
+) -> Gathered:
     """Read a run folder.
 
-    model, instance, dtype  None: as the run says; the bundled engine runs on `local`
-    machine                 figures of `local` where they are known, else it is measured now
+    model, instance, dtype  None: as the run states; the bundled engine runs on `local`
+    machine                 figures of `local` if known; None: it is measured now
 
-    Raises InputError where the run does not say enough or has no usable level.
+    Raises InputError if the run states too little or has no usable level.
     """
     run = load_run(source)
     facts = run.manifest.get("target")
@@ -278,7 +271,7 @@ def cells_of_run_folder(
     name = instance or facts.get("instance") or (LOCAL_NAME if bundled else None)
     if name is None:
         raise InputError(
-            f"{source} does not say which machine its endpoint runs on: add --instance, such as "
+            f"{source} does not state which machine its endpoint runs on: add --instance, such as "
             "--instance ml.g5.2xlarge, or --instance local for this one"
         )
     if name == LOCAL_NAME:
@@ -287,6 +280,178 @@ def cells_of_run_folder(
         base = BUNDLED_CPU_PRIOR if bundled else SERVED_CPU_PRIOR
     else:
         base, where, machine = EAGER_GPU_PRIOR, find_instance(str(name)), None
-    return RunCells(
+    return Gathered(
         cells_from_run(run, shape, where, dtype=dtype), profile_for_run(base, run), machine
     )
+
+
+_TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
+TABLES_VARIABLE = "LMI_BENCH_TABLES"
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Every level, measured and predicted.
+
+    limits  figures and their limits in ms, for the highest rates of open loops
+    """
+
+    judged: list[Judged]
+    limits: list[tuple[str, float]]
+    warnings: list[str]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As `validate --json` writes it."""
+        return [row.to_json() for row in self.judged]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A published table, and the engines of the lines that a profile describes.
+
+    ships  with the program; other tables are read from the folder LMI_BENCH_TABLES
+    """
+
+    profile: str
+    file: str
+    engines: tuple[str, ...]
+    ships: bool
+
+    def path(self) -> Path | None:
+        """Path of the table; None if it is not available."""
+        if self.ships:
+            return published_table(self.file)
+        folder = os.environ.get(TABLES_VARIABLE)
+        path = None if not folder else Path(folder) / self.file
+        return path if path is not None and path.exists() else None
+
+
+_TABLES = (
+    PublishedTable("tgi-2023", "jumpstart_concurrency.csv", ("",), True),
+    PublishedTable("tgi-2023", "jumpstart_min_latency.csv", ("",), True),
+    PublishedTable("tgi-2023", "jumpstart_max_throughput.csv", ("",), True),
+    PublishedTable("vllm-0.12", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
+    PublishedTable("vllm-0.19", "h100_vllm_open_loop.csv", ("vllm",), False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedErrors:
+    """The errors of the shipped profiles, each with its profile and table.
+
+    absent  tables that are not available
+    """
+
+    errors: list[tuple[PublishedTable, Accuracy]]
+    absent: list[PublishedTable]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As `validate --json` writes it without a table."""
+        return [
+            {
+                "profile": table.profile,
+                "table": table.file,
+                "lines of": entry.slice_name,
+                "figure": entry.figure,
+                "lines": entry.rows,
+                "silent": entry.silent or None,
+                "median": entry.median,
+                "p90": entry.p90,
+                "covered": entry.coverage,
+                "half-width": entry.half_width,
+            }
+            for table, entry in self.errors
+        ]
+
+
+def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validation:
+    """Judge the levels. Raises InputError for a file or a limit that cannot be used."""
+    limits = _limits(settings.slo)
+    profile = None if settings.profile is None else find_profile(settings.profile)
+    rows = _rows(settings, profile, listener)
+    if profile is None:
+        on = settings.calibrate_on
+        judged, warnings = judge(
+            rows,
+            calibrate_cells=settings.calibrate_cells or 0,
+            calibrate_on=None if on is None else read_table(on),
+            seed=settings.seed,
+        )
+    else:
+        judged = validate_profile(profile, rows)
+        engines = sorted({row.engine for row in rows})
+        warnings = [text for text in map(profile.warning_for_engine, engines) if text]
+        warnings += problems_of(judged)
+    return Validation(judged, limits, warnings)
+
+
+def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
+    """Judge each shipped profile on its tables, with other models than its own apart."""
+    found: list[tuple[PublishedTable, Accuracy]] = []
+    absent: list[PublishedTable] = []
+    for index, table in enumerate(_TABLES):
+        listener.progress("tables", index, len(_TABLES))
+        path = table.path()
+        if path is None:
+            absent.append(table)
+        else:
+            found += [(table, entry) for entry in _errors(table, read_table(path))]
+    return ShippedErrors(found, absent)
+
+
+def _rows(
+    settings: ValidateSettings, profile: EngineProfile | None, listener: Listener
+) -> list[TableRow]:
+    """The lines of a table, or the levels of sweeps."""
+    folders = [source for source in settings.sources if source.is_dir()]
+    if not folders and len(settings.sources) == 1:
+        rows = read_table(settings.sources[0])
+        listener.note(f"{plural(len(rows), 'line')} of {settings.sources[0].name}")
+        return rows
+    if len(folders) < len(settings.sources):
+        raise InputError("give either one table or sweeps: lines of several sources do not mix")
+    if profile is None:
+        raise InputError(
+            "levels of sweeps need a profile: fit one to other sweeps with `lmi-bench calibrate "
+            "RUN_DIR -o profile.json` and add --profile profile.json"
+        )
+    cells: list[MeasuredLevel] = []
+    for folder in folders:
+        found = cells_of_run_folder(
+            folder, instance=settings.instance, dtype=settings.dtype, machine=profile.machine
+        )
+        cells += found.cells
+    listener.note(f"{plural(len(cells), 'level')} of {plural(len(folders), 'sweep')}")
+    return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
+
+
+def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
+    if not slos:
+        return [("ttft_ms", _TTFT_LIMIT_MS), ("tpot_ms", _TPOT_LIMIT_MS)]
+    limits = []
+    for text in slos:
+        slo = parse_slo(text)
+        if slo.metric not in ("ttft", "tpot") or slo.statistic != "mean":
+            raise InputError(f"--slo {text}: tables state means, so use ttft_mean or tpot_mean")
+        limits.append((f"{slo.metric}_ms", slo.limit_ms))
+    return limits
+
+
+def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accuracy]:
+    profile = SHIPPED[table.profile]
+    own = [row for row in rows if row.engine in table.engines]
+    judged = [replace(row, calibrated=False) for row in validate_profile(profile, own)]
+    parts: tuple[tuple[str, Callable[[Judged], bool]], ...] = (
+        ("fitted models", lambda row: _is_known(profile, row)),
+        ("other models", lambda row: not _is_known(profile, row)),
+    )
+    for name, belongs in parts:
+        part = [row for row in judged if row.row.cell is not None and belongs(row)]
+        for figure in FIGURES:
+            entry = accuracy_of(name, figure, part)
+            if entry is not None:
+                yield entry
+
+
+def _is_known(profile: EngineProfile, row: Judged) -> bool:
+    return row.row.cell is not None and row.row.cell.setup.shape.name in profile.models

@@ -1,4 +1,4 @@
-"""Configurations for servers that others run: written, checked, packed, and waited for."""
+"""Configurations of other servers: written, checked, packed; and waiting for such a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lmi_bench.deploy.option_table import Setting, effective_settings, untransla
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.sagemaker import EndpointSettings
 from lmi_bench.deploy.server_settings import SERVERS
-from lmi_bench.jobs.saved_recommendation import load_recommendation
+from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
 from lmi_bench.jobs.settings.deploy import DeploySettings
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
@@ -45,9 +45,9 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """What an LMI container goes by.
+    """The effective settings of an LMI container.
 
-    untranslated  variables that are set, but that LMI containers do not read
+    untranslated  variables that are set but not read by LMI containers
     """
 
     settings: dict[str, Setting]
@@ -57,7 +57,7 @@ class CheckedFile:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How long a server took to become healthy; None where it did not, with what it answered."""
+    """Seconds until a server was healthy, None if it never was; and its last answer."""
 
     seconds: float | None
     last: str
@@ -65,10 +65,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimit:
-    """How many requests of so many tokens run at once at a tensor-parallel degree.
+    """Number of requests of a length that run at once at a tensor-parallel degree.
 
-    guaranteed, expected  of one copy, whatever arrives, and half through their output
-    kv_left_bytes         of the device, for the KV cache
+    guaranteed, expected  of one copy: at full length, and half through their output
+    kv_left_bytes         of a device, for the KV cache
     """
 
     tensor_parallel: int
@@ -91,26 +91,27 @@ class SequenceLimits:
 
 def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> Deployment:
     """Write the folder. Raises InputError before anything is written."""
+    stated, wishes = settings.server, settings.endpoint
     server = Server(
-        name=settings.server,
-        region=settings.region,
-        image=settings.image,
-        account=settings.account,
-        model_data_uri=settings.model_data,
-        trust_remote_code=settings.trust_remote_code,
+        name=stated.server,
+        region=wishes.region,
+        image=stated.image,
+        account=wishes.account,
+        model_data_uri=stated.model_data,
+        trust_remote_code=stated.trust_remote_code,
     )
     endpoint = EndpointSettings(
-        name=settings.name,
-        role_arn=settings.role_arn,
-        startup_s=settings.startup_timeout,
-        max_instances=settings.max_instances,
-        target_per_copy=settings.target_concurrency,
-        components=settings.components,
-        accept_eula=settings.accept_eula,
+        name=wishes.name,
+        role_arn=wishes.role_arn,
+        startup_s=wishes.startup_timeout,
+        max_instances=wishes.max_instances,
+        target_per_copy=wishes.target_concurrency,
+        components=wishes.components,
+        accept_eula=stated.accept_eula,
     )
     if server.name not in SERVERS:
         raise InputError(f"--server {server.name}: use one of {', '.join(SERVERS)}")
-    refuse_sagemaker_draft(settings.draft, _against_sagemaker_draft(settings))
+    refuse_sagemaker_draft(settings.layout.draft, _against_sagemaker_draft(settings))
     plan = _plan(settings, listener)
     _check_licence(plan, endpoint)
     bundle = build_bundle(plan, server, endpoint)
@@ -136,7 +137,7 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
 
 
 def wait_until_healthy(url: str, limit_s: float) -> Health:
-    """Ask /ping once a second until it answers 200, or the time is over."""
+    """Ask /ping once a second until it answers 200 or the time limit is reached."""
     address = f"{url.rstrip('/')}/ping"
     if not address.startswith(("http://", "https://")):
         raise InputError(f"{url!r} is no address: write one such as http://127.0.0.1:8080")
@@ -166,10 +167,10 @@ def sequence_limits(
     rope_factor: float = 1.0,
     profile: str | None = None,
 ) -> SequenceLimits:
-    """How many sequences fit at once. Raises InputError where no degree is possible.
+    """Number of sequences that fit at once. Raises InputError if no degree is possible.
 
     tensor_parallel  one degree instead of all
-    rope_factor      the trained positions are extended so many times
+    rope_factor      factor by which the trained positions are extended
     """
     if rope_factor < 1:
         raise InputError(f"--rope-factor must be 1 or more, got {rope_factor:g}")
@@ -214,52 +215,52 @@ def _doubling(longest: int) -> Iterator[int]:
 
 
 def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
+    layout, model_id = settings.layout, settings.server.model_id
     if settings.recommendation is not None:
         saved = load_recommendation(settings.recommendation)
-        plan = plan_from_recommendation(saved.answer, saved.model, model_id=settings.model_id)
+        plan = plan_from_recommendation(saved.answer, saved.model, model_id=model_id)
         listener.note(
             "token limits are those of the recommended workload: longer requests are refused"
         )
     else:
-        assert settings.model is not None
-        assert settings.instance is not None
+        assert layout.model is not None
+        assert layout.instance is not None
         plan = plan_from_layout(
-            settings.model,
-            settings.instance,
-            find_profile(settings.profile),
-            tensor_parallel=settings.tensor_parallel,
-            copies=settings.replicas,
-            instances=settings.machines,
-            dtype=settings.dtype,
-            max_model_len=settings.max_model_len,
-            max_input_tokens=settings.max_input_tokens,
-            slots=settings.max_batch,
-            model_id=settings.model_id,
+            layout.model,
+            layout.instance,
+            find_profile(layout.profile),
+            tensor_parallel=layout.tensor_parallel,
+            copies=layout.replicas,
+            instances=layout.machines,
+            dtype=layout.dtype,
+            max_model_len=layout.max_model_len,
+            max_input_tokens=layout.max_input_tokens,
+            slots=layout.max_batch,
+            model_id=model_id,
         )
-    if settings.draft is not None:
-        plan = replace(plan, draft=settings.draft)
-    if settings.goal == "latency":
+    if layout.draft is not None:
+        plan = replace(plan, draft=layout.draft)
+    if layout.goal == "latency":
         plan = replace(plan, slots=1, basis=f"{plan.basis}; one request at a time, for latency")
     return plan
 
 
 def _against_sagemaker_draft(settings: DeploySettings) -> list[str]:
     found = []
-    if settings.model_data is not None or settings.model_id is not None:
-        found.append("weights of one's own (--model-data, --model-id)")
-    if settings.components:
+    if settings.server.model_data is not None or settings.server.model_id is not None:
+        found.append("your own weights (--model-data, --model-id)")
+    if settings.endpoint.components:
         found.append("inference components (--components)")
     return found
 
 
 def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:
-    """Raises InputError where a licence must be accepted first, as for Meta's models."""
+    """Raises InputError if a licence must be accepted first, as for Meta's models."""
     try:
         gated = find_model_entry(plan.setup.shape.name).hf_id.startswith(_GATED)
     except InputError:
-        return  # a folder: whoever has it has accepted
+        return  # a folder: its licence was accepted at download
     if gated and not endpoint.accept_eula:
         raise InputError(
-            f"{plan.setup.shape.name} comes under a licence of its own: read it, then add "
-            "--accept-eula"
+            f"{plan.setup.shape.name} has a licence of its own: read it, then add --accept-eula"
         )

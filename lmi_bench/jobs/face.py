@@ -16,28 +16,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.option import Setting, filled, kinds, settings_of
-from lmi_bench.jobs.settings.predict import PredictSettings
+from lmi_bench.core.option import Setting, default_note, filled, kinds, settings_of
+from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.jobs.settings.recommend import RecommendSettings
-from lmi_bench.jobs.settings.report import ReportSettings
+from lmi_bench.jobs.settings.results import ReportSettings
 from lmi_bench.jobs.settings.sweep import SweepSettings
 
 if TYPE_CHECKING:
     from lmi_bench.jobs.predict import Prediction
     from lmi_bench.jobs.recommend import Advice
-    from lmi_bench.jobs.report import WrittenReport
+    from lmi_bench.jobs.results import WrittenReport
     from lmi_bench.jobs.sweep.result import SweepResult
 
 R = TypeVar("R")
 _WIDTH = 96
 _PARAMETERS = "PARAMETERS"
-_LISTENER = "listener\n    `Listener` that is told notes, warnings and progress. (default: none is)"
+_LISTENER = "listener\n    `Listener` that gets notes, warnings and progress. (default: none)"
 
 
 def _keywords(
     group: type[Any], *without: str
 ) -> Callable[[Callable[[Any, Listener], R]], Callable[..., R]]:
-    """The function with the fields of its settings class as keywords, and listed in its help.
+    """The function with the fields of its settings class as keywords, listed in its help.
 
     without  fields that the function does not take
     """
@@ -75,17 +75,16 @@ def _keywords(
 def _described(setting: Setting) -> str:
     """A keyword's entry of the help."""
     text = setting.option.help.replace("; repeatable.", "; a list.")
+    text += default_note(setting.option, setting.default)
     if setting.default is MISSING:
         text += " (required)"
-    elif setting.option.default is not None or setting.default not in (None, (), ""):
-        text += f" (default: {setting.option.default or setting.default})"
     body = textwrap.fill(text, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
     return f"{setting.name}\n{body}"
 
 
 def _as_kind(kind: Any, value: Any) -> Any:
-    """The value as the field has it, for a caller who gives a text for a path, one value for a
-    list of one, or a list where the command line takes values between commas."""
+    """The value as the field has it: text may stand for a path, one value for a list of one, and a
+    list for values between commas."""
     wanted = kinds(kind)
     tuples = [each for each in wanted if get_origin(each) is tuple]
     if tuples and value is not None:
@@ -102,8 +101,8 @@ def _as_kind(kind: Any, value: Any) -> Any:
 def sweep(settings: SweepSettings, listener: Listener) -> SweepResult:
     """Measure a target over concurrency or request rate, and write a run folder.
 
-    Keywords win over the scenario file, which wins over the defaults. Not to be called while an
-    asyncio loop runs in the same thread: the sweep runs one of its own.
+    Keywords override the scenario file, which overrides the defaults. The sweep runs an asyncio
+    loop of its own, so call it from a thread without a running loop.
 
     Parameters, all by keyword:
 
@@ -119,12 +118,7 @@ def sweep(settings: SweepSettings, listener: Listener) -> SweepResult:
     Example:
 
         result = lmi_bench.sweep(
-            target="sim:ml.g5.2xlarge",
-            model="llama-2-7b",
-            input_tokens=256,
-            output_tokens=256,
-            concurrency=[1, 8, 64],
-            out="runs/a",
+            target="sim:ml.g5.2xlarge", model="llama-2-7b", concurrency=[1, 8, 64], out="runs/a"
         )
         for level in result.levels:
             print(level.load.name, level.throughput_tokens_per_s, level.latency["ttft"].p90)
@@ -139,7 +133,7 @@ def predict(settings: PredictSettings, listener: Listener) -> Prediction:
     """Predict throughput and latency of a model on a machine, with 80 % intervals.
 
     Equal requests are predicted in closed form. Unequal ones (`mix`, `input_lengths`, `trace` ...)
-    are simulated over the bundled engine's scheduler.
+    are simulated with the bundled engine's scheduler.
 
     Parameters, all by keyword:
 
@@ -148,16 +142,13 @@ def predict(settings: PredictSettings, listener: Listener) -> Prediction:
     Returns a Prediction: `forecasts` of equal requests, one for each load, or `simulated`; its
     `to_json()` has all figures by name, times in ms and rates in tokens/s.
 
-    Raises InputError for a model or an instance that is not known, for one that does not fit, and
-    for values that exclude each other.
+    Raises InputError for an unknown model or instance, for a model that does not fit, and for
+    values that exclude each other.
 
     Example:
 
         prediction = lmi_bench.predict(
-            model="llama-2-7b",
-            instance="ml.g5.2xlarge",
-            input_tokens=256,
-            output_tokens=256,
+            model="llama-2-7b", instance="ml.g5.2xlarge", input_tokens=256, output_tokens=256,
             concurrency=[1, 8, 64],
         )
         for load in prediction.forecasts:
@@ -172,15 +163,15 @@ def predict(settings: PredictSettings, listener: Listener) -> Prediction:
 def recommend(settings: RecommendSettings, listener: Listener) -> Advice:
     """Rank instances, tensor-parallel degrees and replicas for a model under SLOs.
 
-    Without a load the question is one machine, as full as the limits allow. With `runs`, their
-    levels calibrate the step-time model first.
+    Without a load the answer is one machine, loaded up to the limits. With `runs`, their levels
+    calibrate the step-time model first.
 
     Parameters, all by keyword:
 
     PARAMETERS
 
-    Returns an Advice: `answer.recommended` is the best candidate, or None where none keeps the
-    SLOs and `answer.nearest` is the closest; `answer.candidates` has all, the best first. Its
+    Returns an Advice: `answer.recommended` is the best candidate, or None if none keeps the SLOs
+    and `answer.nearest` is the closest; `answer.candidates` has all, the best first. Its
     `to_json()` is what `recommend --json` writes.
 
     Raises InputError for a question that cannot be answered, such as an unknown instance.
@@ -188,11 +179,7 @@ def recommend(settings: RecommendSettings, listener: Listener) -> Advice:
     Example:
 
         advice = lmi_bench.recommend(
-            model="llama-2-7b",
-            input_tokens=256,
-            output_tokens=256,
-            rate=2,
-            slo="ttft_p90<=1s",
+            model="llama-2-7b", input_tokens=256, output_tokens=256, rate=2, slo="ttft_p90<=1s",
             instance=["ml.g5.2xlarge", "ml.g5.12xlarge"],
         )
         best = advice.answer.recommended
@@ -220,6 +207,6 @@ def write_report(settings: ReportSettings, _: Listener) -> WrittenReport:
 
         lmi_bench.write_report(runs=["runs/a", "runs/b"], label=["A", "B"], out="report.html")
     """
-    from lmi_bench.jobs.report import report as job
+    from lmi_bench.jobs.results import report as job
 
     return job(settings)

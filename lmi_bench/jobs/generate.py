@@ -1,14 +1,23 @@
-"""One text from a prompt to its end, over as many requests as it takes."""
+"""Text from a prompt, or given answers scored: ranked by likelihood, or compared with the truth."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
-from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.analysis.results.confidence import (
+    CalibrationTable,
+    calibration_table,
+    confidence,
+    shares,
+)
+from lmi_bench.core.errors import CapacityError, InputError, file_reason
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.engine.replicas import ServingEngine
@@ -17,11 +26,11 @@ from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.codec import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.jobs.settings.bundled import GenerateSettings
 from lmi_bench.jobs.settings.engine import stated_settings
-from lmi_bench.jobs.settings.generate import GenerateSettings
 from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.bundled import open_torch_engine
-from lmi_bench.targets.parts import EngineParts
+from lmi_bench.targets.parts import EngineParts, close_all
 from lmi_bench.targets.process import follow_launcher
 from lmi_bench.targets.quantizing import quantize_notes
 
@@ -30,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token's text and log-probability, and those of the likeliest ones in its place."""
+    """A token's text and log-probability, and those of the likeliest tokens in its place."""
 
     text: str
     logprob: float
@@ -39,13 +48,13 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A text and how it came about, over all requests.
+    """A generated text and its timing, over all requests.
 
-    seconds         in the engine; None where quantized arithmetic is emulated: it says nothing
+    seconds         in the engine; None if quantized arithmetic is emulated: it means nothing
     first_token_s   from the first request to its first token
-    scores          of each token, where log-probabilities were asked for
+    scores          of each token, if log-probabilities are wanted
     finish_reason   `length`, `eos_token`, `stop_sequence` or `context_full`
-    stop_string     that ended the text; None: it ended by a token, or otherwise
+    stop_string     the stop text that ended it; None: a token or something else did
     context_tokens  the longest request of this model and cache
     """
 
@@ -62,18 +71,6 @@ class Generated:
     stats: SchedulerStats
 
 
-@dataclass(slots=True)
-class _Totals:
-    requests: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    first_token_s: float | None = None
-    logprobs: list[float] = field(default_factory=list)
-    ranked: list[tuple[int, Ranked]] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_string: str | None = None
-
-
 def generate(
     settings: GenerateSettings,
     listener: Listener = SILENT,
@@ -88,27 +85,26 @@ def generate(
     """
     sampling = SamplingParams(
         **asdict(settings.sampling),
-        logprobs=settings.confidence or settings.logprobs is not None,
-        top_logprobs=settings.logprobs or 0,
+        logprobs=settings.scores.confidence or settings.scores.logprobs is not None,
+        top_logprobs=settings.scores.logprobs or 0,
     )
     opened = open_engine(settings, listener, lambda: prompt_text(settings.prompt))
     if opened is None:
         return None
     parts, tokenizer, text = opened
-    totals = _Totals()
     chain = _Chain(tokenizer, tokenizer.encode(text), settings.stop, on_text)
     sampling = replace(sampling, eos_token_ids=tokenizer.eos_token_ids)
-    stats = asyncio.run(_generate(parts, chain, sampling, totals, go_on=settings.until_done))
+    stats = asyncio.run(_generate(parts, chain, sampling, go_on=settings.until_done))
     emulated = parts.quantized is not None and parts.quantized.emulated
     return Generated(
         text="".join(chain.written),
-        requests=totals.requests,
-        tokens=totals.tokens,
-        seconds=None if emulated else totals.seconds,
-        first_token_s=totals.first_token_s or 0.0,
-        scores=_scored(totals, tokenizer),
-        finish_reason=totals.finish_reason,
-        stop_string=totals.stop_string,
+        requests=chain.requests,
+        tokens=chain.tokens,
+        seconds=None if emulated else chain.seconds,
+        first_token_s=chain.first_token_s or 0.0,
+        scores=tuple(chain.scores),
+        finish_reason=chain.finish_reason,
+        stop_string=chain.stop_string,
         context_tokens=parts.config.max_model_len,
         back_end_note=parts.back_end_note,
         stats=stats,
@@ -118,9 +114,9 @@ def generate(
 def open_engine(
     settings: GenerateSettings, listener: Listener, read: Callable[[], T]
 ) -> tuple[EngineParts, Tokenizer, T] | None:
-    """The engine, its tokenizer and what `read` gives, which is read before the model is loaded.
+    """The engine, its tokenizer and the result of `read`, which runs before the model is loaded.
 
-    None where this process was one of a launcher's further ranks, and has ended as such.
+    None in a process that a launcher has started as a further rank.
     """
     stated = stated_settings(settings.model_options)
     engine = parse_scenario({"engine": stated}, source="generate").engine
@@ -135,32 +131,28 @@ def open_engine(
     return parts, parts.tokenizer, question
 
 
+def run_closing(parts: EngineParts, work: Awaitable[T]) -> T:
+    """The result of work on an engine that is closed afterwards."""
+
+    async def run() -> T:
+        try:
+            return await work
+        finally:
+            await close_all(parts.executors)
+
+    return asyncio.run(run())
+
+
 def prompt_text(prompt: str) -> str:
-    """The prompt, or standard input for `-`; raises InputError where it is empty."""
+    """The prompt, or standard input for `-`; raises InputError for an empty one."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise InputError("the prompt is empty: give --prompt TEXT, or text on stdin")
     return text
 
 
-def _scored(totals: _Totals, tokenizer: Tokenizer) -> tuple[ScoredToken, ...]:
-    return tuple(
-        ScoredToken(
-            tokenizer.decode([token_id]),
-            logprob,
-            tuple((tokenizer.decode([other]), value) for other, value in ranked),
-        )
-        for (token_id, ranked), logprob in zip(totals.ranked, totals.logprobs, strict=True)
-    )
-
-
 async def _generate(
-    parts: EngineParts,
-    chain: _Chain,
-    sampling: SamplingParams,
-    totals: _Totals,
-    *,
-    go_on: bool,
+    parts: EngineParts, chain: _Chain, sampling: SamplingParams, *, go_on: bool
 ) -> SchedulerStats:
     """One request, or, to go on, as many as it takes until the text ends."""
     token_ids = chain.prompt_ids
@@ -169,30 +161,24 @@ async def _generate(
         while True:
             room = context_tokens - len(token_ids)
             if room < 1:
-                if not totals.requests:
+                if not chain.requests:
                     raise CapacityError(
                         f"the prompt has {len(token_ids):,} tokens and the model's context "
                         f"{context_tokens:,}: no token is left to generate"
                     )
-                totals.finish_reason = "context_full"
+                chain.finish_reason = "context_full"
                 break
             most = min(sampling.max_new_tokens, room)
-            asked = replace(
-                sampling,
-                max_new_tokens=most,
-                min_tokens=min(most, max(0, sampling.min_tokens - totals.tokens)),
-            )
-            prompt = Prompt(token_ids, asked)
-            token_ids = token_ids + await _one_request(engine, prompt, chain, totals)
-            if not go_on or totals.finish_reason != "length":
+            fewest = min(most, max(0, sampling.min_tokens - chain.tokens))
+            limited = replace(sampling, max_new_tokens=most, min_tokens=fewest)
+            token_ids = token_ids + await _one_request(engine, Prompt(token_ids, limited), chain)
+            if not go_on or chain.finish_reason != "length":
                 break
     chain.finish()
     return engine.stats().done
 
 
-async def _one_request(
-    engine: ServingEngine, prompt: Prompt, chain: _Chain, totals: _Totals
-) -> list[int]:
+async def _one_request(engine: ServingEngine, prompt: Prompt, chain: _Chain) -> list[int]:
     """Run one request; returns its token ids."""
     generation = engine.submit(prompt.token_ids, prompt.sampling)
     token_ids: list[int] = []
@@ -201,30 +187,28 @@ async def _one_request(
             for number, token_id in enumerate(event.token_ids):
                 token_ids.append(token_id)
                 if event.logprobs is not None:
-                    totals.logprobs.append(event.logprobs[number])
                     ranked = event.top_logprobs[number] if event.top_logprobs else ()
-                    totals.ranked.append((token_id, ranked))
+                    chain.score(token_id, event.logprobs[number], ranked)
                 chain.push(token_id)
                 if chain.stop_string is not None:
                     break
             if chain.stop_string is not None:
                 break
     finally:
-        generation.stop("cancelled")  # nothing where it has ended
-    totals.requests += 1
-    totals.tokens += len(token_ids)
-    totals.stop_string = chain.stop_string
+        generation.stop("cancelled")  # without effect if it has ended
+    chain.requests += 1
+    chain.tokens += len(token_ids)
     stopped = chain.stop_string is not None
-    totals.finish_reason = "stop_sequence" if stopped else generation.finish_reason
+    chain.finish_reason = "stop_sequence" if stopped else generation.finish_reason
     if generation.finished_s is not None:
-        totals.seconds += generation.finished_s - generation.submitted_s
-    if totals.first_token_s is None and generation.first_token_s is not None:
-        totals.first_token_s = generation.first_token_s - generation.submitted_s
+        chain.seconds += generation.finished_s - generation.submitted_s
+    if chain.first_token_s is None and generation.first_token_s is not None:
+        chain.first_token_s = generation.first_token_s - generation.submitted_s
     return token_ids
 
 
 class _Chain:
-    """The text of all requests as one: a character or a stop text may lie across their borders."""
+    """The text of all requests as one: a character or a stop text may span two requests."""
 
     def __init__(
         self,
@@ -235,6 +219,12 @@ class _Chain:
     ) -> None:
         self.prompt_ids = prompt_ids
         self.written: list[str] = []
+        self.scores: list[ScoredToken] = []
+        self.requests = self.tokens = 0
+        self.seconds = 0.0
+        self.first_token_s: float | None = None
+        self.finish_reason: str | None = None
+        self._tokenizer = tokenizer
         self._decoder = tokenizer.detokenizer(prompt_ids)
         self._stops = StopStringFilter(stop_strings)
         self._on_text = on_text
@@ -244,12 +234,18 @@ class _Chain:
         """The stop text that ended it, if one did."""
         return self._stops.matched
 
+    def score(self, token_id: int, logprob: float, ranked: Ranked) -> None:
+        """Keep a token's log-probability."""
+        decode = self._tokenizer.decode
+        likeliest = tuple((decode([other]), value) for other, value in ranked)
+        self.scores.append(ScoredToken(decode([token_id]), logprob, likeliest))
+
     def push(self, token_id: int) -> None:
-        """Hand on what a token completes."""
+        """Pass on the text that a token completes."""
         self._write(self._stops.push(self._decoder.push((token_id,))))
 
     def finish(self) -> None:
-        """Hand on what was held back."""
+        """Pass on the text that was held back."""
         if self.stop_string is None:
             self._write(self._stops.push(self._decoder.finish()))
         if self.stop_string is None:
@@ -259,3 +255,147 @@ class _Chain:
         self.written.append(text)
         if self._on_text is not None:
             self._on_text(text)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledPrompt:
+    """A prompt with its possible answers; `answer` is the index of the right one."""
+
+    prompt: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedChoice:
+    """An answer's log-probability after the prompt.
+
+    confidence  exp(mean log-probability) of its tokens
+    share       its probability, 0 to 1, if it has to be one of the choices
+    """
+
+    choice: str
+    tokens: int
+    joint_logprob: float
+    confidence: float
+    share: float
+
+
+def rank_choices(
+    settings: GenerateSettings, listener: Listener = SILENT
+) -> list[RankedChoice] | None:
+    """The choices by joint log-probability, the likeliest first.
+
+    None in a process that a launcher has started as a further rank.
+    """
+    opened = open_engine(settings, listener, lambda: prompt_text(settings.prompt))
+    if opened is None:
+        return None
+    parts, tokenizer, text = opened
+    scores = run_closing(parts, _scores(parts, tokenizer, text, settings.scores.choices))
+    joints = [math.fsum(each) for each in scores]
+    ranked = [
+        RankedChoice(choice, len(each), joint, confidence(each), share)
+        for choice, each, joint, share in zip(
+            settings.scores.choices, scores, joints, shares(joints), strict=True
+        )
+    ]
+    return sorted(ranked, key=lambda each: each.joint_logprob, reverse=True)
+
+
+def answer_questions(
+    settings: GenerateSettings, listener: Listener = SILENT
+) -> CalibrationTable | None:
+    """How often the likeliest answer is right, by its share of probability.
+
+    None in a process that a launcher has started as a further rank.
+    """
+    path = settings.scores.questions
+    assert path is not None
+    opened = open_engine(settings, listener, lambda: read_questions(path))
+    if opened is None:
+        return None
+    parts, tokenizer, questions = opened
+
+    async def answer() -> list[tuple[float, bool]]:
+        results: list[tuple[float, bool]] = []
+        for number, question in enumerate(questions, start=1):
+            scores = await _scores(parts, tokenizer, question.prompt, question.choices)
+            given = shares([math.fsum(score) for score in scores])
+            best = given.index(max(given))
+            results.append((given[best], best == question.answer))
+            listener.progress("questions", number, len(questions))
+        return results
+
+    return calibration_table(run_closing(parts, answer()))
+
+
+def read_questions(path: Path) -> list[LabelledPrompt]:
+    """JSON lines with `prompt`, `choices` (two or more texts) and `answer` (one of them).
+
+    Raises InputError that names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+    questions = [
+        _question(line, f"{path} line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not questions:
+        raise InputError(f"{path} has no question: write one JSON object a line")
+    return questions
+
+
+def _question(line: str, where: str) -> LabelledPrompt:
+    wanted = '{"prompt": "...", "choices": ["...", "..."], "answer": "..."}'
+    try:
+        content = json.loads(line)
+        prompt, choices = content["prompt"], tuple(content["choices"])
+        answer = content["answer"]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise InputError(f"{where}: expected {wanted}") from exc
+    if not isinstance(prompt, str) or not prompt or not all(isinstance(c, str) for c in choices):
+        raise InputError(f"{where}: expected {wanted}")
+    if len(choices) < 2 or answer not in choices:
+        raise InputError(f"{where}: the answer {answer!r} is not one of two or more choices")
+    return LabelledPrompt(prompt, choices, choices.index(answer))
+
+
+async def _scores(
+    parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]
+) -> list[list[float]]:
+    """Log-probabilities of the tokens of each choice after the text."""
+    assert parts.loaded is not None  # a torch engine scores
+    score = parts.loaded.score
+    prompt_ids = tokenizer.encode(text)
+    scores = []
+    for choice in choices:
+        continuation = continuation_ids(tokenizer, text, prompt_ids, choice)
+        longest = parts.config.max_model_len
+        if len(prompt_ids) + len(continuation) > longest:
+            raise CapacityError(
+                f"prompt and choice have {len(prompt_ids) + len(continuation):,} tokens but the "
+                f"model's context has {longest:,}: shorten them"
+            )
+        scores.append(await score(prompt_ids, continuation))
+    return scores
+
+
+def continuation_ids(
+    tokenizer: Tokenizer, text: str, prompt_ids: Sequence[int], choice: str
+) -> list[int]:
+    """The tokens of a choice after the prompt.
+
+    Taken from the whole text if it keeps the prompt's tokens, else tokenized alone. Raises
+    InputError for a choice without a token.
+    """
+    whole = tokenizer.encode(text + choice)
+    if len(whole) > len(prompt_ids) and whole[: len(prompt_ids)] == list(prompt_ids):
+        return whole[len(prompt_ids) :]
+    alone = tokenizer.encode(choice, add_special_tokens=False)
+    if not alone:
+        raise InputError(f"choice {choice!r} has no token: give a text")
+    return alone

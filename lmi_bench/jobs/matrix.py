@@ -1,36 +1,165 @@
-"""The cells of a matrix one after the other, each a run folder; then one report over all."""
+"""A matrix of sweeps: every payload on every target, a run folder each, then one report."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from lmi_bench.core.durable import write_text, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
-from lmi_bench.core.scenario import parse_scenario
-from lmi_bench.jobs.matrix_plan import Combination, read_matrix
+from lmi_bench.core.scenario import load_scenario, parse_scenario
+from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult
 from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.targets.access import Access
 
+_OWN_OF_TARGETS = ("name", "instance", "price_per_hour", "api_key_env")
+
+
+class _MatrixFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    targets: Annotated[list[str | dict[str, Any]], Field(min_length=1)]
+    payloads: Annotated[list[str | dict[str, Any]], Field(min_length=1)]
+    defaults: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One payload on one target.
+
+    fields          of its scenario, as plain values
+    instance, usd_per_hour  what the target runs on and costs, where the file says so
+    api_key_env     environment variable that holds the target's key
+    """
+
+    target: str
+    payload: str
+    fields: dict[str, Any]
+    instance: str | None = None
+    usd_per_hour: float | None = None
+    api_key_env: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Name of the cell's run folder."""
+        return f"{_slug(self.target)}--{_slug(self.payload)}"
+
+    @property
+    def title(self) -> str:
+        """The cell's name in tables and reports."""
+        return f"{self.payload} on {self.target}"
+
+    def api_key(self) -> str | None:
+        """The target's key; raises InputError if its variable is not set."""
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise InputError(f"target {self.target}: the variable {self.api_key_env} is not set")
+        return key
+
+
+def read_matrix(path: Path) -> list[Combination]:
+    """The cells of a matrix file, payload after payload on each target.
+
+    Every cell's scenario is checked before anything runs. Raises InputError.
+    """
+    expected = "`targets` and `payloads`, lists, and optionally `defaults`"
+    matrix = checked(_MatrixFile, read_yaml(path), source=str(path), expected=expected)
+    targets = [_target(entry) for entry in matrix.targets]
+    payloads = [_payload(entry, path.parent) for entry in matrix.payloads]
+    cells = [
+        _cell(path, target, payload, matrix.defaults) for target in targets for payload in payloads
+    ]
+    folders = [cell.folder for cell in cells]
+    for cell in cells:
+        if folders.count(cell.folder) > 1:
+            raise InputError(f"{path}: two cells have the name {cell.title}: rename one")
+    return cells
+
+
+def _target(entry: str | dict[str, Any]) -> dict[str, Any]:
+    fields = {"target": entry} if isinstance(entry, str) else dict(entry)
+    if "target" not in fields:
+        raise InputError(f"matrix: the target {fields.get('name', fields)} has no `target`")
+    fields.setdefault("name", redact_text(str(fields["target"])))  # it names folders
+    return fields
+
+
+def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
+    if isinstance(entry, str):
+        path = base / entry
+        load_scenario(path)  # raises for a faulty one
+        stated = read_yaml(path) or {}
+        entry, base = {"name": path.stem, **stated}, path.parent
+    if "name" not in entry:
+        raise InputError(f"matrix: the payload {entry} has no `name`")
+    fields = {name: value for name, value in entry.items() if name != "target"}
+    workload = dict(fields.get("workload") or {})
+    for name in ("dataset", "trace", "conversations"):
+        if workload.get(name):
+            workload[name] = str(base / workload[name])
+    return {**fields, **({"workload": workload} if workload else {})}
+
+
+def _cell(
+    path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
+) -> Combination:
+    own = {name: target[name] for name in _OWN_OF_TARGETS if name in target}
+    stated = {name: value for name, value in target.items() if name not in _OWN_OF_TARGETS}
+    fields = _merged(_merged(defaults, payload), stated)
+    fields["name"] = f"{payload['name']} on {own['name']}"
+    parse_scenario(fields, source=f"{path}, {fields['name']}")
+    return Combination(
+        target=str(own["name"]),
+        payload=str(payload["name"]),
+        fields=fields,
+        instance=own.get("instance"),
+        usd_per_hour=own.get("price_per_hour"),
+        api_key_env=own.get("api_key_env"),
+    )
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping over the other, section by section."""
+    merged = dict(below)
+    for name, value in above.items():
+        known = merged.get(name)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(known, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _slug(text: str) -> str:
+    """Text as the part of a folder's name; two hyphens stand between target and payload alone."""
+    words = re.split(r"[^\w.]+", text)
+    return "-".join(word for word in words if word).strip(".") or "cell"
+
+
 MATRIX_FILE, REPORT_FILE = "matrix.json", "report.html"
 
 OnCell = Callable[[str, SweepResult | None], None]
-"""Called with a cell's name when it begins (None), and with its result when it is over."""
+"""Called with a cell's name and None when it begins, and with its result when it is over."""
 
 
 @dataclass(slots=True)
 class CellState:
-    """How far a cell is: waiting, finished, unfinished (a sweep was cut off), or failed.
+    """The state of a cell: waiting, finished, unfinished (its sweep was cut off), or failed.
 
-    run  as its folder has it; None where there is none
+    run  as its folder has it; None if there is none
     """
 
     cell: Combination
@@ -42,7 +171,7 @@ class CellState:
 
 @dataclass(frozen=True, slots=True)
 class MatrixResult:
-    """All cells of a matrix; `report` is None where no cell has a level."""
+    """All cells of a matrix; `report` is None if no cell has a level."""
 
     folder: Path
     file: Path
@@ -57,7 +186,7 @@ class MatrixResult:
 
     @property
     def slo_missed(self) -> bool:
-        """Whether no level of some cell meets what was asked."""
+        """Whether some cell has no level that meets the SLOs."""
         return any(each.slo_missed for each in self.cells)
 
 
@@ -68,16 +197,16 @@ def run_matrix(
 ) -> MatrixResult:
     """Run every cell that is not finished; a cell that fails does not keep the others from running.
 
-    The settings are laid over each cell's scenario. Raises InputError where the file cannot be
-    used or the folder exists and is not to be resumed.
+    The settings override each cell's scenario. Raises InputError for a file that cannot be used or
+    a folder that exists without --resume.
     """
     path, run, overrides = settings.target.matrix, settings.run, settings.overrides()
     if path is None:
-        raise InputError("--matrix FILE names the targets and payloads: give it")
+        raise InputError("--matrix FILE is missing: it names the targets and payloads")
     if settings.target.scenario is not None or settings.target.target is not None:
         raise InputError("--matrix names its targets: leave SCENARIO and --target out")
     if run.step_trace is not None:
-        raise InputError("--step-trace is for one engine: leave it out with --matrix")
+        raise InputError("--step-trace needs a single engine: leave it out with --matrix")
     cells, options = read_matrix(path), read_options(settings)
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:
@@ -116,7 +245,7 @@ def _run_cell(
     states: Sequence[CellState],
     listener: Listener,
 ) -> SweepResult:
-    """Sweep one cell and note in its state how that ended."""
+    """Sweep one cell and set its state."""
     cell = each.cell
     run_folder = folder / cell.folder
     scenario = parse_scenario(cell.fields).with_overrides({**overrides, "name": None})
@@ -126,7 +255,7 @@ def _run_cell(
     if budget.max_usd is not None:
         left = budget.max_usd - sum(_spent_usd(s.run) for s in states if s.state == "finished")
         if left <= 0:
-            raise InputError(f"--max-spend {budget.max_usd:g} USD is spent; the cell is not begun")
+            raise InputError(f"--max-spend {budget.max_usd:g} USD is spent; this cell is left out")
         budget = replace(budget, max_usd=left)
     key = cell.api_key()
     access = options.access if key is None else Access(key, options.access.headers)
@@ -150,7 +279,7 @@ def _state_of(folder: Path, cell: Combination) -> CellState:
 
 
 def _state(folder: Path) -> str:
-    """Of a run folder: its knees are written when its sweep is over."""
+    """The state of a run folder; its knees are written when its sweep is over."""
     if (folder / KNEES).exists():
         return "finished"
     return "unfinished" if (folder / MANIFEST).exists() else "waiting"

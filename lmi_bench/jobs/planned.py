@@ -13,11 +13,12 @@ from typing import Any, cast
 
 from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind, Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.memory import weight_format
-from lmi_bench.analysis.model.setup import Speculation
+from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.analysis.model.speculation import acceptance_of_counts
-from lmi_bench.catalog.instances import Instance
+from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice
 from lmi_bench.core.errors import InputError
@@ -25,9 +26,8 @@ from lmi_bench.core.lengths import parse_lengths
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario
 from lmi_bench.core.traces import read_trace
-from lmi_bench.jobs.settings.money import LimitSettings, PurchaseSettings
 from lmi_bench.jobs.settings.planning import DraftSettings, PriceSettings
-from lmi_bench.jobs.settings.recommend import AxisSettings
+from lmi_bench.jobs.settings.recommend import AxisSettings, FleetLimits, PurchaseSettings
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.drafting import NGRAM_DRAFT
 
@@ -36,28 +36,44 @@ _MOST_KINDS = 500
 _SEED = 20_261_121  # of lengths that are drawn from distributions
 
 
+def planned_setup(
+    model: str, instance: str, tensor_parallel: int, dtype: str | None = None
+) -> Setup:
+    """One copy of a model on a machine; None for dtype: the checkpoint's, at most 16 bits."""
+    return Setup(
+        find_model(model), find_instance(instance), tensor_parallel, planned_dtype(model, dtype)
+    )
+
+
+def planned_workload(
+    model: str, dtype: str | None, input_tokens: int, output_tokens: int
+) -> Workload:
+    """Equal requests of a model; None for dtype: the checkpoint's, at most 16 bits."""
+    return Workload(find_model(model), planned_dtype(model, dtype), input_tokens, output_tokens)
+
+
 def repriced(instances: Iterable[Instance], settings: PriceSettings) -> tuple[Instance, ...]:
-    """The machines with the prices that count: the user's list before the platform's."""
+    """The machines with their prices: those of the user's list override the platform's."""
     price_list = None if settings.prices is None else load_price_list(settings.prices)
     platform = cast("Platform", settings.platform)
     return reprice(instances, platform=platform, price_list=price_list)
 
 
 def planned_speculation(settings: DraftSettings) -> Speculation | None:
-    """Which model guesses and how often a guess holds; None where no draft is named."""
+    """The draft and the probability that its tokens are accepted; None without a draft."""
     draft, draft_tokens = settings.draft, settings.draft_tokens
     acceptance = settings.draft_acceptance
     if draft is None:
         if draft_tokens is not None or acceptance is not None:
             raise InputError(
-                "--draft-tokens and --draft-acceptance are of speculative decoding: add --draft "
+                "--draft-tokens and --draft-acceptance need speculative decoding: add --draft "
                 "ngram or --draft MODEL"
             )
         return None
     if acceptance is None:
         raise InputError(
-            f"--draft {draft}: add --draft-acceptance, the chance (0 to 1) that a guess holds, or "
-            "a run of the bundled engine with that draft, which measured it"
+            f"--draft {draft}: add --draft-acceptance, the probability (0 to 1) that a drafted "
+            "token is accepted, or a run of the bundled engine that measured it"
         )
     smaller = None if draft == NGRAM_DRAFT else find_model(draft)
     if Path(acceptance).is_dir():
@@ -73,13 +89,13 @@ def planned_speculation(settings: DraftSettings) -> Speculation | None:
 
 
 def _measured(folder: Path) -> tuple[float, int]:
-    """The chance that a guess held in a run, and how many it made a step."""
+    """The measured acceptance of a run, and its drafted tokens a step."""
     run = load_run(folder)
     facts = run.manifest.get("target")
     settings = facts.get("speculation") if isinstance(facts, Mapping) else None
     if not isinstance(settings, Mapping):
         raise InputError(
-            f"--draft-acceptance {folder}: the run did not speculate (sweep with --draft)"
+            f"--draft-acceptance {folder}: a run without speculation; sweep with --draft"
         )
     drafted = accepted = 0
     for line in run.levels:
@@ -108,7 +124,7 @@ def purchase_of(settings: PurchaseSettings) -> Purchase:
     return purchase
 
 
-def requirements_of(money: PurchaseSettings, limits: LimitSettings) -> Requirements:
+def requirements_of(money: PurchaseSettings, limits: FleetLimits) -> Requirements:
     """The limits on the fleet."""
     return Requirements(
         min_throughput_tokens_per_s=limits.min_throughput,
@@ -120,7 +136,7 @@ def requirements_of(money: PurchaseSettings, limits: LimitSettings) -> Requireme
 
 
 def first_dtype(settings: AxisSettings) -> str | None:
-    """The weight format that the others are compared with; None where none is given."""
+    """The weight format that the others are compared with; None if none is given."""
     names = _listed("--dtype", settings.dtype, str)
     return weight_format(names[0]).name if names else None
 
@@ -159,12 +175,12 @@ def _on_off(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioWorkload:
-    """What a scenario asks.
+    """The workload of a scenario.
 
-    kinds       of request; one of them where all are equal
-    rate_per_s  its highest; None for a closed loop
-    model       None where the scenario leaves it out
-    notes       what of the scenario a plan does not know
+    kinds       of request; a single one if all are equal
+    rate_per_s  the highest rate; None for a closed loop
+    model       None if the scenario names none
+    notes       what the plan leaves out
     """
 
     kinds: tuple[RequestKind, ...]
@@ -185,7 +201,7 @@ class ScenarioWorkload:
 
 
 def read_workload(path: Path) -> ScenarioWorkload:
-    """Read a scenario file; raises InputError where its requests have no known lengths."""
+    """Read a scenario file; raises InputError if the lengths of its requests are unknown."""
     scenario = load_scenario(path)
     load = scenario.load
     return ScenarioWorkload(
@@ -213,9 +229,9 @@ def _kinds(scenario: Scenario, path: Path) -> Iterator[RequestKind]:
         yield from _thinned([(each.input_tokens, each.output_tokens) for each in requests])
     elif workload.input_lengths is not None or workload.output_lengths is not None:
         draw = random.Random(_SEED)
-        asked = parse_lengths(workload.input_lengths or str(workload.input_tokens))
-        told = parse_lengths(workload.output_lengths or str(workload.output_tokens))
-        yield from _thinned([(asked.draw(draw), told.draw(draw)) for _ in range(_MOST_KINDS)])
+        inputs = parse_lengths(workload.input_lengths or str(workload.input_tokens))
+        outputs = parse_lengths(workload.output_lengths or str(workload.output_tokens))
+        yield from _thinned([(inputs.draw(draw), outputs.draw(draw)) for _ in range(_MOST_KINDS)])
     else:
         yield RequestKind(workload.input_tokens, workload.output_tokens, 1.0)
 
@@ -223,8 +239,8 @@ def _kinds(scenario: Scenario, path: Path) -> Iterator[RequestKind]:
 def _thinned(pairs: Sequence[tuple[int, int]]) -> Iterator[RequestKind]:
     """Every n-th of the pairs in order of length, so that at most _MOST_KINDS remain."""
     step = -(-len(pairs) // _MOST_KINDS)
-    for asked, told in sorted(pairs)[step // 2 :: step]:
-        yield RequestKind(asked, told, 1.0)
+    for input_tokens, output_tokens in sorted(pairs)[step // 2 :: step]:
+        yield RequestKind(input_tokens, output_tokens, 1.0)
 
 
 def _rate(scenario: Scenario) -> float | None:
@@ -238,8 +254,8 @@ def _rate(scenario: Scenario) -> float | None:
 def _notes(scenario: Scenario) -> Iterator[str]:
     if scenario.workload.shared_prefix:
         yield (
-            f"{scenario.workload.shared_prefix} shared tokens of each prompt are planned as if "
-            "they were computed every time: with a prefix cache fewer machines may do"
+            f"the {scenario.workload.shared_prefix} shared tokens of each prompt count as "
+            "computed every time: with a prefix cache fewer machines may suffice"
         )
     if scenario.workload.trace is not None:
-        yield "a trace's lengths and mean rate are planned with, not its times"
+        yield "the plan uses a trace's lengths and mean rate, not its arrival times"

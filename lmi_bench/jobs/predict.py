@@ -8,43 +8,49 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.analysis.fit.fit import fit_of_profile
-from lmi_bench.analysis.fit.forecast import Forecast, SimulatedForecast, forecast
+from lmi_bench.analysis.fit.forecast import (
+    Forecast,
+    SimulatedForecast,
+    forecast,
+    simulated_forecast,
+)
 from lmi_bench.analysis.fit.uncertainty import under_load
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup, Speculation
-from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_mix
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import Scenario, parse_scenario
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.planned import planned_speculation
-from lmi_bench.jobs.predict_simulated import simulate_forecasts
-from lmi_bench.jobs.settings.predict import PredictSettings
-from lmi_bench.models.shape import ModelShape
+from lmi_bench.jobs.settings.load import numbers
+from lmi_bench.jobs.settings.plan import PredictSettings
+from lmi_bench.loadgen.prompts.prompts import NoText
+from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.targets.profiles import default_note, find_profile
+from lmi_bench.targets.prompts import longest_request, make_prompts
 
 _REQUESTS_PER_USER, _LEAST_REQUESTS = 10, 200
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Every load as predicted, with what it was predicted for.
+    """The prediction of every load, and what it is for.
 
-    workload   its requests, by the keys of the file
+    workload   the requests, by the keys of the JSON file
     forecasts  of equal requests; simulated: of all others
     """
 
     settings: PredictSettings
-    shape: ModelShape
-    dtype: str
-    machine: Instance
-    speculation: Speculation | None
+    setup: Setup
     profile: EngineProfile
     warnings: list[str]
     workload: Mapping[str, Any]
@@ -54,15 +60,15 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """As `predict --json` writes it."""
         content: dict[str, Any] = {
-            "model": self.shape.name,
-            "instance": self.machine.instance_type,
+            "model": self.setup.shape.name,
+            "instance": self.setup.instance.instance_type,
             "tensor_parallel": self.settings.tensor_parallel,
             "replicas": self.settings.replicas,
-            "dtype": self.dtype,
+            "dtype": self.setup.dtype,
             "kv_dtype": self.settings.kv_dtype,
         }
-        if self.speculation is not None:
-            content["speculation"] = self.speculation.to_json()
+        if self.setup.speculation is not None:
+            content["speculation"] = self.setup.speculation.to_json()
         return {
             **content,
             **self.workload,
@@ -77,7 +83,7 @@ class Prediction:
 
 
 def predict(settings: PredictSettings, listener: Listener = SILENT) -> Prediction:
-    """Predict each load. Raises InputError for what is not known or cannot run."""
+    """Predict each load. Raises InputError for what is unknown or cannot run."""
     if (text := dtype_note(settings.model, settings.dtype)) is not None:
         listener.note(text)
     is_local = settings.instance == LOCAL_NAME
@@ -96,10 +102,14 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     )
     blank = Prediction(
         settings=settings,
-        shape=find_model(settings.model),
-        dtype=planned_dtype(settings.model, settings.dtype),
-        machine=machine,
-        speculation=planned_speculation(settings.speculation),
+        setup=Setup(
+            find_model(settings.model),
+            machine,
+            settings.tensor_parallel,
+            planned_dtype(settings.model, settings.dtype),
+            kv_dtype=settings.kv_dtype,
+            speculation=planned_speculation(settings.speculation),
+        ),
         profile=profile,
         warnings=[*warnings, *profile.notes],
         workload={},
@@ -136,16 +146,9 @@ def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
 def _setup(
     blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int
 ) -> MeasuredLevel:
-    """The copies that serve requests of these lengths, under one of them."""
+    """Requests of these lengths on the set-up, under one user."""
     return MeasuredLevel(
-        Setup(
-            blank.shape,
-            blank.machine,
-            blank.settings.tensor_parallel,
-            blank.dtype,
-            kv_dtype=blank.settings.kv_dtype,
-            speculation=blank.speculation,
-        ),
+        blank.setup,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         load=Load(1),
@@ -156,17 +159,33 @@ def _setup(
 
 
 def _simulated(blank: Prediction, listener: Listener) -> Prediction:
-    """Unequal requests, by the engine's own scheduler."""
+    """Unequal requests, simulated with the engine's own scheduler."""
     settings = blank.settings
     scenario = _scenario(settings)
     router = scenario.engine.router
     shared = settings.shared_prefix
-    forecasts = simulate_forecasts(
-        _setup(blank, shared + 1, 1, shared),
-        blank.profile,
-        scenario,
-        progress=lambda done, of: listener.progress("simulated levels", done, of),
-    )
+    setup = _setup(blank, shared + 1, 1, shared)
+    prompts = make_prompts(scenario, NoText(), None, "")
+    forecasts = []
+    levels = levels_of(scenario)
+    for place, level in enumerate(levels):
+        listener.progress("simulated levels", place, len(levels))
+        spec = replace(level, warmup_requests=0)
+
+        def request(number: int, spec: LevelSpec = spec) -> PlannedRequest:
+            return prompts.request(spec, number)
+
+        forecasts.append(
+            simulated_forecast(
+                setup,
+                blank.profile,
+                spec,
+                request,
+                total_tokens=longest_request(scenario),
+                seed=scenario.seed,
+                router=make_router(router),
+            )
+        )
     workload = {
         "workload": scenario.workload.model_dump(exclude_defaults=True),
         "shared_tokens": shared,
@@ -176,7 +195,7 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
 
 
 def _scenario(settings: PredictSettings) -> Scenario:
-    """The workload and the loads as a sweep would have them."""
+    """The workload and the loads as a scenario of a sweep."""
     workload: dict[str, Any] = {
         "input_tokens": settings.input_tokens,
         "output_tokens": settings.output_tokens,
@@ -190,8 +209,8 @@ def _scenario(settings: PredictSettings) -> Scenario:
         "requests_per_user": _REQUESTS_PER_USER,
         "requests_per_level": _LEAST_REQUESTS if is_open else None,
         "concurrency": settings.concurrency and _whole_numbers(settings.concurrency),
-        "rate_per_s": settings.rate and list(_numbers("--rate", settings.rate)),
-        "speed": settings.speed and list(_numbers("--speed", settings.speed)),
+        "rate_per_s": settings.rate and _numbers("--rate", settings.rate),
+        "speed": settings.speed and _numbers("--speed", settings.speed),
     }
     content: dict[str, Any] = {
         "workload": {key: value for key, value in workload.items() if value is not None},
@@ -204,19 +223,16 @@ def _scenario(settings: PredictSettings) -> Scenario:
 
 
 def _whole_numbers(text: str) -> list[int]:
-    found = list(_numbers("--concurrency", text))
+    found = _numbers("--concurrency", text)
     for users in found:
         if users != int(users):
             raise InputError(f"--concurrency takes whole numbers, got {users:g}")
     return [int(users) for users in found]
 
 
-def _numbers(flag: str, text: str) -> Iterator[float]:
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        try:
-            value = float(part)
-        except ValueError:
-            raise InputError(f"{flag} {text!r}: {part!r} is not a number") from None
+def _numbers(flag: str, text: str) -> list[float]:
+    found = [float(value) for value in numbers(flag, text)] if text else []
+    for value in found:
         if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{flag} must be above 0, got {part}")
-        yield value
+            raise InputError(f"{flag} must be above 0, got {value:g}")
+    return found

@@ -1,24 +1,53 @@
-"""One recommendation: calibrate, rank the fleets, and see what would change the answer."""
+"""One recommendation: its basis (a profile or runs), the ranked fleets, or a portfolio."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, cast
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from lmi_bench.analysis.fit.from_run import (
+    PlacedRun,
+    calibrate_on_runs,
+    has_users,
+    run_dtype,
+    run_lengths,
+    run_model,
+)
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
+from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machines
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import Objective, RecommendRequest, Routing
 from lmi_bench.analysis.fleet.vary import Variation, parse_range, sensitivity, vary_rate
-from lmi_bench.analysis.model.profiles import profile_to_json
-from lmi_bench.catalog.instances import all_instances
+from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
+from lmi_bench.analysis.model.profiles import EngineProfile, profile_to_json
+from lmi_bench.catalog.instances import Instance, all_instances, find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.jobs.basis import Basis, basis_of
-from lmi_bench.jobs.planned import engine_axes, purchase_of, repriced, requirements_of
+from lmi_bench.jobs.files import checked, read_yaml
+from lmi_bench.jobs.planned import (
+    engine_axes,
+    first_dtype,
+    planned_workload,
+    purchase_of,
+    read_workload,
+    repriced,
+    requirements_of,
+)
 from lmi_bench.jobs.settings.recommend import RecommendSettings
+from lmi_bench.targets.profiles import default_note, find_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +55,8 @@ class Advice:
     """What is recommended, for which request, on what basis.
 
     frontier     candidates that none beats in both cost and latency
-    sensitivity  what would change the answer, where it was asked for
-    variation    the cheapest layout of each load, where it was asked for
+    sensitivity  what would change the answer, if wanted
+    variation    the cheapest layout of each load, if wanted
     """
 
     answer: Recommendation
@@ -78,13 +107,13 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
         changes = tuple(sensitivity(request, answer))
     variation = None
     if span is not None:
-        listener.progress("the winner of every load", 100, 100)
+        listener.progress("the cheapest layout of every load", 100, 100)
         variation = vary_rate(request, *span)
     return Advice(answer, request, basis, best, changes, variation)
 
 
 def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
-    """The question as the planner takes it; without a load that of the scenario."""
+    """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
     is_load_stated = settings.rate is not None or settings.users is not None
     machines = all_instances() if basis.instances is None else basis.instances
@@ -112,3 +141,278 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
         calibrated=basis.accuracy is not None,
         settings=axes.settings(dtype=basis.workload.dtype, profile=basis.profile),
     )
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str
+    rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    input_tokens: Annotated[int, Field(ge=1)]
+    output_tokens: Annotated[int, Field(ge=1)]
+    name: str | None = None
+    dtype: str | None = None
+    slo: tuple[str, ...] = ()
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: Annotated[tuple[_Model, ...], Field(min_length=1)]
+
+
+def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> Portfolio:
+    """Plan the models of a file. Raises InputError for what cannot be planned."""
+    assert settings.portfolio is not None
+    expected = "models: [{model, rate_per_s, input_tokens, output_tokens, slo, dtype, name}]"
+    source = str(settings.portfolio)
+    file = checked(_File, read_yaml(settings.portfolio), source=source, expected=expected)
+    money, names = settings.money, settings.instances
+    considered = tuple(find_instance(name) for name in names) or all_instances()
+    requirements = requirements_of(money, settings.limits)
+    machines, _ = requirements.split_by_region(repriced(considered, money.price_list))
+    members = []
+    for index, each in enumerate(file.models):
+        name = each.name or each.model
+        listener.progress(name, index, len(file.models))
+        if (text := dtype_note(each.model, each.dtype)) is not None:
+            listener.note(text)
+        request = RecommendRequest(
+            planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
+            find_profile(settings.profile),
+            rate_per_s=each.rate_per_s,
+            slos=tuple(parse_slo(text) for text in each.slo),
+            instances=tuple(machines),
+            degrees=settings.tensor_parallel or None,
+        )
+        members.append(member_of(name, request, lambda _text, _share: None))
+    return share_machines(
+        members,
+        machines,
+        purchase=purchase_of(money),
+        availability=parse_availability(money.availability),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a recommendation rests on.
+
+    model             as the user or the run names it: a variant has the shape of its base
+    instances         the machines to choose from; None: all
+    accuracy          errors of the profile on the levels that it was fitted to
+    measured          levels of random arrivals in the runs
+    rate_per_s, slos  of the scenario; notes: what the plan leaves out of it
+    """
+
+    profile: EngineProfile
+    instances: tuple[Instance, ...] | None
+    workload: Workload
+    model: str
+    accuracy: dict[str, Any] | None = None
+    measured: tuple[MeasuredLoad, ...] = ()
+    rate_per_s: float | None = None
+    slos: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
+    """The basis of these settings. Raises InputError if they state too little."""
+    runs = [load_run(path) for path in settings.runs]
+    _check_flags_apply(settings, runs)
+    if settings.workload is None:
+        return _measured(settings, runs, listener) if runs else _from_profile(settings)
+    if settings.input_tokens is not None or settings.output_tokens is not None:
+        raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
+    read = read_workload(settings.workload)
+    if runs:
+        base = _measured(settings, runs, listener)
+    else:
+        model = settings.model or read.model
+        if model is None:
+            raise InputError(f"{settings.workload} names no model: add --model")
+        base = _from_profile(replace(settings, model=model, input_tokens=1, output_tokens=1))
+    return replace(
+        base,
+        workload=read.planned(base.workload.shape, base.workload.dtype),
+        measured=(),
+        rate_per_s=read.rate_per_s,
+        slos=read.slos,
+        notes=(*base.notes, *read.notes),
+    )
+
+
+def _check_flags_apply(settings: RecommendSettings, runs: list[Run]) -> None:
+    """Raises InputError for an option that has nothing to apply to."""
+    if settings.measured_on and not runs:
+        raise InputError("--measured-on names the machine of runs: give the run folders, too")
+    local = LOCAL_NAME in settings.instances or any(map(_of_this_engine, runs))
+    if settings.machine_price is not None and not local:
+        raise InputError(
+            f"--machine-price-per-hour is the price of this machine (--instance {LOCAL_NAME}); "
+            "for other machines use a --prices file"
+        )
+
+
+def _from_profile(settings: RecommendSettings) -> Basis:
+    """A shipped or calibrated profile, with notes on the defaults that were applied."""
+    model, prompt, output = settings.model, settings.input_tokens, settings.output_tokens
+    if model is None or prompt is None or output is None:
+        named = {"--model": model, "--input-tokens": prompt, "--output-tokens": output}
+        missing = [flag for flag, value in named.items() if value is None]
+        verb = "is" if len(missing) == 1 else "are"
+        raise InputError(
+            f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens "
+            "and --output-tokens"
+        )
+    dtype = first_dtype(settings.axes)
+    notes = (default_note(settings.profile), dtype_note(model, dtype))
+    return Basis(
+        find_profile(settings.profile),
+        _machines(settings, default=None),
+        planned_workload(model, dtype, prompt, output),
+        model,
+        notes=tuple(text for text in notes if text is not None),
+    )
+
+
+def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) -> Basis:
+    """The profile fitted to the runs' closed loops, and the loads of their open loops."""
+    first = runs[0]
+    for run in runs:
+        if not run.levels:
+            raise InputError(
+                f"{run.path} has no finished level to calibrate on: sweep again, or continue it "
+                "with --resume"
+            )
+    measured_model = _measured_model(settings, runs)
+    measured_shape = find_model(measured_model)
+    model = settings.model or measured_model
+    shape = find_model(model)
+    ours = any(map(_of_this_engine, runs))
+    base = BUNDLED_CPU_PRIOR
+    if not ours or settings.profile is not None:
+        base = find_profile(settings.profile)
+    local = _this_machine(settings, base) if ours else None
+    placed = [
+        _placed(settings, run, index, len(runs), local=local) for index, run in enumerate(runs)
+    ]
+    closed = [each for each in placed if has_users(each.run)]
+    profile, accuracy = base, None
+    if closed:
+        listener.note(
+            f"calibrating on {sum(len(each.run.levels) for each in closed)} measured level(s)"
+        )
+        # a server's own name for its model does not imply a format
+        dtype = narrow_dtype(model) if measured_model == settings.model else None
+        profile, accuracy = calibrate_on_runs(base, closed, measured_shape, dtype=dtype)
+    lengths = run_lengths(first)
+    of_model = None if settings.model is None else narrow_dtype(settings.model)
+    workload = Workload(
+        shape,
+        first_dtype(settings.axes) or of_model or run_dtype(first),
+        lengths[0] if settings.input_tokens is None else settings.input_tokens,
+        lengths[1] if settings.output_tokens is None else settings.output_tokens,
+    )
+    loads = [] if shape.name != measured_shape.name else _loads(placed, workload, listener)
+    default = None if local is None else (local,)
+    machines = _machines(settings, default=default)
+    return Basis(profile, machines, workload, model, accuracy, tuple(loads))
+
+
+def _this_machine(settings: RecommendSettings, profile: EngineProfile) -> Instance:
+    """This machine, by the figures in the profile, or measured now if it has none."""
+    machine = profile.machine or probe_machine()
+    return machine.instance(price_usd_per_hour=settings.machine_price)
+
+
+def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
+    """The model of the runs; `--model` names it if the server's name for it is unknown.
+
+    Raises InputError for runs of several models, or of an unknown one.
+    """
+    known = {}
+    for run in runs:
+        name = run_model(run)
+        try:
+            known[name] = find_model(name).name
+        except InputError as exc:
+            if settings.model is None:
+                raise InputError(
+                    f"{run.path}: {exc} That is the server's name for it: add --model NAME."
+                ) from exc
+            known[settings.model] = find_model(settings.model).name
+    if len(set(known.values())) > 1:
+        raise InputError(
+            f"the runs have several models ({', '.join(known)}) but a profile is fitted to one: "
+            "give the runs of one model"
+        )
+    return next(iter(known))
+
+
+def _loads(placed: list[PlacedRun], workload: Workload, listener: Listener) -> list[MeasuredLoad]:
+    """Measured loads of the workload's weight format; other formats have other timing."""
+    found = [
+        load
+        for each in placed
+        if run_dtype(each.run) == workload.dtype
+        for load in loads_from_run(each, workload)
+    ]
+    if found:
+        listener.note(
+            f"{len(found)} measured load(s) of random arrivals are compared with the SLOs"
+        )
+    return found
+
+
+def _of_this_engine(run: Run) -> bool:
+    """Whether the bundled engine was measured, in the sweep's own process."""
+    return _facts(run).get("kind") == "engine"
+
+
+def _facts(run: Run) -> Mapping[str, Any]:
+    facts = run.manifest.get("target")
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def _placed(
+    settings: RecommendSettings, run: Run, index: int, count: int, *, local: Instance | None
+) -> PlacedRun:
+    """The run with its machine: that of `--measured-on`, or as the run states."""
+    given = settings.measured_on
+    if len(given) not in (0, 1, count):
+        raise InputError(
+            f"--measured-on is given {len(given)} times for {count} runs: give it once for all, or "
+            "once for each in order"
+        )
+    if _of_this_engine(run) and local is not None:
+        return PlacedRun(run, local)
+    name = given[index if len(given) > 1 else 0] if given else _facts(run).get("instance")
+    if name is None:
+        raise InputError(
+            f"{run.path} does not state which machine its endpoint runs on: add "
+            "--measured-on INSTANCE, such as --measured-on ml.g5.2xlarge"
+        )
+    machine, _, degree = str(name).partition(":")
+    if degree and not (degree.isdigit() and int(degree) >= 1):
+        raise InputError(
+            f"--measured-on {name}: write INSTANCE or INSTANCE:TP, such as {machine}:4"
+        )
+    return PlacedRun(run, find_instance(machine), int(degree) if degree else None)
+
+
+def _machines(
+    settings: RecommendSettings, *, default: tuple[Instance, ...] | None
+) -> tuple[Instance, ...] | None:
+    """The machines named by the user; `local` is this one, measured."""
+    if not settings.instances:
+        return default
+    machines = []
+    for name in settings.instances:
+        if name != LOCAL_NAME:
+            machines.append(find_instance(name))
+        elif default is not None and default[0].instance_type == LOCAL_NAME:
+            machines.append(default[0])
+        else:
+            machines.append(_this_machine(settings, find_profile(settings.profile)))
+    return tuple(machines)

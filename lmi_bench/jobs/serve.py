@@ -25,8 +25,8 @@ from lmi_bench.engine.server.openai_routes import ChatEncoder
 from lmi_bench.engine.server.sagemaker_routes import SignatureCheck, credentials_check
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_serving_file
+from lmi_bench.jobs.settings.bundled import ServeSettings
 from lmi_bench.jobs.settings.engine import stated_settings
-from lmi_bench.jobs.settings.serve import ServeSettings
 from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.back_ends import count_notes
 from lmi_bench.targets.bundled import open_torch_engine
@@ -36,22 +36,19 @@ from lmi_bench.targets.simulated import open_simulated_engine
 from lmi_bench.targets.tgi_env import limits_from_environment
 
 OnReady = Callable[[server.Listening, str], None]
-"""Called with the address and the model's name when requests can come."""
+"""Called with the address and the model's name when the server is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the engine did until the server ended, and what is noted of its prepared steps."""
+    """The engine's statistics when the server ended, and notes on its prepared steps."""
 
     stats: EngineStats
     notes: tuple[str, ...]
 
 
 def serve(
-    settings: ServeSettings,
-    listener: Listener = SILENT,
-    *,
-    on_ready: OnReady | None = None,
+    settings: ServeSettings, listener: Listener = SILENT, *, on_ready: OnReady | None = None
 ) -> Served | None:
     """Load, listen, and serve until a signal. Raises InputError before anything is served.
 
@@ -82,7 +79,7 @@ def serve(
 
 
 def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSettings, EngineSection]:
-    """The settings with what a container's file and the environment add, and the engine's."""
+    """The settings completed by a container's file and the environment, and the engine's."""
     stated = stated_settings(settings.model_options, settings.batching)
     options = [f"engine.{name}" for name in stated]
     model, timeout_s = settings.model, settings.model_loading_timeout
@@ -95,7 +92,7 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
             note=listener.note,
             djl_version=settings.djl_version,
         )
-        stated = {**file.engine, **stated}  # an option wins
+        stated = {**file.engine, **stated}  # options override the file
         model = model or file.model
         timeout_s = timeout_s or file.loading_timeout_s
         beside = model_py_of(path)
@@ -141,7 +138,7 @@ async def _serve(
             engine,
             codec,
             model_name=name,
-            # a chat that names no length asks for all that is left, and a cache may hold less
+            # a chat without a length gets all that is left, and the cache may be smaller
             max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
             vocab_size=parts.shape.vocab_size,
             signature_check=check,
@@ -149,19 +146,13 @@ async def _serve(
             formatters=formatters,
             encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),
         )
-        await server.serve(
-            app,
-            settings.host,
-            settings.port,
-            on_ready=listens,
-            engine=engine,
-        )
+        await server.serve(app, settings.host, settings.port, on_ready=listens, engine=engine)
         engine.audit()
         return Served(engine.stats(), count_notes(parts.executors))
 
 
 def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:
-    """How the model of a tokenizer's folder wants a chat; None where it has no template."""
+    """The encoder for a model's chat template; None if its folder has no template."""
     template = None if tokenizer.folder is None else ChatTemplate.from_folder(tokenizer.folder)
     if template is None:
         return None

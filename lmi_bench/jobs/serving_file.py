@@ -47,10 +47,10 @@ def read_serving_file(
 ) -> BundledSettings:
     """The settings of `serve`; `note` is called with the origin of each value and each trap.
 
-    djl_version  version of djl-serving that the settings are read for
+    djl_version  version of djl-serving whose rules apply
 
-    Raises InputError for a name or a value that no container accepts, for what the bundled engine
-    refuses, and where the model is neither named nor beside the file.
+    Raises InputError for a name or a value that containers refuse, for what the bundled engine
+    refuses, and if the model is neither named nor beside the file.
     """
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
@@ -76,8 +76,8 @@ def read_serving_file(
 def _model_of(found: BundledSettings, path: Path | None, *, simulated: bool) -> str | None:
     if found.model is not None and "://" in found.model and not simulated:
         raise InputError(
-            f"option.model_id={found.model}: this command fetches nothing; copy the weights into a "
-            "folder and name it, or give --model"
+            f"option.model_id={found.model}: this command downloads nothing; copy the weights "
+            "into a folder and name it, or give --model"
         )
     if found.model is None and path is not None:
         beside = path if path.is_dir() else path.parent

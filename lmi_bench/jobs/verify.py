@@ -1,38 +1,53 @@
-"""One verification: the plan's load as a sweep of one level, then figure by figure."""
+"""One verification: the plan's load as a sweep of one level, and the profile fitted to it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.analysis.fit.from_run import (
+    PlacedRun,
+    accuracy_on,
+    calibrate_on_runs,
+    cells_from_run,
+)
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo_verdicts
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.model.engine_setting import has_graphs
+from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
+from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import AUTO, is_endpoint, parse_scenario
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.jobs.saved_recommendation import SavedRecommendation, load_recommendation
-from lmi_bench.jobs.settings.verify import VerifySettings
+from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
+from lmi_bench.jobs.settings.plan import VerifySettings
 from lmi_bench.jobs.sweep.result import SweepResult
 from lmi_bench.jobs.sweep.run import SweepOptions, sweep_scenario
-from lmi_bench.jobs.verify_profile import Learned, check_learnable, known_profile, update
 from lmi_bench.targets.access import Access
 
 _FEWEST_REQUESTS = 300
+_UNFITTED = ("speculation", "cuda_graphs")
 _ENGINE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The plan's figures beside the measured ones; none where the sweep gave no measurement.
+    """The plan's figures beside the measured ones; empty if the sweep measured nothing.
 
     share    of the planned load that the target got
-    learned  what the measurement made of the plan's profile, where that was asked for
+    learned  how the measurement changed the plan's profile, if wanted
     """
 
     recommendation: Path
@@ -105,7 +120,7 @@ def _share(settings: VerifySettings, candidate: Candidate) -> float:
 
 
 def _serving(candidate: Candidate) -> int:
-    """Machines that the predicted latencies are of: those left after the planned-for failure."""
+    """Machines that the predicted latencies assume: those left after the planned-for failure."""
     availability = parse_availability(candidate.cost["availability"])
     return availability.surviving(candidate.instances)
 
@@ -113,7 +128,7 @@ def _serving(candidate: Candidate) -> int:
 def _overrides(
     settings: VerifySettings, plan: SavedRecommendation, share: float, listener: Listener
 ) -> dict[str, Any]:
-    """The planned load as a scenario: the rate, or as many users as wait at once."""
+    """The planned load as fields of a scenario: the rate, or the number of users."""
     question, candidate = plan.answer.question, plan.best
     slos = list(question.slos)
     requests = settings.requests or max(
@@ -129,7 +144,7 @@ def _overrides(
         lengths = {"workload.mix": [asdict(kind) for kind in question.kinds]}
     overrides: dict[str, Any] = {
         "target": settings.target,
-        "model": settings.model or _model(settings.target, plan),
+        "model": settings.model or (AUTO if is_endpoint(settings.target) else plan.model),
         **lengths,
         "load.requests_per_level": requests,
         "slo": slos,
@@ -152,15 +167,8 @@ def _overrides(
     return overrides
 
 
-def _model(target: str, plan: SavedRecommendation) -> str:
-    """The plan's model where it is to be simulated; a server is asked what it calls its own."""
-    if is_endpoint(target):
-        return AUTO
-    return plan.model
-
-
 def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
-    """The planned engine as a simulated target takes it; raises InputError where it cannot."""
+    """The planned engine for a simulated target; raises InputError if it cannot be simulated."""
     setting = plan.best.setting
     dtype = setting.dtype or plan.answer.question.dtype
     unset = ("kv_dtype", "cuda_graphs")
@@ -179,12 +187,121 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
         "engine.chunked_prefill": setting.chunked_prefill,
         "engine.memory_share": setting.memory_share,
     }
-    spoken = setting.speculation
-    if spoken is not None:
+    speculation = setting.speculation
+    if speculation is not None:
         found |= {
-            "engine.draft": "ngram" if spoken.draft is None else spoken.draft.name,
-            "engine.draft_tokens": spoken.draft_tokens,
-            "engine.draft_acceptance": spoken.acceptance,
+            "engine.draft": "ngram" if speculation.draft is None else speculation.draft.name,
+            "engine.draft_tokens": speculation.draft_tokens,
+            "engine.draft_acceptance": speculation.acceptance,
             "engine.draft_adaptive": False,
         }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def known_profile(plan: SavedRecommendation, path: Path) -> EngineProfile:
+    """The profile to refine: the file's, else the plan's. Raises InputError if there is neither."""
+    if path.exists():
+        return profile_from_json(path.read_text(encoding="utf-8"))
+    if plan.profile_document is None:
+        raise InputError(
+            f"the plan contains no profile: run recommend --json again, or put a profile at {path}"
+        )
+    return profile_from_json(json.dumps(plan.profile_document))
+
+
+def check_learnable(plan: SavedRecommendation, copies: float) -> None:
+    """Raises InputError if a profile cannot be fitted to the measurement.
+
+    copies  number of copies whose load the target gets
+    """
+    if abs(copies - 1) > 1e-6:
+        share = 1 / (plan.best.instances * plan.best.copies)
+        raise InputError(
+            f"--update-profile needs the load of one copy, this one is for {copies:g}: point "
+            f"--target at one copy and add --share {share:.4g}"
+        )
+    if plan.answer.question.kinds:
+        raise InputError(
+            "--update-profile needs equal requests but the plan's differ in length: sweep with "
+            "--input-tokens and --output-tokens, then calibrate on that run"
+        )
+    if any(getattr(plan.best.setting, name) for name in _UNFITTED):
+        raise InputError(
+            f"--update-profile: the plan's engine differs from its profile in "
+            f"{', '.join(_UNFITTED)}: sweep that engine and calibrate on the run"
+        )
+
+
+def doubted(profile: EngineProfile) -> EngineProfile:
+    """The profile after a contradicting measurement: its values, with the uncertainty of an engine
+    of its kind without a measured level."""
+    general = GRAPH_GPU_PRIOR if has_graphs(profile) else EAGER_GPU_PRIOR
+    return replace(
+        profile,
+        log_sd={name: max(sd, general.log_sd.get(name, sd)) for name, sd in profile.log_sd.items()},
+        log_correlation=(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A figure's prediction over the measurement, less 1, before and after the fit."""
+
+    name: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """How a measurement changed a profile.
+
+    doubted  figures lay outside their intervals, so the profile counted as less certain
+    refused  why nothing could be fitted; the file is then unchanged
+    """
+
+    path: Path
+    changes: tuple[Change, ...] = ()
+    doubted: bool = False
+    refused: str | None = None
+
+
+def update(
+    plan: SavedRecommendation, run: Run, profile: EngineProfile, path: Path, *, contradicted: bool
+) -> Learned:
+    """Fit the profile to the run's level and write it; a run that cannot be fitted changes nothing.
+
+    contradicted  figures lie outside their intervals, so the profile counts as less certain
+    """
+    try:
+        fitted, changes = _fitted(plan, run, doubted(profile) if contradicted else profile)
+    except InputError as exc:
+        return Learned(path, doubted=contradicted, refused=str(exc))
+    write_text(path, profile_to_json(fitted))
+    return Learned(path, changes, contradicted)
+
+
+def _fitted(
+    plan: SavedRecommendation, run: Run, profile: EngineProfile
+) -> tuple[EngineProfile, tuple[Change, ...]]:
+    """The profile fitted to the run's level, and how its predictions of that level change."""
+    shape, best = find_model(plan.model), plan.best
+    name, setting = best.instance, best.setting
+    machine = probe_machine().instance() if name == LOCAL_NAME else find_instance(name)
+    placed = PlacedRun(run, machine, best.tensor_parallel)
+    dtype = setting.dtype or plan.answer.question.dtype
+    cells = cells_from_run(run, shape, machine, dtype=dtype, tensor_parallel=placed.degree)
+    if setting.kv_dtype:
+        cells = [
+            replace(cell, setup=replace(cell.setup, kv_dtype=setting.kv_dtype)) for cell in cells
+        ]
+    fitted, after = calibrate_on_runs(profile, [placed], shape, dtype=dtype)
+    fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
+    before = accuracy_on(profile, cells)
+    changes = []
+    for old, new in zip(before["levels"], after["levels"], strict=True):
+        for key, pair in old.items():
+            if isinstance(pair, Mapping) and pair["measured"]:
+                ratios = (pair["predicted"], new[key]["predicted"])
+                changes.append(Change(key, *(value / pair["measured"] - 1 for value in ratios)))
+    return fitted, tuple(changes)

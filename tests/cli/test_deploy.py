@@ -46,7 +46,7 @@ def test_what_recommend_says_is_written_checked_and_packed(lmi_bench, tmp_path):
         *("--instance", "ml.g5.2xlarge", "--json", rec),
     )
     refused = lmi_bench("deploy", "write", rec, "--out", out, expect=2)
-    assert "comes under a licence of its own: read it, then add --accept-eula" in refused.stderr
+    assert "has a licence of its own: read it, then add --accept-eula" in refused.stderr
     assert not out.exists()
     done = lmi_bench("deploy", "write", rec, "--out", out, "--accept-eula")
     assert "image 763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi28" in (
@@ -162,7 +162,7 @@ def test_a_model_that_loads_too_long_ends_the_server_with_one_line(served_file):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("option.model_id=s3://bucket/model/", "this command fetches nothing"),
+        ("option.model_id=s3://bucket/model/", "this command downloads nothing"),
         ("option.model_id=tiiuae/falcon-40b", "'tiiuae/falcon-40b' is neither a folder nor a demo"),
         ("option.trust_remote_code=true", "never runs code that comes with a model"),
     ],
@@ -182,7 +182,7 @@ def test_a_container_that_never_becomes_healthy_fails_at_its_deadline(lmi_bench)
     ("flags", "says"),
     [
         ((), "unchanged JumpStart model; use"),
-        (("--model-data", "s3://bucket/tuned/"), "weights of one's own"),
+        (("--model-data", "s3://bucket/tuned/"), "your own weights"),
         (("--components",), "inference components"),
     ],
 )

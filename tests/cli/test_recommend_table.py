@@ -11,8 +11,8 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.cli.recommend_answer import answer_lines
-from lmi_bench.cli.recommend_table import (
+from lmi_bench.cli.recommend_print import (
+    answer_lines,
     candidate_rows,
     distinct_layouts,
     rejection_lines,

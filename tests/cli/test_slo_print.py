@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.cli.slo_print import why_missed
+from lmi_bench.cli.sweep_print import why_missed
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run

@@ -20,10 +20,10 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
     VOCAB_SIZE,
     demo_tokenizer_json,
 )
-from lmi_bench.jobs.choices import continuation_ids
+from lmi_bench.jobs.generate import continuation_ids
 from lmi_bench.jobs.generate import generate as generate_text
+from lmi_bench.jobs.settings.bundled import GenerateSettings, SamplingOptions, ScoreOptions
 from lmi_bench.jobs.settings.engine import ModelOptions, StepOptions
-from lmi_bench.jobs.settings.generate import GenerateSettings, SamplingOptions
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
 from tests.end_to_end.commands import lmi_bench
@@ -97,7 +97,7 @@ def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed
         model=str(short_model),
         prompt="one two three four",
         sampling=SamplingOptions(max_new_tokens=5, ignore_eos=True),
-        confidence=True,
+        scores=ScoreOptions(confidence=True),
         model_options=ModelOptions(steps=steps),
     )
     pieces = []
@@ -119,8 +119,8 @@ def test_the_end_is_explained_and_another_than_expected_is_a_failure(short_model
     """The whole text first; a stop text across the border of two requests ends the chain."""
     args = ("-m", short_model, "-p", "one two three four", "--ignore-eos")
     whole = generate(*args, "--max-new-tokens", "24", "--expect-end", "eos_token", expect=1)
-    assert "cut off: --max-new-tokens 24 were used up" in whole.stderr
-    assert "--expect-end eos_token is not what happened" in whole.stderr
+    assert "cut off: the limit of --max-new-tokens 24 was reached" in whole.stderr
+    assert "expected: eos_token (--expect-end)" in whole.stderr
     text = whole.stdout.removesuffix("\n")
     words = text.split(" ")
     stop = " ".join(words[5:9])  # a word a token: a border every 2 tokens cuts it

@@ -130,5 +130,5 @@ def test_a_profile_learns_from_one_copy_only(plan, tmp_path):
         "verify", plan[0], "--target", "sim:ml.g5.2xlarge", "--share", "1",
         "--update-profile", tmp_path / "p.json", expect=2,
     )  # fmt: skip
-    assert "learns from one copy" in done.stderr
+    assert "needs the load of one copy" in done.stderr
     assert "--share" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 import lmi_bench
 from lmi_bench.core.option import settings_of
-from lmi_bench.jobs.settings.predict import PredictSettings
+from lmi_bench.jobs.settings.plan import PredictSettings
 from tests.end_to_end.commands import modules_loaded_by
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.matrix import run_matrix
-from lmi_bench.jobs.matrix_plan import read_matrix
+from lmi_bench.jobs.matrix import read_matrix, run_matrix
 from lmi_bench.jobs.settings.sweep import (
     LimitSettings,
     RunSettings,
@@ -80,7 +79,7 @@ def test_a_payload_may_be_a_scenario_file_beside_the_matrix(tmp_path):
         ([], [SHORT], "targets"),
         ([{"name": "a"}], [SHORT], "`target`"),
         (["http://a"], [{"workload": {}}], "`name`"),
-        (["http://a"], [SHORT, SHORT], "own names"),
+        (["http://a"], [SHORT, SHORT], "rename one"),
         (["http://a"], [{**SHORT, "workload": {"input_token": 3}}], "did you mean"),
     ],
 )

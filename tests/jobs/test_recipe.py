@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.recipe import load_recipe, parse_recipe
+from lmi_bench.jobs.optimize.recipe import load_recipe, parse_recipe
 
 VARIANT = {"name": "small", "engine": {"quantize": "int8"}}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,37 +14,142 @@ from typing import Any, Final
 
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.core.durable import write_text
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.level import Level
-from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
 from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.jobs.optimize.quality import (
-    Prompted,
-    Quality,
-    agreement_frac,
-    measure_products,
-    measure_quality,
-    score_shift,
+from lmi_bench.jobs.optimize.recipe import (
+    BASELINE,
+    Evaluation,
+    Recipe,
+    Variant,
+    load_recipe,
+    parse_recipe,
 )
-from lmi_bench.jobs.recipe import BASELINE, Evaluation, Recipe, Variant, load_recipe, parse_recipe
-from lmi_bench.jobs.settings.optimize import OptimizeSettings
+from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.jobs.sweep.run import sweep_scenario
 from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import make_new_folder
 from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import optimization_tables
 from lmi_bench.report.view import build_view
-from lmi_bench.targets.bundled import (
-    measure_layer_errors,
-    open_torch_engine,
-    save_quantized,
-)
-from lmi_bench.targets.parts import EngineParts
+from lmi_bench.targets.bundled import measure_layer_errors, open_torch_engine, save_quantized
+from lmi_bench.targets.parts import EngineParts, close_all
 from lmi_bench.targets.prompts import find_tokenizer
+
+_WINDOW_TOKENS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A request whose greedy output is compared: its token ids, and how many to generate."""
+
+    token_ids: list[int]
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """A variant's scores of a text, and its answers.
+
+    scores   natural log-probability of each token of the text after those before it
+    outputs  greedy tokens of each prompted request
+    """
+
+    scores: tuple[float, ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-mean log-probability)."""
+        return math.exp(-math.fsum(self.scores) / len(self.scores))
+
+
+def measure_quality(
+    parts: EngineParts, text_ids: Sequence[int], prompts: Sequence[Prompted]
+) -> Quality:
+    """Score the text window by window, then generate; ends with the engine closed."""
+    try:
+        scores = asyncio.run(_score(parts, text_ids))
+    except BaseException:
+        asyncio.run(close_all(parts.executors))
+        raise
+    return Quality(tuple(scores), tuple(asyncio.run(_generate(parts, prompts))))
+
+
+def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
+    """Seconds of a decode step's matrix products, by the number of sequences; empty if they cannot
+    be timed. Call it before `measure_quality`."""
+    if parts.loaded is None:
+        return {}
+    time_products = parts.loaded.time_products
+
+    async def measure() -> dict[int, float]:
+        times = {
+            rows: await time_products(rows) for rows in sorted({min(concurrency), max(concurrency)})
+        }
+        return {rows: time_s for rows, time_s in times.items() if time_s is not None}
+
+    return asyncio.run(measure())
+
+
+async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
+    assert parts.loaded is not None  # a torch engine scores
+    score = parts.loaded.score
+    room = parts.config.num_blocks * parts.config.block_size
+    length = min(_WINDOW_TOKENS, parts.config.max_model_len, room)
+    scores: list[float] = []
+    for start in range(0, len(text_ids) - 1, length):
+        window = text_ids[start : start + length]
+        if len(window) > 1:
+            scores += await score(window[:1], window[1:])
+    return scores
+
+
+async def _generate(parts: EngineParts, prompts: Sequence[Prompted]) -> list[tuple[int, ...]]:
+    outputs = []
+    async with parts.engine() as engine:
+        running = [
+            engine.submit(
+                prompt.token_ids,
+                SamplingParams(max_new_tokens=prompt.output_tokens, ignore_eos=True),
+            )
+            for prompt in prompts
+        ]
+        for generation in running:
+            await generation.wait()
+            tokens = tuple(t for event in generation.events for t in event.token_ids)
+            if not tokens:
+                raise EngineError(f"a request of {len(prompts)} gave no token")
+            outputs.append(tokens)
+    return outputs
+
+
+def agreement_frac(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
+    """Mean over requests of the share of tokens before the first that differs, 0 to 1.
+
+    Tokens after it continue different texts and are not comparable.
+    """
+    shares = []
+    for mine, theirs in zip(outputs, reference, strict=True):
+        same = next(
+            (n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
+            min(len(mine), len(theirs)),
+        )
+        shares.append(same / max(len(mine), len(theirs)))
+    return math.fsum(shares) / len(shares)
+
+
+def score_shift(scores: Sequence[float], reference: Sequence[float]) -> float:
+    """Mean |difference| of the log-probabilities of the same tokens: 0 for the same model."""
+    pairs = zip(scores, reference, strict=True)
+    return math.fsum(abs(a - b) for a, b in pairs) / len(scores)
+
 
 TECHNIQUES: Final = (
     ("engine.quantize: int8", "weights, a scale a row", "CPU; GPU unpacks at every step"),
@@ -96,16 +203,11 @@ class Optimized:
     variants: tuple[dict[str, Any], ...]
 
 
-class _Quiet:
-    """A listener of a variant's sweep: progress and warnings alone, its notes are known."""
+class _Quiet(Silent):
+    """A listener for a variant's sweep: passes on all but the notes, which repeat the variant's."""
 
     def __init__(self, listener: Listener) -> None:
-        self.warn = listener.warn
-        self.step = listener.step
-        self.progress = listener.progress
-
-    def note(self, text: str) -> None:
-        """Ignore it."""
+        vars(self).update(warn=listener.warn, step=listener.step, progress=listener.progress)
 
 
 def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimized:
@@ -141,12 +243,9 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
 
 def _with_changes(recipe: Recipe, settings: OptimizeSettings) -> Recipe:
     content = recipe.model_dump(exclude_unset=True)
-    evaluate = dict(content.get("evaluate", {}))
-    if settings.dataset is not None:
-        evaluate["dataset"] = str(settings.dataset)
-    if settings.text is not None:
-        evaluate["text"] = str(settings.text)
-    content["evaluate"] = evaluate
+    files = {"dataset": settings.dataset, "text": settings.text}
+    stated = {name: str(path) for name, path in files.items() if path is not None}
+    content["evaluate"] = {**content.get("evaluate", {}), **stated}
     if settings.model is not None:
         content["model"] = settings.model
     return parse_recipe(content)

@@ -6,14 +6,14 @@ the scenario, and then to the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import option
+from lmi_bench.core.option import Option, option, values_of
 
 _MODEL: Final = "Engine: model"
+STEP_TRACE: Final = Option("File for a Chrome trace of the engine's steps and requests.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class StepOptions:
         "Tensor-parallel degree, or max: all devices or cores.", "--tp", default="1"
     )
     backend: str | None = option(
-        "Back end: native (C++, compiled at first use), torch, triton (GPU only), or auto: "
-        "native where machine and model allow it. Bundled engine only.",
+        "Back end of the bundled engine: native (C++, compiled at first use), torch, triton (GPU "
+        "only), or auto: native if machine and model allow it.",
         default="auto",
     )
     device: str | None = option("Device of the torch back end: cpu or cuda.", default="cpu")
@@ -42,50 +42,45 @@ class StepOptions:
         "Weight format: float32, bfloat16 or float16.", default="bfloat16; simulated: float16"
     )
     kv_dtype: str | None = option(
-        "KV-cache format of the bundled engine: float32, bfloat16 or float16.",
-        default="as the weights",
+        "KV-cache format (bundled): float32, bfloat16 or float16.", default="as the weights"
     )
-    num_blocks: int | None = option("Number of KV-cache blocks.", default="from memory")
+    num_blocks: int | None = option("Number of KV-cache blocks.", default="from memory", rare=True)
     block_size: int | None = option(
-        "Size of a KV-cache block in tokens.", default="64; simulated: the profile's"
+        "Size of a KV-cache block in tokens.", default="64; simulated: the profile's", rare=True
     )
     max_model_len: int | None = option(
-        "Longest request in tokens, with its answer.", default="the model's"
+        "Maximum length of a request and its answer in tokens.", default="the model's"
     )
     rope_scaling: str | None = option(
-        "RoPE scaling for requests longer than the model was trained for: linear:2, dynamic:4 "
-        "or yarn:4. Bundled engine only; `lmi-bench perplexity` shows what it costs."
+        "RoPE scaling of the bundled engine for requests beyond the trained positions: linear:2, "
+        "dynamic:4 or yarn:4; `lmi-bench perplexity` measures its cost."
     )
     memory_share: float | None = option(
-        "Share of the free memory for the KV cache, 0 to 1. Simulated: share of the device's "
-        "memory for weights and cache.",
+        "Share of free memory for the KV cache, 0 to 1; simulated: of all memory, with weights.",
         default="0.5; simulated: the profile's",
     )
     threads: int | None = option("CPU threads of the engine.", default="all free cores")
     quantize: str | None = option(
-        "Quantization of the bundled engine's weights: none, int8, awq-int4 (LMI's awq), "
-        "awq-int3, smoothquant or fp8.",
+        "Quantization (bundled): none, int8, awq-int4 (LMI's awq), awq-int3, smoothquant or fp8.",
         default="none",
     )
     smoothquant_alpha: float | None = option(
         "SmoothQuant: share of outliers moved into the weights, 0 to 1.", default="0.8", rare=True
     )
     smoothquant_per_token: bool | None = option(
-        "SmoothQuant scales of activations: each token's own, or one for all.",
+        "SmoothQuant scales of activations: one for each token, or one for all.",
         "--smoothquant-per-token/--smoothquant-per-tensor",
         default="per token",
         rare=True,
     )
     smoothquant_per_channel: bool | None = option(
-        "SmoothQuant scales of weights: each channel's own, or one for all.",
+        "SmoothQuant scales of weights: one for each channel, or one for all.",
         "--smoothquant-per-channel/--smoothquant-per-matrix",
         default="per channel",
         rare=True,
     )
     calibration: str | None = option(
-        "Text or JSON lines for calibrating awq and smoothquant.",
-        default="a built-in text",
-        rare=True,
+        "Calibration text (or JSON lines) of awq and smoothquant.", default="built in", rare=True
     )
 
 
@@ -96,17 +91,14 @@ class CompiledOptions:
     GROUP: ClassVar = _MODEL
 
     compile: bool | None = option(
-        "Decode steps compiled at start, and kept for the next one.",
-        "--compile/--no-compile",
-        default="no",
+        "Decode steps compiled at start, and kept for the next start.", default="no"
     )
     compile_shapes: str | None = option(
         "Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.",
         default="from the engine's limits",
+        rare=True,
     )
-    artefact: str | None = option(
-        "Folder of compiled steps, made by `compile` for this very engine."
-    )
+    artefact: str | None = option("Folder of compiled steps, made by `compile` for this engine.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +108,14 @@ class DraftOptions:
     GROUP: ClassVar = _MODEL
 
     draft: str | None = option(
-        "Speculative decoding: ngram, or a smaller model of the same vocabulary."
+        "Draft of speculative decoding: ngram, or a smaller model with the same vocabulary."
     )
-    draft_tokens: int | None = option("Most drafted tokens that a step verifies.", default="4")
+    draft_tokens: int | None = option("Maximum drafted tokens that a step verifies.", default="4")
     draft_adaptive: bool | None = option(
-        "Drafted tokens: fewer where few are accepted, or always as many.",
+        "Number of drafted tokens: lower after few were accepted, or fixed.",
         "--draft-adaptive/--draft-fixed",
         default="adaptive",
+        rare=True,
     )
 
 
@@ -143,20 +136,22 @@ class BatchingOptions:
 
     policy: str | None = option("Batching policy: rolling, dynamic or none.", default="rolling")
     kv_layout: str | None = option(
-        "Layout of the KV cache: paged or contiguous.", default="paged; simulated: the profile's"
+        "KV-cache layout: paged or contiguous.",
+        default="paged; simulated: the profile's",
+        rare=True,
     )
-    batch_size: int | None = option("Requests of a dynamic batch.", default="4")
+    batch_size: int | None = option("Requests of a dynamic batch.", default="4", rare=True)
     max_batch_delay_ms: float | None = option(
-        "Longest wait for a full dynamic batch in ms.", default="100"
+        "Maximum wait for a full dynamic batch in ms.", default="100", rare=True
     )
     max_rolling_batch_size: int | None = option(
-        "Most sequences in the rolling batch.",
+        "Maximum sequences in the rolling batch.",
         "--max-batch",
         old_names=("--max-rolling-batch-size",),
         default="32; simulated: the profile's",
     )
     max_rolling_batch_prefill_tokens: int | None = option(
-        "Most prompt tokens that one step computes.",
+        "Maximum prompt tokens of one step.",
         "--prefill-tokens",
         old_names=("--max-rolling-batch-prefill-tokens",),
         default="4096; simulated: the profile's",
@@ -167,12 +162,10 @@ class BatchingOptions:
         default="whole; simulated: the profile's",
     )
     prefix_caching: bool | None = option(
-        "Prefix cache: prompts that begin alike share blocks.",
-        "--prefix-caching/--no-prefix-caching",
-        default="no",
+        "Prefix cache: prompts with a common prefix share blocks.", default="no"
     )
     recompute_on_join: bool | None = option(
-        "KV cache when a request joins: all recomputed, as by old engines, or extended.",
+        "KV cache when a request joins: recomputed for all, as in old engines, or extended.",
         "--recompute-on-join/--insert-on-join",
         default="extended",
         rare=True,
@@ -184,24 +177,23 @@ class BatchingOptions:
         rare=True,
     )
     max_concurrent_requests: int | None = option(
-        "Most requests that run or wait; others are refused.", default="no limit"
+        "Maximum requests that run or wait; others are refused.", default="no limit", rare=True
     )
     max_input_tokens: int | None = option(
-        "Longest prompt in tokens.", default="what the answer leaves"
+        "Maximum prompt length in tokens.", default="what the answer leaves"
     )
     max_batch_total_tokens: int | None = option(
-        "Most tokens in the KV cache.", default="from memory"
+        "Maximum tokens in the KV cache.", default="from memory", rare=True
     )
     replicas: int | None = option("Copies of the model behind one router.", default="1")
     router: str | None = option(
         "Router of the replicas: round-robin, least-outstanding or random.", default="round-robin"
     )
     draft_acceptance: float | None = option(
-        "Probability (0 to 1) that a drafted token is accepted: simulated only."
+        "Probability that a drafted token is accepted, 0 to 1: simulated only.", rare=True
     )
     profile: str | None = option(
-        "Timing profile of a simulated engine: a file of `calibrate`, or tgi-2023, vllm-0.12, "
-        "vllm-0.19.",
+        "Timing profile (simulated): a file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19.",
         default="tgi-2023",
     )
 
@@ -213,22 +205,13 @@ def stated_settings(*groups: Any) -> dict[str, Any]:
 
     Raises InputError for a value that cannot be read.
     """
-    stated = {name: value for name, value in _values(groups) if value is not None}
+    stated = {
+        name: value for group in groups for name, value in values_of(group) if value is not None
+    }
     for name, read in _READERS.items():
         if name in stated:
             stated[name] = read(stated[name])
     return stated
-
-
-def _values(groups: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Names and values of the fields, those of nested groups too."""
-    for group in groups:
-        for field in fields(group):
-            value = getattr(group, field.name)
-            if is_dataclass(value):
-                yield from _values((value,))
-            else:
-                yield field.name, value
 
 
 def _degree(text: str) -> int | str:
@@ -247,14 +230,14 @@ def _eager(text: str) -> bool:
     return text == "off"
 
 
+def _router(text: str) -> str:
+    return text.replace("-", "_")
+
+
 def _scheme(text: str) -> str:
     from lmi_bench.engine.quantization import parse_scheme
 
     return parse_scheme(text).value
-
-
-def _router(text: str) -> str:
-    return text.replace("-", "_")
 
 
 _READERS: Final = {

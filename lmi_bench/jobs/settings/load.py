@@ -9,12 +9,23 @@ from typing import Any, ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_mix
-from lmi_bench.core.option import option
+from lmi_bench.core.option import option, values_of
+
+
+def section(settings: Any, name: str, **renamed: str) -> dict[str, Any]:
+    """The fields by their dotted names in a section of the scenario; None for those not stated.
+
+    renamed  names in the scenario of fields that have another name there
+    """
+    return {
+        f"{name}.{renamed.get(field, field)}": str(value) if isinstance(value, Path) else value
+        for field, value in values_of(settings)
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
-    """What is asked of the target."""
+    """The requests that the target gets."""
 
     GROUP: ClassVar = "Workload"
 
@@ -22,11 +33,11 @@ class WorkloadSettings:
         "Prompt length in tokens.", "--input-tokens", "--isl", default="256"
     )
     output_tokens: int | None = option(
-        "Tokens to generate.", "--output-tokens", "--osl", default="256"
+        "Output length in tokens.", "--output-tokens", "--osl", default="256"
     )
-    mix: str | None = option("Several kinds of request: IN/OUT[:SHARE],... such as 20/500,500/20.")
+    mix: str | None = option("Mix of requests: IN/OUT[:SHARE],... such as 20/500,500/20.")
     dataset: Path | None = option(
-        "Prompts as JSON lines with `prompt` and, if wanted, `output_tokens`."
+        "Prompts as JSON lines with `prompt` and, optionally, `output_tokens`."
     )
     input_lengths: str | None = option(
         "Distribution of prompt lengths in tokens: fixed(N), uniform(LOW,HIGH), "
@@ -36,13 +47,11 @@ class WorkloadSettings:
         "Distribution of output lengths in tokens; same forms as --input-lengths."
     )
     trace: Path | None = option("Recorded traffic: Azure's CSV or Mooncake's JSON lines.")
-    shared_prefix: int | None = option(
-        "Tokens with which every prompt begins, the same in all of them."
-    )
+    shared_prefix: int | None = option("Length in tokens of a prefix that all prompts share.")
     ignore_eos: bool | None = option(
-        "Output length: as asked whatever the model says, or up to the model's end of text.",
+        "Output length: as requested, even past the model's end of text, or up to that end.",
         "--ignore-eos/--stop-at-eos",
-        default="as asked",
+        default="as requested",
         rare=True,
     )
     reuse_prompts: bool | None = option(
@@ -53,23 +62,13 @@ class WorkloadSettings:
     )
 
     def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None where nothing was stated.
+        """By their dotted names in the scenario; None for those not stated.
 
-        Raises InputError where two options state how long prompts or answers are.
+        Raises InputError if two options state the same lengths.
         """
         self._check_lengths_stated_once()
-        return {
-            "workload.input_tokens": self.input_tokens,
-            "workload.output_tokens": self.output_tokens,
-            "workload.mix": None if self.mix is None else parse_mix(self.mix),
-            "workload.dataset": _text(self.dataset),
-            "workload.input_lengths": self.input_lengths,
-            "workload.output_lengths": self.output_lengths,
-            "workload.trace": _text(self.trace),
-            "workload.shared_prefix": self.shared_prefix,
-            "workload.ignore_eos": self.ignore_eos,
-            "workload.reuse_prompts": self.reuse_prompts,
-        }
+        mix = None if self.mix is None else parse_mix(self.mix)
+        return section(self, "workload") | {"workload.mix": mix}
 
     def _check_lengths_stated_once(self) -> None:
         both_ways = {"--mix": self.mix, "--trace": self.trace}
@@ -86,7 +85,7 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Conversations of several turns, each with all that was said before."""
+    """Conversations of several turns; each request repeats the earlier turns."""
 
     GROUP: ClassVar = "Conversations"
 
@@ -105,20 +104,25 @@ class SessionSettings:
         "Conversations per level.", default="--requests-per-user for each user", rare=True
     )
     max_sessions: int | None = option(
-        "Most conversations at once where --rate begins them.", rare=True
+        "Maximum concurrent conversations if --rate starts them.", rare=True
     )
-    max_in_flight: int | None = option("Most requests of all conversations at once.", rare=True)
+    max_in_flight: int | None = option(
+        "Maximum concurrent requests of all conversations.", rare=True
+    )
 
     def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None where nothing was stated."""
-        return {
+        """By their dotted names in the scenario; those not stated are absent."""
+        found = {
             "workload.turns": self.turns,
-            "workload.conversations": _text(self.conversations),
+            "workload.conversations": None
+            if self.conversations is None
+            else str(self.conversations),
             "workload.think_s": self.think_time,
             "load.sessions_per_level": self.sessions_per_level,
             "load.max_sessions": self.max_sessions,
             "load.max_in_flight": self.max_in_flight,
         }
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +130,16 @@ class LoadSettings:
     """How much is sent at once, and for how long."""
 
     GROUP: ClassVar = "Load"
+    COMMON: ClassVar = ("concurrency", "rate", "search", "requests_per_level", "duration")
 
     concurrency: str | None = option(
-        "Users at once in a closed loop, a level each: 1,2,4,8; or auto, which doubles until "
-        "the target is full and goes finer round the knee.",
+        "Users of a closed loop, a level each: 1,2,4; or auto: doubled, then finer near the knee.",
         "--concurrency",
         "--max-concurrency",
         default="auto; bundled engine: 1,2,4,8,16,32",
     )
     rate: str | None = option(
-        "Requests per second in an open loop, a level each: 0.5,1,2.", "--rate", "--request-rate"
+        "Requests per second of an open loop, a level each: 0.5,1,2.", "--rate", "--request-rate"
     )
     search: str | None = option(
         "Axis of a search for the highest load that meets every --slo: concurrency or rate."
@@ -149,36 +153,34 @@ class LoadSettings:
         "Duration of a level's sending in seconds.", default="until its requests are sent"
     )
     speed: str | None = option(
-        "Speeds of a trace, a level each: 1 as recorded, 2 twice as fast.", default="1", rare=True
+        "Speeds of a trace, a level each: 1 as recorded, 2 twice as fast.", default="1"
     )
     arrivals: str | None = option(
-        "Arrival process of an open loop: poisson, constant or gamma.", default="poisson", rare=True
+        "Arrival process of an open loop: poisson, constant or gamma.", default="poisson"
     )
     burstiness: float | None = option(
-        "Burstiness of gamma arrivals: 1 is Poisson, less is burstier.", default="1", rare=True
+        "Burstiness of gamma arrivals: 1 is Poisson, less is burstier.", default="1"
     )
-    ramp: float | None = option(
-        "Seconds over which an open loop's rate rises from 0.", default="0", rare=True
-    )
-    repeat: int | None = option("Number of runs of every level, in rounds.", default="1", rare=True)
+    ramp: float | None = option("Seconds over which an open loop's rate rises from 0.", default="0")
+    repeat: int | None = option("Number of runs of every level, in rounds.", default="1")
     until: str | None = option(
-        "Precision at which repeating ends: a metric and its interval, 'ttft_p90 +-5%'.", rare=True
+        "Precision at which repeats end: a metric and its interval, 'ttft_p90 +-5%'."
     )
     requests_per_user: int | None = option(
-        "Requests per user and level in a closed loop.", default="3", rare=True
+        "Requests per user and level of a closed loop.", default="3"
     )
     warmup_requests: int | None = option(
-        "Requests sent before each level and left out of it.", default="1", rare=True
+        "Warm-up requests before each level, not counted in it.", default="1"
     )
 
     def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None where nothing was stated.
+        """By their dotted names in the scenario; None for those not stated.
 
         A rate with a concurrency is a rate with at most so many requests at once; an infinite
         rate, which other tools write for none, leaves the concurrency alone.
         """
         concurrency = _concurrency(self.concurrency)
-        rate = None if self.rate is None else _numbers("--rate", self.rate)
+        rate = None if self.rate is None else numbers("--rate", self.rate)
         cap = None
         if rate is not None and any(value == float("inf") for value in rate):
             if len(rate) > 1 or concurrency is None:
@@ -194,42 +196,27 @@ class LoadSettings:
                     f"got {self.concurrency}"
                 )
             cap, concurrency = concurrency[0], None
-        arrivals = self.arrivals
-        if arrivals is None and self.burstiness is not None:
-            arrivals = "gamma"
-        return {
-            "load.speed": None if self.speed is None else _numbers("--speed", self.speed),
+        is_gamma = self.arrivals is None and self.burstiness is not None
+        return section(self, "load", rate="rate_per_s", ramp="ramp_s", duration="duration_s") | {
+            "load.speed": None if self.speed is None else numbers("--speed", self.speed),
             "load.concurrency": concurrency,
             "load.rate_per_s": rate,
             "load.max_in_flight": cap,
-            "load.search": self.search,
-            "load.arrivals": arrivals,
-            "load.burstiness": self.burstiness,
-            "load.ramp_s": self.ramp,
-            "load.repeat": self.repeat,
-            "load.until": self.until,
-            "load.requests_per_user": self.requests_per_user,
-            "load.requests_per_level": self.requests_per_level,
-            "load.duration_s": self.duration,
-            "load.warmup_requests": self.warmup_requests,
+            "load.arrivals": "gamma" if is_gamma else self.arrivals,
         }
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
 def _concurrency(text: str | None) -> Sequence[float | int] | str | None:
-    return text if text in (None, "auto") else _numbers("--concurrency", text)
+    return text if text in (None, "auto") else numbers("--concurrency", text)
 
 
-def _numbers(flag: str, text: str) -> list[float | int]:
-    """The numbers of a comma list; raises InputError that names the flag and the part."""
-    numbers: list[float | int] = []
+def numbers(flag: str, text: str) -> list[float | int]:
+    """The numbers of a comma list; raises InputError that names the option and the part."""
+    found: list[float | int] = []
     for part in text.split(","):
         try:
             value = float(part)
         except ValueError:
             raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
-        numbers.append(int(value) if value.is_integer() else value)
-    return numbers
+        found.append(int(value) if value.is_integer() else value)
+    return found

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, option
+from lmi_bench.core.option import Option, flag_of, option
 
-ENGINE = "Engine settings"
-WORKLOAD, LOAD = "Workload", "Load"
+ENGINE, WORKLOAD, LOAD = "Engine settings", "Workload", "Load"
 MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and objective"
 
 MODEL = Option("Model as a catalog name or folder.", ("--model", "-m"))
@@ -18,7 +17,6 @@ INPUT_TOKENS = Option("Prompt length in tokens.", ("--input-tokens", "--isl"), g
 OUTPUT_TOKENS = Option("Output length in tokens.", ("--output-tokens", "--osl"), group=WORKLOAD)
 DTYPE = Option(
     "Weight format: float16, bfloat16, float32, float8, int8, int4 or mxfp4.",
-    ("--dtype",),
     old_names=("--weight-dtype",),
     default="the checkpoint's, at most 16 bits",
     group=ENGINE,
@@ -33,9 +31,7 @@ PROFILE = Option(
     group=ENGINE,
 )
 ENGINE_VERSION = Option(
-    "Version of the engine that will serve; a profile of another version warns.",
-    group=ENGINE,
-    rare=True,
+    "Engine version that will serve, compared with the profile's.", group=ENGINE, rare=True
 )
 ROUTER = Option(
     "Router of several copies: random, round-robin or least-outstanding.",
@@ -53,14 +49,15 @@ COMMIT_DISCOUNT = Option(
     "Discount on the on-demand price of committed machines, 0 to 1.", group=PRICES
 )
 SEED = Option("Random seed.", group=LOAD, rare=True)
+RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]")
 
 
 def check_at_least_one(**values: int | None) -> None:
     """Raises InputError that names the option of a value below 1; None is not checked."""
     for name, value in values.items():
         if value is not None and value < 1:
-            option = "--tp" if name == "tensor_parallel" else f"--{name.replace('_', '-')}"
-            raise InputError(f"{option} must be at least 1, got {value}")
+            flag = "--tp" if name == "tensor_parallel" else flag_of(name)
+            raise InputError(f"{flag} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,7 @@ class PriceSettings:
     GROUP: ClassVar = PRICES
 
     prices: Path | None = option(
-        "Price list that goes before the catalog's: instance, usd_per_hour, region, date.",
-        metavar="FILE.yaml",
+        "Price list over the catalog's: instance, usd_per_hour, region, date.", metavar="FILE.yaml"
     )
     platform: str = option("Price platform: sagemaker or ec2.", value="sagemaker")
 
@@ -82,7 +78,7 @@ class PriceSettings:
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """Speculative decoding: which model guesses, and how often a guess holds."""
+    """Speculative decoding: the draft model, and the share of its tokens that is accepted."""
 
     GROUP: ClassVar = ENGINE
 
@@ -91,5 +87,5 @@ class DraftSettings:
         "Drafted tokens that a step verifies.", default="4", rare=True
     )
     draft_acceptance: str | None = option(
-        "Chance that a drafted token holds, 0 to 1, or a run that measured it."
+        "Probability that a drafted token is accepted, 0 to 1, or a run that measured it."
     )

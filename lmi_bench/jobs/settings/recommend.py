@@ -1,15 +1,14 @@
-"""What `recommend` is asked."""
+"""Settings of `recommend`: the model, the load, the limits, the machines and their prices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import option, stated
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.money import LimitSettings, PurchaseSettings
 from lmi_bench.jobs.settings.planning import (
     ENGINE,
     LIMITS,
@@ -18,15 +17,54 @@ from lmi_bench.jobs.settings.planning import (
     PRICES,
     WORKLOAD,
     DraftSettings,
+    PriceSettings,
 )
 
-OBJECTIVES = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
+OBJECTIVES: Final = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
 
-# What `--portfolio` takes beside its file; the rest stands in the file or is of one model.
-_OF_A_PORTFOLIO = (
+# Options that `--portfolio` takes; models, loads and SLOs stand in its file.
+_OF_A_PORTFOLIO: Final = (
     "portfolio", "instance", "tensor_parallel", "profile", "prices", "platform", "region",
     "purchase", "commit_discount", "committed", "availability",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PurchaseSettings:
+    """Prices, the kind of purchase, and spare machines."""
+
+    GROUP: ClassVar = PRICES
+
+    price_list: PriceSettings = field(default_factory=PriceSettings)
+    region: tuple[str, ...] = option(
+        "Region whose prices count; repeatable.", value=(), default="all", rare=True
+    )
+    purchase: str = option(
+        "Purchase: on-demand, savings-plan, reserved or spot.", value="on-demand"
+    )
+    commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
+    committed: int | None = option(
+        "Committed machines, used or not.", default="as many as are needed", rare=True
+    )
+    availability: str = option(
+        "Availability: none, n+1 (one machine may fail) or az:K (one of K zones).",
+        value="none",
+        group=LIMITS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """What a fleet must carry, and what it may cost."""
+
+    GROUP: ClassVar = LIMITS
+
+    min_throughput: float | None = option("Minimum throughput of the fleet in output tok/s.")
+    max_usd_per_hour: float | None = option("Maximum price of the fleet in USD per hour.")
+    max_usd_per_month: float | None = option(
+        "Maximum price of the fleet in USD per month of 730 hours."
+    )
+    max_usd_per_1m: float | None = option("Maximum price of 1M output tokens at the load in USD.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +73,11 @@ class AxisSettings:
 
     GROUP: ClassVar = ENGINE
 
-    dtype: Annotated[str | None, planning.DTYPE] = None
-    kv_dtype: Annotated[str | None, planning.KV_DTYPE] = None
-    max_batch: str | None = option("Limit on sequences that run together.")
+    dtype: str | None = option(planning.DTYPE)
+    kv_dtype: str | None = option(planning.KV_DTYPE)
+    max_batch: str | None = option("Maximum number of sequences in a batch.")
     prefill_tokens: str | None = option(
-        "Limit on the prompt tokens of a step; the chunk size with --chunked-prefill on."
+        "Maximum prompt tokens of a step; the chunk size with --chunked-prefill on."
     )
     chunked_prefill: str | None = option(
         "Chunked prefill, beside decoding: on, off.", old_names=("--chunked",)
@@ -57,43 +95,40 @@ class RecommendSettings:
     runs: tuple[Path, ...] = option(
         "Sweeps to calibrate on.", value=(), argument=True, metavar="[RUN_DIR]..."
     )
-    model: Annotated[str | None, replace(planning.MODEL, default="that of the run")] = None
-    input_tokens: Annotated[int | None, planning.INPUT_TOKENS] = None
-    output_tokens: Annotated[int | None, planning.OUTPUT_TOKENS] = None
+    model: str | None = option(planning.MODEL, default="that of the run")
+    input_tokens: int | None = option(planning.INPUT_TOKENS)
+    output_tokens: int | None = option(planning.OUTPUT_TOKENS)
     workload: Path | None = option(
-        "Scenario, as `workload from` writes it: its lengths, rate and burstiness.",
-        metavar="S.yaml",
-        group=WORKLOAD,
+        "Scenario with lengths, rate and burstiness.", metavar="S.yaml", group=WORKLOAD
     )
     portfolio: Path | None = option(
-        "Portfolio of models (models: [{model, rate_per_s, input_tokens, output_tokens, slo}]) "
-        "on shared machines against an endpoint each.",
+        "Models to share machines, as [{model, rate_per_s, input_tokens, output_tokens, slo}].",
         metavar="FILE.yaml",
         group=WORKLOAD,
     )
     axes: AxisSettings = field(default_factory=AxisSettings)
     rate: float | None = option("Load of the whole fleet in req/s.", group=LOAD)
-    users: int | None = option("Users at once; needs --think-time.", group=LOAD)
+    users: int | None = option("Number of users; needs --think-time.", group=LOAD)
     think_time: float | None = option(
         "Time between an answer and the user's next question in s.", group=LOAD
     )
     vary: str | None = option(
-        "Range of loads in req/s for which the cheapest layout is printed, too.",
+        "Range of loads in req/s; also prints the cheapest layout of each load.",
         metavar="rate=A..B",
         group=LOAD,
         rare=True,
     )
-    router: Annotated[str, planning.ROUTER] = "random"
-    slo: Annotated[
-        tuple[str, ...], replace(planning.SLO, help=f"{planning.SLO.help} Exit 99 if out of reach.")
-    ] = ()
+    router: str = option(planning.ROUTER, value="random")
+    slo: tuple[str, ...] = option(
+        planning.SLO, value=(), help=f"{planning.SLO.help} Exit 99 if no fleet meets it."
+    )
     objective: str = option(
         "Objective: cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity), "
         "latency or throughput.",
         value="cost",
         group=LIMITS,
     )
-    limits: LimitSettings = field(default_factory=LimitSettings)
+    limits: FleetLimits = field(default_factory=FleetLimits)
     instance: tuple[str, ...] = option(
         "Instance to consider, or local; repeatable, or between commas.",
         value=(),
@@ -101,24 +136,22 @@ class RecommendSettings:
         group=MACHINES,
     )
     tensor_parallel: tuple[int, ...] = option(
-        "Tensor-parallel degree to consider; repeatable.",
-        "--tp",
+        planning.TENSOR_PARALLEL,
         value=(),
+        help="Tensor-parallel degree to consider; repeatable.",
         default="all",
-        group=MACHINES,
     )
     measured_on: tuple[str, ...] = option(
-        "Machine of the runs' endpoint, where they do not say; once, or once a run.",
+        "Machine of the runs' endpoint if they do not state it; once, or once a run.",
         value=(),
         metavar="INSTANCE[:TP]",
         group=MACHINES,
     )
-    profile: Annotated[str | None, planning.PROFILE] = None
-    engine_version: Annotated[str | None, planning.ENGINE_VERSION] = None
-    machine_price: Annotated[
-        float | None,
-        replace(planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True),
-    ] = None
+    profile: str | None = option(planning.PROFILE)
+    engine_version: str | None = option(planning.ENGINE_VERSION)
+    machine_price: float | None = option(
+        planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True
+    )
     money: PurchaseSettings = field(default_factory=PurchaseSettings)
     blended_ratio: float = option(
         "Input tokens per output token of the blended price.", value=3.0, group=PRICES, rare=True
@@ -126,8 +159,8 @@ class RecommendSettings:
     discount: float = option(
         "Discount on the blended price, 0 to 1.", value=0.0, group=PRICES, rare=True
     )
-    explain: bool = option("Report of what would change the answer.", "--explain", value=False)
-    seed: Annotated[int, planning.SEED] = 0
+    explain: bool = option("Report of what would change the answer.", value=False)
+    seed: int = option(planning.SEED, value=0)
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -142,12 +175,12 @@ class RecommendSettings:
         ]
         if other:
             raise InputError(
-                f"--portfolio takes no {', '.join(other)}: models, loads, SLOs and number formats "
-                "stand in its file, and the rest is planned for one model at a time"
+                f"--portfolio takes no {', '.join(other)}: its file states the models, loads, SLOs "
+                "and number formats, and the rest is planned for one model at a time"
             )
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """Names of the machines to consider; () where none is named."""
+        """Names of the machines to consider; () if none is named."""
         parts = (part.strip() for name in self.instance for part in name.split(","))
         return tuple(part for part in parts if part)

@@ -1,20 +1,29 @@
-"""What `sweep` needs to know."""
+"""Settings of `sweep`: the target, the limits, the run folder, the load generator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import option
-from lmi_bench.jobs.settings.engine import BatchingOptions, ModelOptions, stated_settings
+from lmi_bench.core.option import Option, option
+from lmi_bench.jobs.settings.engine import (
+    STEP_TRACE,
+    BatchingOptions,
+    ModelOptions,
+    stated_settings,
+)
 from lmi_bench.jobs.settings.load import LoadSettings, SessionSettings, WorkloadSettings
+
+API_KEY: Final = Option(
+    "Key sent as a bearer token; never written to a file.", envvar="LMI_BENCH_API_KEY"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """What is measured, and how it is spoken to."""
+    """The target that is measured, and its protocol."""
 
     GROUP: ClassVar = "Target"
 
@@ -41,18 +50,14 @@ class TargetSettings:
         default="the endpoint's; else demo-15m",
     )
     protocol: str | None = option(
-        "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="found by asking"
+        "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="asked of the endpoint"
     )
-    api_key: str | None = option(
-        "Key sent as a bearer token; never written to a file.", envvar="LMI_BENCH_API_KEY"
-    )
+    api_key: str | None = option(API_KEY)
     header: tuple[str, ...] = option(
         "Header of every request, 'Name: value'; repeatable.", "--header", "-H", value=()
     )
     stream: bool | None = option(
-        "Answers: streamed, or whole, of which only the total time is known.",
-        "--stream/--no-stream",
-        default="streamed",
+        "Answers: streamed, or whole, with only the total time known.", default="streamed"
     )
     sagemaker_endpoint_url: str | None = option(
         "URL of a SageMaker runtime that is not at AWS.", rare=True
@@ -63,12 +68,9 @@ class TargetSettings:
     target_variant: str | None = option("Variant of a SageMaker endpoint.", rare=True)
 
     def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None where nothing was stated."""
-        return {
-            "model": self.model,
-            "target": self.target,
-            "protocol": self.protocol,
-            "stream": self.stream,
+        """By their dotted names in the scenario; None for those not stated."""
+        names = ("model", "target", "protocol", "stream")
+        return {name: getattr(self, name) for name in names} | {
             "sagemaker.endpoint_url": self.sagemaker_endpoint_url,
             "sagemaker.inference_component": self.inference_component,
             "sagemaker.target_variant": self.target_variant,
@@ -85,8 +87,7 @@ class LimitSettings:
         "SLO such as ttft_p90<=1s; repeatable. Exit 99 if no level meets them all.", value=()
     )
     goodput: tuple[str, ...] = option(
-        "Limits of a single request in ms, as vLLM writes them: ttft:500 tpot:15. Without "
-        "--slo exit 99 if no level has 90 % of its requests within them.",
+        "Limits of a request in ms: ttft:500 tpot:15. Exit 99 if no level has 90 % within them.",
         value=(),
         rare=True,
     )
@@ -94,15 +95,15 @@ class LimitSettings:
         "Failed requests in SLOs: exclude, or infinite latency.", value="exclude", rare=True
     )
     max_errors: str = option(
-        "Largest share of failed requests; beyond it a level ends: 10%, or none.", value="50%"
+        "Maximum share of failed requests before a level is ended: 10%, or none.", value="50%"
     )
     max_time: str | None = option(
-        "Longest time of the sweep: no level begins that would end later. 90s, 10m, or none.",
-        default="5m where levels are picked as the sweep goes, else none",
+        "Maximum time of the sweep: no level starts that would end later. 90s, 10m, or none.",
+        default="5m if levels are picked during the sweep, else none",
     )
-    max_spend: float | None = option("Largest cost of the sweep in USD.")
+    max_spend: float | None = option("Maximum cost of the sweep in USD.")
     price_per_hour: float | None = option("Price of the whole target in USD per hour.")
-    instance: str | None = option("Instance type that a URL runs on; its price is the catalog's.")
+    instance: str | None = option("Instance type behind a URL, for its price in the catalog.")
     timeout: str | None = option(
         "Seconds after which a request fails and the sweep ends, or none.",
         default="none; SageMaker: 480 streaming, 60 without",
@@ -112,7 +113,7 @@ class LimitSettings:
     )
 
     def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None where nothing was stated."""
+        """By their dotted names in the scenario; None for those not stated."""
         return {
             "slo": self.slo or None,
             "timeout_s": None if self.timeout is None else read_timeout(self.timeout),
@@ -127,14 +128,10 @@ class RunSettings:
     GROUP: ClassVar = "Run"
 
     out: Path | None = option("Run folder.", "--out", "-o", default="below runs/")
-    resume: bool = option(
-        "Resumption where the run folder ends, if it exists.", "--resume", value=False
-    )
+    resume: bool = option("Continuation of the run in the run folder, if it exists.", value=False)
     name: str | None = option("Name of the run in reports.")
     seed: int | None = option("Random seed of lengths, prompts and arrivals.", default="0")
-    step_trace: Path | None = option(
-        "File for a Chrome trace of the engine's steps and requests.", rare=True
-    )
+    step_trace: Path | None = option(STEP_TRACE, rare=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,45 +139,33 @@ class ClientSettings:
     """The load generator: how it sends, takes its times, and watches the server."""
 
     GROUP: ClassVar = "Load generator"
+    COMMON: ClassVar = ()  # all are under --help-all
 
     workers: str = option(
-        "Number of processes that send to an endpoint, or auto: more when a core is nearly full.",
-        value="auto",
-        rare=True,
+        "Number of sending processes, or auto: more when a core is busy.", value="auto"
     )
     timestamps: str | None = option(
-        "Clock of the receive times: kernel or user.",
-        default="kernel where there is one",
-        rare=True,
+        "Clock of the receive times: kernel or user.", default="kernel if available"
     )
     receive: str | None = option(
-        "Reader of the sockets: native (C, built at first use), python, or auto.",
-        default="auto",
-        rare=True,
+        "Socket reader: native (C, built at first use), python, or auto.", default="auto"
     )
     retries: str | None = option(
-        "Retries of transient failures: aws-standard, as AWS SDKs do.", default="none", rare=True
+        "Retries of transient failures: aws-standard, as AWS SDKs do.", default="none"
     )
     connections: str | None = option(
-        "Connections: reuse (kept open, one for each request at once), per-request (a new one "
-        "each), or their largest number.",
+        "Connections: reuse (one for each concurrent request), per-request, or a maximum number.",
         default="reuse",
-        rare=True,
     )
     metrics_url: tuple[str, ...] = option(
-        "Prometheus page of a replica; repeatable.",
-        value=(),
-        default="the target's /metrics",
-        rare=True,
+        "Metrics page of a replica; repeatable.", value=(), default="the target's"
     )
     cloudwatch_wait: float | None = option(
-        "Longest wait for CloudWatch's last minutes after a sweep of SageMaker, in seconds.",
-        default="120",
-        rare=True,
+        "Maximum wait in seconds for CloudWatch after a SageMaker sweep.", default="120"
     )
 
     def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None where nothing was stated."""
+        """By their dotted names in the scenario; None for those not stated."""
         number = self.connections is not None and self.connections.isdecimal()
         return {
             "client.timestamps": self.timestamps,
@@ -202,7 +187,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """A sweep: options win over the scenario file, which wins over the defaults."""
+    """A sweep: options override the scenario file, which overrides the defaults."""
 
     target: TargetSettings = field(default_factory=TargetSettings)
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
@@ -215,7 +200,6 @@ class SweepSettings:
 
     def overrides(self) -> dict[str, Any]:
         """The stated settings by their dotted names in the scenario."""
-        sessions = self.sessions.fields().items()
         engine = stated_settings(self.engine.model, self.engine.batching)
         found = {
             "name": self.run.name,
@@ -223,7 +207,7 @@ class SweepSettings:
             **self.target.fields(),
             **self.workload.fields(),
             **self.load.fields(),
-            **{name: value for name, value in sessions if value is not None},
+            **self.sessions.fields(),
             **self.limits.fields(),
             **self.client.fields(),
             **{f"engine.{name}": value for name, value in engine.items()},
@@ -231,7 +215,7 @@ class SweepSettings:
         return {name: value for name, value in found.items() if value is not None}
 
     def beside_scenario(self) -> list[str]:
-        """Names of the stated settings that no scenario holds."""
+        """Names of the stated settings that a scenario cannot hold."""
         stated = {
             "header": bool(self.target.header),
             "workers": self.client.workers not in ("auto", "1"),
@@ -250,7 +234,7 @@ def read_timeout(text: str) -> float | str:
 
 
 def read_workers(text: str) -> int | Literal["auto"]:
-    """A number of processes or auto; raises InputError where it is neither."""
+    """A number of processes or auto; raises InputError for anything else."""
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) < 1:

@@ -25,10 +25,10 @@ START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 
 @dataclass(frozen=True, slots=True)
 class LevelRule:
-    """What `run_sweep` needs to know of the levels.
+    """The levels for `run_sweep`, and how each is summarised.
 
-    total   number of levels, None where a rule picks them
-    search  what says where the SLOs break, where a rule picks the levels and SLOs are stated
+    total   number of levels; None if a rule picks them
+    search  the search for where the SLOs break; None without SLOs or with listed levels
     """
 
     levels: NextLevel
@@ -39,10 +39,9 @@ class LevelRule:
 
 
 def with_levels_found(scenario: Scenario) -> Scenario:
-    """Choose load levels adaptively where the scenario lists none: a target's limit is unknown.
+    """Choose load levels adaptively if the scenario lists none: the target's limit is unknown.
 
-    The bundled engine has a usual list. A trace states its own levels: the recorded times, at each
-    speed. Repeats compare the usual levels.
+    The bundled engine and repeats have a default list, a trace its recorded times at each speed.
     """
     load = scenario.load
     if scenario.target == ENGINE_TARGET:
@@ -57,8 +56,7 @@ def with_levels_found(scenario: Scenario) -> Scenario:
 def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule:
     """The rule of a scenario's load section; the levels end with the time box, if there is one.
 
-    Levels that are picked for the curve (`auto`) go on, where one of them broke an SLO, as a search
-    that narrows down where it breaks.
+    If a level picked for the curve (`auto`) broke an SLO, a search for where it breaks follows.
     """
     box = TimeBox(None) if time_box is None else time_box
     load, summarise_one = scenario.load, _summarise(scenario)
@@ -95,7 +93,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
             of_curve.add(spec.index)
             return spec
         if curve is not None and search.first_breach(finished) is None:
-            return None  # full before an SLO broke: more users would only wait
+            return None  # saturated before an SLO broke: more users would only wait
         return seek(finished)
 
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
@@ -111,7 +109,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
 
 
 def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:
-    """A level's line; it says so where prompts begin alike on purpose, so that a cache may hit."""
+    """Summarises a level; marks it if its prompts share prefixes on purpose, for a cache."""
     workload = scenario.workload
     if not workload.begins_alike:
         return summarise_level

@@ -1,11 +1,11 @@
 """How long a sweep may take and what it may cost: levels that would exceed either are left out.
 
-Levels that a rule picks (`--concurrency auto`) have no end that the user could foresee, so they
-have five minutes on a real clock unless `--max-time` says otherwise. A level is judged before it
-begins, by the levels before it; one that has begun runs to its end, or until the money is used up.
+Levels that a rule picks (`--concurrency auto`) have no foreseeable end, so they have five minutes
+on a real clock unless `--max-time` states another limit. A level is judged before it begins, by the
+levels before it; one that has begun runs to its end, or until the money is used up.
 
-The hours of a sweep times the price of all instances are its cost. Time runs from the first level
-on, warm-ups and pauses included.
+A sweep's cost is its hours times the price of all instances, from the first level on, with warm-ups
+and pauses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
+from lmi_bench.analysis.results.slo_results import FAILURE_RULES, FailureRule
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.clock import loop_time_s
 from lmi_bench.core.errors import InputError
@@ -24,14 +25,13 @@ from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.report.formats import number
 
-AUTO_S = 300.0
-"""Of levels that a rule picks, on a real clock."""
+AUTO_S = 300.0  # maximum time of levels that a rule picks, on a real clock
 _MINUTE_S = 60.0
 Summarise = Callable[[LevelRun], Level]
 
 
 class TimeBox:
-    """Follows a sweep's time: one for each sweep, from its first question on.
+    """Follows one sweep's time, from the first call on.
 
     max_s  None: no limit
     note   called once, for the first level that is left out
@@ -51,7 +51,7 @@ class TimeBox:
         self._noted = False
 
     def left_s(self) -> float | None:
-        """Seconds that are left, none below 0; None where there is no limit."""
+        """Seconds that are left, at least 0; None without a limit."""
         if self.max_s is None:
             return None
         if self._start_s is None:
@@ -59,7 +59,7 @@ class TimeBox:
         return max(0.0, self.max_s - (self._clock() - self._start_s))
 
     def fits(self, spec: LevelSpec, finished: Sequence[Level]) -> bool:
-        """Whether a level will probably be over in time; the first one always is begun."""
+        """Whether a level will probably end in time; always true for the first one."""
         left_s = self.left_s()
         if left_s is None or not finished:
             return True
@@ -86,11 +86,10 @@ class TimeBox:
 
 
 def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:
-    """How long a level will probably take, by what the levels of less load took; 0.0 if unknown.
+    """Probable time of a level, from the levels of lower load; 0.0 if unknown.
 
-    A closed loop's requests end at the rate of the level below it, times what the last step up
-    gained (twice the users bring at most twice the rate, and none fewer). A level that has a price
-    states the time with its warm-up, the others that of its requests.
+    A closed loop's requests end at the rate of the next lower level, times the gain of the last
+    step up (1 to 2). Levels with a price state their time with the warm-up, others without.
     """
     if spec.num_requests is None or spec.concurrency is None:
         known_s = spec.duration_s or 0.0
@@ -113,7 +112,7 @@ def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:
 
 
 def read_max_time(text: str) -> float | None:
-    """Seconds of `90`, `90s`, `10m` or `1h`, None of `none`; InputError where it is neither.
+    """Seconds of `90`, `90s`, `10m` or `1h`, None of `none`; raises InputError for another text.
 
     >>> read_max_time("10m")
     600.0
@@ -132,7 +131,7 @@ def read_max_time(text: str) -> float | None:
 
 
 def clock_text(seconds: float) -> str:
-    """Minutes and seconds, as a clock shows them.
+    """Minutes and seconds.
 
     >>> clock_text(312.4)
     '5:12'
@@ -143,9 +142,9 @@ def clock_text(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The price of the target and the limit of what a sweep may cost.
+    """The price of the target and the maximum cost of a sweep.
 
-    usd_per_hour  of the whole target; instance: a catalog name that gives it
+    usd_per_hour  of the whole target; instance: the catalog name to take it from
     max_usd       the sweep stops before it has spent more
     """
 
@@ -161,9 +160,9 @@ class Budget:
                 raise InputError(f"{flag} must be above 0 USD, got {value:g}")
 
     def price(self, known_usd_per_hour: float | None) -> float | None:
-        """USD an hour: as given, else of the instance given, else what the target itself says.
+        """USD an hour: as given, else that of the given instance, else the target's own.
 
-        Raises InputError where a limit is set and there is no price to hold it.
+        Raises InputError for a limit without a price.
         """
         price = self.usd_per_hour if self.usd_per_hour is not None else known_usd_per_hour
         if self.instance is not None:
@@ -181,10 +180,10 @@ NO_BUDGET = Budget()
 
 
 class Spend:
-    """Follows a sweep's levels: one for each sweep.
+    """Follows one sweep's cost, level by level.
 
-    usd_per_hour     of all instances; None: nothing is known and nothing is added to the lines
-    count_instances  instances that answer now; None where that is unknown
+    usd_per_hour     of all instances; None: unknown, and levels get no price
+    count_instances  number of instances that answer now; None if unknown
     """
 
     def __init__(
@@ -208,7 +207,7 @@ class Spend:
         self._instances: int | None = None
 
     def levels(self, rule: NextLevel) -> NextLevel:
-        """The rule's levels while money is left; none lasts longer than the money does."""
+        """The rule's levels while money is left, each at most as long as the money lasts."""
 
         def next_level(finished: Sequence[Level]) -> LevelSpec | None:
             now_s = self._clock()
@@ -236,7 +235,7 @@ class Spend:
         return next_level
 
     def summarise(self, summarise: Summarise) -> Summarise:
-        """The same line, priced; invalid where instances came or went."""
+        """The level with its price; invalid if the number of instances changed."""
 
         def summarise_and_price(run: LevelRun) -> Level:
             line = summarise(run)
@@ -268,7 +267,7 @@ class Spend:
         return self._earlier_usd + (now_s - self._started_s) * self._usd_per_hour / SECONDS_PER_HOUR
 
     def _with_instances(self, line: Level) -> Level:
-        """The level with the instances that answer now; invalid where they changed meanwhile."""
+        """The level with its number of instances; invalid if that changed during the level."""
         if self._count is None or (now := self._count()) is None:
             return line
         before, self._instances = self._instances, now
@@ -284,3 +283,21 @@ class Spend:
         others = [line.invalid_reason] if line.invalid_reason else []
         invalid_reason = "; ".join([*others, reason])
         return replace(line, instances=now, valid=False, invalid_reason=invalid_reason)
+
+
+def read_failures(text: str) -> FailureRule:
+    """The rule for failed requests; raises InputError for another word."""
+    if text not in FAILURE_RULES:
+        raise InputError(f"--failures {text!r} is not understood; write exclude or infinite")
+    return text
+
+
+def read_share(flag: str, text: str) -> float:
+    """A share from `5%` or `0.05`; raises InputError for what is no share."""
+    try:
+        value = float(text.rstrip("% ")) / (100 if text.rstrip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise InputError(f"{flag} {text!r} is not a share; write for example 5% or 0.05")
+    return value

@@ -1,18 +1,21 @@
-"""What a sweep measured, and how it ended."""
+"""What a sweep measured and how it ended; a complete run is read back by --resume."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lmi_bench.analysis.results.checks import has_failed
+from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.slo_results import FailureRule, goodput
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
-from lmi_bench.core.run_store import Run
-from lmi_bench.core.scenario import Scenario
+from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
+from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
+from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
 from lmi_bench.report.slo_text import meets_all
 
 
@@ -31,10 +34,10 @@ AS_STATED = SloOptions()
 class SweepResult:
     """A sweep's run folder as it was read back once, with what follows from it.
 
-    run          as its folder has it; None where the sweep ended before it had one
-    pooled       the same with the attempts of each level together
-    knees        by rule; empty where no level is usable
-    answer       of a search, or of levels picked for an SLO; None where neither was asked for
+    run          as its folder has it; None if the sweep ended before it had one
+    pooled       the run with the attempts of each level together
+    knees        by rule; empty if no level is usable
+    answer       of a search, or of levels picked for an SLO; None if neither is wanted
     interrupted  ended by Ctrl-C or SIGTERM: levels may be missing, and nothing was concluded
     """
 
@@ -54,12 +57,12 @@ class SweepResult:
 
     @property
     def slos(self) -> list[Slo]:
-        """What the scenario asks of every level."""
+        """The scenario's SLOs for every level."""
         return [parse_slo(text) for text in self.scenario.slo]
 
     @property
     def nothing_answered(self) -> bool:
-        """Whether levels ran and not one request was answered."""
+        """Whether levels ran and no request was answered."""
         return bool(self.levels) and all(line.requests == line.errors for line in self.levels)
 
     @property
@@ -69,7 +72,7 @@ class SweepResult:
 
     @property
     def slo_missed(self) -> bool:
-        """Whether no level meets what was asked."""
+        """Whether no level meets the SLOs."""
         if self.interrupted or self.nothing_answered or self.pooled is None:
             return False
         if self.answer is not None:
@@ -78,15 +81,14 @@ class SweepResult:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no measurement: no answer at all, or failures that no SLO explains."""
+        """Whether nothing was measured: no answer at all, or failures that no SLO explains."""
         if self.interrupted:
             return False
         return self.nothing_answered or (self.all_failed and not self.slo_missed)
 
 
 def misses_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
-    """Whether every level misses what was asked; without an SLO 90 % of a level's requests must
-    be within the limits of a request."""
+    """Whether every level misses the SLOs; without SLOs, the limits in over 10 % of requests."""
     if slos:
         return not any(
             meets_all(line, records, slos, failures=options.failures)
@@ -104,3 +106,43 @@ def best_good_share(run: Run, limits: Sequence[Slo]) -> float:
         ),
         default=0.0,
     )
+
+
+def finished_run(
+    folder: Path, scenario: Scenario, slo_options: SloOptions = AS_STATED
+) -> SweepResult | None:
+    """The complete run in a folder; None if another scenario began it or a level is missing.
+
+    The result's scenario has the values that the run found out when it began.
+    """
+    if not (folder / MANIFEST).exists():
+        return None
+    run = load_run(folder)
+    begun = _as_begun(scenario, run.manifest.get("scenario") or {})
+    if begun.hash() != run.manifest.get("scenario_hash") or run.knees is None:
+        return None
+    at_aws = scenario.target.startswith(SAGEMAKER_PREFIX) and not scenario.sagemaker.endpoint_url
+    if at_aws and not (folder / CLOUDWATCH).exists():
+        return None  # CloudWatch's minutes come late: they may be there by now
+    rule = level_rule(begun)
+    if rule.search is not None and run.slo_answer is None:
+        return None
+    last = run.levels[-1].stopped_by if run.levels else None
+    stopped = rule.stop_rules.ends_sweep and last not in (None, "duration", "decided")
+    if not stopped and rule.levels(run.levels) is not None:
+        return None
+    answer = None if rule.search is None else run.slo_answer
+    return SweepResult(folder, begun, run, pooled_run(run), run.knees, answer, slo_options)
+
+
+def _as_begun(scenario: Scenario, kept: dict[str, Any]) -> Scenario:
+    """The scenario completed by what the run found out when it began."""
+    scenario = with_levels_found(scenario)
+    found = {
+        name: kept.get(name)
+        for name in ("protocol", "model")
+        if getattr(scenario, name) == AUTO and kept.get(name) is not None
+    }
+    if is_endpoint(scenario.target) and not (kept.get("workload") or {}).get("ignore_eos", True):
+        found["workload.ignore_eos"] = False  # the server does not take it
+    return scenario.with_overrides(found)

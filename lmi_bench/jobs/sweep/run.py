@@ -1,4 +1,4 @@
-"""One sweep: a scenario's target is opened, its levels are run, and what they say is kept."""
+"""One sweep: a scenario's target is opened, its levels are run, and the results are saved."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from lmi_bench.core.scenario import (
     parse_scenario,
 )
 from lmi_bench.core.slo import parse_goodput
-from lmi_bench.jobs.gate import read_failures, read_share
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, with_levels_found
 from lmi_bench.jobs.sweep.limits import (
@@ -37,10 +36,11 @@ from lmi_bench.jobs.sweep.limits import (
     Spend,
     TimeBox,
     clock_text,
+    read_failures,
     read_max_time,
+    read_share,
 )
-from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult
-from lmi_bench.jobs.sweep.resume import finished_run
+from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
 from lmi_bench.jobs.sweep.watch import (
     AUTO_CLIENT,
     DEFAULT_WAIT_S,
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
 class SweepOptions:
     """What a sweep needs beside its scenario.
 
-    slo    limits of a good request, and how failed requests count in the SLOs' latencies
-    trace  file for a Chrome trace of the engine in this process
-    cloudwatch_wait_s  longest wait for a SageMaker endpoint's last minutes
-    max_time    as `--max-time` takes it; None: what the kind of levels has by itself
-    max_error_share  of a level's requests, beyond which it ends; None: no end
+    slo                limits of a good request, and how failed requests count in SLOs
+    trace              file for a Chrome trace of the engine in this process
+    cloudwatch_wait_s  maximum wait for a SageMaker endpoint's last minutes
+    max_time           as `--max-time` takes it; None: the default of the kind of levels
+    max_error_share    failed share of a level's requests that ends it; None: no limit
     """
 
     access: Access = NO_ACCESS
@@ -86,7 +86,7 @@ DEFAULT_OPTIONS = SweepOptions()
 
 
 def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
-    """Run a sweep as options state it; raises InputError before anything is written."""
+    """Run the sweep of these options; raises InputError before anything is written."""
     overrides = settings.overrides()
     scenario = read_scenario(settings.target.scenario, overrides)
     stated = [*stated_names(overrides), *settings.beside_scenario()]
@@ -96,7 +96,7 @@ def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
 
 
 def read_options(settings: SweepSettings) -> SweepOptions:
-    """What the options say beside the scenario; raises InputError for what cannot be read."""
+    """The options that a scenario cannot hold; raises InputError for what cannot be read."""
     limits, client, max_errors = settings.limits, settings.client, settings.limits.max_errors
     goodput = " ".join(limits.goodput)
     wait_s = client.cloudwatch_wait
@@ -124,24 +124,15 @@ def sweep_scenario(
 ) -> SweepResult:
     """Run one scenario into a run folder; raises InputError before anything is written.
 
-    out  None: a folder below runs/ that is named by the time
+    out  None: a folder below runs/, named by the time
     """
-    level_rule(scenario)  # its mistakes show before a model is loaded or an endpoint is asked
+    level_rule(scenario)  # raises before a model is loaded or an endpoint is asked
     if options.max_time is not None:
         read_max_time(options.max_time)
-    if resume and out is not None and (found := finished_run(out, scenario)) is not None:
-        listener.note(
-            f"{out} is finished, {len(found.run.levels)} level(s): nothing is left to be sent"
-        )
-        return SweepResult(
-            out,
-            found.scenario,
-            found.run,
-            pooled_run(found.run),
-            found.knees,
-            found.answer,
-            options.slo,
-        )
+    found = finished_run(out, scenario, options.slo) if resume and out is not None else None
+    if found is not None:
+        listener.note(f"{out} is finished, {len(found.levels)} level(s): nothing is left to send")
+        return found
     tracer = None if options.trace is None else _step_trace(options.trace)
     bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
     folder = out or _default_folder(bench.scenario)
@@ -157,9 +148,9 @@ def sweep_scenario(
 def _measure(
     bench: Bench, options: SweepOptions, folder: Path, listener: Listener, *, resume: bool
 ) -> SweepResult:
-    """Run the levels and save what they say; the folder then holds all of it."""
+    """Run the levels and save their results in the folder."""
     budget, scenario = options.budget, bench.scenario
-    bench.prompts("")  # a data set that cannot be read is known before the folder is made
+    bench.prompts("")  # reads the data set before the folder is made
     time_box = TimeBox(_max_time_s(scenario, options.max_time), note=listener.note)
     rule = level_rule(scenario, time_box)
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
@@ -209,7 +200,7 @@ def _time_notes(time_box: TimeBox, rule: LevelRule) -> tuple[str, ...]:
 
 
 def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:
-    """The scenario of a file, a target or neither, with the flags laid over it."""
+    """The scenario of a file, a target or neither, with the options applied to it."""
     overrides = dict(overrides)
     if scenario_or_url is None:
         scenario = parse_scenario({})
@@ -229,7 +220,7 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
 
 
 def _is_host_and_port(text: str) -> bool:
-    """Whether an address may be meant whose http:// was left out."""
+    """Whether the text may be an address without its http://."""
     return re.fullmatch(r"[\w.-]+:\d+(/.*)?", text) is not None and not Path(text).exists()
 
 
@@ -252,8 +243,8 @@ def _open_store(
         return store
     if resume and folder.exists() and not is_stillborn(folder):
         raise InputError(
-            f"{folder} is there and holds no run ({MANIFEST} is missing), so --resume has nothing "
-            "to go on with: name another folder with --out"
+            f"{folder} exists but is no run ({MANIFEST} is missing), so --resume cannot continue "
+            "it: name another folder with --out"
         )
     manifest = build_manifest(
         canonical,
@@ -308,7 +299,7 @@ def _run_levels(
 def _heard(
     listener: Listener, rule: LevelRule, time_box: TimeBox
 ) -> tuple[Callable[[Progress], None], Callable[[LevelRun, Level], None]]:
-    """What the listener hears while a level runs, and when it is over."""
+    """Callbacks that tell the listener how far a level is, and when it is over."""
     of_all = "" if rule.total is None else f"/{rule.total}"
 
     def left() -> str:
@@ -328,15 +319,13 @@ def _heard(
 
 
 def _step_trace(path: Path) -> ChromeTrace:
-    from lmi_bench.engine.chrome_trace import (
-        ChromeTrace,  # with it the engine, which a URL needs not
-    )
+    from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
 
     return ChromeTrace(path)
 
 
 def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:
-    """A sweep's time: as stated, else that of levels picked by a rule on a real clock."""
+    """A sweep's maximum time: as stated, else 5 minutes if levels are picked on a real clock."""
     if stated is not None:
         return read_max_time(stated)
     searched = scenario.load.search is not None  # its end is an answer, not a curve

@@ -1,4 +1,4 @@
-"""What looks at the server during a sweep and after it, and the processes that send to it."""
+"""Watching the server during and after a sweep, and the processes that send to it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, has_known_metrics, why_unreadable
 from lmi_bench.targets.bench import Bench
 
-DEFAULT_WAIT_S = 120.0
-"""Values of a minute come one to two minutes after it."""
+DEFAULT_WAIT_S = 120.0  # CloudWatch has the values of a minute one to two minutes later
 _ASK_EVERY_S = 15.0
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """How many processes send, and which metrics pages are read.
+    """The number of sending processes, and the metrics pages to read.
 
-    workers       a number, or auto: as many as the levels turn out to need
+    workers       auto: as many as the levels need
     metrics_urls  of the server's replicas; empty: the target's own /metrics, if it has one
     """
 
@@ -41,9 +40,9 @@ AUTO_CLIENT = Client()
 
 
 def open_pool(bench: Bench, prompts: Prompts, client: Client) -> WorkerPool | None:
-    """The worker processes; None where one process does it.
+    """The worker processes; None if this process sends alone.
 
-    Raises InputError where several were asked for and the target cannot be handed to them.
+    Raises InputError if several are stated and the target cannot be given to other processes.
     """
     if client.workers == 1 or bench.open_target is None:
         return None
@@ -56,9 +55,9 @@ def open_pool(bench: Bench, prompts: Prompts, client: Client) -> WorkerPool | No
 
 
 def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
-    """A reader of the server's metrics, and of this machine's GPUs where the server runs here.
+    """A reader of the server's metrics, and of this machine's GPUs if the server runs here.
 
-    Raises InputError where an option does not fit the target.
+    Raises InputError for an option that does not fit the target.
     """
     load = bench.scenario.load
     if client.workers not in (1, "auto") and (
@@ -67,16 +66,17 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         or isinstance(bench.scenario.client.connections, int)
     ):
         raise InputError(
-            f"--workers {client.workers}: caps are held in one process; leave --workers out"
+            f"--workers {client.workers}: a cap on requests needs a single process; leave "
+            "--workers out"
         )
     urls = client.metrics_urls
     headers: dict[str, str] = {}
     for url in urls:
         if url.startswith(("http://", "https://")) and (why := why_unreadable(url, headers)):
-            raise InputError(f"--metrics-url {url} tells nothing: {why}")
+            raise InputError(f"--metrics-url {url} cannot be used: {why}")
     own = bench.metrics_url
     if not urls and own is not None and has_known_metrics(own, bench.metrics_headers):
-        urls, headers = (own,), dict(bench.metrics_headers)  # the key goes to its own server only
+        urls, headers = (own,), dict(bench.metrics_headers)  # the key is for this server only
     host = urllib.parse.urlsplit(own or "").hostname
     power = open_gpu_power() if host in _LOCAL_HOSTS else None
     if not urls and power is None:
@@ -86,15 +86,11 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
 
 
 def read_cloudwatch(
-    bench: Bench,
-    lines: Sequence[Level],
-    listener: Listener,
-    *,
-    wait_s: float = DEFAULT_WAIT_S,
+    bench: Bench, lines: Sequence[Level], listener: Listener, *, wait_s: float = DEFAULT_WAIT_S
 ) -> list[dict[str, Any]]:
-    """What CloudWatch says of the levels; empty where there is none or it may not be read.
+    """CloudWatch's figures of the levels; empty if it has none or may not be read.
 
-    wait_s  at most, until it has counted as many invocations as were sent. Ctrl-C ends the wait
+    wait_s  maximum wait until it has counted every invocation; Ctrl-C ends the wait
     """
     spans = level_spans(lines)
     if bench.cloudwatch is None or not spans:
@@ -105,19 +101,19 @@ def read_cloudwatch(
     try:
         found = _ask(bench, spans)
         if wait_s and _counted(found) < sent:
-            listener.note(
-                f"waiting up to {wait_s:.0f} s for CloudWatch's minutes (Ctrl-C leaves them out)"
-            )
+            listener.note(f"waiting up to {wait_s:.0f} s for CloudWatch (Ctrl-C ends the wait)")
         while _counted(found) < sent and time.monotonic() < end_s:
             time.sleep(min(_ASK_EVERY_S, max(0.0, end_s - time.monotonic())))
             found = _ask(bench, spans)
     except KeyboardInterrupt:
-        listener.note("CloudWatch is left as far as it came")
+        listener.note("the wait for CloudWatch was ended; its last minutes may be missing")
     except LmiBenchError as exc:
-        listener.note(f"{exc}; the levels are without it")
+        listener.note(f"{exc}; the levels have no CloudWatch figures")
         return []
     if not any("invocations" in level for level in found):
-        listener.note("CloudWatch has no invocations of these minutes; the levels are without it")
+        listener.note(
+            "CloudWatch has no invocations of these minutes: the levels have no figures of it"
+        )
         return []
     if _counted(found) < sent:
         listener.note(
@@ -132,5 +128,5 @@ def _ask(bench: Bench, spans: Sequence[LevelSpan]) -> list[dict[str, Any]]:
 
 
 def _counted(levels: Sequence[Mapping[str, Any]]) -> float:
-    """Invocations of all levels; a minute that two share counts for both and ends a wait early."""
+    """Invocations of all levels; a minute shared by two levels counts twice, which ends a wait."""
     return float(sum(level.get("invocations", 0.0) for level in levels))

@@ -22,7 +22,7 @@ from lmi_bench.engine.server.app import (
 )
 from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.jobs.serve import serve as serve_model
-from lmi_bench.jobs.settings.serve import ServeSettings
+from lmi_bench.jobs.settings.bundled import ServeSettings
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

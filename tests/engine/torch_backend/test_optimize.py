@@ -15,9 +15,8 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.quantization.export import export_quantized
-from lmi_bench.jobs.optimize.quality import agreement_frac, score_shift
-from lmi_bench.jobs.optimize.run import optimize
-from lmi_bench.jobs.settings.optimize import OptimizeSettings
+from lmi_bench.jobs.optimize.run import agreement_frac, optimize, score_shift
+from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from tests.end_to_end.commands import lmi_bench
 from tests.engine.torch_backend.scores import scores
 

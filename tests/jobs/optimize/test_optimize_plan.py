@@ -8,8 +8,7 @@ import pytest
 
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.jobs.optimize.plan import cheapest_machine, job_need
-from lmi_bench.jobs.recipe import parse_recipe
+from lmi_bench.jobs.optimize.recipe import cheapest_machine, job_need, parse_recipe
 
 RECIPE = parse_recipe(
     {

@@ -6,8 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lmi_bench.cli.command import Command
-from lmi_bench.cli.options.spread import spread_options
+from lmi_bench.cli.command import Command, spread_options
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs.settings.engine import (
     BatchingOptions,

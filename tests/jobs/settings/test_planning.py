@@ -10,13 +10,15 @@ import pytest
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import stated
 from lmi_bench.jobs.recommend import recommend
-from lmi_bench.jobs.settings.calibrate import CalibrateSettings, ValidateSettings
-from lmi_bench.jobs.settings.day import DaySettings
-from lmi_bench.jobs.settings.deploy import DeploySettings
-from lmi_bench.jobs.settings.money import PurchaseSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
+from lmi_bench.jobs.settings.plan import (
+    CalibrateSettings,
+    DaySettings,
+    PredictSettings,
+    ValidateSettings,
+)
 from lmi_bench.jobs.settings.planning import PriceSettings
-from lmi_bench.jobs.settings.predict import PredictSettings
-from lmi_bench.jobs.settings.recommend import AxisSettings, RecommendSettings
+from lmi_bench.jobs.settings.recommend import AxisSettings, PurchaseSettings, RecommendSettings
 
 LLAMA = {"model": "llama-2-7b", "instance": "ml.g5.2xlarge"}
 EQUAL = {**LLAMA, "input_tokens": 128, "output_tokens": 16}
@@ -37,14 +39,14 @@ ONE = RecommendSettings(
         (PredictSettings, EQUAL, "either --concurrency or --rate"),
         (PredictSettings, {**EQUAL, "rate": "1", "tensor_parallel": 0}, "--tp must be at least 1"),
         (PredictSettings, {**EQUAL, "rate": "1", "prefix_hit": 1.5}, "--prefix-hit must be 0 to 1"),
-        (PredictSettings, {**LLAMA, "rate": "1", "mix": "2/3", "prefix_hit": 0.5}, "one length"),
+        (PredictSettings, {**LLAMA, "rate": "1", "mix": "2/3", "prefix_hit": 0.5}, "equal length"),
         (RecommendSettings, {"objective": "speed"}, "--objective speed"),
         (CalibrateSettings, {"next_levels": -1}, "--next must be 0 or more"),
         (ValidateSettings, {"seed": 3}, "name a table"),
         (ValidateSettings, {"sources": (REC,), "calibrate_cells": 0}, "--calibrate-cells must be"),
         (DaySettings, {"recommendation": REC}, "--start-up is missing"),
         (DeploySettings, {}, "give a file of `recommend --json`"),
-        (DeploySettings, {"recommendation": REC, "model": "x"}, "not both"),
+        (DeploySettings, {"recommendation": REC, "layout": LayoutSettings(model="x")}, "not both"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_the_settings_are_made(kind, values, says):

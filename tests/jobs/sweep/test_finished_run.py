@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.cli.sweep_print import print_sweep
 from lmi_bench.core.scenario import parse_scenario
-from lmi_bench.jobs.sweep.resume import finished_run
+from lmi_bench.jobs.sweep.result import finished_run
 from lmi_bench.jobs.sweep.run import sweep_scenario
 from tests.jobs.hearing import Hearing
 from tests.loadgen.ask.test_discover import good_completions, playing, says
@@ -47,7 +47,7 @@ def test_a_finished_run_is_printed_again_although_its_server_is_gone(tmp_path, c
     again = sweep_scenario(scenario_of(url), listener=heard, out=folder, resume=True)
     print_sweep(again)
     assert not again.failed
-    assert heard.notes == [f"{folder} is finished, 2 level(s): nothing is left to be sent"]
+    assert heard.notes == [f"{folder} is finished, 2 level(s): nothing is left to send"]
     assert "Serving Benchmark Result" in printed
     assert capsys.readouterr().out == printed
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -131,4 +131,4 @@ def test_a_refusal_leaves_the_levels_without_it():
     line = level_of(requests=3, **times)
     heard = Hearing()
     assert read_cloudwatch(SimpleNamespace(cloudwatch=refused), [line], heard) == []
-    assert heard.notes == ["CloudWatch: AccessDenied: no; the levels are without it"]
+    assert heard.notes == ["CloudWatch: AccessDenied: no; the levels have no CloudWatch figures"]

@@ -1,0 +1,160 @@
+"""The commands that plan: recommend, predict, calibrate, validate, verify, plan-day ..."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lmi_bench.cli.command import JsonFile, spread_options
+from lmi_bench.cli.console import heard, say, terminal, write_json
+from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
+from lmi_bench.core.option import Option
+from lmi_bench.jobs.settings.plan import (
+    AcceleratorSettings,
+    CalibrateSettings,
+    DaySettings,
+    PredictSettings,
+    ValidateSettings,
+    VerifySettings,
+)
+from lmi_bench.jobs.settings.planning import check_at_least_one
+from lmi_bench.jobs.settings.recommend import RecommendSettings
+
+
+@spread_options
+def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
+    """Rank instances, TP degrees and replicas by cost, latency or throughput under SLOs.
+
+    Without a load: one machine, loaded up to the limits. With a run, its levels calibrate the
+    step-time model first. Engine settings may be several values between commas: the best
+    combination wins.
+    """
+    from lmi_bench.cli.recommend_print import print_advice, print_portfolio
+    from lmi_bench.jobs.recommend import plan_portfolio
+    from lmi_bench.jobs.recommend import recommend as run
+
+    if settings.portfolio is not None:
+        portfolio = heard(plan_portfolio, settings)
+        print_portfolio(portfolio)
+        write_json(json_file, portfolio.to_json(), "portfolio")
+        return
+    advice = heard(run, settings)
+    print_advice(advice)
+    write_json(json_file, advice.to_json(), "recommendation")
+    if advice.answer.exit_code:
+        raise typer.Exit(advice.answer.exit_code)
+
+
+@spread_options
+def predict(settings: PredictSettings, json_file: JsonFile = None) -> None:
+    """Predict throughput and latency with 80 % intervals, and what limits them.
+
+    Beyond 80 % of the predicted capacity, an open loop gets its capacity but no latency.
+    Unequal requests, traces and routers are simulated with the engine's own scheduler.
+    """
+    from lmi_bench.cli.plan_print import print_prediction
+    from lmi_bench.jobs.predict import predict as run
+
+    prediction = heard(run, settings)
+    print_prediction(prediction)
+    write_json(json_file, prediction.to_json(), "predictions", indent=1)
+
+
+@spread_options
+def calibrate(settings: CalibrateSettings) -> None:
+    """Fit a profile to measured levels: parameters with their uncertainty, and largest errors."""
+    from lmi_bench.analysis.model.profiles import profile_to_json
+    from lmi_bench.cli.plan_print import print_calibration
+    from lmi_bench.core.durable import write_text
+    from lmi_bench.jobs.calibrate import calibrate as run
+
+    calibration = run(settings)
+    print_calibration(calibration)
+    if settings.out is not None:
+        write_text(settings.out, profile_to_json(calibration.profile))
+        say(f"profile: {settings.out}")
+
+
+@spread_options
+def validate(settings: ValidateSettings, json_file: JsonFile = None) -> None:
+    """Predict measured levels and print errors, interval coverage and half-width by slice.
+
+    Without calibration or profile: by the shipped profile of the table's engine. Without a table:
+    the errors of the shipped profiles themselves.
+    """
+    from lmi_bench.cli.plan_print import print_shipped, print_validation
+    from lmi_bench.jobs.calibrate import validate as run
+    from lmi_bench.jobs.calibrate import validate_shipped
+
+    if settings.sources:
+        validation = heard(run, settings)
+        print_validation(validation)
+        write_json(json_file, validation.to_json(), "predictions", indent=1)
+    else:
+        with terminal() as listener:
+            shipped = validate_shipped(listener)
+        print_shipped(shipped)
+        write_json(json_file, shipped.to_json(), "errors", indent=1)
+
+
+@spread_options
+def verify(settings: VerifySettings, json_file: JsonFile = None) -> None:
+    """Replay a recommendation's load and check which figures lie inside their intervals.
+
+    Exit 99 if a measured SLO is missed.
+    """
+    from lmi_bench.cli.plan_print import print_learned, print_verification
+    from lmi_bench.cli.sweep_print import print_sweep
+    from lmi_bench.jobs.verify import verify as run
+
+    found = heard(run, settings)
+    print_sweep(found.sweep)
+    if found.sweep.interrupted or found.sweep.failed:
+        raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)
+    print_verification(found)
+    write_json(json_file, found.to_json(), "verification")
+    if found.learned is not None:
+        print_learned(found.learned)
+    elif found.outside:
+        say(
+            "the profile does not describe this target: sweep it at several loads and plan "
+            "again from that run (lmi-bench recommend RUN_DIR), or add --update-profile P.json"
+        )
+    if found.slo_missed:
+        raise typer.Exit(EXIT_SLO_MISSED)
+
+
+@spread_options
+def plan_day(settings: DaySettings, json_file: JsonFile = None) -> None:
+    """Simulate 24 hours of load: autoscaling with its start-up time against a flat fleet.
+
+    A machine costs from its launch and serves only after its start-up. If scaling cannot keep
+    the SLOs during the ramps, the flat fleet wins.
+    """
+    from lmi_bench.cli.plan_print import print_day
+    from lmi_bench.jobs.fleet import plan_day as run
+
+    day = run(settings)
+    print_day(day, settings.commit_discount)
+    write_json(json_file, day.to_json(), "day")
+
+
+@spread_options
+def compare_accelerators(
+    settings: AcceleratorSettings,
+    top: Annotated[int, Option("Rows of each table.")] = 12,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare accelerators: B*, KV at B*, devices needed, price per GB/s; then predicted latency,
+    throughput and cost.
+
+    The engine profile makes the predictions until you measure: `sweep`, then `recommend RUN_DIR`.
+    """
+    from lmi_bench.cli.plan_print import print_accelerators
+    from lmi_bench.jobs.fleet import compare_accelerators as run
+
+    check_at_least_one(top=top)
+    comparison = heard(run, settings)
+    print_accelerators(comparison, top)
+    write_json(json_file, comparison.to_json(), "comparison")

@@ -1,0 +1,412 @@
+"""What the planning commands print: predictions, calibrations, errors, verifications, days."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lmi_bench.analysis.fit.discrepancy import observations_of
+from lmi_bench.analysis.fit.forecast import CAUSES, Forecast, SimulatedForecast
+from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
+from lmi_bench.analysis.fit.validation import Accuracy, Judged, accuracies, rates_under
+from lmi_bench.analysis.fleet.accelerator_comparison import (
+    FourSteps,
+    MachineFigures,
+    best_by_machine,
+    sharding,
+)
+from lmi_bench.analysis.fleet.day import DayResult
+from lmi_bench.analysis.fleet.verification import Verified
+from lmi_bench.analysis.level.cells import MeasuredLevel
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
+from lmi_bench.cli.console import note, print_table, say, warn
+from lmi_bench.core.units import HOURS_PER_MONTH, format_figure, format_interval, plural
+from lmi_bench.jobs.calibrate import TABLES_VARIABLE, Calibration, ShippedErrors, Validation
+from lmi_bench.jobs.fleet import AcceleratorComparison, PlannedDay
+from lmi_bench.jobs.predict import Prediction
+from lmi_bench.jobs.verify import Learned, Verification
+
+_SHOWN_LEVELS = 12
+_SHOWN_WARNINGS = 5
+_HOURS_A_DAY = 24
+_TABLES = (
+    ("latency", "Lowest latency: one request, predicted"),
+    ("throughput", "Highest throughput of one machine, predicted"),
+    ("cost", "Lowest cost of 1M output tokens at saturation, predicted"),
+)
+
+
+def print_prediction(prediction: Prediction) -> None:
+    """The set-up, a row for each load, and what limits it."""
+    settings, speculation = prediction.settings, prediction.setup.speculation
+    copies = "" if settings.replicas == 1 else f", {settings.replicas} copies"
+    cache = "" if settings.kv_dtype is None else f", {settings.kv_dtype} cache"
+    title = f"{settings.input_tokens} in / {settings.output_tokens} out"
+    if settings.is_simulated:
+        title = "simulated with the engine's scheduler"
+    say(
+        f"{prediction.setup.shape.name}, {prediction.setup.dtype}{cache}, on "
+        f"{prediction.setup.instance.instance_type}, TP {settings.tensor_parallel}{copies}, {title}"
+    )
+    if speculation is not None:
+        say(
+            f"speculation: {speculation.draft_tokens} tokens drafted a step, each accepted with "
+            f"probability {speculation.acceptance:.2f}: {speculation.tokens_per_step:.2f} tokens "
+            "a step"
+        )
+    say(prediction.profile.provenance)
+    rows = [_forecast_row(each) for each in prediction.forecasts]
+    rows += [_simulated_row(each) for each in prediction.simulated]
+    print_table("Predictions with 80 % intervals", rows, left=("binds",))
+    for text in dict.fromkeys(_explanations(prediction)):
+        say(text)
+    for text in prediction.warnings:
+        warn(text)
+
+
+def _explanations(prediction: Prediction) -> Iterator[str]:
+    for each in prediction.forecasts:
+        yield f"{each.regime}: {CAUSES[each.regime]}"
+    for one in prediction.simulated:
+        if one.errors:
+            yield f"{one.errors} of {one.requests} requests at load {one.load} do not fit"
+    reasons = [each.withheld for each in prediction.forecasts]
+    for reason in (*reasons, *(each.withheld for each in prediction.simulated)):
+        if reason:
+            yield f"no latency where {reason}"
+
+
+def _forecast_row(each: Forecast) -> dict[str, Any]:
+    return {
+        "load": _load(each.cell),
+        "tok/s": _interval(each.figures["throughput_tokens_per_s"]),
+        "ms/token": _interval(each.figures["latency_ms_per_token"]),
+        "TPOT ms": _interval(each.figures["tpot_ms"]),
+        "TTFT ms": _interval(each.figures["ttft_ms"]),
+        "capacity tok/s": _interval(each.capacity_tokens_per_s),
+        "binds": each.regime,
+    }
+
+
+def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
+    figures = each.figures
+    return {
+        "load": each.load,
+        "tok/s": _interval(figures["throughput_tokens_per_s"]),
+        "ms/token": _interval(figures["latency_ms_per_token"]),
+        "TPOT ms": _interval(figures["tpot_ms"]),
+        "TTFT ms": _interval(figures["ttft_ms"]),
+        "TTFT p90 ms": _interval(
+            figures["ttft_p90_ms"], absent="withheld" if each.withheld else "too few requests"
+        ),
+        "capacity tok/s": _interval(each.capacity_tokens_per_s),
+    }
+
+
+def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:
+    return absent if figure is None else format_interval(figure.value, figure.low, figure.high)
+
+
+def _load(cell: MeasuredLevel, users: str = "", rate: str = "/s") -> str:
+    """The load of a level with its units."""
+    if cell.rate_per_s is None:
+        return f"{cell.concurrency}{users}"
+    return f"{cell.rate_per_s:g}{rate}"
+
+
+def print_calibration(calibration: Calibration) -> None:
+    """The fitted parameters, the largest errors, and the levels to measure next."""
+    say(calibration.profile.provenance)
+    if calibration.is_fitted:
+        _print_fit(calibration)
+    rows = [
+        {"level": _level(each.level), "expected tok/s": _interval(each.expected)}
+        for each in calibration.next_levels
+    ]
+    print_table("Measure next, the most informative first", rows, left=("level",))
+
+
+def _print_fit(calibration: Calibration) -> None:
+    fit, profile = calibration.fit, calibration.profile
+    print_table(
+        "Parameters",
+        [
+            {
+                "parameter": name,
+                "value": f"{getattr(profile.parameters, name):.4g}",
+                "80 % factor": f"{1 + Z80 * profile.log_sd[name]:.2f}",
+            }
+            for name in PARAMETER_NAMES
+            if name in profile.log_sd
+        ],
+        left=("parameter",),
+    )
+    pairs = zip(observations_of(fit.cells), fit.residuals, strict=True)
+    worst = sorted(pairs, key=lambda pair: abs(pair[1]), reverse=True)
+    print_table(
+        "Largest errors of the fit",
+        [
+            {
+                "level": _level(item.cell),
+                "figure": item.metric,
+                "measured / predicted": f"{math.expm1(float(residual)):+.1%}",
+            }
+            for item, residual in worst[:_SHOWN_LEVELS]
+        ],
+        left=("level", "figure"),
+    )
+    for text in profile.notes:
+        warn(text)
+
+
+def _level(cell: MeasuredLevel) -> str:
+    setup = cell.setup
+    return (
+        f"{setup.shape.name} on {setup.instance.instance_type}, TP {setup.tensor_parallel}, "
+        f"{cell.input_tokens} in / {cell.output_tokens} out, {_load(cell, ' users', ' req/s')}"
+    )
+
+
+def print_validation(validation: Validation) -> None:
+    """The lines that were calibrated on, the errors on the others, and rates under limits."""
+    judged, warnings = validation.judged, validation.warnings
+    chosen = [row for row in judged if row.calibrated]
+    print_table(
+        f"Calibrated on {plural(len(chosen), 'line')}",
+        [_calibrated_row(row) for row in chosen],
+        left=("engine", "model", "machine"),
+    )
+    found = accuracies(judged)
+    if not found:
+        note("no measured line is left to judge: each was calibrated on or cannot be used")
+    print_table(
+        "Errors on lines that were not calibrated on, and 80 % intervals",
+        [{"slice": entry.slice_name, **_error_row(entry)} for entry in found],
+        left=("slice", "figure"),
+    )
+    for figure, limit_ms in validation.limits:
+        print_table(
+            "Highest rate of the table under a limit, req/s",
+            [
+                {
+                    "engine": entry.engine,
+                    "model": entry.model,
+                    "TP": entry.tensor_parallel,
+                    "limit": entry.limit,
+                    "measured": _rate(entry.measured_per_s),
+                    "predicted": _rate(entry.predicted_per_s),
+                }
+                for entry in rates_under(judged, figure, limit_ms)
+            ],
+            left=("engine", "model", "limit"),
+        )
+    for text in warnings[:_SHOWN_WARNINGS]:
+        warn(text)
+    if len(warnings) > _SHOWN_WARNINGS:
+        warn(f"and {len(warnings) - _SHOWN_WARNINGS} more such warnings")
+
+
+def print_shipped(shipped: ShippedErrors) -> None:
+    """The errors of the shipped profiles on their published tables."""
+    rows = [
+        {
+            "profile": table.profile,
+            "table": table.file,
+            "lines of": entry.slice_name,
+            **_error_row(entry),
+        }
+        for table, entry in shipped.errors
+    ]
+    print_table(
+        "Errors of the shipped profiles, and 80 % intervals",
+        rows,
+        left=("profile", "table", "lines of", "figure"),
+    )
+    say(
+        "fitted models: the profile was fitted to lines of these models, so the errors show how "
+        "well it describes known data; other models: predicted without such data"
+    )
+    for table in shipped.absent:
+        note(
+            f"{table.profile}: {table.file} does not ship; to judge it, set {TABLES_VARIABLE} to "
+            "its folder"
+        )
+
+
+def _error_row(entry: Accuracy) -> dict[str, Any]:
+    return {
+        "figure": entry.figure,
+        "lines": entry.rows,
+        "silent": entry.silent or None,
+        "median": f"{entry.median:.1%}",
+        "p90": f"{entry.p90:.1%}",
+        "covered": f"{entry.coverage:.0%}",
+        "half-width": f"{entry.half_width:.1%}",
+    }
+
+
+def _rate(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
+
+
+def _calibrated_row(row: Judged) -> dict[str, Any]:
+    cell = row.row.cell
+    assert cell is not None
+    return {
+        "line": row.row.number + 2,
+        "engine": row.row.engine,
+        "model": cell.setup.shape.name,
+        "machine": cell.setup.instance.instance_type,
+        "TP": cell.setup.tensor_parallel,
+        "in / out": f"{cell.input_tokens} / {cell.output_tokens}",
+        "load": _load(cell),
+    }
+
+
+def print_verification(found: Verification) -> None:
+    """Each figure and SLO, predicted against measured."""
+    rows = [_verified_row(each) for each in found.figures]
+    print_table("Predicted against measured", rows, left=("figure",))
+    known = [each for each in found.figures if each.verdict != "unknown"]
+    inside = len(known) - len(found.outside)
+    say(f"{inside} of {len(known)} figures inside their intervals")
+    for slo in found.slos:
+        why = slo["reason"] or f"measured {slo['measured_ms']:,.1f} ms"
+        say(f"SLO {slo['slo']}: {slo['verdict']}, {why}")
+
+
+def _verified_row(each: Verified) -> dict[str, str]:
+    def shown(value: float | None) -> str:
+        return "" if value is None else format_figure(value)
+
+    return {
+        "figure": each.name,
+        "predicted": shown(each.predicted),
+        "interval": "" if each.low is None else f"{shown(each.low)} to {shown(each.high)}",
+        "measured": shown(each.measured),
+        "verdict": each.verdict,
+    }
+
+
+def print_learned(learned: Learned) -> None:
+    """What the measurement changed in the profile."""
+    if learned.doubted:
+        say(
+            "figures lie outside their intervals: the profile now counts as uncertain as that of "
+            "an engine not yet measured"
+        )
+    for each in learned.changes:
+        say(
+            f"  {each.name}: predicted {each.before:+.1%} of measured before, {each.after:+.1%} "
+            "after"
+        )
+    if learned.refused is not None:
+        warn(f"the profile is unchanged: {learned.refused}")
+    else:
+        say(f"profile: {learned.path} (lmi-bench recommend --profile {learned.path})")
+
+
+def print_day(day: PlannedDay, discount: float | None) -> None:
+    """Scaling against a flat fleet, and what to commit to."""
+    plan = day.plan
+    say(
+        f"load {min(day.load.rates_per_s):.4g} to {day.load.peak_per_s:.4g} req/s, {day.machine} "
+        f"carries {day.capacity_per_s:.4g} req/s and serves {day.start_up.total_s:,.0f} s after "
+        "it is needed"
+    )
+    rows = [
+        _day_row(f"scaled at {plan.scaling.target_per_s:.3g} req/s a machine", plan.scaled, day),
+        _day_row(f"flat, {plural(plan.flat_machines, 'machine')}", plan.flat, day),
+    ]
+    print_table("A day", rows, left=("fleet",))
+    say(f"chosen: {'scaling' if plan.scales else 'the flat fleet'}: {plan.why}")
+    committed = day.commitment
+    if committed is not None:
+        say(
+            f"commit to {plural(committed.machines, 'machine')} at {discount:.0%} off: USD "
+            f"{committed.usd_per_day:,.2f} a day, {committed.unused_usd:,.2f} of it unused"
+        )
+
+
+def _day_row(fleet: str, result: DayResult, day: PlannedDay) -> dict[str, Any]:
+    cost = result.cost_usd(day.price)
+    return {
+        "fleet": fleet,
+        "SLO kept": f"{result.slo_share:.2%}",
+        "most machines": result.peak_machines,
+        "launches": result.launches,
+        "machine hours": f"{result.machine_hours:,.1f}",
+        "longest wait s": f"{result.worst_wait_s:,.0f}",
+        "USD a day": "" if cost is None else f"{cost:,.2f}",
+        "USD a month": "" if cost is None else f"{cost * HOURS_PER_MONTH / _HOURS_A_DAY:,.0f}",
+    }
+
+
+def print_accelerators(comparison: AcceleratorComparison, top: int) -> None:
+    """The four steps, the best machines by latency, throughput and cost, and sharding."""
+    workload, figures = comparison.workload, comparison.figures
+    say(
+        f"{workload.shape.name}, {workload.dtype}, {workload.input_tokens} in / "
+        f"{workload.output_tokens} out"
+    )
+    print_table(
+        "Accelerators in four steps, the cheapest bandwidth first",
+        [_step_row(row) for row in comparison.steps],
+        left=("accelerator", "price of"),
+    )
+    for by, title in _TABLES:
+        rows = [_machine_row(each) for each in best_by_machine(figures, by=by)[:top]]
+        print_table(title, rows, left=("instance",))
+    print_table(
+        "Several copies against one copy over all devices, predicted",
+        [_sharding_row(best, whole) for best, whole in sharding(figures)[:top]],
+        left=("instance", "best layout"),
+    )
+    if not figures and comparison.rejected:
+        warn(f"the model runs on none of these machines: {comparison.rejected[0].reason}")
+    say(
+        f"predictions: {comparison.profile.provenance}; they are estimates until calibrated on a "
+        "sweep"
+    )
+
+
+def _step_row(row: FourSteps) -> dict[str, Any]:
+    machine, price = row.machine, row.usd_per_hour_device
+    bandwidth_price = None if row.usd_per_hour_gb_s is None else 1e3 * row.usd_per_hour_gb_s
+    source = f"{machine.instance_type}, {machine.price_region}, {machine.price_date}"
+    return {
+        "accelerator": row.accelerator,
+        "1: B*": format_figure(row.critical_batch),
+        "2: KV at B* GiB": format_figure(row.kv_gib),
+        "3: devices": row.devices,
+        "4: USD/h per TB/s": format_figure(bandwidth_price),
+        "USD/h a device": format_figure(price),
+        "price of": "" if price is None else source,
+    }
+
+
+def _machine_row(each: MachineFigures) -> dict[str, Any]:
+    layout = each.layout
+    return {
+        "instance": layout.instance.instance_type,
+        "TP": layout.tensor_parallel,
+        "copies": layout.copies,
+        "ms/token alone": format_figure(each.latency_ms_per_token),
+        "tok/s full": f"{each.throughput_tokens_per_s:,.0f}",
+        "USD/1M out": format_figure(each.usd_per_1m_output),
+        "USD/h": format_figure(layout.instance.price_usd_per_hour),
+    }
+
+
+def _sharding_row(best: MachineFigures, whole: MachineFigures) -> dict[str, Any]:
+    layout = best.layout
+    return {
+        "instance": layout.instance.instance_type,
+        "best layout": f"TP {layout.tensor_parallel} x {layout.copies}",
+        "tok/s": f"{best.throughput_tokens_per_s:,.0f}",
+        "tok/s of one copy": f"{whole.throughput_tokens_per_s:,.0f}",
+        "gain": f"{best.throughput_tokens_per_s / whole.throughput_tokens_per_s:.2f}",
+        "ms/token alone": format_figure(best.latency_ms_per_token),
+        "of one copy": format_figure(whole.latency_ms_per_token),
+    }

@@ -1,0 +1,117 @@
+"""The commands on results: report, compare, gate, export, import and workload from."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from lmi_bench.cli.command import JsonFile, spread_options
+from lmi_bench.cli.console import print_table, say, terminal, write_json
+from lmi_bench.core.errors import EXIT_SLO_MISSED
+from lmi_bench.jobs.settings.results import (
+    CompareSettings,
+    ExportSettings,
+    GateSettings,
+    ImportSettings,
+    ReportSettings,
+    WorkloadFromSettings,
+)
+
+workload = typer.Typer(
+    name="workload", help="Workloads from recorded production traffic.", no_args_is_help=True
+)
+
+
+@spread_options
+def report(settings: ReportSettings) -> None:
+    """Write one HTML page with curves, knees, levels and recommendations; it needs no network."""
+    from lmi_bench.jobs.results import report as write
+
+    written = write(settings)
+    say(
+        f"report: {written.html} ({len(settings.runs)} sweep(s), "
+        f"{len(settings.recommendation)} recommendation(s))"
+    )
+    if written.markdown is not None:
+        say(f"markdown: {written.markdown}")
+    for path in written.figures:
+        say(f"figure: {path}")
+
+
+@spread_options
+def compare(settings: CompareSettings, json_file: JsonFile = None) -> None:
+    """Compare two runs of one workload level by level: faster, slower or no difference.
+
+    Intervals are 95 % by paired bootstrap over requests. Runs of different workloads are refused.
+    """
+    from lmi_bench.cli.sweep_print import print_comparison
+    from lmi_bench.jobs.results import compare as run
+
+    comparison = run(settings)
+    print_comparison(comparison)
+    write_json(json_file, comparison.to_json(), "differences")
+
+
+@spread_options
+def gate(settings: GateSettings) -> None:
+    """Exit 0 if every level meets every SLO and none got slower than the baseline, else 99."""
+    from lmi_bench.jobs.results import gate as run
+    from lmi_bench.report.gate_files import gate_rows
+
+    verdict = run(settings)
+    left = ("", "level", "check", "why")
+    print_table(f"Gate: {settings.run}", gate_rows(verdict.cases), left=left)
+    if verdict.missed:
+        say(f"gate: {verdict.missed} of {len(verdict.cases)} checks missed")
+        raise typer.Exit(EXIT_SLO_MISSED)
+    say("gate: passed")
+
+
+@spread_options
+def export(settings: ExportSettings) -> None:
+    """Write the levels and requests of a run in another format."""
+    from lmi_bench.jobs.results import export as write
+
+    for path in write(settings):
+        say(str(path))
+
+
+@spread_options
+def import_results(settings: ImportSettings) -> None:
+    """Convert other tools' results into a run folder: metrics are matched by formula, not by name.
+
+    A metric that the file does not have by our formula stays empty, with the reason.
+    """
+    from lmi_bench.jobs.results import import_results as run
+
+    with terminal() as listener:
+        made = run(settings, listener, command=["lmi-bench", *sys.argv[1:]])
+    say(
+        f"{made.folder}: {made.levels} level(s) of {made.tool}   "
+        f"next: lmi-bench report {made.folder}"
+    )
+
+
+@workload.callback()
+def _workload() -> None:
+    """Workloads from recorded production traffic."""
+
+
+@workload.command("from")
+@spread_options
+def from_source(settings: WorkloadFromSettings) -> None:
+    """Write joint lengths, peak five-minute rate, burstiness and shared prefix as a scenario.
+
+    If the source has a daily curve, it is written beside it for `plan-day --load`. What the
+    source does not contain is listed.
+    """
+    from lmi_bench.cli.sweep_print import print_workload
+    from lmi_bench.jobs.results import workload_from
+
+    written = workload_from(settings)
+    print_workload(written.summary)
+    say(f"scenario: {written.scenario}")
+    if written.day is not None:
+        say(f"daily curve: {written.day} (lmi-bench plan-day REC.json --load {written.day})")
+    say(f"next: lmi-bench recommend --workload {written.scenario} --model NAME --slo ...")

@@ -1,0 +1,99 @@
+"""Files that a user hands over, read and checked: YAML documents and saved recommendations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.units import plural
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+
+M = TypeVar("M", bound="BaseModel")
+_NEEDED = ("recommended", "model", "input_tokens", "output_tokens")
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file; raises InputError for one that cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+    except yaml.YAMLError as exc:
+        raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+
+
+def checked(kind: type[M], content: object, *, source: str, expected: str) -> M:
+    """The content as this model; raises InputError that lists every mistake.
+
+    expected  what such a file contains
+    """
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate(content)
+    except ValidationError as exc:
+        lines = [
+            f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}"
+            for error in exc.errors()
+        ]
+        listed = "\n  ".join([plural(len(lines), "mistake"), *lines]) if lines[1:] else lines[0]
+        raise InputError(f"{source}: {listed}\nexpected: {expected}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRecommendation:
+    """A file's answer.
+
+    best              the recommended candidate
+    model             as the user named it
+    profile_document  the profile of the plan; None if the file has none
+    """
+
+    answer: Recommendation
+    best: Candidate
+    model: str
+    profile_document: Mapping[str, Any] | None
+
+
+def read_recommendation(path: Path) -> Mapping[str, Any]:
+    """The file's content, even if it recommends nothing; raises InputError for another file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+    except ValueError as exc:
+        raise InputError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(content, Mapping) or any(key not in content for key in _NEEDED):
+        raise InputError(f"{path} is not a recommendation: write one with recommend --json FILE")
+    return content
+
+
+def load_recommendation(path: Path) -> SavedRecommendation:
+    """The file's answer; raises InputError if it recommends no candidate."""
+    from lmi_bench.analysis.fleet.answer import Recommendation  # loads the planner
+
+    content = read_recommendation(path)
+    if content["recommended"] is None:
+        raise InputError(f"{path} recommends nothing: no candidate keeps its limits")
+    try:
+        answer = Recommendation.from_json(content)
+    except InputError as exc:
+        raise InputError(f"{path}: {exc}") from exc
+    assert answer.recommended is not None
+    document = content.get("profile_document")
+    return SavedRecommendation(
+        answer=answer,
+        best=answer.recommended,
+        model=str(content.get("model_as_named") or answer.question.model),
+        profile_document=document if isinstance(document, Mapping) else None,
+    )

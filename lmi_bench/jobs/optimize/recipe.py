@@ -1,0 +1,235 @@
+"""A recipe: techniques in combination, the data to judge them by, and the memory they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from lmi_bench.analysis.model.memory import (
+    BITS_PER_BYTE,
+    embedding_params,
+    kv_bytes_per_token,
+    weight_bytes,
+)
+from lmi_bench.catalog.instances import Instance, all_instances
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import EngineSection, parse_scenario
+from lmi_bench.jobs.files import checked, read_yaml
+from lmi_bench.jobs.settings.bundled import OptimizeSettings
+from lmi_bench.models.folder import is_model_folder, shape_of_folder
+from lmi_bench.models.shape import ModelShape
+
+BASELINE = "baseline"
+
+PositiveUsd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Evaluation(_Section):
+    """The data on which quality and speed are measured.
+
+    text               file for the perplexity (text, or JSON lines with `text` or `prompt`); None:
+                       a part of the sample text that calibration does not use
+    text_tokens        maximum tokens of the text
+    dataset            JSON lines with `prompt` and optionally `output_tokens` for speed and
+                       agreement; None: made-up prompts of `input_tokens`
+    agreement_prompts  requests whose greedy outputs are compared with the baseline's
+    requests_per_user  closed loop: a level sends concurrency times this many
+    usd_per_hour       price of this machine; None: no cost is printed
+    """
+
+    text: str | None = None
+    text_tokens: PositiveInt = 4096
+    dataset: str | None = None
+    input_tokens: PositiveInt = 128
+    output_tokens: PositiveInt = 64
+    concurrency: tuple[PositiveInt, ...] = Field((1, 8), min_length=1)
+    requests_per_user: PositiveInt = 3
+    agreement_prompts: PositiveInt = 8
+    usd_per_hour: PositiveUsd | None = None
+
+
+class Variant(_Section):
+    """A combination of techniques.
+
+    engine  changes to the recipe's engine settings
+    save    keep the quantized weights as a folder that can be served
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+    engine: dict[str, Any]
+    save: bool = False
+
+
+class Recipe(_Section):
+    """A whole job.
+
+    model   a demo model or a Hugging Face folder
+    engine  settings of the baseline, as in a scenario; variants change them
+    """
+
+    model: Annotated[str, Field(min_length=1)] = "demo-15m"
+    engine: EngineSection = EngineSection()
+    evaluate: Evaluation = Evaluation()
+    variants: tuple[Variant, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Recipe:
+        if not self.variants:
+            raise ValueError("variants: name at least one combination to try")
+        names = [BASELINE, *(variant.name for variant in self.variants)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"variants need names of their own, none of them {BASELINE!r}")
+        return self
+
+    def settings(self, variant: Variant | None) -> EngineSection:
+        """The engine's settings of a variant, or of the baseline; InputError for a bad change."""
+        if variant is None:
+            return self.engine
+        stated = {**self.engine.model_dump(exclude_unset=True), **variant.engine}
+        return parse_scenario({"engine": stated}, source=f"variant {variant.name}").engine
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and check a recipe; raises InputError that lists every mistake."""
+    recipe = parse_recipe(read_yaml(path), source=str(path))
+    changes = {
+        name: str(path.parent / given)
+        for name in ("text", "dataset")
+        if (given := getattr(recipe.evaluate, name)) is not None and not Path(given).is_absolute()
+    }
+    return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update=changes)})
+
+
+def parse_recipe(content: object, *, source: str = "recipe") -> Recipe:
+    """A recipe from plain values; raises InputError that lists every mistake."""
+    expected = "`variants`, a list, and optionally `model`, `engine` and `evaluate`"
+    recipe = checked(Recipe, content, source=source, expected=expected)
+    for variant in recipe.variants:
+        recipe.settings(variant)
+    return recipe
+
+
+USABLE_FRAC: Final = 0.9
+"""Usable share of an accelerator's memory; the rest is for the runtime and activations."""
+
+_FLOATS: Final = "bfloat16"
+_FORMATS: Final = {
+    "none": _FLOATS,
+    "int8": "int8",
+    "smoothquant": "int8",
+    "awq": "int4",
+    "awq-int4": "int4",
+    "awq-int3": "int4",  # and a bit less for each weight
+    "fp8": "float8",
+}
+_CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
+
+
+@dataclass(frozen=True, slots=True)
+class JobNeed:
+    """Bytes on all devices together.
+
+    prepare_bytes  while weights are rounded; measure_bytes: while the variant is measured
+    devices        minimum number, for the variant's tensor parallelism
+    """
+
+    name: str
+    prepare_bytes: int
+    measure_bytes: int
+    devices: int = 1
+
+    @property
+    def peak_bytes(self) -> int:
+        """The larger of both."""
+        return max(self.prepare_bytes, self.measure_bytes)
+
+
+def job_need(recipe: Recipe, shape: ModelShape, name: str, settings: EngineSection) -> JobNeed:
+    """The memory that one variant needs.
+
+    prepare = float weights where calibration looks at them, else those of the variant's format
+    measure = weights of the format + draft + largest concurrency * (input + output) * KV bytes
+    """
+    scheme = settings.quantize
+    weights = weight_bytes(shape, _FORMATS[scheme])
+    if scheme == "awq-int3":
+        weights -= (shape.params_total - embedding_params(shape)) // BITS_PER_BYTE
+    evaluate = recipe.evaluate
+    tokens = max(evaluate.concurrency) * (evaluate.input_tokens + evaluate.output_tokens)
+    shapes = [shape]
+    if settings.draft is not None and settings.draft != "ngram":
+        shapes.append(_shape(settings.draft))
+    drafts = sum(weight_bytes(each, _FLOATS) for each in shapes[1:])
+    cache = round(tokens * sum(kv_bytes_per_token(each) for each in shapes))
+    return JobNeed(
+        name,
+        weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
+        weights + drafts + cache,
+        settings.tensor_parallel if isinstance(settings.tensor_parallel, int) else 1,
+    )
+
+
+def cheapest_machine(
+    need_bytes: int, instances: Iterable[Instance], *, devices: int = 1
+) -> Instance | None:
+    """The cheapest machine with at least so many accelerators and so much memory on all of them;
+    None if there is none."""
+    fitting = [
+        instance
+        for instance in instances
+        if instance.price_usd_per_hour is not None
+        and instance.num_accelerators >= devices
+        and instance.neuron_cores is None  # the bundled engine does not run there
+        and instance.num_accelerators * instance.accelerator.memory_bytes * USABLE_FRAC
+        >= need_bytes
+    ]
+    return min(
+        fitting, key=lambda each: (each.price_usd_per_hour, each.instance_type), default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The memory need of each variant; its machine is None if none of the catalog has enough.
+
+    machine  the cheapest one for the whole job
+    """
+
+    model: str
+    needs: tuple[tuple[JobNeed, Instance | None], ...]
+    machine: Instance | None
+
+
+def plan_job(settings: OptimizeSettings) -> JobPlan:
+    """The need of every variant, and the machine for the whole job."""
+    if settings.recipe is None:
+        raise InputError("name a recipe file, or --list for the techniques that it may combine")
+    recipe = load_recipe(settings.recipe)
+    shape = _shape(settings.model or recipe.model)
+    variants = [(BASELINE, recipe.settings(None))]
+    variants += [(variant.name, recipe.settings(variant)) for variant in recipe.variants]
+    needs = [job_need(recipe, shape, each, engine) for each, engine in variants]
+
+    def machine_for(bytes_: int, devices: int) -> Instance | None:
+        return cheapest_machine(bytes_, all_instances(), devices=devices)
+
+    return JobPlan(
+        shape.name,
+        tuple((need, machine_for(need.peak_bytes, need.devices)) for need in needs),
+        machine_for(max(n.peak_bytes for n in needs), max(n.devices for n in needs)),
+    )
+
+
+def _shape(model: str) -> ModelShape:
+    """The shape of a folder or a catalog name; raises InputError for another text."""
+    folder = Path(model)
+    return shape_of_folder(folder) if is_model_folder(folder) else find_model(model)

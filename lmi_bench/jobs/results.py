@@ -1,0 +1,344 @@
+"""Runs, recommendations and traffic as reports, comparisons, verdicts, scenarios and files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmi_bench.analysis.level.layouts import RequestKind
+from lmi_bench.analysis.results.compare import (
+    Difference,
+    ScalingEfficiency,
+    compare_runs,
+    scaling_efficiency,
+)
+from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
+from lmi_bench.analysis.results.repeats import pooled_run
+from lmi_bench.core.durable import write_text
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.load import Load
+from lmi_bench.core.run_store import load_run
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
+from lmi_bench.interchange.imports.read import read_results
+from lmi_bench.interchange.imports.run_folder import write_imported
+from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
+from lmi_bench.interchange.traffic import Traffic, read_traffic
+from lmi_bench.interchange.traffic_statistics import (
+    PEAK_WINDOW_S,
+    Burstiness,
+    burstiness,
+    hourly_rates_per_s,
+    joint_kinds,
+    length_correlation,
+    peak_rate_per_s,
+)
+from lmi_bench.jobs.files import read_recommendation
+from lmi_bench.jobs.settings.results import (
+    CompareSettings,
+    ExportSettings,
+    GateSettings,
+    ImportSettings,
+    ReportSettings,
+    WorkloadFromSettings,
+)
+from lmi_bench.jobs.sweep.limits import read_failures, read_share
+from lmi_bench.report.gate_files import gate_junit, gate_markdown
+from lmi_bench.report.html import render_html
+from lmi_bench.report.text import render_markdown
+from lmi_bench.report.view import build_view
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """The files that were written; markdown and figures if wanted."""
+
+    html: Path
+    markdown: Path | None
+    figures: tuple[Path, ...]
+
+
+def report(settings: ReportSettings) -> WrittenReport:
+    """Write the page; raises InputError for a run or a recommendation that cannot be read."""
+    recommendations = [read_recommendation(path) for path in settings.recommendation]
+    runs = [load_run(path) for path in settings.runs]
+    view = build_view(runs, recommendations, labels=settings.label, title=settings.title)
+    write_text(settings.out, render_html(view))
+    if settings.markdown is not None:
+        write_text(settings.markdown, render_markdown(view))
+    figures: tuple[Path, ...] = ()
+    if settings.figures is not None:
+        from lmi_bench.report.figures import write_figures
+
+        figures = tuple(write_figures(view, settings.figures, file_format=settings.figure_format))
+    return WrittenReport(settings.out, settings.markdown, figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What differs between run `a` and run `b` by more than chance.
+
+    scaling  for runs with different numbers of copies: their joint throughput
+    """
+
+    a: Path
+    b: Path
+    differences: list[Difference]
+    scaling: ScalingEfficiency | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `compare --json` writes it."""
+        return {
+            "a": str(self.a),
+            "b": str(self.b),
+            "confidence": 0.95,
+            "differences": [asdict(each) for each in self.differences],
+            "scaling": None if self.scaling is None else self.scaling.to_json(),
+        }
+
+
+def compare(settings: CompareSettings) -> Comparison:
+    """Compare two runs; raises InputError if their workloads differ."""
+    first, second = load_run(settings.a), load_run(settings.b)
+    return Comparison(
+        settings.a, settings.b, compare_runs(first, second), scaling_efficiency(first, second)
+    )
+
+
+_MAX_REGRESSION = "5%"
+
+
+@dataclass(frozen=True, slots=True)
+class GateVerdict:
+    """Every check of a run."""
+
+    cases: tuple[GateCase, ...]
+
+    @property
+    def missed(self) -> int:
+        """Number of checks that the run missed."""
+        return sum(not case.passed for case in self.cases)
+
+
+def gate(settings: GateSettings) -> GateVerdict:
+    """Check the run and write the files that the settings name."""
+    run = load_run(settings.run)
+    texts = settings.slo or tuple((run.manifest.get("scenario") or {}).get("slo") or ())
+    if not texts and settings.baseline is None:
+        raise InputError(
+            "nothing to check: give --slo ttft_p90<=1s, or --baseline with an earlier run"
+        )
+    if settings.baseline is None and settings.max_regression is not None:
+        raise InputError("--max-regression needs an earlier run: add --baseline RUN")
+    cases: list[GateCase] = []
+    if texts:
+        limits = [parse_slo(text) for text in texts]
+        failures = read_failures(settings.failures)
+        cases += gate_slos(pooled_run(run), limits, loads=settings.at, failures=failures)
+    if settings.baseline is not None:
+        allowed = read_share("--max-regression", settings.max_regression or _MAX_REGRESSION)
+        earlier = load_run(settings.baseline)
+        cases += gate_baseline(run, earlier, max_regression=allowed, loads=settings.at)
+    if settings.junit is not None:
+        write_text(settings.junit, gate_junit(cases))
+    if settings.markdown is not None:
+        title = f"lmi-bench gate {settings.run.name}"
+        write_text(settings.markdown, gate_markdown(cases, title=title))
+    return GateVerdict(tuple(cases))
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """A run folder with the number of its levels and the tool that measured them."""
+
+    folder: Path
+    levels: int
+    tool: str
+
+
+def export(settings: ExportSettings) -> list[Path]:
+    """Write the run and return the files; raises InputError for an unknown format."""
+    wanted, run = settings.export_format, settings.run
+    if wanted not in EXPORT_FORMATS:
+        raise InputError(f"--format {wanted!r} is not known; write {', '.join(EXPORT_FORMATS)}")
+    folder = settings.out or run.with_name(f"{run.resolve().name}-export")
+    return export_run(load_run(run), wanted, folder)
+
+
+def import_results(
+    settings: ImportSettings, listener: Listener = SILENT, *, command: Sequence[str] = ()
+) -> ImportedRun:
+    """Write the run folder; raises InputError for a file that cannot be read.
+
+    command  the command line, for the run's manifest
+    """
+    is_stated = settings.concurrency is not None or settings.rate is not None
+    load = Load(settings.concurrency, settings.rate) if is_stated else None
+    parts = [read_results(path, load) for path in settings.files]
+    for text in sorted({text for part in parts for text in part.notes}):
+        listener.note(text)
+    levels = write_imported(parts, settings.out, command=command)
+    return ImportedRun(settings.out, levels, parts[0].tool)
+
+
+PROMETHEUS = "prometheus:"
+_LEAST_SHARED = 16  # tokens of a cache block; shorter prefixes are chance or a template
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The workload found in a source; None and empty: not known.
+
+    peak_per_s     highest rate over five minutes; mean_per_s: over the whole record
+    hourly_per_s   mean rates of the hours of a day (UTC)
+    shared_tokens  common prefix of at least half of the prompts
+    repeated       share of prompt text that repeats the beginning of another prompt
+    """
+
+    kinds: tuple[RequestKind, ...]
+    peak_per_s: float | None = None
+    mean_per_s: float | None = None
+    bursts: Burstiness | None = None
+    hourly_per_s: tuple[float | None, ...] = ()
+    shared_tokens: int | None = None
+    repeated: float | None = None
+    correlation: float | None = None
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenWorkload:
+    """The summary, the scenario file, and the daily curve if the source has one."""
+
+    summary: Summary
+    scenario: Path
+    day: Path | None
+
+
+def workload_from(settings: WorkloadFromSettings) -> WrittenWorkload:
+    """Read the source and write the scenario; raises InputError for one that cannot be read."""
+    source, out = settings.source, settings.out
+    if source.startswith(PROMETHEUS):
+        found = of_metrics(read_metrics(source.removeprefix(PROMETHEUS), hours=settings.hours))
+    else:
+        found = of_traffic(read_traffic(Path(source)))
+    content = scenario_content(found, name=out.stem, model=settings.model, growth=settings.speed)
+    parse_scenario(content, source=str(out))
+    header = f"# Written by `lmi-bench workload from {source}`.\n"
+    header += "".join(f"# Not known: {text}\n" for text in found.unknown)
+    write_text(out, header + yaml.safe_dump(content, sort_keys=False))
+    curve = day_curve(found)
+    day = out.with_name(f"{out.stem}-day.csv") if curve else None
+    if day is not None:
+        write_text(day, curve)
+    return WrittenWorkload(found, out, day)
+
+
+def of_traffic(traffic: Traffic) -> Summary:
+    """The summary of recorded requests."""
+    requests, prefix = traffic.requests, traffic.prefix
+    summary = Summary(
+        kinds=joint_kinds(requests),
+        shared_tokens=None if prefix is None else prefix.common,
+        repeated=None if prefix is None else prefix.repeated,
+        correlation=length_correlation(requests),
+        unknown=traffic.unknown,
+        notes=traffic.notes,
+    )
+    if not traffic.has_times:
+        return summary
+    times = [each.at_s for each in requests]
+    span_s = times[-1] - times[0]
+    bursts = burstiness(times)
+    unknown = list(summary.unknown)
+    if span_s < PEAK_WINDOW_S:
+        unknown.append(f"the peak of five minutes: the record has {span_s:,.0f} s, its mean rate")
+    if bursts.shape is None:
+        unknown.append(f"burstiness: {bursts.how}; taken as Poisson")
+    hourly: tuple[float | None, ...] = ()
+    if traffic.start_epoch_s is not None:
+        hourly = hourly_rates_per_s(times, traffic.start_epoch_s)
+        missing = sum(rate is None for rate in hourly)
+        if missing:
+            unknown.append(f"the daily curve: {missing} of 24 hours are not in the record")
+    return replace(
+        summary,
+        peak_per_s=peak_rate_per_s(times),
+        mean_per_s=(len(times) - 1) / span_s,
+        bursts=bursts,
+        hourly_per_s=hourly,
+        unknown=tuple(unknown),
+    )
+
+
+def of_metrics(metered: MeteredTraffic) -> Summary:
+    """The summary of an engine's counters."""
+    rates = metered.rates_per_s
+    hourly: tuple[float | None, ...] = ()
+    if rates:
+        by_hour: list[list[float]] = [[] for _ in range(24)]
+        for at, rate in rates:
+            by_hour[int(at // 3600) % 24].append(rate)
+        hourly = tuple(sum(each) / len(each) if each else None for each in by_hour)
+    return Summary(
+        kinds=metered.kinds,
+        peak_per_s=max((rate for _, rate in rates), default=None) or None,
+        mean_per_s=sum(rate for _, rate in rates) / len(rates) if rates else None,
+        hourly_per_s=hourly,
+        unknown=metered.unknown,
+        notes=(f"lengths from the metrics of {metered.engine}",),
+    )
+
+
+def scenario_content(
+    found: Summary, *, name: str, model: str | None, growth: float = 1.0
+) -> dict[str, Any]:
+    """The scenario as YAML holds it.
+
+    growth  the peak rate is multiplied by it
+    """
+    workload: dict[str, Any] = {
+        "mix": [
+            {
+                "input_tokens": kind.input_tokens,
+                "output_tokens": kind.output_tokens,
+                "share": round(kind.share, 6),
+            }
+            for kind in found.kinds
+        ]
+    }
+    if found.shared_tokens is not None and found.shared_tokens >= _LEAST_SHARED:
+        shortest = min(kind.input_tokens for kind in found.kinds)
+        workload["shared_prefix"] = min(found.shared_tokens, shortest - 1)
+    content: dict[str, Any] = {"name": name}
+    if model is not None:
+        content["model"] = model
+    content["workload"] = workload
+    if found.peak_per_s is not None:
+        load: dict[str, Any] = {"rate_per_s": [float(f"{found.peak_per_s * growth:.4g}")]}
+        shape = None if found.bursts is None else found.bursts.shape
+        if shape is not None and shape != 1:
+            load |= {"arrivals": "gamma", "burstiness": float(f"{shape:.3g}")}
+        content["load"] = load
+    return content
+
+
+def day_curve(found: Summary) -> str:
+    """The known hours as a file for `plan-day --load`; empty if there are too few."""
+    known = [(h + 0.5, rate) for h, rate in enumerate(found.hourly_per_s) if rate is not None]
+    if len(known) < 2 or not any(rate for _, rate in known):
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("hour", "rate_per_s"))
+    writer.writerows((hour, f"{rate:.6g}") for hour, rate in known)
+    return text.getvalue()

@@ -1,0 +1,243 @@
+"""Settings of the bundled engine's commands: serve, generate, compile, optimize, profile ..."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import REQUIRED, Option, option
+from lmi_bench.jobs.settings.engine import STEP_TRACE, BatchingOptions, ModelOptions, StepOptions
+from lmi_bench.jobs.settings.planning import check_at_least_one
+
+EXECUTORS: Final = ("torch", "simulated")
+ENDS: Final = ("eos_token", "stop_sequence", "length", "context_full")
+_SAMPLING: Final = "Sampling"
+_MODEL: Final = Option("Demo model or Hugging Face folder.", ("--model", "-m"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """A model, where and how it is served, and the engine behind it."""
+
+    model: str | None = option(
+        _MODEL,
+        help="Demo model or Hugging Face folder; simulated: also a catalog name.",
+        default="that of the serving.properties, or demo-15m",
+    )
+    executor: str = option(
+        "Executor: torch computes; simulated waits for each step's predicted time.", value="torch"
+    )
+    instance: str | None = option("Instance to simulate, such as ml.g5.2xlarge.")
+    host: str = option("Address to listen on.", value="127.0.0.1")
+    port: int = option("Port to listen on; 0: any free port.", value=8080)
+    lmi_replies: str = option(
+        "Replies of djl-serving: rolling (to 0.34) or async (from 0.35).",
+        value="rolling",
+        rare=True,
+    )
+    require_signature: bool = option(
+        "Signature check on SageMaker's paths by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+        value=False,
+    )
+    serving_properties: Path | None = option(
+        "Settings of an LMI container: a serving.properties, its folder, or a model.tar.gz."
+    )
+    djl_version: str = option(
+        "Version of djl-serving for --serving-properties, such as 0.26.0.", value="0.36.0"
+    )
+    model_py: Path | None = option(
+        "Program to run with @input_formatter and @output_formatter of the LMI routes.", rare=True
+    )
+    model_loading_timeout: int | None = option(
+        "Time limit of model loading in seconds.", default="no limit", rare=True
+    )
+    model_options: ModelOptions = field(default_factory=ModelOptions)
+    batching: BatchingOptions = field(default_factory=BatchingOptions)
+    step_trace: Path | None = option(STEP_TRACE, old_names=("--trace",), group="Engine: batching")
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise InputError(f"--executor {self.executor}: use one of {', '.join(EXECUTORS)}")
+        if self.executor == "simulated" and self.instance is None:
+            raise InputError("--executor simulated needs --instance, such as ml.g5.2xlarge")
+        if self.executor == "torch" and self.instance is not None:
+            raise InputError(f"--instance {self.instance} needs --executor simulated")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are drawn, and where the text ends."""
+
+    GROUP: ClassVar = _SAMPLING
+
+    max_new_tokens: int = option("Maximum tokens of one request.", value=256)
+    temperature: float = option("Sampling temperature; 0 takes the likeliest token.", value=0.0)
+    top_k: int = option("Number of likeliest tokens to draw from; 0: all.", value=0)
+    top_p: float = option("Probability mass of the likeliest tokens to draw from.", value=1.0)
+    repetition_penalty: float = option("Repetition penalty; above 1 repeats less.", value=1.0)
+    presence_penalty: float = option(
+        "Penalty, -2 to 2, on the logit of each token that the answer contains.", value=0.0
+    )
+    frequency_penalty: float = option(
+        "Penalty, -2 to 2, on a token's logit for each time it occurs in the answer.", value=0.0
+    )
+    seed: int | None = option("Random seed; the same seed draws the same text.")
+    stop_token_ids: tuple[int, ...] = option(
+        "Token id that ends the text; repeatable.", "--stop-token-id", value=()
+    )
+    min_tokens: int = option("Minimum number of tokens before the text may end.", value=0)
+    ignore_eos: bool = option("Generation beyond the model's end token.", value=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """Answers that are scored instead of generated, and checks of a generated one."""
+
+    GROUP: ClassVar = "Scores and checks"
+
+    confidence: bool = option(
+        "Confidence exp(mean log-probability) of the tokens; models are overconfident.", value=False
+    )
+    logprobs: int | None = option(
+        "Number of likeliest tokens, 0 to 20, to print with each token's log-probability."
+    )
+    choices: tuple[str, ...] = option(
+        "Answer to rank by joint log-probability; nothing is generated; repeatable.", value=()
+    )
+    questions: Path | None = option(
+        "JSON lines with prompt, choices and answer: confidence compared with correctness.",
+        metavar="FILE.jsonl",
+    )
+    expect_end: tuple[str, ...] = option(
+        f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 at another.", value=()
+    )
+
+    def __post_init__(self) -> None:
+        if len(self.choices) == 1:
+            raise InputError(
+                "--choices needs at least two answers to rank: --choices yes --choices no"
+            )
+        for end in self.expect_end:
+            if end not in ENDS:
+                raise InputError(f"--expect-end {end}: use {', '.join(ENDS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSettings:
+    """A prompt for a model, how it is continued, or which answers to score instead."""
+
+    model: str = option(_MODEL, value="demo-15m")
+    prompt: str = option("Text to continue; - reads it from stdin.", "--prompt", "-p", value="-")
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    stop: tuple[str, ...] = option(
+        "Text that ends the answer; repeatable.", value=(), group=_SAMPLING
+    )
+    until_done: bool = option(
+        "Further requests until the text ends or fills the context.", value=False, group=_SAMPLING
+    )
+    scores: ScoreOptions = field(default_factory=ScoreOptions)
+    model_options: ModelOptions = field(default_factory=ModelOptions)
+
+    def __post_init__(self) -> None:
+        if "" in self.stop:
+            raise InputError("--stop '': an empty text would end every answer; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSettings:
+    """The model, the shapes of its decode steps, and the folder for what is compiled."""
+
+    model: str = option("Demo model or Hugging Face folder.", value=REQUIRED, argument=True)
+    out: Path = option(
+        "Folder for the compiled steps; earlier ones stay.", "--out", "-o", value=REQUIRED
+    )
+    shapes: str | None = option(
+        "Shapes of the steps as SEQUENCESxTOKENS of context, such as 1x512,8x512.",
+        old_names=("--compile-shapes",),
+        default="1, 4 and 16 sequences at a quarter and all of the model's positions",
+    )
+    steps: StepOptions = field(default_factory=StepOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertSettings:
+    """A model folder and the folder for its copy."""
+
+    folder: Path = option("Model folder with pytorch_model*.bin.", value=REQUIRED, argument=True)
+    out: Path = option("New folder.", "--out", "-o", value=REQUIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexitySettings:
+    """A model, a text, and the lengths at which the model reads it."""
+
+    model: str = option(_MODEL, value=REQUIRED)
+    lengths: str = option("Window lengths in tokens, such as 128,256,512.", value="128,256,512")
+    rope_scaling: tuple[str, ...] = option(
+        "RoPE scaling to score, too: linear:2, dynamic:4 or yarn:4; repeatable.", value=()
+    )
+    text: Path | None = option(
+        "Text, or JSON lines with `text` or `prompt`.", default="a built-in text"
+    )
+    max_tokens: int = option("Maximum number of tokens to score.", value=8192)
+    dtype: str = option(
+        "Number format of the weights: float32, bfloat16 or float16.", value="float32"
+    )
+    quantize: str = option(
+        "Quantization: none, int8, awq-int4, awq-int3, smoothquant or fp8.", value="none"
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 2:
+            raise InputError(f"--max-tokens {self.max_tokens}: give at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizeSettings:
+    """A recipe of techniques, and what replaces parts of it."""
+
+    recipe: Path | None = option(
+        "Variants to try and data to judge them on.", argument=True, metavar="[RECIPE.yaml]"
+    )
+    model: str | None = option(
+        _MODEL, help="Model: a demo model or a folder.", default="the recipe's"
+    )
+    dataset: Path | None = option("Prompts as JSON lines with `prompt`.", default="the recipe's")
+    text: Path | None = option("Text file for the perplexity.", default="the recipe's")
+    out: Path | None = option("Folder of the job.", "--out", "-o", default="below runs/")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSettings:
+    """How all-reduces are timed."""
+
+    ranks: int = option("Number of processes that add their arrays.", value=2)
+    transport: tuple[str, ...] = option(
+        "Transport: shared-memory, gloo, or nccl between GPUs; repeatable.",
+        value=(),
+        default="shared-memory and gloo",
+    )
+    rounds: int = option("Rounds of each size; the median counts.", value=5)
+    out: Path | None = option("File for times and fit (JSON).", "--out", "-o")
+
+    def __post_init__(self) -> None:
+        if self.ranks < 2:
+            raise InputError(f"--ranks {self.ranks}: an all-reduce needs at least 2")
+        check_at_least_one(rounds=self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """Which attention is timed."""
+
+    tokens: tuple[int, ...] = option(
+        "Prompt length in tokens; repeatable.", value=(), default="256, 1,024 and 4,096"
+    )
+    heads: int = option("Number of query heads.", value=12)
+    head_dim: int = option("Values of a head.", value=64)
+    rounds: int = option("Rounds of each implementation; the median counts.", value=5)
+
+    def __post_init__(self) -> None:
+        check_at_least_one(heads=self.heads, head_dim=self.head_dim, rounds=self.rounds)

@@ -1,0 +1,258 @@
+"""Settings of predict, calibrate, validate, verify, plan-day and compare-accelerators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import REQUIRED, Option, option
+from lmi_bench.jobs.settings import planning
+from lmi_bench.jobs.settings.planning import (
+    LOAD,
+    WORKLOAD,
+    DraftSettings,
+    PriceSettings,
+    check_at_least_one,
+)
+from lmi_bench.jobs.settings.sweep import API_KEY
+
+_MEASURED_ON: Final = Option("Machine of the measured levels.", default="that of the source")
+_MEASURED_DTYPE: Final = replace(planning.DTYPE, default="that of the source", group=None)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictSettings:
+    """A model on a machine, its requests, and the loads to predict for."""
+
+    model: str = option(planning.MODEL, value=REQUIRED)
+    instance: str = option(
+        "Machine such as ml.g5.12xlarge, or local: this machine.", value=REQUIRED
+    )
+    input_tokens: int | None = option(planning.INPUT_TOKENS)
+    output_tokens: int | None = option(planning.OUTPUT_TOKENS)
+    tensor_parallel: int = option(planning.TENSOR_PARALLEL, value=1, group=None)
+    replicas: int = option("Copies of the model that share the load.", value=1)
+    concurrency: str | None = option("Users of a closed loop, such as 1,8,64.", group=LOAD)
+    rate: str | None = option("Load of an open loop in req/s, such as 0.5,2.", group=LOAD)
+    dtype: str | None = option(planning.DTYPE)
+    kv_dtype: str | None = option(planning.KV_DTYPE)
+    profile: str | None = option(planning.PROFILE)
+    prefix_hit: float = option(
+        "Share of each prompt found in the prefix cache, 0 to 1.", value=0.0, group=WORKLOAD
+    )
+    mix: str | None = option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD)
+    input_lengths: str | None = option(
+        "Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD): simulated.",
+        group=WORKLOAD,
+    )
+    output_lengths: str | None = option(
+        "Output lengths; same forms as --input-lengths.", group=WORKLOAD
+    )
+    trace: Path | None = option(
+        "Recorded traffic, Azure's CSV or Mooncake's JSON lines: simulated.", group=WORKLOAD
+    )
+    speed: str | None = option(
+        "Speed of recorded traffic: 1 as recorded, 2 twice as fast.", group=WORKLOAD
+    )
+    shared_prefix: int = option(
+        "Cached prefix of all prompts in tokens: simulated.", value=0, group=WORKLOAD
+    )
+    seed: int = option(planning.SEED, value=0)
+    router: str | None = option(planning.ROUTER)
+    speculation: DraftSettings = field(default_factory=DraftSettings)
+    engine_version: str | None = option(planning.ENGINE_VERSION)
+
+    def __post_init__(self) -> None:
+        check_at_least_one(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            tensor_parallel=self.tensor_parallel,
+            replicas=self.replicas,
+        )
+        if not 0 <= self.prefix_hit <= 1:
+            raise InputError(f"--prefix-hit must be 0 to 1, got {self.prefix_hit:g}")
+        if self.shared_prefix < 0:
+            raise InputError(f"--shared-prefix must be 0 or more, got {self.shared_prefix}")
+        if self.speed is not None and self.trace is None:
+            raise InputError("--speed applies to recorded traffic: add --trace FILE")
+        if self.trace is None and (self.concurrency is None) == (self.rate is None):
+            raise InputError("give either --concurrency or --rate: the load to predict for")
+        if self.is_simulated:
+            self._check_simulated()
+        elif self.input_tokens is None or self.output_tokens is None:
+            raise InputError(
+                "give --input-tokens and --output-tokens, or --mix, --input-lengths or --trace"
+            )
+
+    def _check_simulated(self) -> None:
+        if self.prefix_hit:
+            raise InputError(
+                "--prefix-hit needs requests of equal length; for others use --shared-prefix TOKENS"
+            )
+        if self.input_tokens is not None and self.shared_prefix >= self.input_tokens:
+            raise InputError(
+                f"--shared-prefix {self.shared_prefix} must be shorter than the prompts of "
+                f"{self.input_tokens} tokens: the last token is always computed"
+            )
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the requests differ in ways that closed forms do not cover."""
+        drawn = self.mix or self.input_lengths or self.output_lengths or self.trace
+        return bool(drawn or self.shared_prefix or self.router)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateSettings:
+    """Measured levels to fit a profile to, and what their source does not state."""
+
+    sources: tuple[Path, ...] = option(
+        "Sweeps, tables of levels, results of vllm bench serve or AIPerf; none with --next.",
+        value=(),
+        argument=True,
+        metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
+    )
+    out: Path | None = option("JSON file for the profile.", "--out", "-o")
+    profile: str | None = option(
+        "Prior: a profile file, eager-prior, graph-prior ...", default="by the source"
+    )
+    model: str | None = option(planning.MODEL, default="that of the source")
+    instance: str | None = option(_MEASURED_ON)
+    tensor_parallel: int = option("Tensor-parallel degree of summary files.", "--tp", value=1)
+    dtype: str | None = option(_MEASURED_DTYPE)
+    version: str | None = option("Version of the engine.")
+    next_levels: int = option("Number of levels to propose for measurement.", "--next", value=0)
+
+    def __post_init__(self) -> None:
+        if self.next_levels < 0:
+            raise InputError(f"--next must be 0 or more, got {self.next_levels}")
+        if self.sources:
+            return
+        if not self.next_levels or self.model is None or self.instance is None:
+            raise InputError(
+                "name sweeps or tables to fit to; or, to learn what to measure first, give --next, "
+                "--model and --instance"
+            )
+        if self.out is not None:
+            raise InputError("--out needs measured levels: nothing was fitted")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateSettings:
+    """Measured levels to predict, and what to predict them with."""
+
+    sources: tuple[Path, ...] = option(
+        "Table of measured levels, one a line, or sweeps (with --profile). Without one, every "
+        "shipped profile is judged on its published tables.",
+        value=(),
+        argument=True,
+        metavar="[TABLE.csv|RUN_DIR...]",
+    )
+    calibrate_cells: int | None = option(
+        "Number of lines to calibrate on, chosen for each engine of the table."
+    )
+    calibrate_on: Path | None = option("Table of levels to calibrate on.", metavar="CELLS.csv")
+    profile: str | None = option("Profile to judge unchanged: a file of `calibrate`, vllm-0.12 ...")
+    instance: str | None = option(_MEASURED_ON)
+    dtype: str | None = option(_MEASURED_DTYPE)
+    slo: tuple[str, ...] = option(
+        "Limit for the rates of open loops, such as ttft_mean<=500ms; repeatable.", value=()
+    )
+    seed: int = option(
+        "Random seed of the calibration split (0: from all lines; other: from 70 %).", value=0
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least_one(calibrate_cells=self.calibrate_cells)
+        ways = (self.calibrate_cells, self.calibrate_on, self.profile)
+        if not self.sources and (any(ways) or self.instance or self.dtype or self.slo or self.seed):
+            raise InputError(
+                "name a table or sweeps to judge; without one, the shipped profiles are judged "
+                "unchanged and only --json applies"
+            )
+        if sum(way is not None for way in ways) > 1:
+            raise InputError("give one of --calibrate-cells, --calibrate-on and --profile")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySettings:
+    """A recommendation, and the target on which its load is replayed."""
+
+    recommendation: Path = option(planning.RECOMMENDATION, value=REQUIRED, metavar="REC.json")
+    target: str = option(
+        "Target to measure: a URL, sagemaker:NAME, engine, or sim:INSTANCE.", value=REQUIRED
+    )
+    share: float | None = option(
+        "Share of the planned load to send, 0 to 1.", default="1; sim: that of one replica"
+    )
+    requests: int | None = option(
+        "Number of requests to send.", default="enough for every SLO's quantile, at least 300"
+    )
+    model: str | None = option(
+        "Model name that the target knows.", "--model", "-m", default="the plan's"
+    )
+    api_key: str | None = option(API_KEY)
+    seed: int = option("Random seed of arrivals and prompts.", value=0)
+    out: Path | None = option("Run folder.", "--out", "-o", default="runs/verify-NAME")
+    update_profile: Path | None = option(
+        "Profile to write or refine: fitted to this measurement, too.", metavar="P.json"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DaySettings:
+    """A day's load, the start-up time of a machine, and what a machine carries and costs."""
+
+    recommendation: Path | None = option(planning.RECOMMENDATION)
+    load: Path | None = option("Load of the day: columns hour, rate_per_s.", metavar="FILE.csv")
+    shape: str | None = option(
+        "Shape of a day without a file: flat, office or sine.", default="office"
+    )
+    peak: float | None = option(
+        "Highest load of the day in req/s.", default="the file's, or REC's rate"
+    )
+    least_share: float = option("Lowest load of a shape as a share of its peak.", value=0.2)
+    start_up: str = option(
+        "Start-up time of a machine in seconds: 460, or detection=60,provisioning=180,"
+        "image=120,weights=60,compile=30,warm_up=10.",
+        value="",
+    )
+    capacity: float | None = option(
+        "Load of one machine within the SLOs in req/s.", default="REC's lower bound"
+    )
+    machine_price: float | None = option(planning.MACHINE_PRICE)
+    commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
+    least_slo_share: float = option(
+        "Share of the day's requests that must meet the SLOs, ramps included.", value=0.99
+    )
+
+    def __post_init__(self) -> None:
+        if self.load is not None and self.shape is not None:
+            raise InputError("give either --load FILE.csv or --shape, not both")
+        if not self.start_up:
+            raise InputError(
+                "--start-up is missing: the seconds from rising load until a new machine serves, "
+                "in total (460) or by part; measure it, it decides whether scaling works"
+            )
+        if self.commit_discount is not None and not 0 <= self.commit_discount < 1:
+            raise InputError("--commit-discount must be at least 0 and below 1")
+        if self.machine_price is not None and self.machine_price < 0:
+            price = f"{self.machine_price:g}"
+            raise InputError(f"--machine-price-per-hour must be 0 USD or more, got {price}")
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorSettings:
+    """A model and the lengths of its requests, for every machine of the catalog."""
+
+    model: str = option(planning.MODEL, value=REQUIRED)
+    input_tokens: int = option(planning.INPUT_TOKENS, value=256)
+    output_tokens: int = option(planning.OUTPUT_TOKENS, value=256)
+    dtype: str | None = option(planning.DTYPE)
+    profile: str | None = option(planning.PROFILE)
+    price_list: PriceSettings = field(default_factory=PriceSettings)
+
+    def __post_init__(self) -> None:
+        check_at_least_one(input_tokens=self.input_tokens, output_tokens=self.output_tokens)

@@ -1,0 +1,116 @@
+"""Settings of the commands on results: report, compare, gate, export, import, workload from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import REQUIRED, Option, option
+
+_RUN: Final = Option("Run folder, written by `sweep` or `import`.", argument=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSettings:
+    """Results, and the files to write about them."""
+
+    runs: tuple[Path, ...] = option(
+        "Run folders, written by `sweep`.", value=(), argument=True, metavar="[RUN_DIR]..."
+    )
+    recommendation: tuple[Path, ...] = option(
+        "File written by `recommend --json`; repeatable.", value=()
+    )
+    label: tuple[str, ...] = option(
+        "Label of a run, in the order of the runs; repeatable.", value=()
+    )
+    title: str = option("Title of the page.", value="")
+    figures: Path | None = option("Folder for the curves as pictures.")
+    figure_format: str = option("Format of the pictures: png, svg or pdf.", value="png")
+    markdown: Path | None = option("File for the tables as Markdown.")
+    out: Path = option("HTML file.", "--out", "-o", value=Path("report.html"))
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings:
+    """Two runs of one workload."""
+
+    a: Path = option("Run folder to compare with.", value=REQUIRED, argument=True, metavar="RUN_A")
+    b: Path = option("Run folder that is judged.", value=REQUIRED, argument=True, metavar="RUN_B")
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """A run, what it must meet, and the files for the verdict."""
+
+    run: Path = option(_RUN, value=REQUIRED)
+    slo: tuple[str, ...] = option(
+        "SLO such as ttft_p90<=1s; repeatable.", value=(), default="those of the run's scenario"
+    )
+    at: tuple[float, ...] = option(
+        "Load to judge, in users or req/s; repeatable.", value=(), default="every level"
+    )
+    failures: str = option(
+        "Failed requests in latencies: exclude, or count as infinite.", value="exclude"
+    )
+    baseline: Path | None = option("Earlier run of the same workload.")
+    max_regression: str | None = option(
+        "Maximum share by which a metric may be worse than the baseline's.", default="5%"
+    )
+    junit: Path | None = option("File for the verdict as JUnit XML.")
+    markdown: Path | None = option("File for the verdict as Markdown.")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """A run and the format to write it in."""
+
+    run: Path = option(_RUN, value=REQUIRED)
+    export_format: str = option(
+        "Format: csv, parquet, json or llm-d (report 0.2).", "--format", "-f", value="csv"
+    )
+    out: Path | None = option("Folder for the files.", "--out", "-o", default="RUN-export")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSettings:
+    """Files of another tool, and what they leave out."""
+
+    files: tuple[Path, ...] = option(
+        "Results of vllm bench serve, SGLang, AIPerf, genai-perf, guidellm, genai-bench, "
+        "llmperf, llmeter, inference-perf, evalscope, InferenceX, awscurl or llm-d; several "
+        "files make several levels.",
+        value=REQUIRED,
+        argument=True,
+    )
+    out: Path = option("New run folder.", "--out", "-o", value=REQUIRED)
+    concurrency: int | None = option("Users of the level, if the file does not state them.")
+    rate: float | None = option("Rate of the level in req/s, if the file does not state it.")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFromSettings:
+    """A source of traffic and the scenario to write."""
+
+    source: str = option(
+        "Log (JSON lines), trace (Azure's CSV, Mooncake's JSON lines), or prometheus:URL of a "
+        "Prometheus server or of an engine's /metrics page.",
+        value=REQUIRED,
+        argument=True,
+        metavar="SOURCE",
+    )
+    out: Path = option("Scenario file to write (YAML).", "--out", "-o", value=REQUIRED)
+    model: str | None = option("Model for the scenario.", "--model", "-m")
+    hours: float = option(
+        "Period in hours, up to now, to read from a Prometheus server.", value=24.0
+    )
+    speed: float = option(
+        "Growth factor: the scenario's rate is the peak rate times it.", value=1.0
+    )
+
+    def __post_init__(self) -> None:
+        if self.hours < 0.1:
+            raise InputError(f"--hours {self.hours:g}: give at least 0.1")
+        if self.speed < 1e-6:
+            raise InputError(f"--speed {self.speed:g}: give a number above 0")

@@ -1,0 +1,88 @@
+"""Settings classes as the options of a command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lmi_bench.cli.command import Command, spread_options
+from lmi_bench.core.option import Option
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    users: Annotated[int, Option("Users at once.", old_names=("--copies",))] = 3
+    words: Annotated[tuple[str, ...], Option("Words.", ("--word",))] = ()
+    hosts: Annotated[tuple[str, ...] | None, Option("Hosts.", ("--host",), default="one")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    run: Annotated[Path, Option("Run folder.", argument=True)]
+    load: Load
+    is_fast: Annotated[bool | None, Option("Speed.", ("--fast/--slow",), rare=True)] = None
+    not_an_option: int = 4
+
+
+@pytest.fixture
+def call():
+    """Calls a command with these settings; returns them and what was printed."""
+    seen = []
+    app = typer.Typer()
+
+    @spread_options
+    def command(settings: Settings, json_file: Annotated[Path | None, Option("File.")] = None):
+        seen.append((settings, json_file))
+
+    app.command(cls=Command)(command)
+
+    def call(*args):
+        seen.clear()
+        result = CliRunner().invoke(app, list(args))
+        return (seen[0] if seen else None), result
+
+    return call
+
+
+def test_fields_of_nested_settings_are_options_of_the_command(call):
+    (settings, json_file), _ = call(
+        "run", "--users", "5", "--word", "a", "--word", "b", "--slow", "--json-file", "x"
+    )
+    expected = Settings(Path("run"), Load(5, ("a", "b"), None), is_fast=False)
+    assert (settings, json_file) == (expected, Path("x"))
+
+
+def test_what_is_not_stated_keeps_the_default_of_its_field(call):
+    (settings, _), _ = call("run")
+    assert settings == Settings(Path("run"), Load())
+
+
+@pytest.mark.parametrize("stated", [["--copies", "7"], ["--copies=7"]])
+def test_an_old_name_counts_as_the_new_one_with_a_note(call, stated):
+    (settings, _), result = call("run", *stated)
+    assert settings.load.users == 7
+    assert "--copies is now --users" in result.stderr
+
+
+def test_help_shows_neither_rare_options_nor_old_names(call):
+    _, result = call("--help")
+    assert "--users" in result.stdout
+    assert "--fast" not in result.stdout
+    assert "--copies" not in result.stdout
+    assert "--help-all" in result.stdout
+
+
+def test_help_all_shows_every_option(call):
+    _, result = call("--help-all")
+    assert result.exit_code == 0
+    assert "--fast" in result.stdout
+
+
+def test_a_rare_option_works_without_being_shown(call):
+    (settings, _), _ = call("run", "--fast")
+    assert settings.is_fast is True
