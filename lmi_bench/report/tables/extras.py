@@ -71,9 +71,7 @@ def search_table(axis: str, lines: Lines) -> Table | None:
         field("Nearest to its limit", of(lambda found: found.binding or MISSING), numeric=False),
         field(
             "SLOs",
-            of(
-                lambda found: Cell("met", "", "good") if found.passed else Cell("missed", "", "bad")
-            ),
+            of(_search_verdict),
             numeric=False,
         ),
     ]
@@ -291,9 +289,7 @@ def server_table(axis: str, lines: Lines) -> Table | None:
     ]
     if not fields:
         return None
-    sources = next(
-        (line.server.sources for line in lines if line.server and line.server.sources), ()
-    )
+    sources = next((found for line in lines if (found := _at(line, "server.sources"))), ())
     note = f"Read from {', '.join(sources)}." if sources else ""
     return per_level("The server's own view", axis, lines, fields, note)
 

@@ -76,7 +76,7 @@ def level_state(line: Level) -> Cell:
 
 
 def _statistic_field(
-    title: str, group: str, metric: Metric, name: str, console: str
+    title: str, group: str, metric: Metric, name: str, console: str = ""
 ) -> Field[Level]:
     return field(title, lambda line: statistic_cell(line.of(metric), name), group, console=console)
 
