@@ -9,7 +9,7 @@ from typing import Any
 
 from lmi_bench.core import load
 from lmi_bench.core.level import Statistics
-from lmi_bench.report.tables.table import Cell
+from lmi_bench.report.table import Cell
 
 MISSING = "–"
 NOT_SUPPORTED = "n/a"

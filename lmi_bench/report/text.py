@@ -7,8 +7,8 @@ from typing import Literal
 
 from lmi_bench.core.level import Level, ServerMetrics
 from lmi_bench.report.formats import MISSING, count, number, share, statistic_cell
+from lmi_bench.report.table import Table
 from lmi_bench.report.tables.levels import level_state, load_item
-from lmi_bench.report.tables.table import Table
 from lmi_bench.report.values import ReportView, RunView
 
 _WIDTH = 62

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi_bench.analysis.results.definitions import Definition
-from lmi_bench.report.tables.table import Table
+from lmi_bench.report.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Judgement, Level, Sessions
 from lmi_bench.report.formats import MISSING, count, load_name, number, share, statistic_cell
+from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.tables.levels import Lines, load_field, per_level
-from lmi_bench.report.tables.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.values import Headline
 
 _SHAPES = {

@@ -22,7 +22,7 @@ from lmi_bench.report.formats import (
     share,
     statistic_cell,
 )
-from lmi_bench.report.tables.table import Cell, Field, Table, console_rows, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 
 RULE_TITLES: Mapping[str, str] = {
     "latency_limit": "Latency limit",
