@@ -41,6 +41,8 @@ class Accelerator:
     bandwidth_bytes_per_s    bandwidth of the device memory
     *_flop_per_s             dense peak of the matrix units in that type (INT8: operations)
     device_link, pcie_link   between devices of a machine: NVLink or NeuronLink, and PCIe
+    compute_capability       CUDA's, such as 8.6
+    host                     architecture of the machine's processor
     """
 
     name: str
@@ -57,6 +59,8 @@ class Accelerator:
     aliases: tuple[str, ...] = ()
     notes: str = ""
     fp32_flop_per_s: float | None = None
+    compute_capability: float | None = None
+    host: str = "x86_64"
 
     def __post_init__(self) -> None:
         if self.memory_bytes < 1:
@@ -105,6 +109,8 @@ def _from_row(row: Row) -> Accelerator:
         source=row["source"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         notes=row["notes"],
+        compute_capability=number_or_none(row["compute_capability"]),
+        host=row["host"],
     )
 
 

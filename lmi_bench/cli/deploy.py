@@ -24,7 +24,7 @@ _Model = Annotated[str, planning.MODEL]
 _Instance = Annotated[str, replace(INSTANCE, group=None)]
 _Region = Annotated[str, replace(REGION, group=None)]
 _Account = Annotated[str | None, replace(ACCOUNT, group=None, rare=False)]
-_Version = Annotated[str, Option("Version of djl-serving, such as 0.26.0.")]
+_Version = Annotated[str, Option("Version of djl-serving or LMI, such as 0.26.0 or lmi28.")]
 
 
 @deploy.command()
@@ -59,7 +59,7 @@ def check(
             "serving.properties, its folder, or a model.tar.gz.", argument=True, metavar="[PATH]"
         ),
     ] = None,
-    djl_version: _Version = "0.36.0",
+    djl_version: _Version = "0.38.0",
     allow: Annotated[
         list[str] | None, Option("Name that may pass unknown, such as a new argument; repeatable.")
     ] = None,
@@ -91,7 +91,7 @@ def options(
 
 @deploy.command()
 @spread_options
-def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.36.0") -> None:
+def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0") -> None:
     """Choose a backend for a model on a machine, with the reason for each."""
     from lmi_bench.cli.deploy_tables import print_backends
 
@@ -175,11 +175,17 @@ def defaults(
 
 @deploy.command()
 @spread_options
-def images(region: _Region = "us-east-1", account: _Account = None) -> None:
-    """List the container images that can be pinned."""
+def images(
+    family: Annotated[
+        str | None, Option("Family of images, such as lmi or vllm.", argument=True, default="all")
+    ] = None,
+    region: _Region = "us-east-1",
+    account: _Account = None,
+) -> None:
+    """List the published container images, and what they need."""
     from lmi_bench.cli.deploy_tables import print_images
 
-    print_images(region, account)
+    print_images(family, region, account)
 
 
 @deploy.command()

@@ -17,8 +17,8 @@ from lmi_bench.deploy.backend_choice import (
     choose_backend,
     degree_note,
 )
-from lmi_bench.deploy.checks import era_of
-from lmi_bench.deploy.images import ACCOUNT, all_images
+from lmi_bench.deploy.checks import container_of
+from lmi_bench.deploy.images import Image, all_images
 from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 from lmi_bench.deploy.option_table import ERAS, all_options, find_option
@@ -64,7 +64,8 @@ def print_options(name: str | None, backend: str | None) -> None:
 
 def print_backends(model: str, instance_name: str, djl_version: str) -> None:
     """The decision table for a model on a machine."""
-    shape, instance, era = find_model(model), find_instance(instance_name), era_of(djl_version)
+    shape, instance = find_model(model), find_instance(instance_name)
+    era, _ = container_of(djl_version)
     verdicts = choose_backend(shape, instance, era)
     print_table(
         f"{shape.name} on {instance.instance_type} ({instance.num_accelerators} x "
@@ -130,7 +131,7 @@ def print_check(checked: CheckedFile, djl_version: str) -> None:
                 "key": name,
                 "value": setting.value,
                 "from": setting.origin,
-                "meaning": options[name].meaning if name in options else "passed on to the engine",
+                "meaning": options[name].meaning if name in options else "not an option of LMI",
             }
             for name, setting in checked.settings.items()
         ],
@@ -186,22 +187,31 @@ def print_defaults(model: str, instance_name: str) -> None:
     say(provenance(shape))
 
 
-def print_images(region: str, account: str | None) -> None:
-    """The table of images."""
+def print_images(family: str | None, region: str, account: str | None) -> None:
+    """The table of images that SageMaker can run."""
+    families = sorted({image.family for image in all_images()})
+    if family is not None and family not in families:
+        raise InputError(f"no images of {family!r} are known; known: {', '.join(families)}")
     print_table(
-        "Images; pin the tag, several share one djl-serving version",
+        "Images; pin the tag, several share one version",
         [
             {
                 "family": image.family,
-                "vLLM": image.vllm,
-                "address": image.uri(region, account or ACCOUNT),
+                "engine": f"{image.engine} {image.engine_version}".rstrip(),
+                "needs": _needs(image),
+                "address": image.uri(region, account),
             }
             for image in all_images()
+            if family in (None, image.family) and (account or image.is_in(region))
         ],
-        left=("family", "vLLM", "address"),
+        left=("family", "engine", "needs", "address"),
     )
-    if account is None:
-        say(f"account {ACCOUNT} serves most regions; some have another one: --account")
+
+
+def _needs(image: Image) -> str:
+    if image.accelerator == "neuron":
+        return "Neuron devices"
+    return f"{image.cuda}, compute capability {image.compute_capability}, {image.arch}"
 
 
 def print_presets(found: Sequence[Preset]) -> None:

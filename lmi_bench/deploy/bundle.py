@@ -14,7 +14,7 @@ from typing import Final
 
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import check_settings, era_of
-from lmi_bench.deploy.images import ACCOUNT, find_image
+from lmi_bench.deploy.images import Image, all_images, check_machine, find_image
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
@@ -36,8 +36,8 @@ class Server:
     """The server that will run a bundle, and where.
 
     name     lmi, tgi or vllm
-    image    LMI: image version (0.36.0, lmi28, a tag); TGI: image address
-    account  account of the image registry; None: that of most regions
+    image    version (0.33.0, lmi28, 3.3.6), tag or address; None: the newest for the machine
+    account  account of the image registry; None: the region's
     """
 
     name: str
@@ -66,16 +66,13 @@ def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSetting
     if server.name == "vllm":
         return _vllm_bundle(plan, server)
     files: dict[str, str] = {}
+    address, image = _image(plan, server)
     if server.name == "tgi":
         environment = tgi_environment(plan, trust_remote_code=server.trust_remote_code)
-        image, traps = server.image, _unsupported(plan, server.name)
-        if image is None:
-            files["tgi.env"] = _env_file(plan, environment)
-            unnamed = "no image was named (--image ADDRESS): no SageMaker requests are written"
-            return Bundle(files, None, (unnamed, *traps))
+        traps = _unsupported(plan, server.name)
     else:
-        pinned = find_image("lmi" if server.image is None else _family(server.image), server.image)
-        image, era = pinned.uri(server.region, server.account or ACCOUNT), era_of(pinned.djl)
+        era = era_of(image.djl) if image else "C"
+        vllm = image.engine_version if image and image.engine == "vllm" else ""
         settings = lmi_settings(
             plan,
             era=era,
@@ -84,22 +81,23 @@ def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSetting
         )
         if server.model_data_uri is not None:
             settings["option.model_id"] = _MOUNTED
-        verdict = check_settings(settings, era=era)
+        verdict = check_settings(settings, era=era, vllm=vllm)
         verdict.raise_mistakes("the generated serving.properties")
         traps = verdict.traps + _unsupported(plan, server.name, era)
-        comments = (plan.describe(), plan.basis, f"image {image}")
+        comments = (plan.describe(), plan.basis, f"image {address}")
         in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
         files[PROPERTIES] = render_properties(in_archive, comments=comments)
         environment = environment_of(settings)
     files[f"{server.name}.env"] = _env_file(plan, environment)
-    container = Container(image, environment, server.model_data_uri)
+    ami = image.ami if image else ""
+    container = Container(address, environment, server.model_data_uri, ami)
     one_copy = server.name == "tgi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
     content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
     files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
     files["cloudformation.yaml"] = template(requests, description=plan.describe())
     files["deploy_boto3.py"] = _boto3_script(plan, server.region)
-    return Bundle(files, image, traps, "create_inference_component" in dict(requests))
+    return Bundle(files, address, traps, "create_inference_component" in dict(requests))
 
 
 def _vllm_bundle(plan: DeploymentPlan, server: Server) -> Bundle:
@@ -166,6 +164,20 @@ def unpack_properties(archive: Path) -> str:
     deeper = [name for name in names if name.endswith("/" + PROPERTIES)]
     where = f"; {deeper[0]} is in a folder, where no container looks" if deeper else ""
     raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")
+
+
+def _image(plan: DeploymentPlan, server: Server) -> tuple[str, Image | None]:
+    """The image's address; and the image, if it is known."""
+    instance, named = plan.setup.instance, server.image
+    if named is None or "/" not in named:
+        family = "tgi" if server.name == "tgi" else _family(named or "")
+        image = find_image(family, named, instance)
+        return image.uri(server.region, server.account), image
+    for image in all_images():
+        if named.endswith(f"/{image.repository}:{image.tag}"):
+            check_machine(image, instance)
+            return named, image
+    return named, None
 
 
 def _family(version: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.option_table import Setting, all_options
+from lmi_bench.deploy.option_table import Option, Setting, all_options
 
 _QUANTIZE: Final = {"awq": "awq-int4", "smoothquant": "smoothquant", "fp8": "fp8"}
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -56,7 +56,7 @@ def bundled_settings(
     options = all_options()
     for name, option in options.items():
         if name in values and option.engine_setting.strip("*"):
-            engine[option.engine_setting] = _converted(option.kind, values[name])
+            engine[option.engine_setting] = _converted(option, values[name])
     batching, policy = _batching(values)
     engine |= policy
     stated = values.get("option.dtype", "auto").lower()
@@ -127,13 +127,15 @@ def _speculation(text: str) -> dict[str, Any]:
     return found
 
 
-def _converted(kind: str, value: str) -> Any:
-    match kind:
+def _converted(option: Option, value: str) -> Any:
+    match option.kind:
         case "bool":
             return value.lower() == "true"
         case "float":
             return float(value)
-        case "int":
+        case "int" | "count":
+            if not value.removeprefix("-").isdecimal():
+                raise InputError(f"{option.name}={value}: write it as digits for this engine")
             return int(value)
         case "int_or_max":
             return value if value == "max" else int(value)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.deploy.engine_arguments import Argument, argument_history, engine_arguments
+from lmi_bench.deploy.images import all_images
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
 _SAGEMAKER_LONGEST_S: Final = 3600
@@ -22,6 +24,13 @@ _RENAMED: Final = {
     "option.job_queue_size": "job_queue_size",
     "option.engine": "engine",
 }
+_ARGUMENT_OF: Final = {
+    "option.cpu_offload_gb_per_gpu": "option.cpu_offload_gb",
+    "option.max_rolling_batch_prefill_tokens": "option.max_num_batched_tokens",
+}
+"""LMI's own names of vLLM's arguments."""
+_NEAR_MISS: Final = 0.85
+_WITHOUT_VLLM: Final = ("trtllm", "deepspeed", "tnx", "scheduler")
 _ROLLING_UNDER_MPI: Final = ("lmi-dist", "trtllm", "deepspeed")
 _ROLLING_OF_ERA: Final = {
     "A": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "disable"),
@@ -55,33 +64,81 @@ def era_of(djl_version: str) -> str:
     return "A" if minor <= 26 else "B" if minor <= 34 else "C"
 
 
+def container_of(version: str) -> tuple[str, str]:
+    """The era and the vLLM version of an LMI container; no version where it is not known.
+
+    version  lmi28, a tag, or a version of djl-serving, which stands for its newest image
+    """
+    images = [one for one in all_images() if one.family == "lmi" and one.is_named(version)]
+    if not images:
+        return era_of(version), ""
+    return era_of(images[-1].djl), images[-1].engine_version
+
+
 def check_settings(
-    settings: Mapping[str, str], *, era: str = "C", allowed: Collection[str] = ()
+    settings: Mapping[str, str],
+    *,
+    era: str = "C",
+    vllm: str = "",
+    allowed: Collection[str] = (),
 ) -> Verdict:
     """Mistakes and traps of a configuration in one era of djl-serving.
 
-    allowed  names to accept although the table lacks them, such as a new vLLM argument
+    vllm     version inside the container; empty: its arguments are not checked
+    allowed  names to accept although the tables lack them
     """
     mistakes: list[str] = []
     traps: list[str] = []
-    options = all_options()
+    rolling = settings.get("option.rolling_batch", "auto").lower()
+    in_vllm = {} if rolling in _WITHOUT_VLLM else _passed_on(vllm)
     for name, value in settings.items():
-        option = options.get(name)
+        option, bare = all_options().get(name), name.removeprefix(PREFIX)
+        argument = in_vllm.get(_ARGUMENT_OF.get(name, name))
         if name in _RENAMED:
             mistakes.append(f"{name} is not read; the key is {_RENAMED[name]}")
-        elif option is None and name not in allowed and name.removeprefix(PREFIX) not in allowed:
-            advice = nearest(name) or f"; if the engine knows it, --allow {name}"
-            mistakes.append(f"unknown key {name}{advice}")
-        elif option is not None:
-            problem = option.problem(value)
-            if problem is not None:
+        elif option or argument:
+            # LMI translates the values of its own options, and passes vLLM's on
+            is_own = option is not None and (argument is None or "vllm" not in option.backends)
+            known = option if is_own else argument
+            problem = known and known.problem(value)
+            if problem:
                 mistakes.append(f"{name}={value}: {problem}")
-            elif era not in option.eras:
+            elif option and era not in option.eras:
                 when = " and ".join(ERAS[letter] for letter in option.eras)
                 traps.append(f"{name} is read only {when}; here it has no effect")
+        elif not {name, bare} & {*allowed}:
+            is_trap, line = _unknown(name, in_vllm, vllm)
+            (traps if is_trap else mistakes).append(line)
+    if in_vllm and settings.get("option.pipeline_parallel_degree", "1") != "1":
+        mistakes.append("option.pipeline_parallel_degree: LMI accepts only 1 with vLLM")
     mistakes += _conflicts(settings, era)
     traps += _traps(settings, era)
     return Verdict(tuple(mistakes), tuple(traps))
+
+
+def _passed_on(vllm: str) -> Mapping[str, Argument]:
+    """The arguments that LMI passes to a version of vLLM, by the name of their option."""
+    found = engine_arguments("vllm", vllm).values()
+    return {PREFIX + each.name: each for each in found if each.part == "engine"}
+
+
+def _unknown(name: str, in_vllm: Mapping[str, Argument], vllm: str) -> tuple[bool, str]:
+    """Whether an unknown key is a trap instead of a mistake, and its line.
+
+    A container drops an option that neither LMI nor its vLLM knows, without a word.
+    """
+    if not in_vllm or not name.startswith(PREFIX):
+        advice = nearest(name) or f"; if the engine knows it, --allow {name}"
+        return False, f"unknown key {name}{advice}"
+    elsewhere = [row for row in argument_history("vllm") if PREFIX + row.name == name]
+    if elsewhere:
+        until = elsewhere[-1].until
+        when = f"since {elsewhere[0].since}" + (f", before {until}" if until else "")
+        return True, f"{name} has no effect: vLLM {vllm} lacks it (it is an argument {when})"
+    near = nearest(name, (*all_options(), *in_vllm), _NEAR_MISS)
+    if near:
+        return False, f"unknown key {name}{near}"
+    return True, f"{name} has no effect: neither LMI nor vLLM {vllm} knows it"
 
 
 def _conflicts(settings: Mapping[str, str], era: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
-"""Pinned container images by framework and version.
+"""Published container images, the machines that they run on, and the registries of each region.
 
-Source: aws/deep-learning-containers; each row of data/images.csv names its own.
+Source: aws/deep-learning-containers and the SageMaker SDK; each row of data/images.csv and
+data/regions.csv names its own.
 """
 
 from __future__ import annotations
@@ -10,55 +11,129 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.option_table import data_file
+from lmi_bench.deploy.option_table import data_file, nearest
 
-ACCOUNT: Final = "763104351884"
-"""Registry account of most regions; the user states the account of others."""
+_FIRST_CUDA: Final = ((10.3, "cu129"), (10.0, "cu128"), (8.9, "cu118"))
+"""Compute capabilities, and the first version of CUDA that compiles for them and those below."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One published image. family: lmi, trtllm, deepspeed or neuronx; vllm: the version inside."""
+    """One published image.
+
+    family              lmi, trtllm, vllm, sglang, tgi, ...: images with one way to configure them
+    engine_version      of the engine inside; empty where no source states it
+    djl                 version of djl-serving; empty outside LMI
+    compute_capability  the lowest that its kernels are compiled for, such as 7.5
+    ami                 InferenceAmiVersion whose driver fits its CUDA; empty: the default
+    """
 
     family: str
-    djl: str
+    repository: str
     tag: str
-    vllm: str
+    platform: str
+    engine: str
+    engine_version: str
+    djl: str
+    cuda: str
+    python: str
+    arch: str
+    accelerator: str
+    compute_capability: str
+    ami: str
     source: str
+    date: str
 
-    def uri(self, region: str, account: str = ACCOUNT) -> str:
-        """Its address in a region's registry."""
-        suffix = ".com.cn" if region.startswith("cn-") else ".com"
-        return f"{account}.dkr.ecr.{region}.amazonaws{suffix}/djl-inference:{self.tag}"
+    def uri(self, region: str, account: str | None = None) -> str:
+        """Its address in a region's registry; raises InputError for an unknown region."""
+        if account is None and not self.is_in(region):
+            raise InputError(
+                f"{region} has no {self.repository} images; --account names a registry"
+            )
+        row = _regions().get(region, {"domain": "amazonaws.com"})
+        registry = account or row["account"]
+        return f"{registry}.dkr.ecr.{region}.{row['domain']}/{self.repository}:{self.tag}"
+
+    def is_in(self, region: str) -> bool:
+        """Whether AWS publishes it in a region; raises InputError for an unknown region."""
+        row = _regions().get(region)
+        if row is None:
+            raise InputError(
+                f"no image registry is known for region {region!r}{nearest(region, _regions())}; "
+                "--account names one"
+            )
+        return self.repository not in row["without"].split()
+
+    def is_named(self, version: str) -> bool:
+        """True for its djl-serving or engine version, its tag, or an LMI version such as lmi28."""
+        named = (self.djl, self.tag, self.engine_version if self.family != "lmi" else "")
+        return version in named or f"-{version}." in self.tag
+
+    def problem(self, instance: Instance) -> str | None:
+        """Why it does not run on a machine, or None."""
+        device = instance.accelerator
+        vendor = "aws" if self.accelerator == "neuron" else "nvidia"
+        if device.vendor != vendor:
+            return f"it is for {'Neuron devices' if vendor == 'aws' else 'NVIDIA GPUs'}"
+        if device.host != self.arch:
+            return f"it is for {self.arch} hosts, not {device.host}"
+        has = device.compute_capability
+        if has is None or not self.cuda:
+            return None
+        if has < float(self.compute_capability):
+            return f"it needs compute capability {self.compute_capability}, {device.name} has {has}"
+        first = next((cuda for known, cuda in _FIRST_CUDA if has >= known), "")
+        return f"{device.name} needs {first}, it has {self.cuda}" if self.cuda < first else None
 
 
 @cache
 def all_images() -> tuple[Image, ...]:
-    """All known images, oldest first."""
+    """All known images, oldest first in each family."""
     return tuple(Image(**row) for row in csv.DictReader(data_file("images.csv").splitlines()))
 
 
-def find_image(family: str, version: str | None = None) -> Image:
-    """The newest image of a family, or that of a version: 0.36.0, lmi28, or a whole tag.
+@cache
+def _regions() -> dict[str, dict[str, str]]:
+    rows = csv.DictReader(data_file("regions.csv").splitlines())
+    return {row["region"]: row for row in rows}
 
-    Raises InputError if no image or several images match.
+
+def find_image(family: str, version: str | None = None, instance: Instance | None = None) -> Image:
+    """The image of a version: 0.36.0, lmi28, or a whole tag; without one the newest that runs.
+
+    Raises InputError if no image or several match, or if it does not run on the machine.
     """
     images = [image for image in all_images() if image.family == family]
     if not images:
         families = sorted({image.family for image in all_images()})
         raise InputError(f"no images of {family!r} are known; known: {', '.join(families)}")
-    if version is None:
-        return images[-1]
-    found = [
-        image
-        for image in images
-        if version in (image.djl, image.tag) or f"-{version}." in image.tag
-    ]
+    found = [image for image in images if version is not None and image.is_named(version)]
     if len(found) > 1:
         tags = ", ".join(image.tag for image in found)
         raise InputError(f"{len(found)} images have djl-serving {version}: pin one of {tags}")
-    if not found:
+    if version is not None and not found:
         tags = ", ".join(image.tag for image in images)
         raise InputError(f"no {family} image {version!r}; known: {tags}")
-    return found[0]
+    image = (found or images)[-1]
+    if version is None and instance is not None:
+        image = next((each for each in reversed(images) if each.problem(instance) is None), image)
+    if instance is not None:
+        check_machine(image, instance)
+    return image
+
+
+def check_machine(image: Image, instance: Instance) -> None:
+    """Raise InputError if an image does not run on a machine, with one that does."""
+    problem = image.problem(instance)
+    if problem is None:
+        return
+    others = [other for other in all_images() if other.problem(instance) is None]
+    same = [other for other in others if other.family == image.family]
+    advice = "no known image does"
+    for other in (same or others)[-1:]:
+        advice = f"{other.repository}:{other.tag} does"
+        if not same:
+            advice += f" (family {other.family}, for {other.platform}, not written by this command)"
+    raise InputError(f"{image.tag} does not run on {instance.instance_type}: {problem}; {advice}")

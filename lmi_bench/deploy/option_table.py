@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import csv
 import difflib
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -33,6 +34,8 @@ ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}
 
 _FORMS: Final = {
     "int": (r"-?\d+", "a whole number"),
+    "count": (r"0*[1-9]\d*", "a whole number of at least 1"),
+    "size": (r"(?i:-?\d+|\d+(\.\d+)?[kmgt]i?|auto)", "a whole number, or one such as 32k"),
     "int_or_max": (r"max|0*[1-9]\d*", "a whole number of at least 1, or max"),
     "float": (r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", "a number"),
     "bool": (r"(?i:true|false)", "true or false"),
@@ -46,7 +49,7 @@ class Option:
     """One key of serving.properties.
 
     name         with its prefix: `option.` if the model handler reads it
-    kind         int, float, bool, str, enum, json, or int_or_max
+    kind         int, count (from 1), float, bool, str, enum, json, or int_or_max
     choices      values of an enum
     backends     backends that read it; ("all",) for every one
     eras         letters of `ERAS` in which it has an effect
@@ -72,11 +75,23 @@ class Option:
 
     def problem(self, value: str) -> str | None:
         """Why a value is invalid for this option, or None."""
-        if self.kind == "enum":
-            good = value.lower() in (choice.lower() for choice in self.choices)
-            return None if good else f"expected one of {', '.join(self.choices)}"
-        pattern, expected = _FORMS.get(self.kind, (r".*", "text"))
-        return None if re.fullmatch(pattern, value, re.DOTALL) else f"expected {expected}"
+        return value_problem(self.kind, self.choices, value)
+
+
+def value_problem(kind: str, choices: Sequence[str], value: str) -> str | None:
+    """Why a value is invalid for a kind and its choices, or None."""
+    if kind == "enum":
+        good = value.lower() in (choice.lower() for choice in choices)
+        return None if good else f"expected one of {', '.join(choices)}"
+    pattern, expected = _FORMS.get(kind, (r".*", "text"))
+    if not re.fullmatch(pattern, value, re.DOTALL):
+        return f"expected {expected}"
+    if kind == "json":
+        try:
+            json.loads(value)
+        except ValueError as exc:
+            return f"expected {expected} ({exc})"
+    return None
 
 
 @cache
@@ -110,10 +125,10 @@ def find_option(name: str) -> Option:
     return found
 
 
-def nearest(name: str, known: Iterable[str] | None = None) -> str:
+def nearest(name: str, known: Iterable[str] | None = None, cutoff: float = 0.6) -> str:
     """A suggestion for an unknown name, to append to a sentence; empty if nothing is near."""
     names = {n.removeprefix(PREFIX): n for n in (all_options() if known is None else known)}
-    close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1, cutoff=cutoff)
     return f"; did you mean {names[close[0]]}?" if close else ""
 
 

@@ -38,11 +38,15 @@ _CONCURRENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Image, environment and location of the weights (None: the container fetches them)."""
+    """Image, environment and location of the weights (None: the container fetches them).
+
+    ami  the hosts' InferenceAmiVersion; empty: SageMaker's default
+    """
 
     image: str
     environment: Mapping[str, str]
     model_data_uri: str | None = None
+    ami: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def endpoint_requests(
     components = endpoint.components or not fits_one
     requests = [
         ("create_model", _model(container, endpoint)),
-        ("create_endpoint_config", _config(plan, endpoint, components)),
+        ("create_endpoint_config", _config(plan, container.ami, endpoint, components)),
         (
             "create_endpoint",
             {"EndpointName": endpoint.name, "EndpointConfigName": f"{endpoint.name}-config"},
@@ -137,7 +141,9 @@ def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
     }
 
 
-def _config(plan: DeploymentPlan, endpoint: EndpointSettings, components: bool) -> dict[str, Any]:
+def _config(
+    plan: DeploymentPlan, ami: str, endpoint: EndpointSettings, components: bool
+) -> dict[str, Any]:
     variant: dict[str, Any] = {
         "VariantName": VARIANT,
         "InstanceType": plan.setup.instance.instance_type,
@@ -146,6 +152,8 @@ def _config(plan: DeploymentPlan, endpoint: EndpointSettings, components: bool) 
         "ContainerStartupHealthCheckTimeoutInSeconds": endpoint.startup_s,
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
+    if ami:
+        variant["InferenceAmiVersion"] = ami
     config: dict[str, Any] = {"EndpointConfigName": f"{endpoint.name}-config"}
     if components:
         config["ExecutionRoleArn"] = endpoint.role_arn

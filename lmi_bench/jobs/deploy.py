@@ -19,7 +19,7 @@ from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.deploy.bundle import Bundle, Server, build_bundle, write_bundle
-from lmi_bench.deploy.checks import check_settings, era_of
+from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.option_table import Setting, effective_settings, untranslated_variables
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.sagemaker import EndpointSettings
@@ -127,9 +127,11 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
     settings = effective_settings(properties, environ, source=source)
     if not settings:
         raise InputError("nothing to check: give a serving.properties, or set OPTION_ variables")
+    era, vllm = container_of(djl_version)
     verdict = check_settings(
         {name: setting.value for name, setting in settings.items()},
-        era=era_of(djl_version),
+        era=era,
+        vllm=vllm,
         allowed=allowed,
     )
     verdict.raise_mistakes(source)

@@ -9,7 +9,7 @@ from pathlib import Path
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
 from lmi_bench.deploy.bundled_engine import BundledSettings, bundled_settings
-from lmi_bench.deploy.checks import check_settings, era_of
+from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.option_table import effective_settings, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.models.folder import is_model_folder
@@ -55,8 +55,9 @@ def read_serving_file(
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
     settings = effective_settings(properties, environ, source=source)
+    era, vllm = container_of(djl_version)
     verdict = check_settings(
-        {name: setting.value for name, setting in settings.items()}, era=era_of(djl_version)
+        {name: setting.value for name, setting in settings.items()}, era=era, vllm=vllm
     )
     verdict.raise_mistakes(source)
     found = bundled_settings(settings, simulated=simulated)

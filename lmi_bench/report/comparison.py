@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.report.table import Cell, Column, Row, Table
-from lmi_bench.report.values import Curve
+from lmi_bench.report.values import Cell, Column, Curve, Row, Table
 
 
 def comparison_table(curves: Sequence[Curve]) -> Table | None:

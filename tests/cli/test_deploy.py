@@ -49,7 +49,7 @@ def test_what_recommend_says_is_written_checked_and_packed(lmi_bench, tmp_path):
     assert "has a licence of its own: read it, then add --accept-eula" in refused.stderr
     assert not out.exists()
     done = lmi_bench("deploy", "write", rec, "--out", out, "--accept-eula")
-    assert "image 763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi28" in (
+    assert "image 763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29" in (
         done.stdout
     )
     best = json.loads(rec.read_text())["recommended"]

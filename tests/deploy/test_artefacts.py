@@ -21,7 +21,6 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.bundle import Server, build_bundle, pack_model, unpack_properties
-from lmi_bench.deploy.images import all_images, find_image
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.sagemaker import Container, EndpointSettings, check_request, endpoint_requests
@@ -233,7 +232,6 @@ def test_each_server_gets_the_limits_in_its_own_words():
         "MAX_BATCH_PREFILL_TOKENS": "4096",
         "MAX_CONCURRENT_REQUESTS": "80",
     }
-    assert "no image was named" in tgi.traps[0]
     script = build_bundle(made, Server("vllm"), ENDPOINT).files["vllm-serve.sh"]
     for words in ("--tensor-parallel-size", "--max-num-seqs", "--max-model-len", "--dtype"):
         assert words in script
@@ -257,26 +255,6 @@ def test_number_formats_without_a_setting_are_refused():
     assert lmi_dtype("int4") == (None, None)
     with pytest.raises(InputError, match="no LMI setting is known for int8 weights"):
         lmi_dtype("int8")
-
-
-class TestImages:
-    def test_a_version_that_several_images_share_has_to_be_pinned(self):
-        assert find_image("lmi", "lmi28").vllm == "0.26.0"
-        assert find_image("lmi", "0.33.0").tag == "0.33.0-lmi15.0.0-cu128"
-        with pytest.raises(InputError, match=r"images have djl-serving 0.36.0: pin one of"):
-            find_image("lmi", "0.36.0")
-        with pytest.raises(InputError, match=r"no lmi image '0.99.0'"):
-            find_image("lmi", "0.99.0")
-
-    def test_addresses_are_those_of_the_region(self):
-        image = find_image("lmi", "lmi28")
-        assert image.uri("eu-west-1") == (
-            "763104351884.dkr.ecr.eu-west-1.amazonaws.com/djl-inference:0.36.0-lmi28.0.0-cu130"
-        )
-        assert ".amazonaws.com.cn/" in image.uri("cn-north-1", "1")
-
-    def test_every_row_has_its_source(self):
-        assert all(image.source for image in all_images())
 
 
 class TestArchive:

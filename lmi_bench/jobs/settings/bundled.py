@@ -45,7 +45,8 @@ class ServeSettings:
         "Settings of an LMI container: a serving.properties, its folder, or a model.tar.gz."
     )
     djl_version: str = option(
-        "Version of djl-serving for --serving-properties, such as 0.26.0.", value="0.36.0"
+        "Version of djl-serving or LMI for --serving-properties, such as 0.26.0 or lmi28.",
+        value="0.38.0",
     )
     model_py: Path | None = option(
         "Program to run with @input_formatter and @output_formatter of the LMI routes.", rare=True

@@ -12,7 +12,7 @@ from lmi_bench.jobs.settings import planning
 
 INSTANCE = Option("Machine such as ml.g5.12xlarge.")
 REGION = Option("AWS region.")
-ACCOUNT = Option("Account of the region's image registry.", default="that of most regions")
+ACCOUNT = Option("Account of the region's image registry.", default="AWS's in that region")
 _LAYOUT = "Layout"
 
 
@@ -70,7 +70,10 @@ class ServerSettings:
     model_data: str | None = option(
         "Weights as an s3:// prefix or model.tar.gz that SageMaker mounts at /opt/ml/model."
     )
-    image: str | None = option("Image. LMI: a version (0.36.0, lmi28, a tag). TGI: the address.")
+    image: str | None = option(
+        "Image: a version (0.33.0, lmi28; TGI: 3.3.6), a tag, or an address.",
+        default="the newest that runs on the machine",
+    )
     trust_remote_code: bool = option(
         "Permission for the server to run code that comes with the weights.", value=False, rare=True
     )

@@ -1,0 +1,79 @@
+"""The arguments of vLLM and SGLang, version by version, and whether a value fits one.
+
+benchmarks/engine_arguments.py writes data/engine_arguments from the engines' sources. A row holds
+from the version `since` up to, but not including, `until`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from lmi_bench.deploy.option_table import data_file, value_problem
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of an engine.
+
+    part     engine, or frontend: of the engine's own HTTP server, which LMI does not start
+    kind     int, size (an int, or one such as 32k), float, bool, str, enum, json or list
+    range    of a number, in interval notation; empty: none is stated
+    """
+
+    name: str
+    part: str
+    kind: str
+    choices: str
+    range: str
+    default: str
+    since: str
+    until: str
+
+    def problem(self, value: str) -> str | None:
+        """Why a value is invalid, or None; None in Python's spelling always passes."""
+        if value == "None":
+            return None
+        return value_problem(self.kind, self.choices.split(), value) or self._outside(value)
+
+    def _outside(self, value: str) -> str | None:
+        if not self.range or value_problem("float", (), value) is not None:
+            return None
+        low, high = self.range[1:-1].split(",")
+        number, ends = float(value), []
+        fits = True
+        if low:
+            closed = self.range[0] == "["
+            fits = number >= float(low) if closed else number > float(low)
+            ends.append(f"{'at least' if closed else 'more than'} {low}")
+        if high:
+            closed = self.range[-1] == "]"
+            fits &= number <= float(high) if closed else number < float(high)
+            ends.append(f"{'at most' if closed else 'less than'} {high}")
+        return None if fits else f"expected {' and '.join(ends)}"
+
+
+@cache
+def argument_history(engine: str) -> tuple[Argument, ...]:
+    """Every row of an engine: vllm or sglang."""
+    text = data_file(f"engine_arguments/{engine}.csv")
+    return tuple(Argument(**row) for row in csv.DictReader(text.splitlines()))
+
+
+@cache
+def engine_arguments(engine: str, version: str) -> Mapping[str, Argument]:
+    """The arguments of one version, by name; empty for a version before the first known."""
+    at = _numbers(version)
+    return {
+        row.name: row
+        for row in argument_history(engine)
+        if _numbers(row.since) <= at and (not row.until or at < _numbers(row.until))
+    }
+
+
+@cache
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
