@@ -30,17 +30,9 @@ from lmi_bench.report.slo_text import (
     misses_any,
     spread_rows,
 )
-from lmi_bench.report.text import (
-    LEVEL_GIVE_WAY,
-    engine_rows,
-    generator_line,
-    knee_rows,
-    level_block,
-    level_rows,
-    replica_lines,
-    session_rows,
-    token_counts_line,
-)
+from lmi_bench.report.tables.extras import engine_rows, session_rows
+from lmi_bench.report.tables.levels import LEVEL_GIVE_WAY, knee_rows, level_rows
+from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
 
 
 def print_sweep(result: SweepResult) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.report.values import Cell, Column, Curve, Row, Table
+from lmi_bench.report.table import Cell, Column, Row, Table
+from lmi_bench.report.values import Curve
 
 
 def comparison_table(curves: Sequence[Curve]) -> Table | None:

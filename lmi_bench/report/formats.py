@@ -9,7 +9,7 @@ from typing import Any
 
 from lmi_bench.core import load
 from lmi_bench.core.level import Statistics
-from lmi_bench.report.values import Cell
+from lmi_bench.report.table import Cell
 
 MISSING = "–"
 NOT_SUPPORTED = "n/a"
@@ -83,11 +83,11 @@ def minute(created_at: str) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def statistic_cell(statistics: Statistics, name: str) -> Cell:
+def statistic_cell(statistics: Statistics, name: str, digits: int = 3) -> Cell:
     """One statistic of a level's metric; the reason as a hint where it is missing."""
     value = statistics.value(name)
     if value is not None:
-        return Cell(number(value), f"{value:.6g} ms, n = {statistics.n}")
+        return Cell(number(value, digits), f"{value:.6g} ms, n = {statistics.n}")
     reason = statistics.why_missing(name)
     if reason:
         return Cell(NOT_SUPPORTED, reason, "na")

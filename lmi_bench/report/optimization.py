@@ -7,7 +7,7 @@ from typing import Any
 
 from lmi_bench.core.units import MIB
 from lmi_bench.report.formats import MISSING, count, number, share, usd
-from lmi_bench.report.values import Cell, Column, Row, Table
+from lmi_bench.report.table import Cell, Column, Row, Table
 
 _EMULATED = "emulated"
 _WORST = 3

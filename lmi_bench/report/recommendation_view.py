@@ -11,7 +11,7 @@ from typing import Any
 
 from lmi_bench.report.formats import key_title, number, plain, usd
 from lmi_bench.report.planning_facts import planning_facts
-from lmi_bench.report.recommendation_tables import (
+from lmi_bench.report.tables.recommendation import (
     FIRST_FIGURES,
     IDENTITY,
     PRICES,

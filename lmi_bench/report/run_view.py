@@ -16,7 +16,7 @@ from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.report.environment import environment_facts
 from lmi_bench.report.formats import load_name, minute, number, plain
-from lmi_bench.report.more_tables import (
+from lmi_bench.report.tables.extras import (
     engine_table,
     power_table,
     search_headline,
@@ -26,7 +26,7 @@ from lmi_bench.report.more_tables import (
     spread_table,
     steady_table,
 )
-from lmi_bench.report.run_tables import (
+from lmi_bench.report.tables.levels import (
     generator_table,
     knees_table,
     levels_table,

@@ -1,16 +1,15 @@
-"""A run as plain text: a block to paste in an issue, Markdown, and rows for the console."""
+"""A run as plain text: a block to paste in an issue, lines for the console, and Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from lmi_bench.core.findings import Knee
-from lmi_bench.core.level import Level, ServerMetrics, Statistics
-from lmi_bench.core.units import format_figure
-from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, count, number, plain, share
-from lmi_bench.report.run_tables import knee_interval
-from lmi_bench.report.values import ReportView, RunView, Table
+from lmi_bench.core.level import Level, ServerMetrics
+from lmi_bench.report.formats import MISSING, count, number, share, statistic_cell
+from lmi_bench.report.table import Table
+from lmi_bench.report.tables.levels import level_state, load_item
+from lmi_bench.report.values import ReportView, RunView
 
 _WIDTH = 62
 _SECTIONS = (
@@ -26,50 +25,6 @@ _FROM_SENT = (
     ("Dispatch delay: sent after due", "dispatch_delay", "delay (ms)"),
 )
 _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
-
-
-LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
-"""Columns of `level_rows` that a narrow terminal does without; errors and state always stay."""
-
-
-def level_rows(levels: Sequence[Level]) -> list[dict[str, str]]:
-    """The levels as console rows, all with the same keys.
-
-    Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors
-    """
-    return [
-        {
-            **_load(level),
-            "tok/s": number(level.throughput_tokens_per_s),
-            "ms/token mean": _statistic(level.of("latency_per_token"), "mean"),
-            "ms/token p90": _statistic(level.of("latency_per_token"), "p90"),
-            "TTFT ms mean": _statistic(level.of("ttft"), "mean"),
-            "TTFT ms p90": _statistic(level.of("ttft"), "p90"),
-            "ITL ms p50": _statistic(level.of("itl"), "p50"),
-            "ITL ms p99": _statistic(level.of("itl"), "p99"),
-            "errors": f"{level.failed}/{level.sent}",
-            "state": _state(level),
-        }
-        for level in levels
-    ]
-
-
-def session_rows(levels: Sequence[Level]) -> list[dict[str, str]]:
-    """Conversations as console rows, a level each; none where requests stood alone."""
-    return [
-        {
-            "level": line.name,
-            "conversations": count(found.started),
-            "failed": count(found.failed),
-            "turns mean": number(found.turns_mean),
-            "TTFT ms first turn mean": _statistic(found.ttft_first_turn_ms, "mean"),
-            "first turn p90": _statistic(found.ttft_first_turn_ms, "p90"),
-            "TTFT ms later turns mean": _statistic(found.ttft_later_turns_ms, "mean"),
-            "later turns p90": _statistic(found.ttft_later_turns_ms, "p90"),
-        }
-        for line in levels
-        if (found := line.sessions)
-    ]
 
 
 def replica_lines(levels: Sequence[Level]) -> list[str]:
@@ -89,60 +44,10 @@ def replica_lines(levels: Sequence[Level]) -> list[str]:
     return lines
 
 
-def engine_rows(levels: Sequence[Level]) -> list[dict[str, str]]:
-    """What the engine did as console rows, a level each, where the target's engine is in sight.
-
-    Columns of what happened in no level are left out.
-    """
-    seen = [(line.name, line.engine) for line in levels if line.engine]
-    wanted = [
-        (title, key, shown, always)
-        for title, key, shown, always in _ENGINE_COLUMNS
-        if always or any(engine.get(key) for _, engine in seen)
-    ]
-    return [
-        {"level": name}
-        | {
-            title: MISSING if (value := engine.get(key)) is None else shown(value)
-            for title, key, shown, _ in wanted
-        }
-        for name, engine in seen
-    ]
-
-
-# heading, key in `level.engine`, how it is shown, whether it is shown where all of it is 0
-_ENGINE_COLUMNS: tuple[tuple[str, str, Callable[[float], str], bool], ...] = (
-    ("most sequences so far", "peak_running", count, True),
-    ("idle decode slots", "slot_waste_frac", share, True),
-    ("empty reserved token slots", "cache_waste_frac", share, True),
-    ("preemptions", "preemptions", count, False),
-    ("batches anew", "rebuilt_batches", count, False),
-    ("prompt tokens cached", "prefix_hit_frac", share, False),
-    ("drafted tokens held", "draft_acceptance_frac", share, False),
-    ("tokens a step", "tokens_per_decode", "{:.2f}".format, False),
-)
-
-
-def knee_rows(knees: Sequence[Knee]) -> list[dict[str, str]]:
-    """The knees as console rows; a star recommends."""
-    return [
-        {
-            "rule": f"{knee.rule}{' *' if knee.recommended else ''}",
-            "knee": MISSING
-            if knee.load is None
-            else f"{format_figure(knee.load)}{'' if knee.axis == 'concurrency' else ' req/s'}",
-            "interval": knee_interval(knee),
-            "cause": knee.cause,
-            "why": knee.why,
-        }
-        for knee in knees
-    ]
-
-
 def level_block(line: Level) -> str:
     """One level as the block that people know from issues."""
     rows: list[tuple[str, str]] = [
-        (f"{name}:", value) for name, value in _load(line).items() if value != MISSING
+        (f"{name}:", value) for name, value in load_item(line).items() if value != MISSING
     ]
     rows += [
         ("Completed requests:", count(line.completed)),
@@ -156,14 +61,14 @@ def level_block(line: Level) -> str:
         *_by_gaps(line),
         *_of_reasoning(line),
         ("Mean concurrency:", number(line.mean_concurrency, 4)),
-        ("State:", _state(line)),
+        ("State:", level_state(line).text),
     ]
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
     for title, metric, short in (*_SECTIONS, *_of_due_times(line), *_of_answers(line)):
         text.append(f" {title} ".center(_WIDTH, "-"))
         text += [
-            _row(f"{shown} {short}:", _statistic(line.of(metric), name, 4))
+            _row(f"{shown} {short}:", statistic_cell(line.of(metric), name, 4).text)
             for name, shown in _STATISTICS
         ]
     text.append("=" * _WIDTH)
@@ -292,26 +197,6 @@ def _run_markdown(run: RunView) -> list[str]:
     for table in run.more:
         parts += [f"### {_line(table.caption)}", table_markdown(table)]
     return parts
-
-
-def _load(line: Level) -> dict[str, str]:
-    if line.load.concurrency is not None:
-        return {"Concurrent requests": plain(line.load.concurrency)}
-    title = "Sessions begun a second" if line.sessions else "Request rate (req/s)"
-    return {title: plain(line.load.rate_per_s)}
-
-
-def _statistic(statistics: Statistics, name: str, digits: int = 3) -> str:
-    value = statistics.value(name)
-    if value is not None:
-        return number(value, digits)
-    return MISSING if statistics.why_missing(name) is None else NOT_SUPPORTED
-
-
-def _state(line: Level) -> str:
-    if not line.valid:
-        return "invalid"
-    return f"stopped: {line.stopped_by}" if line.stopped_by else "valid"
 
 
 def _row(name: str, value: str) -> str:

@@ -9,59 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi_bench.analysis.results.definitions import Definition
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell of a table.
-
-    hint  what to show on hover, such as why a percentile is missing
-    tone  "", "na", "good", "warn" or "bad"
-    """
-
-    text: str
-    hint: str = ""
-    tone: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column; neighbouring columns with the same `group` share a heading."""
-
-    title: str
-    group: str = ""
-    numeric: bool = True
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row; its first cell is its heading. tone as a cell's, `strong` marks the row to read."""
-
-    cells: tuple[Cell, ...]
-    tone: str = ""
-    strong: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table, ready to be placed."""
-
-    caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    note: str = ""
-
-    @property
-    def groups(self) -> tuple[tuple[str, int, Column], ...]:
-        """Headings over neighbouring columns: group, number of columns under it, the first one."""
-        found: list[tuple[str, int, Column]] = []
-        for column in self.columns:
-            if found and column.group and found[-1][0] == column.group:
-                found[-1] = (column.group, found[-1][1] + 1, found[-1][2])
-            else:
-                found.append((column.group, 1, column))
-        return tuple(found)
+from lmi_bench.report.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
 from lmi_bench.report.run_view import RunLike, build_run_view, run_headline, run_label
-from lmi_bench.report.values import Headline, ReportView, Table
+from lmi_bench.report.table import Table
+from lmi_bench.report.values import Headline, ReportView
 
 
 def build_view(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
-from lmi_bench.report.values import Cell, Column, RejectedGroup, Row, Table
+from lmi_bench.report.table import Cell, Column, Row, Table
+from lmi_bench.report.values import RejectedGroup
 
 IDENTITY = ("instance", "instances", "tensor_parallel", "replicas", "engine")
 # key, group of columns, title

@@ -1,0 +1,119 @@
+"""A table as plain text cells, and the fields from which page, Markdown and console draw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table.
+
+    hint  what to show on hover, such as why a percentile is missing
+    tone  "", "na", "good", "warn" or "bad"
+    """
+
+    text: str
+    hint: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; neighbouring columns with the same `group` share a heading."""
+
+    title: str
+    group: str = ""
+    numeric: bool = True
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; its first cell is its heading. tone as a cell's, `strong` marks the row to read."""
+
+    cells: tuple[Cell, ...]
+    tone: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, ready to be placed."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+    @property
+    def groups(self) -> tuple[tuple[str, int, Column], ...]:
+        """Headings over neighbouring columns: group, number of columns under it, the first one."""
+        found: list[tuple[str, int, Column]] = []
+        for column in self.columns:
+            if found and column.group and found[-1][0] == column.group:
+                found[-1] = (column.group, found[-1][1] + 1, found[-1][2])
+            else:
+                found.append((column.group, 1, column))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Generic[T]):
+    """A column, and how its cell is made of an item.
+
+    console  heading on the console; "" leaves the column out there
+    on_page  False leaves it out of the page
+    """
+
+    column: Column
+    cell: Callable[[T], Cell]
+    console: str = ""
+    on_page: bool = True
+
+
+def field(
+    title: str,
+    cell: Callable[[T], Cell | str],
+    group: str = "",
+    *,
+    numeric: bool = True,
+    hint: str = "",
+    console: str = "",
+    on_page: bool = True,
+) -> Field[T]:
+    """A field; a cell without hint and tone may be its text alone."""
+
+    def made(item: T) -> Cell:
+        found = cell(item)
+        return Cell(found) if isinstance(found, str) else found
+
+    return Field(Column(title, group, numeric, hint), made, console, on_page)
+
+
+def table_of(
+    caption: str,
+    fields: Sequence[Field[Any]],
+    items: Iterable[Any],
+    note: str = "",
+    *,
+    tone: Callable[[Any], str] = lambda _: "",
+    strong: Callable[[Any], bool] = lambda _: False,
+) -> Table:
+    """The page's table: a row an item."""
+    shown = [each for each in fields if each.on_page]
+    rows = tuple(
+        Row(tuple(each.cell(item) for each in shown), tone(item), strong(item)) for item in items
+    )
+    return Table(caption, tuple(each.column for each in shown), rows, note)
+
+
+def console_rows(fields: Sequence[Field[Any]], items: Iterable[Any]) -> list[dict[str, str]]:
+    """The same as console rows, all with the same keys."""
+    return [
+        {each.console: each.cell(item).text for each in fields if each.console} for item in items
+    ]

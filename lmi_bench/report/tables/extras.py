@@ -1,0 +1,343 @@
+"""Tables that only some runs have.
+
+The search for a load, repeats, conversations, steady windows, the engine's slots and cache, the
+server's own metrics, energy. Each is None where no level has anything to show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from lmi_bench.core.findings import SloAnswer
+from lmi_bench.core.level import Judgement, Level, Sessions
+from lmi_bench.report.formats import MISSING, count, load_name, number, share, statistic_cell
+from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
+from lmi_bench.report.tables.levels import Lines, load_field, per_level
+from lmi_bench.report.values import Headline
+
+_SHAPES = {
+    "smooth": "the SLO is passed gradually",
+    "cliff": "a cliff: one step of the load breaks it by far",
+}
+
+
+def search_headline(answer: SloAnswer | None) -> Headline | None:
+    """The highest load that a search found, as one of the numbers to read first."""
+    if answer is None:
+        return None
+    title = "Highest load under the SLOs"
+    slos = ", ".join(answer.slo)
+    unit = "concurrent requests" if answer.load == "concurrency" else "req/s"
+    spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
+    breach = load_name(answer.load, answer.first_breach)
+    if answer.value is None:
+        detail = f"{breach} already misses {answer.binding}; {spent}"
+        return Headline(title, "none", "", detail, "bad")
+    if answer.first_breach is None:
+        detail = f"{slos}: the highest that was tried, nothing broke; {spent}"
+        return Headline(title, f"≥ {answer.value:g}", unit, detail)
+    detail = (
+        f"{slos}; boundary {number(answer.low)} to {number(answer.high)} (95 %), "
+        f"{_SHAPES.get(answer.boundary or '', '')}; first breach at {breach}: {answer.binding}; "
+        f"{spent}"
+    )
+    return Headline(title, f"{answer.value:g}", unit, detail)
+
+
+def search_table(axis: str, lines: Lines) -> Table | None:
+    """The loads that a search tried, in order."""
+    tried = sorted((line for line in lines if line.search is not None), key=lambda line: line.index)
+    if not tried:
+        return None
+    places = {id(line): place for place, line in enumerate(tried, start=1)}
+
+    def of(text: Callable[[Any], Cell | str]) -> Callable[[Level], Cell | str]:
+        return lambda line: text(line.search)
+
+    fields: list[Field[Level]] = [
+        field("Step", lambda line: str(places[id(line)])),
+        load_field(axis),
+        field(
+            "Requests sent, of those planned",
+            lambda line: f"{count(line.requests)} of {count(_at(line, 'search.planned'))}",
+        ),
+        field("Seconds", lambda line: number(line.wall_s)),
+        field(
+            "Measured / limit",
+            of(lambda found: number(found.ratio) if math.isfinite(found.ratio) else "endless"),
+        ),
+        field("Nearest to its limit", of(lambda found: found.binding or MISSING), numeric=False),
+        field(
+            "SLOs",
+            of(_search_verdict),
+            numeric=False,
+        ),
+    ]
+    note = "A level is cut short as soon as no further answer can save it."
+    return table_of("How the highest load was found", fields, tried, note)
+
+
+def _search_verdict(found: Judgement) -> Cell:
+    return Cell("met", "", "good") if found.passed else Cell("missed", "", "bad")
+
+
+def spread_table(axis: str, lines: Lines) -> Table | None:
+    """Each metric over the attempts of levels that ran several times."""
+    found = [(line, metric, each) for line in lines for metric, each in line.spread.items()]
+    if not found:
+        return None
+    load = load_field(axis)
+    fields: list[Field[Any]] = [
+        field(load.column.title, lambda each: load.cell(each[0])),
+        field("Metric", lambda each: _metric_title(each[1]), numeric=False),
+        field("Attempts", lambda each: count(each[0].attempts)),
+        field("Mean", lambda each: number(each[2].mean)),
+        field(
+            "95 % interval",
+            lambda each: (
+                MISSING
+                if each[2].low is None
+                else f"{number(each[2].low)} to {number(each[2].high)}"
+            ),
+        ),
+        field("Variation", lambda each: share(each[2].cv), hint="standard deviation over mean"),
+    ]
+    note = (
+        "The other tables pool the requests of all attempts; the interval is Student's t over "
+        "the attempts' own values."
+    )
+    return table_of("Repeats", fields, found, note)
+
+
+def steady_table(axis: str, lines: Lines) -> Table | None:
+    """The steady window of each level beside the whole of it."""
+    if not any(line.steady.start_s is not None for line in lines):
+        return None
+
+    def change(line: Level) -> Cell:
+        whole, steady = line.throughput_tokens_per_s, line.steady.throughput_tokens_per_s
+        if not whole or steady is None:
+            return Cell(MISSING, line.steady.reason or "", "na")
+        return Cell(f"{(steady / whole - 1) * 100:+.1f} %")
+
+    window = (
+        ("throughput_tokens_per_s", "tok/s", number),
+        ("low", "95 % low", number),
+        ("high", "95 % high", number),
+        ("start_s", "from, s", number),
+        ("end_s", "to, s", number),
+        ("share", "of the level", share),
+    )
+    fields = [
+        field("Whole level, tok/s", lambda line: number(line.throughput_tokens_per_s)),
+        *(_key_field(f"steady.{key}", title, "Steady window", text) for key, title, text in window),
+        field("Difference", change),
+    ]
+    note = (
+        "Ramp and drain are left out where the token events show them; costs rest on this window."
+    )
+    return per_level("Steady window beside the whole level", axis, lines, fields, note)
+
+
+def _turns_field(key: str, name: str, group: str, console: str) -> Field[Level]:
+    def cell(line: Level) -> Cell:
+        return statistic_cell(getattr(line.sessions or Sessions(), f"ttft_{key}_ms"), name)
+
+    return field(name, cell, group, console=console)
+
+
+_SESSIONS: tuple[Field[Level], ...] = (
+    *(
+        field(
+            title,
+            lambda line, key=key, text=text: text(getattr(line.sessions or Sessions(), key)),  # type: ignore[misc]
+            "Conversations",
+            console=console,
+        )
+        for key, title, text, console in (
+            ("started", "begun", count, "conversations"),
+            ("failed", "failed", count, "failed"),
+            ("turns_mean", "turns", number, "turns mean"),
+        )
+    ),
+    *(
+        _turns_field(key, name, f"TTFT {turns}, ms", console)
+        for key, turns in (("first_turn", "first turn"), ("later_turns", "later turns"))
+        for name, console in (
+            ("mean", f"TTFT ms {turns} mean"),
+            ("p50", ""),
+            ("p90", f"{turns} p90"),
+        )
+    ),
+)
+
+
+def sessions_table(axis: str, lines: Lines) -> Table | None:
+    """Conversations: the waiting times of first and later turns."""
+    if not any(line.sessions for line in lines):
+        return None
+    return per_level("Conversations", axis, lines, _SESSIONS)
+
+
+def session_rows(levels: Lines) -> list[dict[str, str]]:
+    """Conversations as console rows, one for each level that has some."""
+    return _named_rows(_SESSIONS, [line for line in levels if line.sessions])
+
+
+# key of `level.engine`, title on the page and on the console ("": not there), format,
+# whether the page and the console show it where all of it is missing or 0
+_ENGINE: tuple[tuple[str, str, str, Callable[[Any], str], bool, bool], ...] = (
+    ("steps", "Steps", "", count, True, False),
+    ("peak_running", "Most sequences so far", "most sequences so far", count, True, True),
+    ("slot_waste_frac", "Idle slots of decode steps", "idle decode slots", share, True, True),
+    (
+        "cache_waste_frac",
+        "Reserved cache without a token",
+        "empty reserved token slots",
+        share,
+        True,
+        True,
+    ),
+    ("preemptions", "Preemptions", "preemptions", count, True, False),
+    ("rebuilt_batches", "", "batches anew", count, False, False),
+    (
+        "prefix_hit_frac",
+        "Prompt tokens found in the cache",
+        "prompt tokens cached",
+        share,
+        False,
+        False,
+    ),
+    (
+        "draft_acceptance_frac",
+        "Drafted tokens that held",
+        "drafted tokens held",
+        share,
+        False,
+        False,
+    ),
+    ("tokens_per_decode", "Tokens a decode step", "tokens a step", number, False, False),
+)
+
+
+def engine_table(axis: str, lines: Lines) -> Table | None:
+    """What the engine in the same process did."""
+    if not any(line.engine for line in lines):
+        return None
+    fields = [
+        _engine_field(key, title, "", text)
+        for key, title, _, text, always, _ in _ENGINE
+        if title and (always or any((line.engine or {}).get(key) is not None for line in lines))
+    ]
+    return per_level("The engine's slots and cache", axis, lines, fields)
+
+
+def engine_rows(levels: Lines) -> list[dict[str, str]]:
+    """The same as console rows; columns of what happened in no level are left out."""
+    seen = [line for line in levels if line.engine]
+    fields = [
+        _engine_field(key, title, console, "{:.2f}".format if text is number else text)
+        for key, title, console, text, _, always in _ENGINE
+        if console and (always or any((line.engine or {}).get(key) for line in seen))
+    ]
+    return _named_rows(fields, seen)
+
+
+def _engine_field(key: str, title: str, console: str, text: Callable[[Any], str]) -> Field[Level]:
+    def cell(line: Level) -> str:
+        value = (line.engine or {}).get(key)
+        return MISSING if value is None else text(value)
+
+    return field(title, cell, console=console)
+
+
+def _named_rows(fields: Any, lines: Lines) -> list[dict[str, str]]:
+    rows = console_rows(fields, lines)
+    return [{"level": line.name, **row} for line, row in zip(lines, rows, strict=True)]
+
+
+_SERVER: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
+    ("running.mean", "mean", "Running", number),
+    ("running.max", "max", "Running", count),
+    ("waiting.mean", "mean", "Waiting", number),
+    ("waiting.max", "max", "Waiting", count),
+    ("kv_usage_frac.mean", "mean", "KV cache in use", share),
+    ("kv_usage_frac.max", "max", "KV cache in use", share),
+    ("preemptions", "Preemptions", "", count),
+    ("prefix_cache_hit_rate", "Prefix-cache hits", "", share),
+    ("ttft_mean_ms", "server", "Mean TTFT, ms", number),
+    ("client_ttft_mean_ms", "client", "Mean TTFT, ms", number),
+    ("client_minus_server_ttft_ms", "between", "Mean TTFT, ms", number),
+    ("requests", "Requests", "", count),
+    ("skew", "Busiest replica over mean", "", number),
+    ("cloudwatch.invocations", "Invocations", "CloudWatch", count),
+    ("cloudwatch.model_latency_mean_ms", "model, ms", "CloudWatch", number),
+    ("cloudwatch.overhead_latency_mean_ms", "overhead, ms", "CloudWatch", number),
+    ("cloudwatch.gpu_utilization_mean_percent", "GPU use, %", "CloudWatch", number),
+    ("cloudwatch.gpu_memory_mean_percent", "GPU memory, %", "CloudWatch", number),
+)
+
+
+def server_table(axis: str, lines: Lines) -> Table | None:
+    """The server's own metrics beside the client's."""
+    fields = [
+        _key_field(f"server.{key}", title, group, text)
+        for key, title, group, text in _SERVER
+        if any(_at(line, f"server.{key}") is not None for line in lines)
+    ]
+    if not fields:
+        return None
+    sources = next((found for line in lines if (found := _at(line, "server.sources"))), ())
+    note = f"Read from {', '.join(sources)}." if sources else ""
+    return per_level("The server's own view", axis, lines, fields, note)
+
+
+def power_table(axis: str, lines: Lines) -> Table | None:
+    """Energy of the accelerators, where they could be read."""
+    if not any(_at(line, "server.power") for line in lines):
+        return None
+
+    def verdict(line: Level) -> Cell:
+        if _at(line, "server.power.valid"):
+            return Cell(f"valid, by {_at(line, 'server.power.source')}", "", "good")
+        return Cell("too short to tell", "the level gave too few readings", "warn")
+
+    columns: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+        ("gpus", "GPUs", count),
+        ("mean_power_w", "Mean power, W", number),
+        ("gpu_use_frac", "Use", share),
+        ("energy_j", "Energy, J", number),
+        ("joules_per_output_token", "J per output token", number),
+    )
+    fields = [
+        *(_key_field(f"server.power.{key}", title, "", text) for key, title, text in columns),
+        field("Reading", verdict, numeric=False),
+    ]
+    return per_level("Energy", axis, lines, fields)
+
+
+def _key_field(key: str, title: str, group: str, text: Callable[[Any], str]) -> Field[Level]:
+    """A number of the level by its dotted name."""
+
+    def cell(line: Level) -> str:
+        value = _at(line, key)
+        return MISSING if value is None else text(value)
+
+    return field(title, cell, group)
+
+
+def _at(value: Any, dotted: str) -> Any:
+    """An attribute of an attribute; None where one of them is None."""
+    for name in dotted.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
+
+
+def _metric_title(metric: str) -> str:
+    """`ttft_p90` as a heading: `TTFT p90, ms`."""
+    if metric == "throughput":
+        return "Throughput, tok/s"
+    name, _, statistic = metric.rpartition("_")
+    return f"{name.upper()} {statistic}, ms"

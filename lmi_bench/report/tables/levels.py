@@ -1,0 +1,392 @@
+"""The tables of one run: levels, all statistics, knees, SLOs, the generator's self-check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
+from lmi_bench.analysis.results.slo_results import check_slo, goodput
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.findings import Knee
+from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.slo import Slo, parse_slo
+from lmi_bench.core.units import format_figure, s_to_ms
+from lmi_bench.report.formats import (
+    MISSING,
+    count,
+    load_name,
+    number,
+    plain,
+    share,
+    statistic_cell,
+)
+from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
+
+RULE_TITLES: Mapping[str, str] = {
+    "latency_limit": "Latency limit",
+    "half_latency": "Half-latency",
+    "kneedle": "Kneedle",
+    "theory": "Theory",
+}
+LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
+"""Columns of `level_rows` that a narrow terminal leaves out; errors and state always stay."""
+
+_METRICS: tuple[tuple[Metric, str], ...] = (
+    ("ttft", "TTFT, ms"),
+    ("ttft_answer", "TTFT of the answer, ms"),
+    ("ttft_from_sent", "TTFT from sent, ms"),
+    ("dispatch_delay", "Dispatch delay, ms"),
+    ("itl", "ITL, ms"),
+    ("tpot", "TPOT, ms"),
+    ("e2e", "E2E latency, ms"),
+    ("e2e_from_sent", "E2E latency from sent, ms"),
+    ("latency_per_token", "Latency, ms/token"),
+    ("connect", "Connect, ms"),
+    ("tls", "TLS handshake, ms"),
+)
+
+Lines = Sequence[Level]
+LevelFields = Sequence[Field[Level]]
+
+
+def load_field(axis: str) -> Field[Level]:
+    """The level's load, the first column of every table of levels."""
+
+    def cell(line: Level) -> Cell:
+        value = line.load.on(axis)
+        return Cell(f"{value:g}" if value is not None else MISSING, line.name)
+
+    return field("Concurrent requests" if axis == "concurrency" else "Request rate, req/s", cell)
+
+
+def per_level(caption: str, axis: str, lines: Lines, fields: LevelFields, note: str = "") -> Table:
+    """A table with a row for each level, its load first."""
+    return table_of(caption, (load_field(axis), *fields), lines, note)
+
+
+def level_state(line: Level) -> Cell:
+    """Whether the level is valid, and why not."""
+    if not line.valid:
+        return Cell("invalid", line.invalid_reason or "no reason given", "bad")
+    if line.stopped_by:
+        return Cell(f"stopped: {line.stopped_by}", "the level ended before its time", "warn")
+    return Cell("valid", "", "good")
+
+
+def _statistic_field(
+    title: str, group: str, metric: Metric, name: str, console: str = ""
+) -> Field[Level]:
+    return field(title, lambda line: statistic_cell(line.of(metric), name), group, console=console)
+
+
+def _steady_cell(line: Level) -> Cell:
+    steady = line.steady
+    if steady.throughput_tokens_per_s is None:
+        return Cell(MISSING, steady.reason or "not measured", "na")
+    hint = f"{share(steady.share)} of the level"
+    if steady.low is not None:
+        hint += f", 95 % interval {number(steady.low)} to {number(steady.high)}"
+    return Cell(number(steady.throughput_tokens_per_s), hint)
+
+
+def _errors_cell(line: Level) -> Cell:
+    examples = line.error_examples or {}
+    kinds = ", ".join(
+        f"{n} {kind}" + (f" ({examples[kind][0]})" if examples.get(kind) else "")
+        for kind, n in line.errors_by_kind.items()
+    )
+    return Cell(count(line.failed), kinds, "bad" if line.failed else "")
+
+
+_COST_HINT = "at the level's whole throughput, by the price of the target"
+_COST: LevelFields = (
+    field(
+        "output",
+        lambda line: Cell(number(line.usd_per_1m_output_tokens), _COST_HINT),
+        "USD per 1M tokens",
+    ),
+    field(
+        "in and out",
+        lambda line: Cell(number(line.usd_per_1m_total_tokens), _COST_HINT),
+        "USD per 1M tokens",
+    ),
+)
+_STATE: Field[Level] = field("State", level_state, numeric=False, console="state")
+_LATENCIES: tuple[tuple[Metric, str, str, tuple[str, str]], ...] = (
+    ("latency_per_token", "Latency, ms/token", "ms/token", ("mean", "p90")),
+    ("ttft", "TTFT, ms", "TTFT ms", ("mean", "p90")),
+    ("itl", "ITL, ms", "ITL ms", ("p50", "p99")),
+)
+_LEVEL: LevelFields = (
+    field(
+        "whole level",
+        lambda line: number(line.throughput_tokens_per_s),
+        "Throughput, tok/s",
+        console="tok/s",
+    ),
+    field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out"),
+    *(
+        _statistic_field(name, group, metric, name, f"{short} {name}")
+        for metric, group, short, names in _LATENCIES
+        for name in names
+    ),
+    field("sent", lambda line: count(line.requests), "Requests"),
+    field("errors", _errors_cell, "Requests"),
+    field("errors", lambda line: f"{line.failed}/{line.sent}", console="errors", on_page=False),
+)
+
+
+def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
+    """Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors."""
+    priced = any(line.usd_per_1m_output_tokens is not None for line in lines)
+    note = "n/a: too few samples for that percentile (hover for the numbers)."
+    if marked is not None:
+        note = f"Highlighted: the recommended knee, {load_name(axis, marked)}. {note}"
+    return table_of(
+        "Levels",
+        (load_field(axis), *_LEVEL, *(_COST if priced else ()), _STATE),
+        lines,
+        note,
+        tone=lambda line: "" if line.valid else "bad",
+        strong=lambda line: marked is not None and line.load.on(axis) == marked,
+    )
+
+
+def level_rows(levels: Lines) -> list[dict[str, str]]:
+    """The levels as console rows, all with the same keys."""
+    rows = console_rows((*_LEVEL, _STATE), levels)
+    return [{**load_item(line), **row} for line, row in zip(levels, rows, strict=True)]
+
+
+def load_item(line: Level) -> dict[str, str]:
+    """The level's load under its name."""
+    if line.load.concurrency is not None:
+        return {"Concurrent requests": plain(line.load.concurrency)}
+    title = "Sessions begun a second" if line.sessions else "Request rate (req/s)"
+    return {title: plain(line.load.rate_per_s)}
+
+
+def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
+    """Every statistic of every latency, a table for each metric; then rates and counts."""
+    tables = []
+    for metric, title in _METRICS:
+        if any(line.of(metric).n for line in lines):
+            fields = [_statistic_field(name, "", metric, name) for name in STATISTICS]
+            n = field("n", lambda line, metric=metric: count(line.of(metric).n))  # type: ignore[misc]
+            tables.append(per_level(title, axis, lines, (*fields, n)))
+    keys = [
+        ("total_throughput_tokens_per_s", "Total tokens, tok/s"),
+        ("request_throughput_per_s", "Requests, req/s"),
+        ("mean_concurrency", "Mean concurrency"),
+        ("little_law_ratio", "Little's law ratio"),
+        ("wall_s", "Wall, s"),
+        ("input_tokens", "Input tokens"),
+        ("output_tokens", "Output tokens"),
+    ]
+    if any(line.reasoning_tokens for line in lines):
+        keys.append(("reasoning_tokens", "Reasoning tokens"))
+    rates = [field(title, lambda line, key=key: number(getattr(line, key))) for key, title in keys]  # type: ignore[misc]
+    return (*tables, per_level("Rates, counts and Little's law", axis, lines, rates))
+
+
+def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
+    """Each rule's knee, its interval, its cause and what moves it."""
+    changes = [knee.change or MISSING for knee in knees]
+
+    def load(knee: Knee) -> float | None:
+        return knee.load if knee.axis == axis else None
+
+    def cause(knee: Knee) -> str:
+        return CAUSE_TITLES.get(knee.cause, knee.cause) if load(knee) is not None else MISSING
+
+    def change(knee: Knee) -> Cell:
+        text = knee.change or MISSING
+        repeated = text != MISSING and text in changes[: knees.index(knee)]
+        return Cell("as above", text) if repeated else Cell(text)
+
+    found = "Concurrent requests" if axis == "concurrency" else "Request rate, req/s"
+    fields: list[Field[Knee]] = [
+        field(
+            "Rule",
+            lambda knee: Cell(rule_title(knee), "recommended" if knee.recommended else ""),
+            numeric=False,
+        ),
+        field(
+            found,
+            lambda knee: MISSING if (at := load(knee)) is None else format_figure(at),
+        ),
+        field("Interval", knee_interval),
+        field("What binds beyond it", cause, numeric=False),
+        field("The change that moves it", change, numeric=False),
+        field("How it was found", lambda knee: knee.why, numeric=False),
+    ]
+    note = (
+        "Highlighted: the recommended one. Intervals hold the spread of this run's requests or, "
+        "without their records, the neighbouring levels; not the spread between runs."
+    )
+    return table_of("Knees", fields, knees, note, strong=lambda knee: knee.recommended)
+
+
+def knee_rows(knees: Sequence[Knee]) -> list[dict[str, str]]:
+    """The knees as console rows; a star recommends."""
+    return [
+        {
+            "rule": f"{knee.rule}{' *' if knee.recommended else ''}",
+            "knee": MISSING
+            if knee.load is None
+            else f"{format_figure(knee.load)}{'' if knee.axis == 'concurrency' else ' req/s'}",
+            "interval": knee_interval(knee),
+            "cause": knee.cause,
+            "why": knee.why,
+        }
+        for knee in knees
+    ]
+
+
+def rule_title(knee: Knee) -> str:
+    """A rule for people; a file of another version may hold one more."""
+    return RULE_TITLES.get(knee.rule, knee.rule)
+
+
+def knee_interval(knee: Knee) -> str:
+    """The interval of a knee's load."""
+    if knee.low is None or knee.high is None:
+        return MISSING
+    return f"{format_figure(knee.low)} to {format_figure(knee.high)}"
+
+
+def slo_table(
+    axis: str,
+    lines: Lines,
+    records: Sequence[Sequence[RequestRecord]] | None,
+    texts: Sequence[str],
+    limits: Sequence[str] = (),
+) -> Table | None:
+    """Each SLO against each level, the share of requests that meet it, and the goodput.
+
+    limits  of a good request, where they are not the SLOs
+    """
+    slos, goods = _readable(texts), _readable(limits)
+    if not slos and not goods:
+        return None
+    kept = dict(zip(map(id, lines), records or (), strict=False))
+
+    def met(line: Level, wanted: Sequence[Slo]) -> tuple[Cell, str]:
+        """Share of the requests that meet all of these, and how many a second."""
+        asked = kept.get(id(line), ())
+        if not asked:
+            return Cell(MISSING), MISSING
+        found = goodput(asked, wanted, open_loop=line.load.is_open)
+        hint = f"{found.good} of {found.requests} requests"
+        return Cell(share(found.share), hint), number(found.per_s)
+
+    fields: list[Field[Level]] = []
+    for slo in slos:
+        fields += [
+            field("level", lambda line, slo=slo: _verdict_cell(line, slo), str(slo)),  # type: ignore[misc]
+            field("of requests", lambda line, slo=slo: met(line, [slo])[0], str(slo)),  # type: ignore[misc]
+        ]
+    fields += [
+        field("share", lambda line: met(line, goods or slos)[0], "Goodput"),
+        field("req/s", lambda line: met(line, goods or slos)[1], "Goodput"),
+    ]
+    what = ", ".join([good.of_a_request for good in goods] or map(str, slos))
+    note = f"Goodput: requests that meet {what} each; a failed request meets nothing."
+    return per_level("Service-level objectives", axis, lines, fields, note)
+
+
+def _readable(texts: Sequence[str]) -> list[Slo]:
+    """The SLOs that this version understands; a file of another one may hold more."""
+    slos = []
+    for text in texts:
+        try:
+            slos.append(parse_slo(str(text)))
+        except InputError:
+            continue
+    return slos
+
+
+def _verdict_cell(line: Level, slo: Slo) -> Cell:
+    result = check_slo(line, slo)
+    if result.verdict == "unsupported":
+        return Cell("n/a", result.reason, "na")
+    shown = "" if result.measured_ms is None else f" {number(result.measured_ms)} ms"
+    if result.verdict == "pass":
+        return Cell(f"pass{shown}", f"slack {number(result.slack_ms)} ms", "good")
+    over = result.reason or f"over by {number(-(result.slack_ms or 0))} ms"
+    return Cell(f"fail{shown}", over, "bad")
+
+
+def _ms_field(title: str, group: str, key: str) -> Field[Level]:
+    def text(line: Level) -> str:
+        seconds = getattr(line.generator, key)
+        return MISSING if seconds is None else number(s_to_ms(seconds))
+
+    return field(title, text, group)
+
+
+def _bound_cell(check: GeneratorReport, name: Literal["ttft", "itl"]) -> Cell:
+    """By how much the generator itself may have moved a quantile."""
+    bound_ms, bound_frac = check.p99_bound(name)
+    if bound_ms is None:
+        return Cell(MISSING, "not known for this target", "na")
+    return Cell(number(bound_ms), f"{share(bound_frac)} of it")
+
+
+def _load_reached_cell(line: Level) -> Cell:
+    asked, achieved = line.generator.asked_load, line.generator.achieved_load
+    if not asked or achieved is None:
+        return Cell(MISSING, "too few requests to tell", "na")
+    return Cell(share(achieved / asked), f"{number(achieved)} of {number(asked)}")
+
+
+def _clock_and_receiver(line: Level) -> str:
+    check = line.generator
+    stated = (check.timestamps, f"{check.receiver} receiver" if check.receiver else None)
+    return ", ".join(part for part in stated if part) or MISSING
+
+
+def _generator_verdict(line: Level) -> Cell:
+    """The short verdict; the whole reason stands among the warnings."""
+    if line.valid:
+        return Cell("ok", "", "good")
+    reason = line.invalid_reason or ""
+    blamed, _, why = reason.partition(": ")
+    return Cell(f"invalid: {blamed}" if why else "invalid", reason, "bad")
+
+
+_OWN_ERROR = "Own error, at most"
+_GENERATOR: LevelFields = (
+    *(
+        _ms_field(name, "Dispatch delay, ms", f"dispatch_delay_{name}_s")
+        for name in ("p50", "p99", "max")
+    ),
+    _ms_field("Loop lag p99, ms", "", "loop_lag_p99_s"),
+    _ms_field("Receive delay p99, ms", "", "receive_delay_p99_s"),
+    field("Share of a core", lambda line: share(line.generator.cpu_share)),
+    field("TTFT p99, ms", lambda line: _bound_cell(line.generator, "ttft"), _OWN_ERROR),
+    field("ITL p99, ms", lambda line: _bound_cell(line.generator, "itl"), _OWN_ERROR),
+    field("Load reached, of that asked for", _load_reached_cell),
+    field("Clock of events, who read", _clock_and_receiver, numeric=False),
+    field("Verdict", _generator_verdict, numeric=False),
+)
+
+
+def generator_table(axis: str, lines: Lines) -> Table:
+    """The load generator's report on itself, level by level."""
+    workers = max((line.generator.workers or 1 for line in lines), default=1)
+    note = (
+        "Own error: bounds of what reading late, sending late and the clocks can have done; "
+        "queueing in the network and in the server before a request is read is outside them."
+    )
+    if workers > 1:
+        note += f" Sent by up to {workers} processes."
+    return table_of(
+        "Load generator's self-check",
+        (load_field(axis), *_GENERATOR),
+        lines,
+        note,
+        tone=lambda line: "" if line.valid else "bad",
+    )
