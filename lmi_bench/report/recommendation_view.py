@@ -1,7 +1,6 @@
 """A recommendation as a report shows it, from what `recommend --json` writes.
 
-Known keys get their place; figures are every key whose value is {predicted, low, high}; what is
-left over is shown as it is under provenance, so that a newer file loses nothing.
+Known keys get their place; what is left over is shown as it is under provenance.
 """
 
 from __future__ import annotations
@@ -9,141 +8,107 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.report.formats import key_title, number, plain, usd
 from lmi_bench.report.planning_facts import planning_facts
 from lmi_bench.report.tables.recommendation import (
     FIRST_FIGURES,
-    IDENTITY,
     PRICES,
-    Candidate,
     accuracy_table,
     candidates_table,
-    figures_of,
     figures_table,
+    interval,
     rejected_groups,
     slo_outlook_table,
 )
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
 _PLACED = {
-    "recommended",
-    "nearest",
-    "missed",
-    "candidates",
-    "rejected",
-    "warnings",
-    "accuracy",
-    "title",
-}
-_PLACED |= {"sensitivity", "vary", "frontier", "profile_document", "kinds"}
-_PLACED_OF_CANDIDATE = {"withheld", "slos", "warnings", "reason", "blended_reason", "predicted"}
-_PLACED_OF_CANDIDATE |= {"setting"}
+    "recommended", "nearest", "missed", "candidates", "rejected", "warnings", "accuracy",
+    "sensitivity", "vary", "frontier", "profile_document", "kinds",
+}  # fmt: skip
+_PLACED_OF_CANDIDATE = {
+    "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
+    "blended_3to1_as_published_reason", "setting", *(key for key, _, _ in PRICES),
+}  # fmt: skip
 _SHOWN_CANDIDATES = 12
 
 
 def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> RecommendationView:
-    """The view of one recommendation file."""
-    question = content.get("question")
-    if isinstance(question, Mapping):
-        content = {**content, **question}
-        content.pop("question")
-    recommended = content.get("recommended")
-    chosen = recommended or content.get("nearest") or {}
-    met = recommended is not None
-    candidates = [each for each in content.get("candidates") or () if isinstance(each, Mapping)]
-    model = str(content.get("model") or "")
+    """The view of one recommendation file; raises InputError for another kind of file."""
+    answer = Recommendation.from_json(content)
+    chosen = answer.recommended or answer.nearest
     return RecommendationView(
         anchor=anchor,
-        title=str(content.get("title") or (f"Recommendation for {model}" if model else ""))
-        or "Recommendation",
-        subtitle=_subtitle(content),
-        met=met,
-        why=str(chosen.get("reason") or ""),
-        headline=_headline(content, chosen, met=met),
-        headlines=_figure_headlines(chosen),
-        figures=figures_table(chosen),
-        candidates=candidates_table(candidates[:_SHOWN_CANDIDATES], chosen, "Candidates"),
-        more_candidates=candidates_table(candidates[_SHOWN_CANDIDATES:], chosen, ""),
-        slos=slo_outlook_table(chosen.get("slos")),
-        rejected=rejected_groups(content.get("rejected") or ()),
-        accuracy=accuracy_table(content.get("accuracy")),
+        title=f"Recommendation for {answer.question.model}",
+        subtitle=_subtitle(answer),
+        met=answer.recommended is not None,
+        why="" if chosen is None else chosen.reason,
+        headline=_headline(answer, chosen),
+        headlines=() if chosen is None else _figure_headlines(chosen),
+        figures=None if chosen is None else figures_table(chosen),
+        candidates=candidates_table(answer.candidates[:_SHOWN_CANDIDATES], chosen, "Candidates"),
+        more_candidates=candidates_table(answer.candidates[_SHOWN_CANDIDATES:], chosen, ""),
+        slos=None if chosen is None else slo_outlook_table(chosen.slos),
+        rejected=rejected_groups(answer.rejected),
+        accuracy=accuracy_table(answer.accuracy),
         provenance=_provenance(content, chosen),
-        warnings=tuple(str(warning) for warning in content.get("warnings") or ()),
+        warnings=answer.warnings,
     )
 
 
-def name_candidate(candidate: Candidate) -> str:
-    """`2 x ml.g5.12xlarge`, or the instance alone where one machine is enough."""
-    instance = str(candidate.get("instance") or "?")
-    machines = candidate.get("instances") or 1
-    return instance if machines == 1 else f"{machines:,} × {instance}"
-
-
-def _layout(candidate: Candidate) -> str:
-    parts = []
-    if candidate.get("tensor_parallel") is not None:
-        parts.append(f"TP {candidate['tensor_parallel']}")
-    replicas = candidate.get("replicas")
-    if replicas is not None:
-        parts.append(f"{replicas} {'copy' if replicas == 1 else 'copies'} a machine")
-    if candidate.get("engine"):
-        parts.append(str(candidate["engine"]))
-    return ", ".join(parts)
-
-
-def _headline(content: Mapping[str, Any], chosen: Candidate, *, met: bool) -> Headline:
-    if not chosen:
+def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
+    if chosen is None:
         return Headline("Recommendation", "none", "", "no candidate fits", "bad")
-    price = chosen.get("price_usd_per_hour")
-    detail = ", ".join(part for part in (_layout(chosen), usd(price, per="/h")) if part)
-    if price is None:
-        detail = ", ".join(part for part in (_layout(chosen), "no price known") if part)
-    if chosen.get("usd_per_1m_output_tokens") is not None:
-        detail += f", {usd(chosen['usd_per_1m_output_tokens'])} per 1M output tokens"
-    detail += _how_sure(chosen)
-    if met:
-        return Headline("Recommended", name_candidate(chosen), "", detail, "good")
-    missed = str(content.get("missed") or "the SLOs")
+    copies = f"{chosen.copies} {'copy' if chosen.copies == 1 else 'copies'} a machine"
+    price = chosen.price_usd_per_hour
+    parts = [
+        f"TP {chosen.tensor_parallel}",
+        copies,
+        chosen.setting.describe(),
+        "no price known" if price is None else usd(price, per="/h"),
+    ]
+    if chosen.usd_per_1m_output_tokens is not None:
+        parts.append(f"{usd(chosen.usd_per_1m_output_tokens)} per 1M output tokens")
+    detail = ", ".join(part for part in parts if part) + _how_sure(chosen)
+    machines = chosen.instances
+    fleet = chosen.instance if machines == 1 else f"{machines:,} × {chosen.instance}"
+    if answer.recommended is not None:
+        return Headline("Recommended", fleet, "", detail, "good")
+    missed = answer.missed or "the SLOs"
     verb = "carries" if missed == "the load" else "meets"
-    return Headline(
-        f"Nearest, no candidate {verb} {missed}", name_candidate(chosen), "", detail, "bad"
-    )
+    return Headline(f"Nearest, no candidate {verb} {missed}", fleet, "", detail, "bad")
 
 
 def _how_sure(chosen: Candidate) -> str:
     """The load that it carries with its interval, and how sure each SLO is."""
     text = ""
-    capacity = chosen.get("capacity_rate_per_s")
-    if isinstance(capacity, Mapping) and capacity.get("predicted") is not None:
-        text = f"; carries {number(capacity['predicted'])} req/s"
-        if capacity.get("low") is not None and capacity.get("high") is not None:
-            text += f" (interval {number(capacity['low'])} to {number(capacity['high'])})"
-    slos = [slo for slo in chosen.get("slos") or () if slo.get("confidence")]
-    told = ", ".join(f"{slo['slo']} {slo['confidence']}" for slo in slos)
-    return f"{text}; {told}" if told else text
+    capacity = chosen.figures.get("capacity_rate_per_s")
+    if capacity is not None:
+        text = f"; carries {number(capacity.value)} req/s"
+        text += f" (interval {number(capacity.low)} to {number(capacity.high)})"
+    confidences = ", ".join(f"{each.slo} {each.confidence}" for each in chosen.slos)
+    return f"{text}; {confidences}" if confidences else text
 
 
 def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:
     """The first figures of the chosen candidate, or all where it has none of those."""
-    figures = figures_of(chosen)
-    first = [(key, value) for key, value in figures if key in FIRST_FIGURES] or figures
+    known = {key: figure for key, figure in chosen.figures.items() if figure is not None}
     headlines = []
-    for key, value in first:
+    for key in [key for key in known if key in FIRST_FIGURES] or known:
         title, _, unit = key_title(key).partition(", ")
-        low, high = value.get("low"), value.get("high")
-        interval = ""
-        if low is not None and high is not None and low != high:
-            interval = f"interval {number(low)} to {number(high)}"
-        headlines.append(Headline(title, number(value.get("predicted")), unit, interval))
+        ends = interval(known[key])
+        detail = f"interval {ends}" if ends else ""
+        headlines.append(Headline(title, number(known[key].value), unit, detail))
     return tuple(headlines)
 
 
-def _provenance(content: Mapping[str, Any], chosen: Candidate) -> tuple[Facts, ...]:
+def _provenance(content: Mapping[str, Any], chosen: Candidate | None) -> tuple[Facts, ...]:
     """Where each number comes from: whatever the file says beside its candidates."""
     facts = [*planning_facts(content), Facts("How it was found", tuple(_flatten(content, _PLACED)))]
-    figures = {key for key, _ in figures_of(chosen)}
-    placed = {*IDENTITY, *(key for key, _, _ in PRICES), *figures, *_PLACED_OF_CANDIDATE}
-    facts.append(Facts("The candidate named above", tuple(_flatten(chosen, placed))))
+    if chosen is not None:
+        placed = {*_PLACED_OF_CANDIDATE, *chosen.figures}
+        facts.append(Facts("The candidate named above", tuple(_flatten(chosen.to_json(), placed))))
     return tuple(each for each in facts if each.items)
 
 
@@ -162,22 +127,8 @@ def _flatten(content: Mapping[str, Any], left_out: set[str]) -> list[tuple[str, 
     return items
 
 
-def _subtitle(content: Mapping[str, Any]) -> str:
-    parts = []
-    workload = content.get("workload")
-    if isinstance(workload, Mapping):
-        content = {**workload, **content}
-    if content.get("input_tokens") is not None and content.get("output_tokens") is not None:
-        parts.append(
-            f"{plain(content['input_tokens'])} tokens in, {plain(content['output_tokens'])} out"
-        )
-    if content.get("load"):
-        parts.append(str(content["load"]))
-    elif content.get("rate_per_s") is not None:
-        parts.append(f"{number(content['rate_per_s'])} req/s over the fleet")
-    slos = content.get("slo") or content.get("slos")
-    if isinstance(slos, list | tuple) and slos:
-        parts.append(", ".join(plain(slo) for slo in slos))
-    if content.get("objective"):
-        parts.append(f"ranked by {content['objective']}")
-    return " · ".join(parts)
+def _subtitle(answer: Recommendation) -> str:
+    question = answer.question
+    parts = [f"{question.input_tokens:,} tokens in, {question.output_tokens:,} out", question.load]
+    parts += [", ".join(question.slos), f"ranked by {question.objective}"]
+    return " · ".join(part for part in parts if part)

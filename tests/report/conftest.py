@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation
+from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.findings import Knee, SloAnswer
@@ -97,50 +100,58 @@ def make_run(
 
 
 def candidate(instance, machines, tp, price, out_price, throughput, **more):
-    return {
+    """A candidate as the file has it."""
+    known = {
         "instance": instance,
         "instances": machines,
         "tensor_parallel": tp,
-        "replicas": 1,
+        "copies": 1,
+        "accelerator": "A10G",
         "price_usd_per_hour": price,
+        "usd_per_month": None if price is None else 730 * price,
         "usd_per_1m_output_tokens": out_price,
         "usd_per_1m_total_tokens": None if out_price is None else out_price / 2,
+        "usd_per_1m_output_tokens_at_saturation": None,
+        "usd_per_1m_total_tokens_at_saturation": None,
         "blended_3to1_as_published": None,
-        "throughput_tokens_per_s": {
-            "predicted": throughput,
-            "low": 0.9 * throughput,
-            "high": 1.1 * throughput,
+        "blended_reason": None,
+        "figures": {
+            "throughput_tokens_per_s": Estimate(throughput, 0.9 * throughput, 1.1 * throughput),
+            "ttft_p90_ms": Estimate(420.0, 300.0, 610.0),
         },
-        "ttft_p90_ms": {"predicted": 420.0, "low": 300.0, "high": 610.0},
-    } | more
+        "withheld": {},
+        "slos": (),
+        "memory": {},
+        "limited_by": "",
+        "basis": "",
+        "price_provenance": None,
+        "profile_provenance": "tgi-2023",
+    }
+    return Candidate(**(known | more)).to_json()
 
 
 @pytest.fixture
 def recommendation():
+    """A recommendation as `recommend --json` writes it."""
     best = candidate("ml.g5.12xlarge", 2, 4, 14.18, 1.62, 2430.0)
-    return {
-        "model": "llama-2-7b",
-        "workload": {"input_tokens": 256, "output_tokens": 256},
-        "rate_per_s": 8.0,
-        "slo": ["ttft_p90<=1s"],
-        "objective": "cost",
-        "profile": "tgi-2023",
-        "recommended": best,
-        "nearest": None,
-        "candidates": [
-            best,
-            candidate("ml.p4d.24xlarge", 1, 8, 25.25, 2.41, 2905.0),
-            candidate("ml.trn1.32xlarge", 1, 8, None, None, 1500.0),
-        ],
-        "rejected": [
-            {"instance": "ml.g4dn.xlarge", "instances": 1, "tensor_parallel": 1,
-             "reason": "weights need 12.6 GiB, ml.g4dn.xlarge has 14.6 GiB less 20 %"},
-            {"instance": "ml.g5.xlarge", "instances": 1, "tensor_parallel": 1,
-             "reason": "weights need 25.1 GiB, ml.g5.xlarge has 22.0 GiB less 20 %"},
-            {"instance": "ml.c5.large", "instances": 1, "tensor_parallel": 1,
-             "reason": "no accelerator in the catalog"},
-        ],
-    }  # fmt: skip
+    others = [
+        candidate("ml.p4d.24xlarge", 1, 8, 25.25, 2.41, 2905.0),
+        candidate("ml.trn1.32xlarge", 1, 8, None, None, 1500.0),
+    ]
+    question = Question(
+        model="llama-2-7b", dtype="float16", input_tokens=256, output_tokens=256, kinds=(),
+        burstiness=1.0, rate_per_s=8.0, users=None, think_time_s=None, load="8 req/s, Poisson",
+        slos=("ttft_p90<=1s",), objective="cost", purchase="on demand", availability="none",
+        profile="tgi-2023", calibrated=False, measured_loads=0,
+    )  # fmt: skip
+    out = (
+        ("ml.g4dn.xlarge", "weights need 12.6 GiB, ml.g4dn.xlarge has 14.6 GiB less 20 %"),
+        ("ml.g5.xlarge", "weights need 25.1 GiB, ml.g5.xlarge has 22.0 GiB less 20 %"),
+        ("ml.c5.large", "no accelerator in the catalog"),
+    )
+    rejected = tuple(Rejection(name, 1, 1, reason) for name, reason in out)
+    empty = Recommendation(None, None, (), rejected, question)
+    return empty.to_json() | {"recommended": best, "candidates": [best, *others]}
 
 
 @pytest.fixture(scope="session")

@@ -88,18 +88,20 @@ def test_a_priced_sweep_says_what_its_best_level_costs(runs_of):
     assert best.detail.endswith("12.35 USD for 1M output tokens")
 
 
-def test_the_recommendation_on_the_first_screen_says_how_sure_it_is():
-    chosen = {
-        "instance": "ml.g5.2xlarge", "instances": 2, "price_usd_per_hour": 3.03,
+def test_the_recommendation_on_the_first_screen_says_how_sure_it_is(recommendation):
+    recommendation["recommended"] |= {
         "capacity_rate_per_s": {"predicted": 10.04, "low": 8.29, "high": 10.9},
-        "slos": [{"slo": "ttft_p90<=2000ms", "confidence": "sure"}],
+        "slos": [{"slo": "ttft_p90<=2000ms", "predicted_ms": 420.0, "limit_ms": 2000.0,
+                  "confidence": "sure"}],
     }  # fmt: skip
-    (advice,) = build_view([], [{"recommended": chosen}]).recommendations
-    assert advice.headline.detail.endswith(
-        "$3.03/h; carries 10 req/s (interval 8.29 to 10.9); ttft_p90<=2000ms sure"
+    (advice,) = build_view([], [recommendation]).recommendations
+    assert advice.headline.detail == (
+        "TP 4, 1 copy a machine, $14.18/h, $1.62 per 1M output tokens; carries 10 req/s "
+        "(interval 8.29 to 10.9); ttft_p90<=2000ms sure"
     )
-    (bare,) = build_view([], [{"recommended": {"instance": "ml.g5.2xlarge"}}]).recommendations
-    assert bare.headline.detail == "no price known"
+    recommendation["recommended"] |= {"price_usd_per_hour": None}
+    (bare,) = build_view([], [recommendation]).recommendations
+    assert "no price known" in bare.headline.detail
 
 
 def test_the_throughput_in_the_table_is_tokens_over_wall(sweep):
@@ -188,7 +190,12 @@ def test_candidates_and_rejections_are_grouped_and_unknown_keys_kept(recommendat
 
 def test_numbers_that_all_reasons_share_stay_in_them(recommendation):
     recommendation["rejected"] = [
-        {"instance": name, "reason": f"TGI 1.x (2023) does not run on {device}"}
+        {
+            "instance": name,
+            "tensor_parallel": None,
+            "replicas": None,
+            "reason": f"TGI 1.x (2023) does not run on {device}",
+        }  # fmt: skip
         for name, device in (("ml.trn1.2xlarge", "Trainium1"), ("ml.trn2.48xlarge", "Trainium2"))
     ]
     (advice,) = build_view([], [recommendation]).recommendations
@@ -213,16 +220,16 @@ def test_a_budget_or_load_out_of_reach_is_not_called_an_slo(recommendation, miss
     assert advice.headline.label == f"Nearest, no candidate {said}"
 
 
-def test_a_recommendation_with_nothing_in_it_says_so():
-    (advice,) = build_view([], [{"recommended": None, "nearest": None}]).recommendations
+def test_a_recommendation_with_nothing_in_it_says_so(recommendation):
+    recommendation |= {"recommended": None, "candidates": []}
+    (advice,) = build_view([], [recommendation]).recommendations
     assert advice.headline.value == "none"
     assert advice.candidates is None
 
 
 def test_a_withheld_figure_shows_the_reason(recommendation):
     recommendation["candidates"][0] |= {
-        "ttft_p90_ms": None,
-        "withheld": {"ttft_p90_ms": "above 80 % of capacity"},
+        "ttft_p90_ms": {"predicted": None, "reason": "above 80 % of capacity"},
     }
     (advice,) = build_view([], [recommendation]).recommendations
     cells = [cell for cell in advice.candidates.rows[0].cells if cell.text == "n/a"]
@@ -237,18 +244,23 @@ def test_accuracy_is_predicted_over_measured(recommendation):
     assert texts(advice.accuracy) == [["1", "30", "31.2", "+4%"]]
 
 
-def test_the_planner_s_own_answer_can_be_shown(recommendation):
-    """What it asks is under `question`, and each SLO comes with its confidence."""
-    question = {"model": "llama-2-7b", "load": "8 req/s, Poisson", "objective": "cost"}
+def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommendation):
     outlook = {"slo": "ttft_p90<=1s", "predicted_ms": 420.0, "limit_ms": 1000.0,
-               "slack_ms": 580.0, "confidence": "likely"}  # fmt: skip
-    chosen = recommendation["recommended"] | {"slos": [outlook], "reason": "least cost"}
-    content = {"question": question, "recommended": chosen, "candidates": [chosen]}
-    (advice,) = build_view([], [content]).recommendations
+               "confidence": "likely"}  # fmt: skip
+    recommendation["recommended"] |= {"slos": [outlook], "reason": "least cost"}
+    (advice,) = build_view([], [recommendation]).recommendations
     assert advice.title == "Recommendation for llama-2-7b"
-    assert advice.subtitle == "8 req/s, Poisson · ranked by cost"
+    assert advice.subtitle == (
+        "256 tokens in, 256 out · 8 req/s, Poisson · ttft_p90<=1s · ranked by cost"
+    )
     assert advice.why == "least cost"
     assert texts(advice.slos) == [["ttft_p90<=1s", "420", "1,000", "580", "likely"]]
+
+
+def test_another_file_than_a_recommendation_is_refused(recommendation):
+    del recommendation["recommended"]["instances"]
+    with pytest.raises(InputError, match="a recommendation without 'instances'"):
+        build_view([], [recommendation])
 
 
 def test_nothing_to_report_on_is_an_error():

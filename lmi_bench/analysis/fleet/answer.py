@@ -28,14 +28,18 @@ class SloOutlook:
     limit_ms: float
     confidence: str
 
+    @property
+    def slack_ms(self) -> float | None:
+        """Distance to the limit, below 0 where it is missed."""
+        return None if self.predicted_ms is None else self.limit_ms - self.predicted_ms
+
     def to_json(self) -> dict[str, Any]:
-        """The outlook as plain values; slack_ms is the distance to the limit."""
-        slack = None if self.predicted_ms is None else self.limit_ms - self.predicted_ms
+        """The outlook as plain values."""
         return {
             "slo": self.slo,
             "predicted_ms": self.predicted_ms,
             "limit_ms": self.limit_ms,
-            "slack_ms": slack,
+            "slack_ms": self.slack_ms,
             "confidence": self.confidence,
         }
 
@@ -345,7 +349,10 @@ class Recommendation:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Recommendation:
-        """Inverse of `to_json`, without rejections and levels to measure; raises InputError."""
+        """Inverse of `to_json`, without levels to measure and the settings of rejected layouts.
+
+        Raises InputError.
+        """
         try:
             if content["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {content['schema_version']}")
@@ -357,7 +364,15 @@ class Recommendation:
                 recommended=best,
                 nearest=nearest,
                 candidates=tuple(map(Candidate.from_json, _read(content, "candidates", list))),
-                rejected=(),
+                rejected=tuple(
+                    Rejection(
+                        _read(each, "instance", str),
+                        each["tensor_parallel"],
+                        each["replicas"],
+                        _read(each, "reason", str),
+                    )
+                    for each in _read(content, "rejected", list)
+                ),
                 question=Question.from_json(content),
                 warnings=tuple(_read(content, "warnings", list)),
                 accuracy=content["accuracy"],

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.answer import Candidate, SloOutlook
+from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
-from lmi_bench.report.table import Cell, Column, Row, Table
+from lmi_bench.report.table import Cell, Column, Field, Row, Table, field, table_of
 from lmi_bench.report.values import RejectedGroup
 
-IDENTITY = ("instance", "instances", "tensor_parallel", "replicas", "engine")
-# key, group of columns, title
+# field, group of columns, title
 PRICES = (
     ("price_usd_per_hour", "Fleet", "USD/h"),
     ("usd_per_month", "Fleet", "USD/month"),
@@ -21,7 +22,7 @@ PRICES = (
     ("usd_per_1m_total_tokens_at_saturation", "The same, saturated", "in and out"),
     ("blended_3to1_as_published", "Blended 3:1", "as published"),
 )
-# The figures to read first, where the file has any of them; all of them are listed below.
+# The figures to read first, where the candidate has any of them; all of them are listed below.
 FIRST_FIGURES = (
     "capacity_rate_per_s",
     "capacity_tokens_per_s",
@@ -30,193 +31,123 @@ FIRST_FIGURES = (
     "itl_p50_ms",
     "latency_per_token_p90_ms",
 )
-_WORDS = (("engine", "Engine"), ("limited_by", "Limited by"), ("basis", "Basis"))
+_CONFIDENCE_TONES = {"sure": "good", "likely": "warn", "missed": "bad"}
 
-Candidate = Mapping[str, Any]
+
+def interval(figure: Estimate) -> str:
+    """`8.29 to 10.9`; empty where both ends are equal."""
+    return "" if figure.low == figure.high else f"{number(figure.low)} to {number(figure.high)}"
 
 
 def figures_table(chosen: Candidate) -> Table | None:
-    rows = [
-        Row(
-            (
-                Cell(key_title(key)),
-                Cell(number(value.get("predicted"))),
-                Cell(number(value.get("low"))),
-                Cell(number(value.get("high"))),
-            )
-        )
-        for key, value in figures_of(chosen)
-    ]
-    rows += [
-        Row((Cell(key_title(str(key))), Cell("n/a", str(why), "na"), Cell(MISSING), Cell(MISSING)))
-        for key, why in (chosen.get("withheld") or {}).items()
-    ]
-    columns = (
-        Column("Figure", numeric=False),
-        Column("Predicted"),
-        Column("Low"),
-        Column("High"),
-    )
-    return Table("", columns, tuple(rows)) if rows else None
+    """Every predicted figure with its interval, or why it is withheld."""
 
+    def end(name: str) -> Field[str]:
+        def text(key: str) -> Cell:
+            figure = chosen.figures[key]
+            if figure is not None:
+                return Cell(number(getattr(figure, name)))
+            if name == "value":
+                return Cell("n/a", chosen.withheld[key], "na")
+            return Cell(MISSING)
 
-def figures_of(candidate: Candidate) -> list[tuple[str, Mapping[str, Any]]]:
-    """Predicted figures, those of a nested mapping such as `predicted` included."""
-    found = []
-    for key, value in candidate.items():
-        if not isinstance(value, Mapping):
-            continue
-        if "predicted" in value:
-            found.append((str(key), value))
-        else:
-            found += [
-                (str(inner), each)
-                for inner, each in value.items()
-                if isinstance(each, Mapping) and "predicted" in each
-            ]
-    return found
+        return field({"value": "Predicted"}.get(name, name.capitalize()), text)
+
+    fields = (field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
+    shown = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
+    return table_of("", fields, shown) if shown else None
 
 
 def candidates_table(
-    candidates: Sequence[Candidate], chosen: Candidate, caption: str
+    candidates: Sequence[Candidate], chosen: Candidate | None, caption: str
 ) -> Table | None:
+    """The candidates, the best first; the chosen one is marked."""
     if not candidates:
         return None
-    known = dict.fromkeys(
-        str(key)
-        for each in candidates
-        for key in (*(key for key, _ in figures_of(each)), *(each.get("withheld") or {}))
+    known = dict.fromkeys(name for each in candidates for name in each.figures)
+    words: tuple[Field[Candidate], ...] = (
+        field("Engine", lambda each: each.setting.describe() or MISSING, numeric=False),
+        field("Limited by", lambda each: each.limited_by or MISSING, numeric=False),
+        field("Basis", lambda each: each.basis or MISSING, numeric=False),
     )
-    figure_keys = [key for key in FIRST_FIGURES if key in known] or list(known)
-    words = [(key, title) for key, title in _WORDS if any(each.get(key) for each in candidates)]
-    prices = [price for price in PRICES if any(price[0] in each for each in candidates)]
-    columns = (
-        Column("Instance", numeric=False),
-        Column("Machines"),
-        Column("TP"),
-        Column("Copies a machine"),
-        *(Column(title, group) for _, group, title in prices),
-        *(Column(key_title(key)) for key in figure_keys),
-        *(Column(title, numeric=False) for _, title in words),
+    fields: tuple[Field[Candidate], ...] = (
+        field("Instance", lambda each: each.instance, numeric=False),
+        field("Machines", lambda each: count(each.instances)),
+        field("TP", lambda each: count(each.tensor_parallel)),
+        field("Copies a machine", lambda each: count(each.copies)),
+        *(_price_field(*price) for price in PRICES),
+        *(
+            field(key_title(key), lambda each, key=key: _figure_cell(each, key))  # type: ignore[misc]
+            for key in [key for key in FIRST_FIGURES if key in known] or known
+        ),
+        *(word for word in words if any(word.cell(each).text != MISSING for each in candidates)),
     )
-    rows = []
-    for candidate in candidates:
-        figures = dict(figures_of(candidate))
-        rows.append(
-            Row(
-                (
-                    Cell(str(candidate.get("instance") or "?")),
-                    Cell(count(candidate.get("instances"))),
-                    Cell(count(candidate.get("tensor_parallel"))),
-                    Cell(count(candidate.get("replicas"))),
-                    *(_price_cell(candidate, key) for key, _, _ in prices),
-                    *(
-                        _figure_cell(figures.get(key), candidate.get("withheld"), key)
-                        for key in figure_keys
-                    ),
-                    *(Cell(plain(candidate.get(key))) for key, _ in words),
-                ),
-                strong=_same(candidate, chosen),
-            )
-        )
     note = (
         "Best first; hover a figure for its interval. Highlighted: the one named above. A missing "
         "price is not known and is never guessed."
     )
-    return Table(caption, columns, tuple(rows), note if caption else "")
+    return table_of(
+        caption, fields, candidates, note if caption else "", strong=lambda each: each == chosen
+    )
 
 
-def _same(candidate: Candidate, chosen: Candidate) -> bool:
-    return bool(chosen) and all(candidate.get(key) == chosen.get(key) for key in IDENTITY)
+def _price_field(name: str, group: str, title: str) -> Field[Candidate]:
+    def cell(candidate: Candidate) -> Cell:
+        value = getattr(candidate, name)
+        if value is not None:
+            return Cell(usd(value))
+        reason = candidate.blended_reason if name.startswith("blended") else None
+        return Cell(MISSING, reason or "not known", "na")
+
+    return field(title, cell, group)
 
 
-def _price_cell(candidate: Candidate, key: str) -> Cell:
-    value = candidate.get(key)
-    if isinstance(value, Mapping):  # a price that carries its conditions or its reason
-        inner = value.get("value", value.get("usd_per_1m_tokens"))
-        reason = str(value.get("reason") or "not applicable")
-        return Cell("n/a", reason, "na") if inner is None else Cell(usd(inner), plain(value))
-    if value is None:
-        known = candidate.get("blended_reason" if key.startswith("blended") else f"{key}_reason")
-        return Cell(MISSING, str(known or "not known"), "na")
-    return Cell(usd(value))
+def _figure_cell(candidate: Candidate, key: str) -> Cell:
+    figure = candidate.figures.get(key)
+    if figure is not None:
+        return Cell(number(figure.value), f"{number(figure.low)} to {number(figure.high)}")
+    if key in candidate.withheld:
+        return Cell("n/a", candidate.withheld[key], "na")
+    return Cell(MISSING, "not predicted", "na")
 
 
-def _figure_cell(value: Mapping[str, Any] | None, withheld: object, key: str) -> Cell:
-    if value is None:
-        known = withheld.get(key) if isinstance(withheld, Mapping) else None
-        return Cell("n/a", str(known), "na") if known else Cell(MISSING, "not predicted", "na")
-    predicted = value.get("predicted")
-    if predicted is None:
-        return Cell("n/a", str(value.get("reason") or "not predicted here"), "na")
-    low, high = value.get("low"), value.get("high")
-    hint = "" if low is None or high is None else f"{number(low)} to {number(high)}"
-    return Cell(number(predicted), hint)
-
-
-def slo_outlook_table(outlooks: object) -> Table | None:
+def slo_outlook_table(outlooks: Sequence[SloOutlook]) -> Table | None:
     """How sure each SLO is at the planned load, and what is left to its limit."""
-    if not isinstance(outlooks, list | tuple) or not outlooks:
-        return None
-    tones = {"sure": "good", "likely": "warn", "missed": "bad"}
-    rows = []
-    for each in outlooks:
-        if isinstance(each, Mapping):
-            confidence = str(each.get("confidence") or "unknown")
-            rows.append(
-                Row(
-                    (
-                        Cell(str(each.get("slo") or "?")),
-                        Cell(number(each.get("predicted_ms"))),
-                        Cell(number(each.get("limit_ms"))),
-                        Cell(number(each.get("slack_ms"))),
-                        Cell(confidence, "", tones.get(confidence, "")),
-                    )
-                )
-            )
-    columns = (
-        Column("SLO", numeric=False),
-        Column("Predicted, ms"),
-        Column("Limit, ms"),
-        Column("Slack, ms"),
-        Column("Confidence", numeric=False),
+    fields: tuple[Field[SloOutlook], ...] = (
+        field("SLO", lambda each: each.slo, numeric=False),
+        field("Predicted, ms", lambda each: number(each.predicted_ms)),
+        field("Limit, ms", lambda each: number(each.limit_ms)),
+        field("Slack, ms", lambda each: number(each.slack_ms)),
+        field(
+            "Confidence",
+            lambda each: Cell(each.confidence, "", _CONFIDENCE_TONES.get(each.confidence, "")),
+            numeric=False,
+        ),
     )
     note = "sure: holds at the upper end of the interval; likely: holds as predicted."
-    return Table("Service-level objectives at the planned load", columns, tuple(rows), note)
+    title = "Service-level objectives at the planned load"
+    return table_of(title, fields, outlooks, note) if outlooks else None
 
 
-def rejected_groups(rejected: Sequence[Any]) -> tuple[RejectedGroup, ...]:
-    """Rejected candidates by kind of reason: the same sentence but for its names and numbers."""
-    groups: dict[str, list[Candidate]] = {}
-    for candidate in rejected:
-        if isinstance(candidate, Mapping):
-            groups.setdefault(_kind_of(candidate), []).append(candidate)
-    columns = (
-        Column("Instance", numeric=False),
-        Column("Machines"),
-        Column("TP"),
-        Column("Price, USD/h"),
-        Column("Reason", numeric=False),
+def rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
+    """Rejected layouts by kind of reason: the same sentence but for its names and numbers."""
+    groups: dict[str, list[Rejection]] = {}
+    for each in rejected:
+        groups.setdefault(_unnumbered(_reason_of(each)), []).append(each)
+    fields: tuple[Field[Rejection], ...] = (
+        field("Instance", lambda each: each.instance_type, numeric=False),
+        field("Machines", lambda _: MISSING),
+        field("TP", lambda each: count(each.tensor_parallel)),
+        field("Price, USD/h", lambda _: Cell(MISSING, "not known", "na")),
+        field("Reason", lambda each: each.reason, numeric=False),
     )
-    views = []
-    for kind, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        rows = tuple(
-            Row(
-                (
-                    Cell(str(each.get("instance") or "?")),
-                    Cell(count(each.get("instances"))),
-                    Cell(count(each.get("tensor_parallel"))),
-                    _price_cell(each, "price_usd_per_hour"),
-                    Cell(str(each.get("reason") or "no reason given")),
-                )
-            )
-            for each in members
-        )
-        views.append(RejectedGroup(_shared_text(members, kind), Table("", columns, rows)))
-    return tuple(views)
+    return tuple(
+        RejectedGroup(_shared_text(members, kind), table_of("", fields, members))
+        for kind, members in sorted(groups.items(), key=lambda item: -len(item[1]))
+    )
 
 
-def _shared_text(members: Sequence[Candidate], kind: str) -> str:
+def _shared_text(members: Sequence[Rejection], kind: str) -> str:
     """The members' reason, with an ellipsis for the numbers in which they differ alone."""
     reasons = sorted({_reason_of(each) for each in members})
     columns = list(zip(*(reason.split() for reason in reasons), strict=False))
@@ -235,17 +166,9 @@ def _unnumbered(text: str) -> str:
     return re.sub(r"\$?\d[\d,.]*\d|\d", "…", text)
 
 
-def _kind_of(candidate: Candidate) -> str:
-    if candidate.get("kind"):
-        return key_title(str(candidate["kind"]))
-    return _unnumbered(_reason_of(candidate))
-
-
-def _reason_of(candidate: Candidate) -> str:
+def _reason_of(rejection: Rejection) -> str:
     """The reason without the instance's own name, which has numbers in it."""
-    reason = str(candidate.get("reason") or "no reason given")
-    instance = candidate.get("instance")
-    return reason.replace(str(instance), "the instance") if instance else reason
+    return rejection.reason.replace(rejection.instance_type, "the instance")
 
 
 def accuracy_table(accuracy: object) -> Table | None:
