@@ -1,8 +1,8 @@
-"""A serving engine's metrics as traffic: from a Prometheus server, or from an engine's own page.
+"""Reads traffic from a serving engine's metrics: a Prometheus server, or the engine's own page.
 
-Histograms are of prompts and of answers, each alone, so which lengths go together is lost. A
-Prometheus server also knows the rate over time; a page of `/metrics` holds only sums since the
-engine's start.
+Prompts and answers have separate histograms, so which lengths occur together is not known. A
+Prometheus server also has the rate over time; a `/metrics` page has only sums since the engine
+started.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LE = re.compile(r'le="([^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class MetricNames:
-    """How an engine calls what is needed: two histograms and the count of requests that ended."""
+    """An engine's names of two histograms and of the counter of finished requests."""
 
     engine: str
     prompts: str
@@ -61,9 +61,9 @@ _ENGINES = (
 
 @dataclass(frozen=True, slots=True)
 class MeteredTraffic:
-    """What the metrics tell.
+    """Traffic as the metrics show it.
 
-    rates_per_s  mean of each five minutes with its Unix time in seconds; empty for a page
+    rates_per_s  (Unix time in seconds, mean rate of five minutes); empty for a page
     """
 
     engine: str
@@ -73,10 +73,10 @@ class MeteredTraffic:
 
 
 def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -> MeteredTraffic:
-    """The traffic that a Prometheus server, or a page of metrics, has seen.
+    """Read the traffic from a Prometheus server or a page of metrics.
 
-    hours  before now that are asked for
-    fetch  the text behind a URL, for tests
+    hours  period up to now
+    fetch  returns the text of a URL, for tests
 
     Raises InputError where nothing answers or no known engine is in it.
     """
@@ -86,14 +86,14 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
         return _page(base, get(base))
     window = f"{max(1, round(hours * 60))}m"
     for names in _ENGINES:
-        asked = _queried(get, base, f"sum by (le) (increase({names.prompts}_bucket[{window}]))")
-        told = _queried(get, base, f"sum by (le) (increase({names.answers}_bucket[{window}]))")
-        if not asked or not told:
+        prompts = _queried(get, base, f"sum by (le) (increase({names.prompts}_bucket[{window}]))")
+        answers = _queried(get, base, f"sum by (le) (increase({names.answers}_bucket[{window}]))")
+        if not prompts or not answers:
             continue
         end = time.time()
         rates = _range(get, base, f"sum(rate({names.requests}[5m]))", end - hours * 3600, end)
         return MeteredTraffic(
-            names.engine, _kinds(asked, told), rates, (*_ALONE, *_UNTOLD[: 2 if rates else 3])
+            names.engine, _kinds(prompts, answers), rates, (*_ALONE, *_UNKNOWN[: 2 if rates else 3])
         )
     raise InputError(
         f"{base} knows no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
@@ -102,10 +102,10 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
 
 
 _ALONE = (
-    "which prompts have which answers: metrics count each alone, so all pairs are taken to occur",
+    "which prompts have which answers: metrics count them separately, so all pairs are assumed",
 )
-_UNTOLD = (
-    "burstiness within five minutes: taken as Poisson",
+_UNKNOWN = (
+    "burstiness within five minutes: assumed to be Poisson",
     "shared prefixes: metrics hold no text",
     "rate and daily curve: a page of metrics holds sums since the engine's start (ask Prometheus)",
 )
@@ -125,22 +125,24 @@ def _page(url: str, text: str) -> MeteredTraffic:
     for names in _ENGINES:
         if names.prompts in samples and names.answers in samples:
             kinds = _kinds(samples[names.prompts], samples[names.answers])
-            return MeteredTraffic(names.engine, kinds, (), (*_ALONE, *_UNTOLD))
+            return MeteredTraffic(names.engine, kinds, (), (*_ALONE, *_UNKNOWN))
     raise InputError(
         f"{url} holds no lengths of {', '.join(each.engine for each in _ENGINES)}: it must count "
         f"{_ENGINES[0].prompts} and the like"
     )
 
 
-def _kinds(asked: Mapping[float, float], told: Mapping[float, float]) -> tuple[RequestKind, ...]:
-    return independent_kinds(_groups(asked), _groups(told))
+def _kinds(
+    prompts: Mapping[float, float], answers: Mapping[float, float]
+) -> tuple[RequestKind, ...]:
+    return independent_kinds(_groups(prompts), _groups(answers))
 
 
 def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:
     """At most six (tokens, share) of a cumulative histogram, each the mean of its buckets.
 
-    A bucket's requests are taken to lie at its middle, those beyond the last bound a half above it.
-    Raises InputError where nothing was counted.
+    A bucket counts at its middle; the last, unbounded one at 1.5 times its lower bound.
+    Raises InputError if nothing was counted.
     """
     edges = sorted(buckets)
     whole = buckets[edges[-1]] if edges else 0.0
@@ -157,7 +159,7 @@ def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:
 
 
 def _merged(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Neighbours joined, the least shares first, until few are left; means are kept."""
+    """Join neighbours, the smallest shares first, until at most six are left; keeps the mean."""
     parts = list(parts)
     while len(parts) > _MOST_GROUPS:
         at = min(range(len(parts) - 1), key=lambda i: parts[i][1] + parts[i + 1][1])

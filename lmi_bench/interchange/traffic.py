@@ -1,8 +1,8 @@
-"""Traffic that was recorded elsewhere, as the planner can read it: a log of requests, or a trace.
+"""Reads recorded traffic for the planner: a log of requests, or a trace.
 
-A log is JSON lines, a request each. Its fields are found by the names that servers and gateways
-use, also below `usage`, `request`, `response` and `body`; where it has texts but no token counts,
-four characters are taken for a token.
+A log is JSON lines, one request on each. Its fields have the names that servers and gateways use,
+also below `usage`, `request`, `response` and `body`. If it has texts but no token counts, four
+characters count as a token.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests that were seen, and what their source cannot tell.
+    """Recorded requests, and what their source does not contain.
 
     requests       in order of time, from 0; without times all at 0
     start_epoch_s  Unix time of the first; None where times are relative or missing
     has_times      whether the requests' times are known
-    prefix         of the prompts, in tokens; None where nothing of them is recorded
-    unknown        what cannot be told from such a source
+    prefix         shared by the prompts, in tokens; None if the prompts are not recorded
+    unknown        what such a source does not contain
     notes          how it was read
     """
 
@@ -57,7 +57,7 @@ class Traffic:
 
 
 def read_traffic(path: Path) -> Traffic:
-    """A log or a trace, told apart by its fields; raises InputError where neither is found."""
+    """Read a log or a trace, recognised by its fields; raises InputError for anything else."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             first = next((line for line in file if line.strip()), "")
@@ -85,13 +85,13 @@ def _trace(path: Path) -> Traffic:
 
 
 _NEVER = (
-    "what waits for what: turns of a conversation look like requests of their own",
-    "requests that were turned away or given up before the log was written",
+    "conversations: each turn looks like a separate request",
+    "requests that were rejected or abandoned before the log was written",
 )
 
 
 def _of_blocks(requests: Sequence[TraceRequest]) -> SharedPrefix:
-    """Prompts as texts of one character a block, back in tokens."""
+    """The prefix of prompts given as blocks: each block is compared as one character."""
     blocks = ["".join(chr(0x10000 + i % 0xF0000) for i in each.hash_ids) for each in requests]
     found = shared_prefix(blocks)
     return replace(found, common=found.common * MOONCAKE_BLOCK_TOKENS)
@@ -101,27 +101,25 @@ def _log(path: Path) -> Traffic:
     rows = list(_rows(path))
     kept: list[tuple[float | None, int, int]] = []
     texts: list[str] = []
-    counted = estimated = left_out = 0
+    estimated = left_out = 0
     for row in rows:
         prompt = _prompt_of(row)
-        asked, told = _number(row, _INPUT), _number(row, _OUTPUT)
-        if asked is None and prompt:
-            asked, estimated = len(prompt) / _CHARACTERS_PER_TOKEN, estimated + 1
-        else:
-            counted += asked is not None
-        if told is None and (answer := _answer_of(row)):
-            told = len(answer) / _CHARACTERS_PER_TOKEN
-        if not asked or not told or _failed(row):
+        tokens_in, tokens_out = _number(row, _INPUT), _number(row, _OUTPUT)
+        if tokens_in is None and prompt:
+            tokens_in, estimated = len(prompt) / _CHARACTERS_PER_TOKEN, estimated + 1
+        if tokens_out is None and (answer := _answer_of(row)):
+            tokens_out = len(answer) / _CHARACTERS_PER_TOKEN
+        if not tokens_in or not tokens_out or _failed(row):
             left_out += 1
             continue
-        kept.append((_time_of(row), max(1, round(asked)), max(1, round(told))))
+        kept.append((_time_of(row), max(1, round(tokens_in)), max(1, round(tokens_out))))
         if prompt:
             texts.append(prompt)
     if len(kept) < 2:
         raise InputError(
-            f"{path}: {len(kept)} of {len(rows)} lines have prompt and answer lengths; they are "
-            f"looked for as {_INPUT[0]} or {_INPUT[1]}, {_OUTPUT[0]} or {_OUTPUT[1]} (also below "
-            "usage), or as text in prompt or messages"
+            f"{path}: {len(kept)} of {len(rows)} lines have prompt and answer lengths; "
+            f"expected are {_INPUT[0]} or {_INPUT[1]}, {_OUTPUT[0]} or {_OUTPUT[1]} (also below "
+            "usage), or text in prompt or messages"
         )
     return _put_together(kept, texts, estimated=estimated, left_out=left_out)
 
@@ -139,16 +137,14 @@ def _put_together(
         unknown.insert(0, "rate, bursts, daily curve: all lines have the same time")
     requests = sorted(
         (
-            TraceRequest((at or 0.0) - start if has_times else 0.0, asked, told)
-            for at, asked, told in kept
+            TraceRequest((at or 0.0) - start if has_times else 0.0, tokens_in, tokens_out)
+            for at, tokens_in, tokens_out in kept
         ),
         key=lambda each: each.at_s,
     )
     if estimated:
-        notes.append(
-            f"{estimated} prompt lengths are taken from text, {_CHARACTERS_PER_TOKEN} characters a "
-            "token"
-        )
+        by_text = f"{_CHARACTERS_PER_TOKEN} characters a token"
+        notes.append(f"{estimated} prompt lengths are estimated from text, {by_text}")
     if left_out:
         notes.append(f"{left_out} lines failed or have no lengths: left out")
     prefix = None
@@ -159,7 +155,7 @@ def _put_together(
         unknown.append("shared prefixes: the log does not hold the prompts")
     absolute = has_times and start > _EPOCH_MS_FROM / 1000
     if has_times and not absolute:
-        unknown.append("the hour of the day: times are not those of a calendar")
+        unknown.append("the hour of the day: times are not calendar times")
     return Traffic(
         tuple(requests),
         start if absolute else None,
@@ -180,7 +176,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             except ValueError as exc:
                 raise InputError(f"{path}, line {number}: not JSON: {exc}") from exc
             if not isinstance(row, Mapping):
-                raise InputError(f"{path}, line {number}: an object is expected, a request each")
+                raise InputError(f"{path}, line {number}: expected a JSON object with one request")
             yield row
 
 
@@ -213,7 +209,7 @@ def _number(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def _time_of(row: Mapping[str, Any]) -> float | None:
-    """Unix seconds, or seconds of a clock of the log's own."""
+    """Unix seconds, or seconds of the log's own clock."""
     value: float | None = _first(row, _TIMES, _epoch_s)
     return value
 

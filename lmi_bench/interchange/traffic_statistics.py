@@ -32,9 +32,9 @@ _LEAST_SHAPE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Burstiness:
-    """Shape of gamma arrivals: 1 is Poisson, below it bursts; None where it cannot be told.
+    """Shape of gamma arrivals: 1 is Poisson, below 1 bursts; None if it cannot be estimated.
 
-    how  it was found, or why not
+    how  it was estimated, or why not
     """
 
     shape: float | None
@@ -138,10 +138,11 @@ def joint_kinds(requests: Sequence[TraceRequest]) -> tuple[RequestKind, ...]:
     found: dict[tuple[int, int], float] = {}
     for group in _groups(pairs, _PROMPT_GROUPS):
         for kind in _groups(sorted(group, key=lambda pair: pair[1]), _ANSWER_GROUPS):
-            asked, told = (
+            tokens_in, tokens_out = (
                 max(1, round(sum(column) / len(kind))) for column in zip(*kind, strict=True)
             )
-            found[asked, told] = found.get((asked, told), 0.0) + len(kind) / len(pairs)
+            lengths = tokens_in, tokens_out
+            found[lengths] = found.get(lengths, 0.0) + len(kind) / len(pairs)
     return tuple(RequestKind(*lengths, share=share) for lengths, share in found.items())
 
 
@@ -155,13 +156,13 @@ def _groups(
 
 
 def independent_kinds(
-    asked: Sequence[tuple[float, float]], told: Sequence[tuple[float, float]]
+    prompts: Sequence[tuple[float, float]], answers: Sequence[tuple[float, float]]
 ) -> tuple[RequestKind, ...]:
     """Kinds of two separate distributions, each of (tokens, share): every pair of lengths."""
     return tuple(
         RequestKind(max(1, round(a)), max(1, round(b)), share_a * share_b)
-        for a, share_a in asked
-        for b, share_b in told
+        for a, share_a in prompts
+        for b, share_b in answers
         if share_a * share_b > 0
     )
 

@@ -47,7 +47,7 @@ def _products(results: Sequence[Mapping[str, Any]]) -> Table | None:
         lines.append(Row(tuple(cells)))
     note = (
         "Products of attention and MLPs in one decode step, by sequences, unpacking included; "
-        "above 1, unpacking costs more than the smaller weights save. Not told over ranks."
+        "above 1, unpacking costs more than the smaller weights save. Not measured over ranks."
     )
     return Table("Matrix products of a decode step", tuple(columns), tuple(lines), note)
 

@@ -28,7 +28,7 @@ _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
 
 
 def replica_lines(levels: Sequence[Level]) -> list[str]:
-    """How the requests of each level were shared out among replicas, where there are several."""
+    """How many requests each replica got, by level, where there are several."""
     lines = []
     for line in levels:
         server = line.server or ServerMetrics()
@@ -76,14 +76,14 @@ def level_block(line: Level) -> str:
 
 
 def _of_due_times(line: Level) -> tuple[tuple[str, str, str], ...]:
-    """In an open loop latencies count from when a request was due; what lies between is its own."""
+    """Open loop: also show latency from the send, and the dispatch delay."""
     if not line.load.is_open or "ttft_from_sent" not in line.latency:
         return ()
     return _FROM_SENT
 
 
 def _of_answers(line: Level) -> tuple[tuple[str, str, str], ...]:
-    """Where a server thinks aloud, TTFT counts its thoughts and this does not."""
+    """Reasoning models: TTFT counts reasoning tokens, this only the answer's."""
     if "ttft_answer" not in line.latency:
         return ()
     return (("Time to first token of the answer", "ttft_answer", "TTFT of the answer (ms)"),)
@@ -95,7 +95,7 @@ def _of_reasoning(line: Level) -> list[tuple[str, str]]:
 
 
 def _by_gaps(line: Level) -> list[tuple[str, str]]:
-    """What published price tables take for the throughput: right only while nobody waits."""
+    """Throughput as published price tables compute it: right only while no request waits."""
     gap_ms = line.of("itl").p50
     if not gap_ms or line.load.concurrency is None:
         return []
@@ -110,7 +110,7 @@ _CLOCKS = {"kernel": "kernel time", "user": "user time", "loop": "the event loop
 
 
 def generator_line(lines: Sequence[Level]) -> str | None:
-    """How true the times are, in one line over all levels; None where nothing is known of it."""
+    """The error bounds of the times, in one line over all levels; None if none is known."""
     checks = [line.generator for line in lines]
     parts = []
     for name, title in _BOUNDED:
@@ -128,8 +128,8 @@ def generator_line(lines: Sequence[Level]) -> str | None:
         sorted({_CLOCKS.get(clock := str(check.timestamps), clock) for check in checks})
     )
     readers = ", ".join(sorted({check.receiver for check in checks if check.receiver}))
-    told = f", {readers} receiver" if readers else ""
-    return f"the generator's own error: {', '.join(parts)}; {clocks}{told}"
+    receiver = f", {readers} receiver" if readers else ""
+    return f"the generator's own error: {', '.join(parts)}; {clocks}{receiver}"
 
 
 _COUNTED_BY = {
@@ -140,7 +140,7 @@ _COUNTED_BY = {
 
 
 def token_counts_line(lines: Sequence[Level]) -> str | None:
-    """Who counted the tokens of answers, over all levels; None where no endpoint gave them."""
+    """Where the token counts come from, over all levels; None where no endpoint gave them."""
     stated = [line.generator.token_counts for line in lines]
     names = dict.fromkeys(name for text in stated if text for name in text.split(", "))
     if not names:

@@ -195,7 +195,7 @@ def test_numbers_that_all_reasons_share_stay_in_them(recommendation):
             "tensor_parallel": None,
             "replicas": None,
             "reason": f"TGI 1.x (2023) does not run on {device}",
-        }  # fmt: skip
+        }
         for name, device in (("ml.trn1.2xlarge", "Trainium1"), ("ml.trn2.48xlarge", "Trainium2"))
     ]
     (advice,) = build_view([], [recommendation]).recommendations

@@ -179,7 +179,7 @@ INFERENCEX = Summary(
 
 def read_inferencex(content: Object, load: Load | None) -> Imported:
     """One `agg_*.json` of InferenceX (InferenceMAX)."""
-    split = ("GPUs of several nodes are not told apart: no throughput in total",)
+    split = ("several nodes or pools: the number of GPUs is not known, so no total throughput",)
     return replace(INFERENCEX.read(content, load), notes=split if _is_split(content) else ())
 
 
