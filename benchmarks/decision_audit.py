@@ -258,8 +258,7 @@ class Judge:
     def least_cost(self, known: Sequence[tuple[Layout, int]]) -> float | None:
         """The cheapest fleet that keeps the SLOs, given some that might."""
         best = min(
-            (cost_of(layout, n) for layout, n in known if self.keeps(layout, n)),
-            default=math.inf,
+            (cost_of(layout, n) for layout, n in known if self.keeps(layout, n)), default=math.inf
         )
         for layout in sorted(self.layouts(), key=lambda each: cost_of(each, 1)):
             price = cost_of(layout, 1)

@@ -105,10 +105,7 @@ ORDER = (
 def cli(*arguments: str, quiet: bool = True) -> str:
     """Run one lmi-bench command and return what it printed; its errors end the benchmark."""
     done = subprocess.run(
-        [sys.executable, "-m", "lmi_bench", *arguments],
-        text=True,
-        capture_output=True,
-        check=False,
+        [sys.executable, "-m", "lmi_bench", *arguments], text=True, capture_output=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"lmi-bench {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}")
@@ -375,10 +372,7 @@ def measure_all(args: argparse.Namespace) -> None:
     out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)
     dtype = args.dtype or ("bfloat16" if args.engine == "bundled" else "float32")
-    names = {
-        "bundled": f"The bundled engine, {args.backend} back end",
-        "vllm": "vLLM's CPU build",
-    }
+    names = {"bundled": f"The bundled engine, {args.backend} back end", "vllm": "vLLM's CPU build"}
     facts = {
         "title": f"{names.get(args.engine, args.engine)}, {args.model}, {dtype}",
         "description": f"{len(CALIBRATION)} levels calibrate, each measured twice: "

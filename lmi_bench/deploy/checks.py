@@ -76,11 +76,7 @@ def container_of(version: str) -> tuple[str, str]:
 
 
 def check_settings(
-    settings: Mapping[str, str],
-    *,
-    era: str = "C",
-    vllm: str = "",
-    allowed: Collection[str] = (),
+    settings: Mapping[str, str], *, era: str = "C", vllm: str = "", allowed: Collection[str] = ()
 ) -> Verdict:
     """Mistakes and traps of a configuration in one era of djl-serving.
 

@@ -120,10 +120,7 @@ def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
-    primary: dict[str, Any] = {
-        "Image": container.image,
-        "Environment": dict(container.environment),
-    }
+    primary: dict[str, Any] = {"Image": container.image, "Environment": dict(container.environment)}
     if container.model_data_uri is not None:
         archive = container.model_data_uri.endswith(".tar.gz")
         source: dict[str, Any] = {
@@ -229,10 +226,7 @@ def _autoscaling(
             "ScaleInCooldown": _SCALE_IN_S,
         },
     }
-    return [
-        ("register_scalable_target", place | capacity),
-        ("put_scaling_policy", place | policy),
-    ]
+    return [("register_scalable_target", place | capacity), ("put_scaling_policy", place | policy)]
 
 
 @cache

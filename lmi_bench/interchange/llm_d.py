@@ -47,10 +47,7 @@ def _report(run: Run, line: Level, stage: int) -> dict[str, Any]:
             "eid": experiment,
             "time": {"duration": f"PT{(line.wall_s or 0.0):.6f}S"},
         },
-        "scenario": {
-            **({"stack": stack} if stack else {}),
-            **_load(run, line, scenario, stage),
-        },
+        "scenario": {**({"stack": stack} if stack else {}), **_load(run, line, scenario, stage)},
         "results": {"request_performance": {"aggregate": _aggregate(line)}},
     }
 
@@ -122,10 +119,7 @@ def _aggregate(line: Level) -> dict[str, Any]:
         for name, (metric, units) in _LATENCIES.items()
         if (found := _statistics(line.of(metric), units)) is not None
     }
-    total, output = (
-        line.total_throughput_tokens_per_s,
-        line.throughput_tokens_per_s,
-    )
+    total, output = (line.total_throughput_tokens_per_s, line.throughput_tokens_per_s)
     rates = {
         "input_token_rate": (
             None if total is None or output is None else total - output,

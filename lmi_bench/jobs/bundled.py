@@ -285,10 +285,7 @@ def time_attention(
     Raises InputError before anything is measured.
     """
     try:
-        from lmi_bench.engine.torch_backend.measure import (
-            AttentionShape,
-            measure_attention,
-        )
+        from lmi_bench.engine.torch_backend.measure import AttentionShape, measure_attention
     except ImportError as exc:
         raise InputError(
             f"attention is measured with {exc.name}: pip install 'lmi-bench[engine]'"

@@ -136,12 +136,7 @@ def _over_load(
 
 
 def _line(
-    axes: Axes,
-    curve: Curve,
-    values: Sequence[float | None],
-    style: str,
-    colour: str,
-    label: str,
+    axes: Axes, curve: Curve, values: Sequence[float | None], style: str, colour: str, label: str
 ) -> None:
     points = [(x, y) for x, y in zip(curve.loads, values, strict=True) if y is not None]
     if points:

@@ -252,13 +252,7 @@ def _extremes(curve: SweepCurve) -> list[Headline]:
     return headlines
 
 
-def _curve(
-    label: str,
-    curve: SweepCurve,
-    knees: Sequence[Knee],
-    *,
-    simulated: bool,
-) -> Curve:
+def _curve(label: str, curve: SweepCurve, knees: Sequence[Knee], *, simulated: bool) -> Curve:
     points = curve.points
     latencies: dict[tuple[str, str], tuple[float | None, ...]] = {
         (LATENCY_KEY[metric], name): tuple(point.line.of(metric).value(name) for point in points)

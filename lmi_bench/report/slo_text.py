@@ -52,11 +52,7 @@ def goodput_rows(
     for line, kept in zip(levels, records, strict=True):
         open_loop = line.load.is_open
         good = goodput(kept, limits or slos, open_loop=open_loop)
-        row = {
-            "level": line.name,
-            "goodput req/s": number(good.per_s),
-            "good": share(good.share),
-        }
+        row = {"level": line.name, "goodput req/s": number(good.per_s), "good": share(good.share)}
         for slo in slos:
             measured, _ = level_measured_ms(kept, slo, open_loop=open_loop, failures=failures)
             row[f"{slo.metric}_{slo.statistic} <= {number(slo.limit_ms)} ms"] = _verdict(
@@ -108,10 +104,7 @@ def misses_any(
 
 
 def _verdicts(
-    line: Level,
-    records: Sequence[RequestRecord],
-    slos: Sequence[Slo],
-    failures: FailureRule,
+    line: Level, records: Sequence[RequestRecord], slos: Sequence[Slo], failures: FailureRule
 ) -> list[bool | None]:
     """Of each SLO whether the level meets it; None where its requests cannot say."""
     open_loop = line.load.is_open

@@ -29,11 +29,7 @@ def check_same_vocabulary(folder: Path, draft_folder: Path) -> None:
 
 
 def drafter_for(
-    settings: EngineSection,
-    shape: ModelShape,
-    draft: ModelShape | None,
-    *,
-    simulated: bool = False,
+    settings: EngineSection, shape: ModelShape, draft: ModelShape | None, *, simulated: bool = False
 ) -> Drafter | None:
     """The drafter; a simulated engine has no text in which to look up n-grams.
 

@@ -57,10 +57,7 @@ def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
     cached = bool(scenario.engine.prefix_caching)  # only a prefix cache reads the prompts
     words: PromptText = TokenIds(_PROMPT_IDS, first_id=_FIRST_ID) if cached else NoText()
     parts = open_simulated_engine(
-        scenario.model,
-        instance_type,
-        scenario.engine,
-        max_total_tokens=longest_request(scenario),
+        scenario.model, instance_type, scenario.engine, max_total_tokens=longest_request(scenario)
     )
 
     async def run_in(main: Main) -> Any:

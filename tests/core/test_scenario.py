@@ -8,12 +8,7 @@ import pytest
 import yaml
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.scenario import (
-    Scenario,
-    load_scenario,
-    parse_scenario,
-    scenario_json_schema,
-)
+from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario, scenario_json_schema
 from lmi_bench.loadgen.run.levels import levels_of
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))

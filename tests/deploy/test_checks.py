@@ -37,10 +37,7 @@ SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "json
             {"option.max_rolling_batch_size": "many"},
             "option.max_rolling_batch_size=many: expected a whole number",
         ),
-        (
-            {"option.tensor_parallel_degree": "all"},
-            "expected a whole number of at least 1, or max",
-        ),
+        ({"option.tensor_parallel_degree": "all"}, "expected a whole number of at least 1, or max"),
         ({"option.dtype": "int4"}, "option.dtype=int4: expected one of fp32, fp16"),
         ({"option.enforce_eager": "yes"}, "expected true or false"),
         ({"option.speculative_config": "ngram"}, "expected JSON in one line"),

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.option_table import (
-    effective_settings,
-    environment_of,
-    untranslated_variables,
-)
+from lmi_bench.deploy.option_table import effective_settings, environment_of, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties, render_properties
 
 FILES = Path(__file__).parents[1] / "data" / "deploy"

@@ -15,9 +15,7 @@ PLACE = ("--executor", "simulated", "--instance", "ml.g5.12xlarge")
 def ask(server, output_tokens):
     body = {"inputs": "word " * 16, "parameters": {"max_new_tokens": output_tokens}}
     request = urllib.request.Request(
-        server.url + "/invocations",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        server.url + "/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:

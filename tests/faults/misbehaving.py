@@ -123,10 +123,7 @@ async def serving(script: Callable[[int], Iterable[Step]]) -> AsyncIterator[Misb
 
 
 def records_of(
-    *scripts: Iterable[Step],
-    protocol: str = "openai",
-    timeout_s: float = 5.0,
-    **options: object,
+    *scripts: Iterable[Step], protocol: str = "openai", timeout_s: float = 5.0, **options: object
 ) -> tuple[list[RequestRecord], Misbehaving]:
     """One request after the other on one target; request i is answered by script i."""
 

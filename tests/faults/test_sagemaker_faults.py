@@ -127,11 +127,7 @@ def test_each_refusal_has_its_bucket(status, name, body, kind):
 
 @pytest.mark.parametrize(
     ("error_type", "kind"),
-    [
-        ("overloaded", "overloaded"),
-        ("validation", "client_error"),
-        ("generation", "server_error"),
-    ],
+    [("overloaded", "overloaded"), ("validation", "client_error"), ("generation", "server_error")],
 )
 def test_tgis_errors_come_under_status_200_and_are_errors_still(error_type, kind):
     event = b"data: " + json.dumps({"error": "no", "error_type": error_type}).encode() + b"\n\n"

@@ -57,10 +57,7 @@ def write(folder, files):
 @pytest.mark.parametrize("named", ["benchmark_summary.json", "benchmark_percentile.json"])
 def test_evalscope_means_and_quantiles_are_joined(tmp_path, named):
     """60 answers bear a p90 and no p99; of gaps there may be more."""
-    files = {
-        "benchmark_summary.json": EVALSCOPE,
-        "benchmark_percentile.json": EVALSCOPE_ROWS,
-    }
+    files = {"benchmark_summary.json": EVALSCOPE, "benchmark_percentile.json": EVALSCOPE_ROWS}
     found = read_results(write(tmp_path, files) / named)
     line = found.levels[0].level.to_json()
     assert (found.tool, line["concurrency"], line["rate_per_s"]) == ("evalscope", 4, None)

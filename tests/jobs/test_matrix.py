@@ -11,12 +11,7 @@ import yaml
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs.matrix import read_matrix, run_matrix
-from lmi_bench.jobs.settings.sweep import (
-    LimitSettings,
-    RunSettings,
-    SweepSettings,
-    TargetSettings,
-)
+from lmi_bench.jobs.settings.sweep import LimitSettings, RunSettings, SweepSettings, TargetSettings
 from tests.jobs.hearing import Hearing
 
 SIMULATED = {"target": "sim:ml.g5.2xlarge", "model": "llama-2-7b"}

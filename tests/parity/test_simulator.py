@@ -220,12 +220,7 @@ def test_open_loops_give_the_same_records(spec, lengths, config, timeout_s, seed
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.sampled_from([1.0, 2.0, 4.0]),
-    lengths,
-    configs,
-    st.sampled_from([None, 1.125, 3.125]),
-)
+@given(st.sampled_from([1.0, 2.0, 4.0]), lengths, configs, st.sampled_from([None, 1.125, 3.125]))
 def test_what_falls_on_one_instant_happens_in_the_same_order(rate, lengths, config, timeout_s):
     """Arrivals, ends of steps and time-outs at multiples of an eighth of a second.
 
@@ -317,9 +312,5 @@ def test_overload_is_refused_in_both():
 def test_guesses_hold_alike_in_both(spec, lengths, config, draft_tokens, acceptance):
     """Without a warm-up, whose sequences would shift the ids that the draws are made from."""
     assert_same_level(
-        spec,
-        lengths,
-        config,
-        StepTimes(),
-        speculation=Speculation(draft_tokens, acceptance),
+        spec, lengths, config, StepTimes(), speculation=Speculation(draft_tokens, acceptance)
     )

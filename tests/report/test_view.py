@@ -229,7 +229,7 @@ def test_a_recommendation_with_nothing_in_it_says_so(recommendation):
 
 def test_a_withheld_figure_shows_the_reason(recommendation):
     recommendation["candidates"][0] |= {
-        "ttft_p90_ms": {"predicted": None, "reason": "above 80 % of capacity"},
+        "ttft_p90_ms": {"predicted": None, "reason": "above 80 % of capacity"}
     }
     (advice,) = build_view([], [recommendation]).recommendations
     cells = [cell for cell in advice.candidates.rows[0].cells if cell.text == "n/a"]

@@ -10,12 +10,7 @@ import pytest
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.listener import SILENT
 from lmi_bench.core.option import settings_of
-from lmi_bench.core.scenario import (
-    ClientSection,
-    EngineSection,
-    SageMakerSection,
-    parse_scenario,
-)
+from lmi_bench.core.scenario import ClientSection, EngineSection, SageMakerSection, parse_scenario
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.jobs.settings.engine import (
     BatchingOptions,

@@ -29,11 +29,7 @@ def test_a_share_that_holds_no_weights_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("option", "settings"),
-    [
-        ("--compile", {"compile": True}),
-        ("--device", {"device": "cpu"}),
-    ],
+    ("option", "settings"), [("--compile", {"compile": True}), ("--device", {"device": "cpu"})]
 )
 def test_how_steps_would_be_computed_is_refused_where_none_is(option, settings):
     with pytest.raises(InputError, match=f"{option} is for .*a simulated engine computes nothing"):

@@ -111,11 +111,7 @@ def test_era_c_leaves_the_reason_of_an_unstreamed_answer_open():
     [
         (b'{"code": 424, "error": "boom"}', "server_error", "boom"),
         (b'{"error": {"message": "boom", "code": 400}}', "client_error", "boom"),
-        (
-            b'{"code": 503, "type": "WlmCapacityException", "message": "full"}',
-            "overloaded",
-            "full",
-        ),
+        (b'{"code": 503, "type": "WlmCapacityException", "message": "full"}', "overloaded", "full"),
         (
             b'{"generated_text": null, "error": "boom", "code": 400, '
             b'"details": {"finish_reason": "error"}}',

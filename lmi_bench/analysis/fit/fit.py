@@ -357,9 +357,7 @@ def _fit_steps(
 
 
 def _differences(
-    function: Callable[[FloatArray], FloatArray],
-    at: FloatArray,
-    steps: FloatArray,
+    function: Callable[[FloatArray], FloatArray], at: FloatArray, steps: FloatArray
 ) -> FloatArray:
     """Forward differences, shape (values, parameters)."""
     base = function(at)

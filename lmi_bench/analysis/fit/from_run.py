@@ -177,11 +177,7 @@ def has_users(run: Run) -> bool:
 
 
 def calibrate_on_runs(
-    base: EngineProfile,
-    placed: Sequence[PlacedRun],
-    shape: ModelShape,
-    *,
-    dtype: str | None = None,
+    base: EngineProfile, placed: Sequence[PlacedRun], shape: ModelShape, *, dtype: str | None = None
 ) -> tuple[EngineProfile, dict[str, Any]]:
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
 

@@ -15,11 +15,7 @@ import numpy as np
 
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile, prior_fit
-from lmi_bench.analysis.fit.measured_files import (
-    TableRow,
-    requests_of_open_loop,
-    with_requests,
-)
+from lmi_bench.analysis.fit.measured_files import TableRow, requests_of_open_loop, with_requests
 from lmi_bench.analysis.fit.uncertainty import (
     FIGURE_METRICS,
     Estimate,

@@ -37,11 +37,7 @@ class GateCase:
 
 
 def gate_slos(
-    run: Run,
-    slos: Sequence[Slo],
-    *,
-    loads: Sequence[float] = (),
-    failures: FailureRule = "exclude",
+    run: Run, slos: Sequence[Slo], *, loads: Sequence[float] = (), failures: FailureRule = "exclude"
 ) -> list[GateCase]:
     """Every SLO at every level, or at the loads given.
 
@@ -57,12 +53,7 @@ def gate_slos(
 
 
 def gate_baseline(
-    run: Run,
-    baseline: Run,
-    *,
-    max_regression: float,
-    loads: Sequence[float] = (),
-    seed: int = 0,
+    run: Run, baseline: Run, *, max_regression: float, loads: Sequence[float] = (), seed: int = 0
 ) -> list[GateCase]:
     """Every metric of every common level against an earlier run.
 

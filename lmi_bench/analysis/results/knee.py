@@ -59,11 +59,7 @@ def find_knees(
     """
     facts = facts or KneeFacts()
     curve = sweep_curve(levels, records)
-    findings = (
-        _latency_limit(curve, latency_limit_ms),
-        _half_latency(curve),
-        _kneedle(curve),
-    )
+    findings = (_latency_limit(curve, latency_limit_ms), _half_latency(curve), _kneedle(curve))
     knees = [
         _knee(Knee(rule, curve.axis, why=found.why), found, curve, facts, seed)
         for rule, found in zip(KNEE_RULES, findings, strict=False)

@@ -191,9 +191,7 @@ def _pool(
     if not pooled:  # an imported level has its statistics only
         return last, ()
     spec = LevelSpec(
-        last.index,
-        Load(last.load.concurrency, last.load.rate_per_s),
-        num_requests=len(pooled),
+        last.index, Load(last.load.concurrency, last.load.rate_per_s), num_requests=len(pooled)
     )
     found = summarise_level(LevelRun(spec, last.attempt, tuple(pooled)))
     measured = {name: getattr(found, name) for name in _POOLED if getattr(found, name) is not None}

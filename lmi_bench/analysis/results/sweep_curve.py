@@ -68,8 +68,7 @@ class SweepCurve:
 
 
 def sweep_curve(
-    levels: Sequence[Level],
-    records: Sequence[Sequence[RequestRecord]] | None = None,
+    levels: Sequence[Level], records: Sequence[Sequence[RequestRecord]] | None = None
 ) -> SweepCurve:
     """The curve of a run's levels; a level that ran twice counts with its last attempt.
 

@@ -87,9 +87,7 @@ def turn_and_store_kernel(
     else:
         slot = (block * KV_HEADS + head - HEADS - KV_HEADS) * PAGE + position % PAGE
         tl.store(
-            values_ptr + slot * HEAD_DIM + columns,
-            x.to(values_ptr.dtype.element_ty),
-            mask=inside,
+            values_ptr + slot * HEAD_DIM + columns, x.to(values_ptr.dtype.element_ty), mask=inside
         )
 
 
@@ -211,12 +209,7 @@ def join_splits_kernel(
 
 
 @triton.jit
-def silu_multiply_kernel(
-    gate_up_ptr,
-    out_ptr,
-    features,
-    BLOCK: tl.constexpr,
-):
+def silu_multiply_kernel(gate_up_ptr, out_ptr, features, BLOCK: tl.constexpr):
     """out = silu(gate) * up; gate_up (rows, 2 * features), out (rows, features)."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -230,13 +223,7 @@ def silu_multiply_kernel(
 
 @triton.jit
 def skinny_linear_kernel(
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    outputs,
-    inputs,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, outputs, inputs, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr
 ):
     """One program per (block of outputs, row): out = x @ weight.T, summed in float32.
 
@@ -262,14 +249,7 @@ def skinny_linear_kernel(
 
 
 @triton.jit
-def likeliest_part_kernel(
-    logits_ptr,
-    tops_ptr,
-    ids_ptr,
-    vocab,
-    parts,
-    BLOCK: tl.constexpr,
-):
+def likeliest_part_kernel(logits_ptr, tops_ptr, ids_ptr, vocab, parts, BLOCK: tl.constexpr):
     """One program per (row, part of the vocabulary): its highest logit, and the first such id."""
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
@@ -282,13 +262,7 @@ def likeliest_part_kernel(
 
 
 @triton.jit
-def likeliest_kernel(
-    tops_ptr,
-    ids_ptr,
-    out_ptr,
-    parts,
-    BLOCK: tl.constexpr,
-):
+def likeliest_kernel(tops_ptr, ids_ptr, out_ptr, parts, BLOCK: tl.constexpr):
     """One program per row: the id of its highest part, the first one if equal."""
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)

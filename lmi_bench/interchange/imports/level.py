@@ -191,12 +191,7 @@ def two_event_record(
 
 
 def failed_record(
-    number: int,
-    *,
-    sent_s: float,
-    error: str,
-    input_tokens: int = 0,
-    ended_s: float | None = None,
+    number: int, *, sent_s: float, error: str, input_tokens: int = 0, ended_s: float | None = None
 ) -> RequestRecord:
     """A request that failed, for a reason that is the other tool's own."""
     return RequestRecord(

@@ -16,11 +16,7 @@ from collections.abc import Callable, Sequence
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
-from lmi_bench.interchange.imports.level import (
-    Imported,
-    number_of,
-    whole_of,
-)
+from lmi_bench.interchange.imports.level import Imported, number_of, whole_of
 from lmi_bench.interchange.imports.requests import LLMETER_GAPS, LLMPERF_ITL
 from lmi_bench.interchange.imports.summary import PLAIN, Knows, Object, Reader, Summary, has
 
@@ -172,10 +168,7 @@ LLM_D = Summary(
         "wall_s": "wall_s",
         "throughput": "throughput.output_token_rate.mean",
         "total_throughput": "throughput.total_token_rate.mean",
-        "request_throughput": (
-            "throughput.requests_rate.mean",
-            "throughput.request_rate.mean",
-        ),
+        "request_throughput": ("throughput.requests_rate.mean", "throughput.request_rate.mean"),
     },
     users_first=True,
     metrics=_INFERENCE_PERF_METRICS,

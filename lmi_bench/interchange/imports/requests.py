@@ -97,10 +97,7 @@ def _aiperf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
         raise InputError(f"request {number} of the file has no request_latency")
     output_tokens, input_tokens = (
         round(next((n for name in names if (n := _value(metrics, name))), 0))
-        for names in (
-            ("output_sequence_length", "output_token_count"),
-            ("input_sequence_length",),
-        )
+        for names in (("output_sequence_length", "output_token_count"), ("input_sequence_length",))
     )
     gaps = metrics.get("inter_chunk_latency") or {}
     if isinstance(gaps.get("value"), list) and gaps["value"] and ttft_ms is not None:

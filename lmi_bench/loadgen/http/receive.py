@@ -176,11 +176,7 @@ if sys.platform == "linux":
             super().close()
 
         def _serve(
-            self,
-            fd: int,
-            event: int,
-            bound_ns: int,
-            ready: list[tuple[selectors.SelectorKey, int]],
+            self, fd: int, event: int, bound_ns: int, ready: list[tuple[selectors.SelectorKey, int]]
         ) -> None:
             """Let a stream read and write, or note what is ready of any other descriptor."""
             stream = self._streams.get(fd)

@@ -69,11 +69,7 @@ def search_table(axis: str, lines: Lines) -> Table | None:
             of(lambda found: number(found.ratio) if math.isfinite(found.ratio) else "endless"),
         ),
         field("Nearest to its limit", of(lambda found: found.binding or MISSING), numeric=False),
-        field(
-            "SLOs",
-            of(_search_verdict),
-            numeric=False,
-        ),
+        field("SLOs", of(_search_verdict), numeric=False),
     ]
     note = "A level is cut short as soon as no further answer can save it."
     return table_of("How the highest load was found", fields, tried, note)

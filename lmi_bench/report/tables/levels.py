@@ -13,15 +13,7 @@ from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import format_figure, s_to_ms
-from lmi_bench.report.formats import (
-    MISSING,
-    count,
-    load_name,
-    number,
-    plain,
-    share,
-    statistic_cell,
-)
+from lmi_bench.report.formats import MISSING, count, load_name, number, plain, share, statistic_cell
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 
 RULE_TITLES: Mapping[str, str] = {
@@ -213,10 +205,7 @@ def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
             lambda knee: Cell(rule_title(knee), "recommended" if knee.recommended else ""),
             numeric=False,
         ),
-        field(
-            found,
-            lambda knee: MISSING if (at := load(knee)) is None else format_figure(at),
-        ),
+        field(found, lambda knee: MISSING if (at := load(knee)) is None else format_figure(at)),
         field("Interval", knee_interval),
         field("What binds beyond it", cause, numeric=False),
         field("The change that moves it", change, numeric=False),

@@ -46,10 +46,7 @@ def test_a_machine_that_is_needed_for_half_the_hours_does_not_pay_at_30_per_cent
     assert best_commitment(FOUR_HOURS, discount=0.6) == 2
 
 
-@given(
-    needed=st.lists(st.integers(0, 6), min_size=1, max_size=12),
-    discount=st.floats(0.0, 0.9),
-)
+@given(needed=st.lists(st.integers(0, 6), min_size=1, max_size=12), discount=st.floats(0.0, 0.9))
 def test_the_best_commitment_costs_no_more_than_any_other(needed, discount):
     def cost(committed):
         return cost_of_hours(needed, 1.0, discount=discount, committed=committed).total_usd

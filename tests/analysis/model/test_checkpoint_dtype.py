@@ -61,10 +61,7 @@ GROUPS = {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}
         ({"quant_method": "fp8"}, "float8"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "compressed-tensors", "config_groups": GROUPS}, "int4"),
-        (
-            {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}},
-            "float8",
-        ),
+        ({"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "float8"),
         ({"quant_method": "something-new"}, None),
         (None, None),
     ],

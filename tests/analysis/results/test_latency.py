@@ -79,10 +79,7 @@ def test_tpot_divides_by_the_tokens_and_itl_takes_the_events():
 
 @pytest.mark.parametrize(
     "lonely",
-    [
-        record(times=(1.0,)),
-        record(times=(1.0,), counts=(7,)),
-    ],
+    [record(times=(1.0,)), record(times=(1.0,), counts=(7,))],
     ids=["one token", "all tokens in one event"],
 )
 def test_a_single_event_has_neither_tpot_nor_itl(lonely):
@@ -193,10 +190,7 @@ def test_an_invalid_level_says_so():
 
 @given(
     st.lists(
-        st.tuples(
-            st.floats(0, 50),
-            st.lists(st.floats(1e-3, 1), min_size=1, max_size=12),
-        ),
+        st.tuples(st.floats(0, 50), st.lists(st.floats(1e-3, 1), min_size=1, max_size=12)),
         min_size=1,
         max_size=20,
     )

@@ -262,8 +262,7 @@ def test_a_whole_search_asks_for_nothing_more():
 
 
 @pytest.mark.parametrize(
-    ("slo", "n", "over"),
-    [("e2e_p90<=2s", 30, 3), ("e2e_p50<=2s", 11, 6), ("e2e_p99<=2s", 300, 4)],
+    ("slo", "n", "over"), [("e2e_p90<=2s", 30, 3), ("e2e_p50<=2s", 11, 6), ("e2e_p99<=2s", 300, 4)]
 )
 def test_a_miss_is_certain_exactly_when_the_rest_cannot_save_it(slo, n, over):
     """`over` slow answers and otherwise instant ones miss; one slow answer less does not."""

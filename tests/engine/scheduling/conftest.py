@@ -43,10 +43,7 @@ class Drive:
 
     def add(self, seq_id: int, prompt: int, output: int, **sampling) -> None:
         self.scheduler.add(
-            seq_id,
-            range(prompt),
-            SamplingParams(max_new_tokens=output, **sampling),
-            self.now_s,
+            seq_id, range(prompt), SamplingParams(max_new_tokens=output, **sampling), self.now_s
         )
 
     def token(self, entry) -> tuple[int, ...]:

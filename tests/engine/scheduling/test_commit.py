@@ -201,12 +201,7 @@ class TestDrafts:
 
 @pytest.mark.parametrize(
     "outputs",
-    [
-        [],
-        [StepOutput(0)],
-        [StepOutput(0, (1, 2))],
-        [StepOutput(5, (1,))],
-    ],
+    [[], [StepOutput(0)], [StepOutput(0, (1, 2))], [StepOutput(5, (1,))]],
     ids=["too few outputs", "no token", "too many tokens", "another sequence"],
 )
 def test_outputs_that_are_not_the_batchs_are_refused(drive, outputs):

@@ -15,10 +15,7 @@ OPENAI = "/v1/completions"
 
 def post_raw(serve_toy, path, body, **settings):
     async def main():
-        async with (
-            serve_toy(**settings) as server,
-            server.client.post(path, data=body) as response,
-        ):
+        async with serve_toy(**settings) as server, server.client.post(path, data=body) as response:
             return response.status, json.loads(await response.read())
 
     return asyncio.run(main())
@@ -192,10 +189,7 @@ def test_an_engine_that_fails_before_the_first_token_gives_a_real_status(
 
 @pytest.mark.parametrize(
     ("name", "body"),
-    [
-        ("lmi", {"inputs": "a", "stream": True}),
-        ("openai", {"prompt": "a", "stream": True}),
-    ],
+    [("lmi", {"inputs": "a", "stream": True}), ("openai", {"prompt": "a", "stream": True})],
 )
 def test_an_engine_that_fails_later_ends_the_stream_with_an_error(serve_toy, scripted, name, body):
     wire_format = find_format(name)

@@ -64,10 +64,7 @@ def test_details_hold_the_likeliest_tokens_where_they_are_asked_for(serve_toy, s
 
     _, _, body = asyncio.run(main())
     assert json.loads(body)["details"]["top_tokens"] == [
-        [
-            {"id": 11, "text": " t11", "log_prob": -0.5},
-            {"id": 12, "text": " t12", "log_prob": -1.5},
-        ]
+        [{"id": 11, "text": " t11", "log_prob": -0.5}, {"id": 12, "text": " t12", "log_prob": -1.5}]
     ]
 
 

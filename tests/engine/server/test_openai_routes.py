@@ -54,13 +54,7 @@ def test_a_stream_has_a_chunk_a_token_then_usage_then_the_end_mark(serve_toy, sc
     assert headers["Content-Type"].startswith("text/event-stream")
     first, second, usage = events_of(body)
     assert first["choices"] == [
-        {
-            "index": 0,
-            "text": " t11",
-            "logprobs": None,
-            "finish_reason": None,
-            "stop_reason": None,
-        }
+        {"index": 0, "text": " t11", "logprobs": None, "finish_reason": None, "stop_reason": None}
     ]
     assert second["choices"][0]["text"] == " t12"
     assert second["choices"][0]["finish_reason"] == "length"

@@ -36,10 +36,7 @@ def call(inputs="one two three", **parameters):
 
 def test_a_stream_has_an_event_a_token_and_the_last_has_the_text_and_details(serve_toy, scripted):
     status, headers, body = post(
-        serve_toy,
-        STREAM,
-        call(max_new_tokens=2, details=True),
-        executor=scripted([11, 12]),
+        serve_toy, STREAM, call(max_new_tokens=2, details=True), executor=scripted([11, 12])
     )
     assert status == 200
     assert headers["Content-Type"].startswith("text/event-stream")
@@ -282,10 +279,7 @@ VALIDATION = [
         "`inputs` tokens + `max_new_tokens` must be <= 32. Given: 3 `inputs` tokens and 30 "
         "`max_new_tokens`",
     ),
-    (
-        call("a " * 31, max_new_tokens=1),
-        "`inputs` must have less than 30 tokens. Given: 31",
-    ),
+    (call("a " * 31, max_new_tokens=1), "`inputs` must have less than 30 tokens. Given: 31"),
     (call(" "), "the prompt has no tokens: send at least one"),
 ]
 LIMITS = {"max_model_len": 32, "max_input_tokens": 30}
@@ -325,10 +319,7 @@ def test_a_value_out_of_range_gets_tgis_words_with_422_or_as_an_event(serve_toy,
 @pytest.mark.parametrize("path", ["/", UNARY, STREAM])
 def test_a_body_of_the_wrong_shape_gets_422_also_for_a_stream(serve_toy, path, body, message):
     async def main():
-        async with (
-            serve_toy() as server,
-            server.client.post(path, data=body) as response,
-        ):
+        async with serve_toy() as server, server.client.post(path, data=body) as response:
             return response.status, json.loads(await response.read())
 
     status, reply = asyncio.run(main())

@@ -23,13 +23,7 @@ NEAR_TIE = 1e-4
 
 
 async def generate(
-    folder,
-    requests,
-    *,
-    block_size=8,
-    load=TorchExecutor.load,
-    quantize=NOT_QUANTIZED,
-    **settings,
+    folder, requests, *, block_size=8, load=TorchExecutor.load, quantize=NOT_QUANTIZED, **settings
 ) -> tuple[list, SchedulerStats]:
     """Run (prompt, number of tokens, delay in steps) requests through the engine."""
     config = SchedulerConfig(

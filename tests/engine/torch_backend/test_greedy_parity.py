@@ -70,10 +70,7 @@ def test_chunked_prefill_beside_decoding_changes_no_token(make_llama, changes, b
     requests = random_requests(2, 16, delay_s=0.01)
     outputs, _ = asyncio.run(
         generate(
-            model.folder,
-            requests,
-            chunked_prefill=True,
-            max_rolling_batch_prefill_tokens=budget,
+            model.folder, requests, chunked_prefill=True, max_rolling_batch_prefill_tokens=budget
         )
     )
     assert_equal_but_for_near_ties(model, requests, outputs)

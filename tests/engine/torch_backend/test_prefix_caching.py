@@ -20,11 +20,7 @@ from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 def generate(folder, requests, *, drafts=False, **settings):
     config = SchedulerConfig(**{"num_blocks": 120, "block_size": 4} | settings)
     options = LoadSettings(
-        dtype="float32",
-        num_blocks=config.num_blocks,
-        block_size=4,
-        threads=1,
-        sampling_seed=1,
+        dtype="float32", num_blocks=config.num_blocks, block_size=4, threads=1, sampling_seed=1
     )
 
     async def main():

@@ -295,12 +295,7 @@ def test_a_rolling_batch_gives_each_request_its_tokens(trained, scheme):
     ]
     together, _ = asyncio.run(
         generate(
-            trained,
-            requests,
-            quantize=quantize,
-            num_blocks=20,
-            block_size=4,
-            chunked_prefill=True,
+            trained, requests, quantize=quantize, num_blocks=20, block_size=4, chunked_prefill=True
         )
     )
     alone = [asyncio.run(generate(trained, [r], quantize=quantize))[0][0] for r in requests]

@@ -143,9 +143,7 @@ def test_prepared_steps_give_the_tokens_of_transformers(make_model, family, chan
     """Three sequences in a shape for four, in the order of the batch whatever their lengths."""
     model = make_model(family, **changes)
     steps = Steps(
-        model.folder,
-        num_blocks=24,
-        steps=StepSettings(captured=True, shapes=(StaticShape(4, 24),)),
+        model.folder, num_blocks=24, steps=StepSettings(captured=True, shapes=(StaticShape(4, 24),))
     )
     prompts = (PROMPT[:7], PROMPT + PROMPT[:3], PROMPT[:2])
     tables = [tuple(range(6 * i, 6 * i + 6)) for i in range(3)]

@@ -47,12 +47,7 @@ def test_paged_attention_is_softmax_over_what_each_row_sees(heads, kv_heads, win
     tables = torch.randperm(20, generator=torch.Generator().manual_seed(2))[:16].view(4, 4)
     q = random(4, heads, head_dim, seed=3)
     got = ops.paged_attention(
-        q,
-        (keys, values),
-        tables,
-        torch.tensor(contexts) - 1,
-        window=window,
-        splits=splits,
+        q, (keys, values), tables, torch.tensor(contexts) - 1, window=window, splits=splits
     )
     for row, context in enumerate(contexts):
         first = 0 if window is None else max(0, context - window)
@@ -61,8 +56,7 @@ def test_paged_attention_is_softmax_over_what_each_row_sees(heads, kv_heads, win
             for pages in (keys, values)
         ]
         expected = functional.scaled_dot_product_attention(
-            q[row][:, None],
-            *(each.repeat_interleave(heads // kv_heads, dim=0) for each in seen),
+            q[row][:, None], *(each.repeat_interleave(heads // kv_heads, dim=0) for each in seen)
         )
         close(got[row], expected.reshape(-1))
 

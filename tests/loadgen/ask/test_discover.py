@@ -143,10 +143,7 @@ def test_a_server_that_refuses_token_ids_alone_is_sent_text(to_ids, to_text, tak
 
 
 def test_vllm_is_an_openai_server_with_a_context():
-    routes = {
-        ("GET", "/v1/models"): says(MODELS),
-        ("POST", "/v1/completions"): good_completions,
-    }
+    routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): good_completions}
     for path in ("", "/", "/v1", "/v1/completions"):
         with playing(routes) as (url, asked):
             found = discover(url + path)
@@ -156,10 +153,7 @@ def test_vllm_is_an_openai_server_with_a_context():
 
 
 def test_a_server_without_completions_is_taken_as_a_chat():
-    routes = {
-        ("GET", "/v1/models"): says(MODELS),
-        ("POST", "/v1/chat/completions"): good_chat,
-    }
+    routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/chat/completions"): good_chat}
     with playing(routes) as (url, _):
         found = discover(url)
     assert found.protocol == "openai-chat"

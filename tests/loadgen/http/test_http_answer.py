@@ -13,15 +13,7 @@ from lmi_bench.core.errors import TargetError
 from lmi_bench.loadgen.http.answer import decode_answer
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.wire.format import find_format
-from tests.faults.misbehaving import (
-    DONE,
-    LAST_CHUNK,
-    STREAM_HEAD,
-    chunk,
-    event,
-    good_answer,
-    usage,
-)
+from tests.faults.misbehaving import DONE, LAST_CHUNK, STREAM_HEAD, chunk, event, good_answer, usage
 
 OPENAI = find_format("openai")
 TEXTS = (" a", " é☃", " c")

@@ -19,12 +19,7 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.loadgen.prompts.prompts import (
-    DrawnLengths,
-    NoText,
-    SyntheticPrompts,
-    TracePrompts,
-)
+from lmi_bench.loadgen.prompts.prompts import DrawnLengths, NoText, SyntheticPrompts, TracePrompts
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.loadgen.run.sweep import run_sweep
 

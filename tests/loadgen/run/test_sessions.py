@@ -172,13 +172,7 @@ def test_the_cap_on_requests_stands_beside_the_cap_on_conversations():
 def test_conversations_of_a_rate_wait_for_their_cap():
     """Ten a second would be ten at once; two are, so the fourth begins at 3 answers' time."""
     target = Answering()
-    run, line = sweep(
-        target,
-        dialogues(turns=1),
-        num_sessions=4,
-        rate_per_s=10.0,
-        max_sessions=2,
-    )
+    run, line = sweep(target, dialogues(turns=1), num_sessions=4, rate_per_s=10.0, max_sessions=2)
     assert target.most == 2
     assert [record.sent_s for record in run.records] == pytest.approx([0.0, 0.1, 0.5, 0.6])
     assert line.sessions.started == 4
