@@ -69,13 +69,13 @@ def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSetting
     address, image = _image(plan, server)
     if server.name == "tgi":
         environment = tgi_environment(plan, trust_remote_code=server.trust_remote_code)
-        traps = _unsupported(plan, server.name)
+        traps = _unsupported(plan, server.name, image)
     else:
         era = era_of(image.djl) if image else "C"
         vllm = image.engine_version if image and image.engine == "vllm" else ""
         settings = lmi_settings(
             plan,
-            era=era,
+            image,
             trust_remote_code=server.trust_remote_code,
             model_loading_timeout_s=endpoint.startup_s,
         )
@@ -83,7 +83,7 @@ def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSetting
             settings["option.model_id"] = _MOUNTED
         verdict = check_settings(settings, era=era, vllm=vllm)
         verdict.raise_mistakes("the generated serving.properties")
-        traps = verdict.traps + _unsupported(plan, server.name, era)
+        traps = verdict.traps + _unsupported(plan, server.name, image)
         comments = (plan.describe(), plan.basis, f"image {address}")
         in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
         files[PROPERTIES] = render_properties(in_archive, comments=comments)
@@ -111,8 +111,8 @@ def _vllm_bundle(plan: DeploymentPlan, server: Server) -> Bundle:
     return Bundle({"vllm-serve.sh": script}, None, () if plan.copies == 1 else (one_copy,))
 
 
-def _unsupported(plan: DeploymentPlan, server: str, era: str = "C") -> tuple[str, ...]:
-    missing = unsupported_settings(plan, server, era)
+def _unsupported(plan: DeploymentPlan, server: str, image: Image | None) -> tuple[str, ...]:
+    missing = unsupported_settings(plan, server, image)
     if not missing:
         return ()
     return (f"these files do not set {', '.join(missing)}: {server} has no such setting here",)

@@ -99,7 +99,7 @@ def check_settings(
             problem = known and known.problem(value)
             if problem:
                 mistakes.append(f"{name}={value}: {problem}")
-            elif option and era not in option.eras:
+            elif option and argument is None and era not in option.eras:
                 when = " and ".join(ERAS[letter] for letter in option.eras)
                 traps.append(f"{name} is read only {when}; here it has no effect")
         elif not {name, bare} & {*allowed}:

@@ -66,14 +66,15 @@ def argument_history(engine: str) -> tuple[Argument, ...]:
 @cache
 def engine_arguments(engine: str, version: str) -> Mapping[str, Argument]:
     """The arguments of one version, by name; empty for a version before the first known."""
-    at = _numbers(version)
+    at = version_key(version)
     return {
         row.name: row
         for row in argument_history(engine)
-        if _numbers(row.since) <= at and (not row.until or at < _numbers(row.until))
+        if version_key(row.since) <= at and (not row.until or at < version_key(row.until))
     }
 
 
 @cache
-def _numbers(version: str) -> tuple[int, ...]:
+def version_key(version: str) -> tuple[int, ...]:
+    """The numbers of a version, to compare by."""
     return tuple(int(number) for number in re.findall(r"\d+", version))

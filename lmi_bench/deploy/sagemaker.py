@@ -166,10 +166,8 @@ def _config(
 
 
 def _component(plan: DeploymentPlan, endpoint: EndpointSettings) -> dict[str, Any]:
-    instance, devices = plan.setup.instance, plan.setup.tensor_parallel
+    instance = plan.setup.instance
     host_mib = int(instance.host_memory_bytes * _HOST_SHARE / plan.copies) // MIB
-    if instance.neuron_cores is not None:  # the degree counts cores, a component counts chips
-        devices = max(1, devices * instance.num_accelerators // instance.neuron_cores)
     return {
         "InferenceComponentName": f"{endpoint.name}-component",
         "EndpointName": endpoint.name,
@@ -181,7 +179,7 @@ def _component(plan: DeploymentPlan, endpoint: EndpointSettings) -> dict[str, An
                 "ContainerStartupHealthCheckTimeoutInSeconds": endpoint.startup_s,
             },
             "ComputeResourceRequirements": {
-                "NumberOfAcceleratorDevicesRequired": devices,
+                "NumberOfAcceleratorDevicesRequired": plan.setup.tensor_parallel,
                 "MinMemoryRequiredInMb": max(128, host_mib),
             },
         },

@@ -13,6 +13,9 @@ from typing import Any, Final
 
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.core.errors import InputError
+from lmi_bench.deploy.checks import era_of
+from lmi_bench.deploy.engine_arguments import engine_arguments, version_key
+from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.plan import NGRAM, DeploymentPlan
 
 SERVERS: Final = ("lmi", "tgi", "vllm")
@@ -22,20 +25,26 @@ _LONGEST_NGRAM: Final = 4
 _LMI_DTYPES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _QUANTIZED: Final = ("int4", "mxfp4")
 """Weights from a quantized checkpoint, whose config states their format."""
+_DRAFT_MODELS_SINCE: Final = "0.14"
+"""The first version of vLLM whose second engine takes a draft model (vllm-project/vllm 24322)."""
+_WITHOUT_DRAFTS: Final = ("trtllm", "deepspeed")
+_VLLM_ONLY: Final = (
+    *("option.max_model_len", "option.max_rolling_batch_prefill_tokens", "option.enforce_eager"),
+    *("option.gpu_memory_utilization", "option.kv_cache_dtype", "option.speculative_config"),
+)
 
 
 def lmi_settings(
     plan: DeploymentPlan,
+    image: Image | None = None,
     *,
-    era: str = "C",
     trust_remote_code: bool = False,
     model_loading_timeout_s: int = _LOADING_S,
 ) -> dict[str, str]:
-    """The plan's serving.properties, by key."""
-    engine, old = plan.engine, era == "A"
+    """The plan's serving.properties, by key; without an image for the newest era."""
+    engine, old = plan.engine, image is not None and era_of(image.djl) == "A"
     dtype, quantize = (None, None) if plan.checkpoint_states_dtype else lmi_dtype(plan.setup.dtype)
     prefill = max(_PREFILL_TOKENS, plan.max_model_len) if old else None
-    draft_model = None if plan.draft == NGRAM or era == "C" else plan.draft
     settings = {
         "engine": "MPI" if old else "Python",
         "option.model_id": plan.model_id,
@@ -51,13 +60,66 @@ def lmi_settings(
         "option.gpu_memory_utilization": engine.memory_share,
         "option.enforce_eager": None if engine.cuda_graphs is None else not engine.cuda_graphs,
         "option.kv_cache_dtype": "fp8" if plan.has_one_byte_cache else None,
-        "option.speculative_config": _speculative_config(plan) if era == "C" else None,
-        "option.speculative_draft_model": draft_model,
-        "option.speculative_length": None if draft_model is None else plan.draft_tokens,
+        **_lmi_draft(plan, image),
         "option.trust_remote_code": trust_remote_code or None,
         "option.model_loading_timeout": model_loading_timeout_s,
     }
+    if image is not None:
+        settings |= _other_engine(plan, image)
     return _as_text(settings)
+
+
+def _other_engine(plan: DeploymentPlan, image: Image) -> dict[str, Any]:
+    """What TensorRT-LLM and NeuronX read instead of vLLM's options; shapes are compiled."""
+    instance, total = plan.setup.instance, plan.max_model_len
+    if image.family == "neuronx":
+        cores = (instance.neuron_cores or instance.num_accelerators) // instance.num_accelerators
+        return dict.fromkeys(_VLLM_ONLY) | {
+            "engine": "Python",
+            "option.n_positions": total,
+            "option.tensor_parallel_degree": plan.setup.tensor_parallel * cores,
+        }
+    if image.family != "trtllm":
+        return {}
+    # max_output_len was the answer's length in 0.26, then the whole sequence's, then renamed
+    length, tokens = {
+        "0.26.0": ("option.max_output_len", total - plan.max_input_tokens),
+        "0.32.0": ("option.max_output_len", total),
+    }.get(image.djl, ("option.max_seq_len", total))
+    step = plan.engine.max_prefill_tokens or max(_PREFILL_TOKENS, plan.max_input_tokens)
+    return dict.fromkeys(_VLLM_ONLY) | {
+        "option.rolling_batch": "auto" if image.djl == "0.26.0" else "trtllm",
+        "option.max_input_len": plan.max_input_tokens,
+        length: tokens,
+        "option.max_num_tokens": None if image.djl == "0.26.0" else step,
+    }
+
+
+def _lmi_draft(plan: DeploymentPlan, image: Image | None) -> dict[str, Any]:
+    """The draft in the words of the image's engine; LMI-Distributed has names of its own."""
+    if plan.draft is None:
+        return {}
+    if _takes_speculative_config(image):
+        version = "" if image is None else image.engine_version
+        is_early = version and version_key(version) < version_key(_DRAFT_MODELS_SINCE)
+        if is_early and plan.draft != NGRAM:
+            raise InputError(
+                f"vLLM {version} in this image takes no draft model, the first is "
+                f"{_DRAFT_MODELS_SINCE}: --image lmi19 or newer, or --draft ngram"
+            )
+        return {"option.speculative_config": _speculative_config(plan)}
+    if plan.draft == NGRAM or (image is not None and image.family in _WITHOUT_DRAFTS):
+        return {}
+    return {
+        "option.speculative_draft_model": plan.draft,
+        "option.speculative_length": plan.draft_tokens,
+    }
+
+
+def _takes_speculative_config(image: Image | None) -> bool:
+    if image is None or image.engine != "vllm" or not image.engine_version:
+        return image is None or era_of(image.djl) == "C"
+    return "speculative_config" in engine_arguments(image.engine, image.engine_version)
 
 
 def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
@@ -110,21 +172,26 @@ def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> 
     return arguments
 
 
-def unsupported_settings(plan: DeploymentPlan, server: str, era: str = "C") -> list[str]:
+def unsupported_settings(
+    plan: DeploymentPlan, server: str, image: Image | None = None
+) -> list[str]:
     """Engine settings that this server's files cannot express; the user must set them."""
-    chunked, draft_model = plan.engine.chunked_prefill is not None, plan.draft not in (None, NGRAM)
-    missing = {
-        "tgi": {
-            "chunked_prefill": chunked,
-            f"kv_dtype {plan.engine.kv_dtype}": plan.has_one_byte_cache,
-            f"draft {plan.draft}": draft_model,
-        },
-        "lmi": {
-            "chunked_prefill": chunked and era == "A",
-            "draft ngram": plan.draft == NGRAM and era != "C",
-        },
-    }
-    return [name for name, is_missing in missing.get(server, {}).items() if is_missing]
+    engine, draft = plan.engine, f"draft {plan.draft}"
+    chunked, draft_model = engine.chunked_prefill is not None, plan.draft not in (None, NGRAM)
+    cache = {f"kv_dtype {engine.kv_dtype}": plan.has_one_byte_cache}
+    old = image is not None and bool(image.djl) and era_of(image.djl) == "A"
+    missing = {"chunked_prefill": chunked and (server == "tgi" or old)}
+    if server == "tgi":
+        missing |= cache | {draft: draft_model}
+    elif image is not None and image.engine != "vllm":
+        missing |= cache | {
+            draft: plan.draft == NGRAM or (draft_model and image.family in _WITHOUT_DRAFTS),
+            "memory_share": engine.memory_share is not None,
+            "cuda_graphs": engine.cuda_graphs is not None,
+        }
+    else:
+        missing[draft] = plan.draft == NGRAM and not _takes_speculative_config(image)
+    return [name for name, is_missing in missing.items() if is_missing]
 
 
 def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.engine_arguments import argument_history, engine_arguments
 from lmi_bench.deploy.images import all_images, find_image
 from lmi_bench.deploy.plan import plan_from_layout
+from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.sagemaker import EndpointSettings
 
 SIZED = {"option.max_rolling_batch_size": "64"}
@@ -229,11 +231,71 @@ def test_the_region_chooses_the_registry_of_a_bundle():
 
 
 def test_an_address_of_a_known_image_is_held_against_the_machine():
-    made = plan_from_layout("llama-2-7b", "ml.g4dn.12xlarge", TGI_2023, max_model_len=2048)
     address = find_image("lmi", "lmi28").uri("us-east-1")
     with pytest.raises(InputError, match=r"needs compute capability 8\.0, T4 has 7\.5"):
-        build_bundle(
-            made,
-            Server("lmi", image=address),
-            EndpointSettings("test", "arn:aws:iam::111122223333:role/sagemaker"),
-        )
+        bundle_of("ml.g4dn.12xlarge", address, 4)
+
+
+def bundle_of(instance, image, tensor_parallel=1, components=False, **changes):
+    layout = {"max_model_len": 4096, "max_input_tokens": 3072, "slots": 8}
+    layout |= {"tensor_parallel": tensor_parallel}
+    made = replace(plan_from_layout("llama-2-7b", instance, TGI_2023, **layout), **changes)
+    role = "arn:aws:iam::111122223333:role/sagemaker"
+    endpoint = EndpointSettings("test", role, components=components)
+    return build_bundle(made, Server("lmi", image=image), endpoint)
+
+
+def written(instance, image, **changes):
+    bundle = bundle_of(instance, image, **changes)
+    return parse_properties(bundle.files["serving.properties"]), bundle.traps
+
+
+def test_tensorrt_llm_gets_the_lengths_that_it_compiles_for():
+    """Its own default prompt is 1,024 tokens; 0.26 adds the output's limit to the prompt's."""
+    new, traps = written("ml.g5.2xlarge", "0.33.0-tensorrtllm0.21.0-cu128")
+    assert new["option.rolling_batch"] == "trtllm"
+    assert (new["option.max_input_len"], new["option.max_seq_len"]) == ("3072", "4096")
+    assert int(new["option.max_num_tokens"]) >= 3072
+    assert "option.max_model_len" not in new
+    assert not [trap for trap in traps if "no effect" in trap]
+    middle, _ = written("ml.g5.2xlarge", "0.32.0-tensorrtllm0.12.0-cu125")
+    assert middle["option.max_output_len"] == "4096"
+    old, _ = written("ml.g5.2xlarge", "0.26.0-tensorrtllm0.7.1-cu122")
+    assert old["option.max_output_len"] == "1024"
+
+
+def test_neuronx_gets_its_positions_and_counts_cores():
+    """Inferentia2 has two cores a device; 128 positions unless stated."""
+    settings, _ = written("ml.inf2.xlarge", "0.26.0-neuronx-sdk2.16.0")
+    assert settings["engine"] == "Python"
+    assert settings["option.n_positions"] == "4096"
+    assert settings["option.tensor_parallel_degree"] == "2"
+    assert "option.max_rolling_batch_prefill_tokens" not in settings
+
+
+def test_a_component_on_neuron_gets_the_devices_of_its_copy():
+    """Six devices of two cores: TP 2 is two devices and four cores, three copies fill it."""
+    bundle = bundle_of("ml.inf2.24xlarge", "0.26.0-neuronx-sdk2.16.0", 2, components=True)
+    settings = parse_properties(bundle.files["serving.properties"])
+    assert settings["option.tensor_parallel_degree"] == "4"
+    requests = {r["operation"]: r["parameters"] for r in json.loads(bundle.files["sagemaker.json"])}
+    component = requests["create_inference_component"]
+    needs = component["Specification"]["ComputeResourceRequirements"]
+    assert needs["NumberOfAcceleratorDevicesRequired"] == 2
+    assert component["RuntimeConfig"]["CopyCount"] == 3
+
+
+def test_a_draft_is_written_for_the_engine_inside_or_refused():
+    model = {"draft": "org/tiny-draft", "draft_tokens": 3}
+    with pytest.raises(InputError, match=r"vLLM 0\.12\.0 in this image takes no draft model"):
+        written("ml.g5.2xlarge", "lmi18", **model)
+    assert "option.speculative_config" in written("ml.g5.2xlarge", "lmi19", **model)[0]
+    looked_up, traps = written("ml.g5.2xlarge", "lmi16", draft="ngram", draft_tokens=3)
+    assert json.loads(looked_up["option.speculative_config"])["method"] == "ngram"
+    assert not [trap for trap in traps if "speculative" in trap or "draft" in trap]
+    early, traps = written("ml.g5.2xlarge", "lmi14", draft="ngram", draft_tokens=3)
+    assert "option.speculative_config" not in early
+    assert [trap for trap in traps if "do not set draft ngram" in trap]
+    compiled, traps = written("ml.g5.2xlarge", "0.33.0-tensorrtllm0.21.0-cu128", **model)
+    assert not [name for name in compiled if "speculative" in name]
+    assert [trap for trap in traps if "do not set draft org/tiny-draft" in trap]
