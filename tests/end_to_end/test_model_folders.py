@@ -83,4 +83,4 @@ def test_a_cache_format_is_refused_where_nothing_is_cached(tmp_path):
         *("--kv-dtype", "float32", "--out", tmp_path / "run"),
         expect=2,
     )
-    assert "--kv-dtype is for the bundled engine: a simulated engine's cache" in done.stderr
+    assert "--kv-dtype is for the bundled engine: a simulated engine has a cache" in done.stderr

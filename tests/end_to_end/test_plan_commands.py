@@ -230,7 +230,10 @@ def test_the_router_that_looks_keeps_the_queues_shorter_than_chance(tmp_path):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--isl", "64", "--osl", "64", "--shared-prefix", "64"), "share fewer"),
+        (
+            ("--isl", "64", "--osl", "64", "--shared-prefix", "64"),
+            "must be shorter than the prompts",
+        ),
         (("--isl", "64", "--osl", "64", "--kv-dtype", "fp3"), "'fp3' is not known"),
         (("--mix", "512-128"), "IN/OUT"),
     ],

@@ -75,7 +75,7 @@ def test_a_length_of_nothing_is_not_the_runs_length(run):
         (("--rate", "nan"), "--rate nan: give a finite number"),
         (("--rate", "1", "--max-usd-per-hour", "inf"), "--max-usd-per-hour inf"),
         (("--price-per-hour", "1"), "--prices file"),
-        (("--measured-on", "ml.g5.2xlarge"), "give their folders"),
+        (("--measured-on", "ml.g5.2xlarge"), "give the run folders"),
     ],
 )
 def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
@@ -95,7 +95,7 @@ def test_a_flag_that_would_decide_nothing_is_refused(flags, said):
         ),
         (
             ("predict", *LLAMA, "--instance", "ml.g5.2xlarge", "--concurrency", "4"),
-            "--speed is that of recorded traffic",
+            "--speed applies to recorded traffic",
         ),
         (
             ("plan-day", "--capacity", "2", "--peak", "0", "--start-up", "460", *PRICED),

@@ -99,7 +99,7 @@ def test_settings_compete_on_the_command_line(tmp_path):
     settings = [c["setting"] for c in json.loads(rec.read_text())["candidates"]]
     assert len(settings) == 8
     assert {each["dtype"] for each in settings} == {None, "int4"}
-    assert "of each layout its best engine setting" in done.stdout
+    assert "each layout has its best engine setting" in done.stdout
 
 
 def test_models_of_a_portfolio_share_a_machine(tmp_path):
@@ -110,4 +110,4 @@ def test_models_of_a_portfolio_share_a_machine(tmp_path):
     assert "a (TP 1), b (TP 1)" in done.stdout
     assert "1 x ml.g5.12xlarge" in done.stdout
     refused = lmi_bench("recommend", "--portfolio", path, "--rate", "3", expect=2)
-    assert "stand in its file" in refused.stderr
+    assert "its file states" in refused.stderr
