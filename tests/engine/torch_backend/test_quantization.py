@@ -152,7 +152,23 @@ def test_a_product_is_the_one_of_the_weight_that_is_stood_for(scheme, dtype):
         torch.testing.assert_close(linear.multiply(x, got), got * got)
 
 
-@pytest.mark.parametrize("form", [W8A8ByOneDnn, W8A8ByIntMm])
+FLOAT32 = Precision(torch.float32, torch.float32)
+needs_onednn = pytest.mark.skipif(
+    choose_kernels(QuantizeSettings(Scheme.SMOOTHQUANT), FLOAT32, CPU).make is not W8A8ByOneDnn,
+    reason="oneDNN's int8 product saturates on this processor (no VNNI), so it is not chosen",
+)
+
+
+@pytest.mark.parametrize("scheme", [Scheme.INT8, Scheme.SMOOTHQUANT])
+def test_the_chosen_int8_kernel_does_not_saturate(scheme):
+    """Neighbouring products of 127 x 127 exceed 16 bits, in which AVX2 would add them."""
+    weight = round_int8(torch.ones(128, 256))
+    linear = choose_kernels(QuantizeSettings(scheme), FLOAT32, CPU).make(weight, None, None)
+    x = torch.linspace(0.9, 1.0, 3)[:, None].expand(3, 256)
+    torch.testing.assert_close(linear(x), x.sum(1, keepdim=True).expand(3, 128), rtol=5e-3, atol=0)
+
+
+@pytest.mark.parametrize("form", [pytest.param(W8A8ByOneDnn, marks=needs_onednn), W8A8ByIntMm])
 @pytest.mark.parametrize("fixed", [None, torch.tensor(3.0)])
 def test_int8_kernels_give_what_whole_numbers_give(form, fixed):
     """Sums of products of whole numbers below 2^24 are exact: the forms may not differ."""
@@ -162,6 +178,7 @@ def test_int8_kernels_give_what_whole_numbers_give(form, fixed):
     torch.testing.assert_close(form(weight, None, fixed)(x), emulated, rtol=1e-5, atol=1e-5)
 
 
+@needs_onednn
 def test_activations_in_two_bytes_are_as_near_as_bfloat16():
     weight = round_int8(random_weight(5))
     x = torch.randn(7, 256, generator=torch.Generator().manual_seed(3))
