@@ -168,8 +168,10 @@ def _row(candidate: Candidate) -> dict[str, str]:
 
 
 def _title(slo: str) -> str:
-    """The column of an SLO: `ITL p90 ms`."""
+    """The column of an SLO: `ITL p90 ms`, `ms/token p90`."""
     found = parse_slo(slo)
+    if found.metric == "latency_per_token":
+        return f"ms/token {found.statistic}"
     return f"{found.metric.upper() if len(found.metric) < 5 else found.metric} {found.statistic} ms"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from lmi_bench.analysis.fleet.answer import SloOutlook
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Rejection, Workload
@@ -57,6 +60,13 @@ def test_every_figure_of_a_wide_table_has_its_interval(answer):
         low, high = rest.split("]")[0].split("-")
         assert float(low) <= float(predicted) <= float(high)
     assert not left_out
+
+
+def test_a_figure_under_an_slo_stands_in_one_column(answer):
+    outlook = SloOutlook("latency_per_token_p90<=500ms", 60.0, 500.0, "likely")
+    ((row,), _) = candidate_rows([replace(answer.candidates[0], slos=(outlook,))], 500)
+    assert [name for name in row if "token" in name] == ["ms/token p90"]
+    assert row["ms/token p90"].endswith("?")
 
 
 def test_of_each_layout_the_best_setting_is_shown(answer):

@@ -123,7 +123,7 @@ def test_a_page_of_metrics_gives_lengths_and_says_that_it_knows_no_rate():
     ]
     assert found.rates_per_s == ()
     assert any(text.startswith("rate and daily curve") for text in found.unknown)
-    assert any("each alone" in text for text in found.unknown)
+    assert any("separately" in text for text in found.unknown)
 
 
 def test_a_prometheus_server_also_knows_the_rate():
