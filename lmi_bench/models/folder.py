@@ -136,7 +136,8 @@ def rope_scaled_folder(folder: Path, scaling: RopeScaling, cache_dir: Path | Non
     config = json.dumps(with_rope_scaling(read_config(folder), scaling), indent=2)
     source = folder.resolve()
     digest = hashlib.sha256(f"{source}\n{config}".encode()).hexdigest()[:16]
-    parent = (_default_cache_dir() if cache_dir is None else cache_dir) / digest
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parent = (cache_dir or base / "lmi-bench" / "rope") / digest
     made = parent / f"{folder.name}-{scaling}"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent) as draft_name:
@@ -159,8 +160,3 @@ def _replace_links(draft: Path, made: Path) -> None:
     for entry in made.iterdir():
         if entry.is_symlink() and not entry.exists():
             entry.unlink()
-
-
-def _default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / "rope"

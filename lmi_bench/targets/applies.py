@@ -238,7 +238,6 @@ def _differing(section: Any, prefix: str) -> list[str]:
 
 
 def _differs(section: Any, name: str) -> bool:
-    """True if a setting does not have its default value."""
     return bool(getattr(section, name) != type(section).model_fields[name].default)
 
 

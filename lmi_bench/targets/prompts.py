@@ -111,7 +111,6 @@ def make_prompts(
 def _dialogues(
     scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, common: dict[str, Any]
 ) -> Prompts:
-    """The scenario's conversations, generated or recorded."""
     workload = scenario.workload
     pauses = parse_seconds(workload.think_s or "0")
     if workload.conversations is not None:

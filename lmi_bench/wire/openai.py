@@ -44,7 +44,8 @@ class _OpenAiFormat(JsonFormat):
     def event(self, reply: dict[str, Any]) -> WireEvent:
         """Read a chunk, an error event, or the body of an unstreamed response."""
         if reply.get("error") or reply.get("object") == "error":
-            return _error_event(reply)
+            inner = reply["error"] if isinstance(reply.get("error"), dict) else reply
+            return WireEvent(error=find_message(reply), error_kind=_error_kind(inner), end=True)
         return _read_chunk(reply)
 
     def plain_text(self, payload: bytes) -> str | None:
@@ -131,12 +132,6 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
         fields["ignore_eos"] = True
         fields["min_tokens"] = request.output_tokens
     return fields
-
-
-def _error_event(chunk: dict[str, Any]) -> WireEvent:
-    """An error in the middle of a stream, under status 200."""
-    inner = chunk["error"] if isinstance(chunk.get("error"), dict) else chunk
-    return WireEvent(error=find_message(chunk), error_kind=_error_kind(inner), end=True)
 
 
 def _error_kind(error: dict[str, Any]) -> str:

@@ -48,10 +48,6 @@ _HOST_PREFIX = "host_factor:"
 FloatArray = NDArray[np.float64]
 
 
-def _host(cell: MeasuredLevel) -> str:
-    return cell.setup.instance.accelerator.name
-
-
 def log_value(profile: EngineProfile, name: str) -> float:
     """Logarithm of a free parameter's value."""
     if name.startswith(_HOST_PREFIX):
@@ -87,7 +83,8 @@ class _Prior:
     def of(cls, base: EngineProfile, cells: Sequence[MeasuredLevel]) -> _Prior:
         names = [name for name in PARAMETER_NAMES if base.log_sd.get(name, 0.0) > 0]
         sd = [base.log_sd[name] for name in names]
-        hosts = [name for name, _ in Counter(map(_host, cells)).most_common()]
+        counts = Counter(cell.setup.instance.accelerator.name for cell in cells)
+        hosts = [name for name, _ in counts.most_common()]
         unseen = [host for host in hosts if host not in base.accelerators]
         if not base.accelerators:
             unseen = unseen[1:]  # the most measured machine is the reference of the others

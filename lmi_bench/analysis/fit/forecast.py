@@ -7,9 +7,9 @@ the engine's own scheduler, step by step in predicted time. Both take their inte
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Final
 
 from lmi_bench.analysis.fit.fit import Fit
@@ -144,7 +144,21 @@ def simulated_forecast(
     setup         the copies that serve; its cached tokens are those that every prompt begins with
     total_tokens  of the longest request, input and output
     """
-    level = _simulated(setup, profile, spec, request, total_tokens, seed, router)
+    config = scheduler_config_for(setup.setup, profile, total_tokens)
+    if setup.cached_tokens:
+        config = replace(config, prefix_caching=True)
+    run = simulate_level(
+        spec,
+        request,
+        config,
+        planned_model_for(setup.setup, profile),
+        seed=seed,
+        replicas=setup.replicas,
+        router=router,
+        speculation=setup.setup.speculation,
+        shared_tokens=setup.cached_tokens,
+    )
+    level = summarise_level(run)
     requests = [request(number) for number in range(spec.num_requests or level.sent)]
     sure = _uncertainty(setup, profile, spec, requests)
     load = f"{spec.concurrency}" if spec.concurrency is not None else f"{spec.rate_per_s:.4g}/s"
@@ -168,49 +182,16 @@ def _uncertainty(
     requests: Sequence[PlannedRequest],
 ) -> Uncertainty:
     """The uncertainty of requests of the mean lengths at the same load."""
-    input_tokens = max(1, round(_mean([each.input_tokens for each in requests])))
+    input_tokens = max(1, round(fmean(each.input_tokens for each in requests)))
     mean = replace(
         setup,
         input_tokens=input_tokens,
-        output_tokens=max(1, round(_mean([each.output_tokens for each in requests]))),
+        output_tokens=max(1, round(fmean(each.output_tokens for each in requests))),
         cached_tokens=min(setup.cached_tokens, input_tokens - 1),
     )
     load = under_load(mean, profile, spec.load)
     lengths = {(each.input_tokens, each.output_tokens) for each in requests}
     return Uncertainty.of(profile, load, list(FIGURE_METRICS.values()), spread=len(lengths) > 1)
-
-
-def _mean(values: Sequence[int]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _simulated(
-    setup: MeasuredLevel,
-    profile: EngineProfile,
-    spec: LevelSpec,
-    request: Callable[[int], PlannedRequest],
-    total_tokens: int,
-    seed: int,
-    router: Router,
-) -> Level:
-    """The simulated level as a sweep would measure it."""
-    config = scheduler_config_for(setup.setup, profile, total_tokens)
-    if setup.cached_tokens:
-        config = replace(config, prefix_caching=True)
-    model = planned_model_for(setup.setup, profile)
-    return summarise_level(
-        simulate_level(
-            spec,
-            request,
-            config,
-            model,
-            seed=seed,
-            replicas=setup.replicas,
-            router=router,
-            speculation=setup.setup.speculation,
-            shared_tokens=setup.cached_tokens,
-        )
-    )
 
 
 def _value(level: Level, key: str) -> float | None:

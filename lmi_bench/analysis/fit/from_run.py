@@ -112,11 +112,14 @@ def cells_from_run(
     for line, records in zip(run.levels, run.records, strict=True):
         if not line.valid or line.errors or line.stopped_by:
             continue
+        answered_tokens = output_tokens
+        if line.unplanned_lengths:  # not all servers generate the requested number
+            answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
         cells.append(
             MeasuredLevel(
                 Setup(shape, instance, degree, dtype or run_dtype(run), kv_dtype=run_kv_dtype(run)),
                 input_tokens=input_tokens,
-                output_tokens=_answered_tokens(line, output_tokens),
+                output_tokens=answered_tokens,
                 load=line.load,
                 arrivals_s=tuple(each.due_s for each in records) if line.load.is_open else (),
                 num_requests=line.sent,
@@ -133,12 +136,6 @@ def cells_from_run(
             "errors (--concurrency 1,4,16)"
         )
     return cells
-
-
-def _answered_tokens(line: Level, asked: int) -> int:
-    """Tokens of the level's answers: not all servers generate the requested number."""
-    answered = line.unplanned_lengths
-    return asked if not answered else max(1, round(answered.output_tokens_mean))
 
 
 def _mean_s(line: Level, metric: str) -> float | None:

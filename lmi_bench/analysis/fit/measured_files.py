@@ -86,14 +86,10 @@ def read_table(path: Path) -> list[TableRow]:
     missing = [name for name in _REQUIRED if name not in rows[0]]
     if missing:
         raise InputError(f"{path} has no column {', '.join(missing)}: it is not a table of levels")
-    whole = _latencies_are_whole(rows)
+    latencies = [_number(row, "latency_ms_per_token") for row in rows]
+    known = [value for value in latencies if value is not None]
+    whole = bool(known) and all(value == int(value) for value in known)
     return [_table_row(number, row, whole) for number, row in enumerate(rows)]
-
-
-def _latencies_are_whole(rows: Sequence[Row]) -> bool:
-    values = [_number(row, "latency_ms_per_token") for row in rows]
-    known = [value for value in values if value is not None]
-    return bool(known) and all(value == int(value) for value in known)
 
 
 def _table_row(number: int, row: Row, whole: bool) -> TableRow:
@@ -315,13 +311,12 @@ def _vllm_cell(content: Mapping[str, Any], setup: Setup) -> MeasuredLevel:
     if done < 1:
         raise InputError("the summary is of a level without a completed request")
     rate = float(content.get("request_rate") or math.inf)
-    users = content.get("max_concurrency")
     return _summary_cell(
         setup,
         requests=int(content.get("num_prompts") or done),
         input_tokens=content["total_input_tokens"] / done,
         output_tokens=content["total_output_tokens"] / done,
-        users=users,
+        users=content.get("max_concurrency"),
         rate=rate if math.isfinite(rate) else None,
         throughput=float(content["output_throughput"]),
         ttft_ms=float(content["mean_ttft_ms"]),

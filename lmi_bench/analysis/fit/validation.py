@@ -134,7 +134,7 @@ def validate(
             }
         for row in group:
             judged[row.number] = _judge(fit, row, row.number in chosen)
-    found = _in_order(rows, judged)
+    found = [judged.get(row.number) or _without_figures(row) for row in rows]
     return found, [*problems_of(found), *warnings]
 
 
@@ -144,11 +144,6 @@ def _usable(rows: Sequence[TableRow]) -> list[TableRow]:
         reasons = Counter(row.problem for row in rows)
         raise InputError(f"no line of the table can be used: {reasons.most_common(1)[0][0]}")
     return usable
-
-
-def _in_order(rows: Sequence[TableRow], judged: Mapping[int, Judged]) -> list[Judged]:
-    """A judgement for every row; one without figures for those that cannot be used."""
-    return [judged.get(row.number) or _without_figures(row) for row in rows]
 
 
 def _without_figures(row: TableRow) -> Judged:
@@ -176,7 +171,7 @@ def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[J
         row.number: _judge(fit, row, row.cell is not None and _identity(row.cell) in seen)
         for row in usable
     }
-    return _in_order(rows, judged)
+    return [judged.get(row.number) or _without_figures(row) for row in rows]
 
 
 def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
@@ -195,7 +190,7 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
         users = max(1, -(-cell.concurrency // cell.replicas)) if cell.concurrency else 32
         return replace(row, cell=replace(cell, max_sequences=users))
     except InputError:
-        return row  # it will say why when it is judged
+        pass  # it will say why when it is judged
     return row
 
 
@@ -306,9 +301,8 @@ def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
 def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
     cell = row.cell
     assert cell is not None  # the caller chose usable rows
-    unseen = bool(fit.cells) and all(
-        known.setup.shape.name != cell.setup.shape.name for known in fit.cells
-    )
+    models = {known.setup.shape.name for known in fit.cells}
+    unseen = bool(models) and cell.setup.shape.name not in models
     try:
         metrics = [metric_of(key, cell) for key in FIGURES]
         found = estimates(fit, cell, metrics)

@@ -151,26 +151,22 @@ def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:
 
 
 def _sides(run: Run) -> dict[tuple[str, float], _Side]:
-    grouped: dict[tuple[str, float], list[int]] = {}
-    for index, line in enumerate(run.levels):
+    grouped: dict[tuple[str, float], list[Sequence[RequestRecord]]] = {}
+    for line, records in zip(run.levels, run.records, strict=True):
         if line.valid:
-            grouped.setdefault((line.load.axis, line.load.value), []).append(index)
-    return {key: _side(run, key, indices) for key, indices in grouped.items()}
+            grouped.setdefault((line.load.axis, line.load.value), []).append(records)
+    return {(axis, load): _side(axis, each) for (axis, load), each in grouped.items()}
 
 
-def _side(run: Run, key: tuple[str, float], indices: Sequence[int]) -> _Side:
+def _side(axis: str, attempts: Sequence[Sequence[RequestRecord]]) -> _Side:
     records = {
         (attempt, record.request_id): record
-        for attempt, index in enumerate(indices)
-        for record in run.records[index]
+        for attempt, sent in enumerate(attempts)
+        for record in sent
         if record.ok
     }
-    return _Side(
-        open_loop=key[0] == "rate_per_s",
-        records=records,
-        wall_s=math.fsum(wall_time_s(run.records[index]) for index in indices),
-        attempts=len(indices),
-    )
+    wall_s = math.fsum(map(wall_time_s, attempts))
+    return _Side(axis == "rate_per_s", records, wall_s, len(attempts))
 
 
 def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> list[Difference]:

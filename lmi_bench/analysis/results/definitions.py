@@ -25,9 +25,5 @@ class Definition:
     vllm_key: str
 
 
-def _read() -> tuple[Definition, ...]:
-    text = resources.files(__package__).joinpath("definitions.csv").read_text(encoding="utf-8")
-    return tuple(Definition(**row) for row in csv.DictReader(text.splitlines()))
-
-
-DEFINITIONS = _read()
+_TABLE = resources.files(__package__).joinpath("definitions.csv").read_text(encoding="utf-8")
+DEFINITIONS = tuple(Definition(**row) for row in csv.DictReader(_TABLE.splitlines()))

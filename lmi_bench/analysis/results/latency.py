@@ -190,6 +190,8 @@ def summarise_level(run: LevelRun) -> Level:
 
     mean_concurrency = per_second(math.fsum(e2e_s))
     reasoning = sum(record.exchange.reasoning_tokens for record in completed)
+    # the share is of the tokens that arrived as events, since servers count differently
+    streamed = sum(sum(record.exchange.token_counts) for record in completed)
     held_s = [record.exchange.held_s for record in run.records if record.exchange.held_s]
     by_replica = Counter(r.exchange.replica for r in run.records if r.exchange.replica is not None)
     return Level(
@@ -212,7 +214,7 @@ def summarise_level(run: LevelRun) -> Level:
         stopped_by=run.stopped_by,
         latency=_latency(run, latencies, reasoning=reasoning > 0),
         reasoning_tokens=reasoning or None,
-        reasoning_token_share=_reasoning_share(completed, reasoning),
+        reasoning_token_share=reasoning / streamed if reasoning else None,
         mean_concurrency=mean_concurrency,
         little_law_ratio=_little_law_ratio(run, mean_concurrency, e2e_s),
         retries=sum(record.exchange.retries for record in run.records),
@@ -331,12 +333,6 @@ def _generator(check: GeneratorCheck) -> GeneratorReport:
     interval_s = shown.pop("itl_p99_interval_s")
     shown["itl_p99_interval_ms"] = interval_s and [second * MS_PER_S for second in interval_s]
     return GeneratorReport(**shown)
-
-
-def _reasoning_share(completed: Sequence[RequestRecord], reasoning: int) -> float | None:
-    """Reasoning tokens over the tokens that arrived as events, since servers count differently."""
-    streamed = sum(sum(record.exchange.token_counts) for record in completed)
-    return reasoning / streamed if reasoning else None
 
 
 def _little_law_ratio(
