@@ -204,7 +204,9 @@ def test_a_cancelled_level_leaves_no_process_behind_and_none_complains(url, capf
             await task
         return [(process.is_alive(), process.exitcode) for process in processes]
 
-    assert run_on_sockets(main()) == [(False, 0), (False, 0)]
+    for alive, exit_code in run_on_sockets(main()):
+        assert not alive
+        assert exit_code in (0, -signal.SIGTERM)  # a worker that is slow to end is terminated
     assert capfd.readouterr().err == ""
 
 
