@@ -30,10 +30,10 @@ def markers(curve: Curve, colour: str) -> dict[str, Any]:
     }
 
 
-def hover_names(curve: Curve, names: Sequence[str]) -> list[str]:
+def hover_names(curve: Curve) -> list[str]:
     return [
-        name if valid else f"{name} (invalid or cut short)"
-        for name, valid in zip(names, curve.valid, strict=True)
+        load_name(curve.axis, load) + ("" if valid else " (invalid or cut short)")
+        for load, valid in zip(curve.loads, curve.valid, strict=True)
     ]
 
 

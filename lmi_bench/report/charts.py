@@ -7,8 +7,9 @@ Names of runs go through `chart_text`: plotly reads a few HTML tags in its texts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from lmi_bench.report.chart_parts import (
@@ -22,7 +23,6 @@ from lmi_bench.report.chart_parts import (
     log_loads,
     markers,
 )
-from lmi_bench.report.formats import load_name
 from lmi_bench.report.values import Curve, ReportView
 
 # Told apart by people with any colour vision, on white and on near-black (after Okabe and Ito).
@@ -89,27 +89,14 @@ def _latency_throughput(curves: Sequence[Curve], limit_ms: float) -> Chart:
     for curve in curves:
         colour = _colour(curves, curve)
         latency = curve.latencies["latency_ms_per_token", "upper"]
-        names = [load_name(curve.axis, load) for load in curve.loads]
+        labels = {
+            "text": [f"{load:g}" for load in curve.loads],
+            "textposition": "top left",
+            "textfont": {"size": 11, "color": "var(--muted)"},
+        }
+        x = curve.throughput_tokens_per_s
         data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers+text",
-                "name": _name(curve),
-                "x": finite(curve.throughput_tokens_per_s),
-                "y": finite(latency),
-                "text": [f"{load:g}" for load in curve.loads],
-                "textposition": "top left",
-                "textfont": {"size": 11, "color": "var(--muted)"},
-                "customdata": hover_names(curve, names),
-                "line": {
-                    "color": colour,
-                    "width": 2.5,
-                    "dash": "dash" if curve.simulated else "solid",
-                },
-                "marker": markers(curve, colour),
-                "hovertemplate": "%{customdata}<br>%{x:,.4g} tok/s<br>%{y:,.4g} ms/token"
-                "<extra>%{fullData.name}</extra>",
-            }
+            _trace(curve, colour, x, latency, "%{x:,.4g} tok/s<br>%{y:,.4g} ms/token", labels)
         )
         data += knee_points(curve, colour, latency, only_recommended=len(curves) > 1)
     layout = base_layout("Throughput, output tok/s", "Latency p90, ms/token")
@@ -128,28 +115,34 @@ def _latency_throughput(curves: Sequence[Curve], limit_ms: float) -> Chart:
     )
 
 
+def _trace(
+    curve: Curve,
+    colour: str,
+    x: Sequence[float | None],
+    y: Sequence[float | None],
+    hover: str,
+    labels: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers+text" if labels else "lines+markers",
+        "name": _name(curve),
+        "x": finite(x),
+        "y": finite(y),
+        **labels,
+        "customdata": hover_names(curve),
+        "line": {"color": colour, "width": 2.5, "dash": "dash" if curve.simulated else "solid"},
+        "marker": markers(curve, colour),
+        "hovertemplate": f"%{{customdata}}<br>{hover}<extra>%{{fullData.name}}</extra>",
+    }
+
+
 def _throughput(curves: Sequence[Curve], colours: dict[str, str], suffix: str) -> Chart:
-    data: list[dict[str, Any]] = []
-    for curve in curves:
-        colour = colours[curve.label]
-        names = [load_name(curve.axis, load) for load in curve.loads]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": _name(curve),
-                "x": list(curve.loads),
-                "y": finite(curve.throughput_tokens_per_s),
-                "customdata": hover_names(curve, names),
-                "line": {
-                    "color": colour,
-                    "width": 2.5,
-                    "dash": "dash" if curve.simulated else "solid",
-                },
-                "marker": markers(curve, colour),
-                "hovertemplate": "%{customdata}<br>%{y:,.4g} tok/s<extra>%{fullData.name}</extra>",
-            }
-        )
+    data = [
+        _trace(curve, colours[curve.label], curve.loads, curve.throughput_tokens_per_s,
+               "%{y:,.4g} tok/s")
+        for curve in curves
+    ]  # fmt: skip
     layout = base_layout(_load_title(curves), "Throughput, output tok/s")
     log_loads(layout, curves)
     layout["yaxis"] |= {"rangemode": "tozero"}
@@ -183,7 +176,6 @@ def _percentiles(
             if all(value is None for value in values):
                 continue
             shown.append(values)
-            names = [load_name(curve.axis, load) for load in curve.loads]
             label = f"{_name(curve)}, {statistic}" if several else statistic
             colour = colours[curve.label]
             if not several:
@@ -195,7 +187,7 @@ def _percentiles(
                     "name": label,
                     "x": list(curve.loads),
                     "y": finite(values),
-                    "customdata": hover_names(curve, names),
+                    "customdata": hover_names(curve),
                     "connectgaps": False,
                     "legendgroup": str(number_of_curve if several else statistic),
                     "showlegend": not several or statistic == "mean",

@@ -88,8 +88,7 @@ def meets_all(
     failures: FailureRule = "exclude",
 ) -> bool:
     """Whether a level is known to meet every SLO."""
-    verdicts = _verdicts(line, records, slos, failures)
-    return all(verdict is True for verdict in verdicts)
+    return all(_verdicts(line, records, slos, failures))
 
 
 def misses_any(
