@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.checks import check_levels
@@ -20,7 +21,6 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
-from lmi_bench.jobs.results import Comparison, Summary
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, misses_slos
 from lmi_bench.report.formats import MISSING, number
 from lmi_bench.report.slo_text import (
@@ -33,6 +33,9 @@ from lmi_bench.report.slo_text import (
 from lmi_bench.report.tables.extras import engine_rows, session_rows
 from lmi_bench.report.tables.levels import LEVEL_GIVE_WAY, knee_rows, level_rows
 from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
+
+if TYPE_CHECKING:  # loads the planner
+    from lmi_bench.jobs.results import Comparison, Summary
 
 
 def print_sweep(result: SweepResult) -> None:
