@@ -120,11 +120,11 @@ def test_both_clients_get_the_same_text_over_signed_requests(protocol, stream):
 
 
 def test_tokens_are_timed_one_by_one():
-    """20 ms a step: five gaps of it lie between the first of six tokens and the last."""
+    """Five steps of 20 ms or, on a busy machine, more lie between the first and the last token."""
     with runtime_server(step_s=0.02) as url:
         record, _ = with_ours(url)
     spread_s = record.token_times_s[-1] - record.token_times_s[0]
-    assert spread_s == pytest.approx(0.1, abs=0.03)
+    assert 0.09 < spread_s < 1.0
 
 
 @pytest.mark.parametrize("stream", [True, False])
