@@ -74,6 +74,12 @@ class Failed:
 Answer = Ready | Progress | LevelPart | Failed
 
 
+def _tell(pipe: Connection, answer: Answer) -> None:
+    """Send `answer`; a sweep that has gone hears nothing, and the closed pipe ends the worker."""
+    with contextlib.suppress(OSError):
+        pipe.send(answer)
+
+
 def worker_main(pipe: Connection, job: WorkerJob) -> None:
     """Serve levels until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -102,7 +108,7 @@ async def _serve(pipe: Connection, job: WorkerJob) -> None:
             try:
                 await _run_level(pipe, orders, order, target, job.prompts)
             except* LmiBenchError as group:
-                pipe.send(Failed(str(group.exceptions[0])))
+                _tell(pipe, Failed(str(group.exceptions[0])))
 
 
 async def _run_level(
@@ -118,7 +124,7 @@ async def _run_level(
 
     async def start() -> float:
         nonlocal obeying
-        pipe.send(Ready())
+        _tell(pipe, Ready())
         message = await orders.get()
         obeying = asyncio.create_task(obey())
         await asyncio.sleep(message.at_s - loop.time())
@@ -129,7 +135,7 @@ async def _run_level(
 
     def on_progress(state: Progress) -> None:
         if state.state == "running":
-            pipe.send(state)
+            _tell(pipe, state)
 
     rules = StopRules(
         first_timeout=order.first_timeout,
@@ -144,4 +150,4 @@ async def _run_level(
     finally:
         if obeying is not None:
             obeying.cancel()
-    pipe.send(part)
+    _tell(pipe, part)

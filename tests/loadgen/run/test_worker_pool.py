@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import multiprocessing
 import operator
 import os
 import shutil
@@ -29,8 +30,9 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues
 from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.run.level_parts import Share
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.loadgen.run.worker import WorkerJob
+from lmi_bench.loadgen.run.worker import LevelOrder, Ready, Start, WorkerJob, worker_main
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
 from tests.levels import level_of
@@ -207,6 +209,27 @@ def test_a_cancelled_level_leaves_no_process_behind_and_none_complains(url, capf
     for alive, exit_code in run_on_sockets(main()):
         assert not alive
         assert exit_code in (0, -signal.SIGTERM)  # a worker that is slow to end is terminated
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_whose_sweep_hears_nothing_goes_on_in_silence_until_the_pipe_closes(url, capfd):
+    ours, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("spawn").Process(
+        target=worker_main, args=(theirs, _job(url))
+    )
+    worker.start()
+    spec = LevelSpec(0, Load(concurrency=2), num_requests=2000, warmup_requests=0)
+    ours.send(LevelOrder(spec, Share(0, 1), True, None, 10, None, SPACING_S, 0))
+    assert isinstance(ours.recv(), Ready)
+    with socket.socket(fileno=os.dup(ours.fileno())) as deaf:
+        deaf.shutdown(socket.SHUT_RD)  # whatever the worker sends from now on fails
+    ours.send(Start(time.monotonic()))
+    time.sleep(1.0)
+    assert worker.is_alive()
+    ours.close()
+    theirs.close()
+    worker.join(10)
+    assert worker.exitcode == 0
     assert capfd.readouterr().err == ""
 
 
