@@ -45,6 +45,7 @@ def _from_row(row: Row) -> CatalogModel:
         latent_kv_dim=count_or_zero(row["latent_kv_dim"]),
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         source=row["source"],
+        architecture=row["architecture"],
     )
     return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["notes"])
 

@@ -39,15 +39,16 @@ _TABLES = (
 
 def print_prediction(prediction: Prediction) -> None:
     """The set-up, a row for each load, and what limits it."""
-    settings, speculation = prediction.settings, prediction.setup.speculation
+    settings, setup = prediction.settings, prediction.setup
+    speculation = setup.speculation
     copies = "" if settings.replicas == 1 else f", {settings.replicas} copies"
     cache = "" if settings.kv_dtype is None else f", {settings.kv_dtype} cache"
     title = f"{settings.input_tokens} in / {settings.output_tokens} out"
     if settings.is_simulated:
         title = "simulated with the engine's scheduler"
     say(
-        f"{prediction.setup.shape.name}, {prediction.setup.dtype}{cache}, on "
-        f"{prediction.setup.instance.instance_type}, TP {settings.tensor_parallel}{copies}, {title}"
+        f"{setup.shape.name}, {setup.dtype}{cache}, on {setup.instance.instance_type}, "
+        f"TP {setup.tensor_parallel}{copies}, {title}"
     )
     if speculation is not None:
         say(

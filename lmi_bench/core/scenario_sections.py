@@ -293,7 +293,7 @@ class EngineSection(Section):
     max_batch_total_tokens: PositiveInt | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     kv_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    tensor_parallel: PositiveInt | Literal["max"] = 1
+    tensor_parallel: PositiveInt | Literal["max"] | None = None
     replicas: PositiveInt = 1
     router: Literal["round_robin", "least_outstanding", "random"] = "round_robin"
     num_blocks: PositiveInt | None = None

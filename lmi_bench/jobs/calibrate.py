@@ -12,7 +12,13 @@ from typing import Any
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
-from lmi_bench.analysis.fit.from_run import cells_from_run, profile_for_run, run_model
+from lmi_bench.analysis.fit.from_run import (
+    cells_from_run,
+    prior_for,
+    prior_for_run,
+    profile_for_run,
+    run_model,
+)
 from lmi_bench.analysis.fit.measured_files import (
     TableRow,
     cell_of_summary,
@@ -31,13 +37,12 @@ from lmi_bench.analysis.fit.validation import (
     validate_profile,
 )
 from lmi_bench.analysis.fit.validation import validate as judge
-from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, can_run, marks_of
+from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, can_run
 from lmi_bench.analysis.model.builtin_profiles import (
     BUNDLED_CPU_PRIOR,
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
     SERVED_CPU_PRIOR,
-    prior_of_engine,
 )
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine, probe_machine
@@ -173,13 +178,7 @@ def _add_table(source: Path, gathered: Gathered) -> None:
     if not cells:
         raise InputError(f"{source}: no line can be used")
     gathered.cells += cells
-    gathered.base = prior_of_engine(
-        engines[0],
-        models={cell.setup.shape.name for cell in cells},
-        accelerators={cell.setup.instance.accelerator.name for cell in cells},
-        open_loop=any(cell.rate_per_s is not None for cell in cells),
-        marks=marks_of(cells),
-    )
+    gathered.base = prior_for(engines[0], cells)
 
 
 def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLevel, ...]:
@@ -277,12 +276,14 @@ def cells_of_run_folder(
     if name == LOCAL_NAME:
         machine = machine or probe_machine()
         where = machine.instance()
-        base = BUNDLED_CPU_PRIOR if bundled else SERVED_CPU_PRIOR
     else:
-        base, where, machine = EAGER_GPU_PRIOR, find_instance(str(name)), None
-    return Gathered(
-        cells_from_run(run, shape, where, dtype=dtype), profile_for_run(base, run), machine
-    )
+        where, machine = find_instance(str(name)), None
+    cells = cells_from_run(run, shape, where, dtype=dtype)
+    if name != LOCAL_NAME:
+        base = prior_for_run(run, cells)
+    else:
+        base = BUNDLED_CPU_PRIOR if bundled else SERVED_CPU_PRIOR
+    return Gathered(cells, profile_for_run(base, run), machine)
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0

@@ -230,7 +230,7 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
         plan = plan_from_layout(
             layout.model,
             layout.instance,
-            find_profile(layout.profile),
+            find_profile(layout.profile, settings.server.server),
             tensor_parallel=layout.tensor_parallel,
             copies=layout.replicas,
             instances=layout.machines,

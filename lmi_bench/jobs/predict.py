@@ -17,6 +17,7 @@ from lmi_bench.analysis.fit.forecast import (
 from lmi_bench.analysis.fit.uncertainty import under_load
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
+from lmi_bench.analysis.model.capacity import smallest_degree
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -62,7 +63,7 @@ class Prediction:
         content: dict[str, Any] = {
             "model": self.setup.shape.name,
             "instance": self.setup.instance.instance_type,
-            "tensor_parallel": self.settings.tensor_parallel,
+            "tensor_parallel": self.setup.tensor_parallel,
             "replicas": self.settings.replicas,
             "dtype": self.setup.dtype,
             "kv_dtype": self.settings.kv_dtype,
@@ -100,16 +101,20 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     warnings = profile.warnings_for(
         accelerator=machine.accelerator.name, engine_version=settings.engine_version
     )
+    setup = Setup(
+        find_model(settings.model),
+        machine,
+        settings.tensor_parallel or 1,
+        planned_dtype(settings.model, settings.dtype),
+        kv_dtype=settings.kv_dtype,
+        speculation=planned_speculation(settings.speculation),
+    )
+    if settings.tensor_parallel is None:
+        longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
+        setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
     blank = Prediction(
         settings=settings,
-        setup=Setup(
-            find_model(settings.model),
-            machine,
-            settings.tensor_parallel,
-            planned_dtype(settings.model, settings.dtype),
-            kv_dtype=settings.kv_dtype,
-            speculation=planned_speculation(settings.speculation),
-        ),
+        setup=setup,
         profile=profile,
         warnings=[*warnings, *profile.notes],
         workload={},

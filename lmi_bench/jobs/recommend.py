@@ -13,6 +13,7 @@ from lmi_bench.analysis.fit.from_run import (
     PlacedRun,
     calibrate_on_runs,
     has_users,
+    prior_for_run,
     run_dtype,
     run_lengths,
     run_model,
@@ -290,15 +291,15 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     model = settings.model or measured_model
     shape = find_model(model)
     ours = any(map(_of_this_engine, runs))
-    base = BUNDLED_CPU_PRIOR
-    if not ours or settings.profile is not None:
-        base = find_profile(settings.profile)
-    local = _this_machine(settings, base) if ours else None
+    base = None if settings.profile is None else find_profile(settings.profile)
+    if ours:
+        base = base or BUNDLED_CPU_PRIOR
+    local = _this_machine(settings, base) if base is not None and ours else None
     placed = [
         _placed(settings, run, index, len(runs), local=local) for index, run in enumerate(runs)
     ]
     closed = [each for each in placed if has_users(each.run)]
-    profile, accuracy = base, None
+    profile, accuracy = base or prior_for_run(first, ()), None
     if closed:
         listener.note(
             f"calibrating on {sum(len(each.run.levels) for each in closed)} measured level(s)"

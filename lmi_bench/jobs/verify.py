@@ -36,6 +36,7 @@ from lmi_bench.jobs.settings.plan import VerifySettings
 from lmi_bench.jobs.sweep.result import SweepResult
 from lmi_bench.jobs.sweep.run import SweepOptions, sweep_scenario
 from lmi_bench.targets.access import Access
+from lmi_bench.targets.profiles import SHIPPED
 
 _FEWEST_REQUESTS = 300
 _UNFITTED = ("speculation", "cuda_graphs")
@@ -91,6 +92,8 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
         profile = known_profile(plan, path)
     folder = settings.out or Path("runs") / f"verify-{settings.recommendation.stem}"
     overrides = _overrides(settings, plan, share, listener)
+    if settings.target.startswith("sim:"):
+        overrides["engine.profile"] = _profile_for(plan, folder)
     result = sweep_scenario(
         parse_scenario({}).with_overrides(overrides),
         SweepOptions(access=Access(settings.api_key)),
@@ -196,6 +199,20 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
             "engine.draft_adaptive": False,
         }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _profile_for(plan: SavedRecommendation, folder: Path) -> str | None:
+    """The plan's profile by name, or written beside the run folder; None: the plan has none."""
+    if plan.profile_document is None:
+        return None
+    profile = profile_from_json(json.dumps(plan.profile_document))
+    for name, shipped in SHIPPED.items():
+        if shipped == profile:
+            return name
+    path = folder.with_name(f"{folder.name}.profile.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, profile_to_json(profile))
+    return str(path)
 
 
 def known_profile(plan: SavedRecommendation, path: Path) -> EngineProfile:

@@ -7,6 +7,7 @@ changes the arithmetic is an error, never ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
@@ -18,7 +19,8 @@ Config = Mapping[str, Any]
 
 def shape_from_hf_config(name: str, config: Config) -> ModelShape:
     """The model's shape from its config.json; raises InputError like `spec_from_hf_config`."""
-    return spec_from_hf_config(name, config).shape(name)
+    shape = spec_from_hf_config(name, config).shape(name)
+    return replace(shape, architecture=_architecture(config))
 
 
 def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
@@ -27,14 +29,20 @@ def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
     Raises InputError for an unknown architecture (listing the supported ones), a missing number
     or an unsupported setting.
     """
-    named = [str(architecture) for architecture in config.get("architectures") or []]
-    for architecture in named:
-        if architecture in ARCHITECTURES:
-            return ARCHITECTURES[architecture](_Reader(name, config))
+    architecture = _architecture(config)
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture](_Reader(name, config))
+    named = [str(each) for each in config.get("architectures") or []]
     raise InputError(
         f"model {name!r}: architecture {', '.join(named) or 'not named in config.json'} is not "
         f"supported; lmi-bench has: {', '.join(ARCHITECTURES)}"
     )
+
+
+def _architecture(config: Config) -> str:
+    """The first supported architecture that it names; empty without one."""
+    named = map(str, config.get("architectures") or [])
+    return next((each for each in named if each in ARCHITECTURES), "")
 
 
 class _Reader:

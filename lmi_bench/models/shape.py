@@ -22,6 +22,7 @@ class ModelShape:
     latent_kv_dim          MLA: values cached per token and layer, replicated on every rank;
                            0 for attention with KV heads
     params_active          parameters used per token
+    architecture           as config.json names it, such as Qwen3ForCausalLM; empty: unknown
     parallel_branches      attention and MLP read the same input: one all-reduce per layer, not two
     """
 
@@ -47,6 +48,7 @@ class ModelShape:
     aliases: tuple[str, ...] = ()
     source: str = ""
     parallel_branches: bool = False
+    architecture: str = ""
 
     def __post_init__(self) -> None:
         for name in (

@@ -120,7 +120,7 @@ def open_torch_engine(
     refuse_impossible("bundled", settings)
     refuse_to_follow()
     wait_briefly()
-    if settings.tensor_parallel != 1:
+    if settings.tensor_parallel not in (None, 1):
         start_ranks_early()
     _check_torch()
     refuse_sagemaker_draft(settings.draft, ["the bundled engine, which runs on this machine"])

@@ -129,7 +129,7 @@ async def close_all(executors: Sequence[Executor]) -> None:
 
 def degree_of(settings: EngineSection, devices: int) -> int:
     """The tensor-parallel degree; `max` uses all devices or cores, shared by the replicas."""
-    degree = settings.tensor_parallel
+    degree = settings.tensor_parallel or 1
     return degree if isinstance(degree, int) else max(1, devices // settings.replicas)
 
 

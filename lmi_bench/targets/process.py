@@ -39,7 +39,7 @@ def launched_degree(settings: EngineSection) -> int | None:
     launch = _launch()
     if launch is None:
         return None
-    if settings.tensor_parallel not in ("max", launch.degree) or settings.replicas > 1:
+    if (settings.tensor_parallel or 1) not in ("max", launch.degree) or settings.replicas > 1:
         raise InputError(
             f"the launcher has started {launch.degree} ranks of one copy: give --tp "
             f"{launch.degree} or --tp max, and no --replicas"

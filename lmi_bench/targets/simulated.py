@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.capacity import (
+    scheduler_config_for,
+    smallest_degree,
+    step_time_model_for,
+)
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
@@ -65,7 +69,7 @@ def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
             return await main(InProcessTarget(engine, simulated=True))
 
     return Bench(
-        scenario=scenario,
+        scenario=scenario.with_overrides({"engine.tensor_parallel": parts.tensor_parallel}),
         title=f"simulated {instance_type}, {parts.shape.name}",
         facts=parts.facts,
         prompts=lambda salt: make_prompts(scenario, words, None, salt),
@@ -93,8 +97,8 @@ def open_simulated_engine(
     """
     refuse_impossible("simulated", settings)
     profile = _with_stated_memory(profile or find_profile(settings.profile), settings)
-    setup = _setup(model, instance_type, settings)
     total_tokens = settings.max_model_len or max_total_tokens
+    setup = _setup(model, instance_type, settings, profile, total_tokens)
     config = scheduler_config(settings, scheduler_config_for(setup, profile, total_tokens))
     draft = None if setup.speculation is None else setup.speculation.draft
     notes = (
@@ -143,17 +147,24 @@ def _with_stated_memory(profile: EngineProfile, settings: EngineSection) -> Engi
     return replace(profile, **given)
 
 
-def _setup(model: str, instance_type: str, settings: EngineSection) -> Setup:
-    """One copy, if the instance has enough devices for all replicas."""
+def _setup(
+    model: str, instance_type: str, settings: EngineSection, profile: EngineProfile, tokens: int
+) -> Setup:
+    """One copy, if the instance has enough devices for all replicas.
+
+    tokens  of the longest request, which the smallest degree that is possible must hold
+    """
     shape, instance = find_model(model), find_instance(instance_type)
     copies, devices = settings.replicas, instance.num_accelerators
+    dtype = planned_dtype(model, settings.dtype)
     degree = degree_of(settings, devices)
+    if settings.tensor_parallel is None:
+        degree = smallest_degree(Setup(shape, instance, degree, dtype), profile, tokens)
     if copies * degree > devices:
         raise CapacityError(
             f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
             f"has {devices}: lower --replicas or --tp"
         )
-    dtype = planned_dtype(model, settings.dtype)
     return Setup(shape, instance, degree, dtype, speculation=_speculation(settings, shape))
 
 

@@ -15,7 +15,7 @@ from cfnlint.api import ManualArgs, lint
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -80,7 +80,7 @@ def answer_of(model, **changes):
     answer = recommend(
         RecommendRequest(
             Workload(find_model(model), "float16", 300, 200),
-            TGI_2023,
+            VLLM_0_12,
             instances=(find_instance("ml.p4d.24xlarge"),),
         )
     )

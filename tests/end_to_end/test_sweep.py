@@ -59,7 +59,17 @@ def test_a_simulated_g5_2xlarge_has_the_published_knees_and_throughput(tmp_path)
 def test_a_simulated_sweep_without_levels_goes_on_past_the_knee(tmp_path):
     """The cache of an A10G holds 14,720 tokens of Llama 2 7B: 28 sequences of 512."""
     run = tmp_path / "run"
-    lmi_bench("sweep", "--target", "sim:ml.g5.2xlarge", "--model", "llama-2-7b", "--out", run)
+    lmi_bench(
+        "sweep",
+        "--target",
+        "sim:ml.g5.2xlarge",
+        "--model",
+        "llama-2-7b",
+        "--profile",
+        "tgi-2023",
+        "--out",
+        run,
+    )
     levels = [line["concurrency"] for line in levels_of(run)]
     assert min(levels) == 1
     assert max(levels) > 28

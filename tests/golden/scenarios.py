@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-GPU = "sweep --target sim:ml.g5.2xlarge -m llama-2-7b"
+GPU = "sweep --target sim:ml.g5.2xlarge -m llama-2-7b --profile tgi-2023"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ targets:
 payloads:
   - {name: chat, workload: {input_tokens: 64, output_tokens: 16}}
   - {name: code, workload: {input_tokens: 15, output_tokens: 30}}
-defaults: {load: {concurrency: [4]}, slo: ["ttft_p50<=1s"]}
+defaults: {load: {concurrency: [4]}, slo: ["ttft_p50<=1s"], engine: {profile: tgi-2023}}
 """
 
 SCENARIO = """\
@@ -83,6 +83,7 @@ workload:
     - {input_tokens: 20, output_tokens: 60, share: 0.5}
     - {input_tokens: 200, output_tokens: 20, share: 0.5}
 load: {concurrency: [2, 8], requests_per_user: 3}
+engine: {profile: tgi-2023}
 seed: 11
 """
 
@@ -108,6 +109,7 @@ export dynamic -f llm-d -o llm-d
 report rolling dynamic --label joining --label batches --markdown page.md -o page.html
 validate rolling --profile vllm-0.12 --instance ml.g5.2xlarge --json validated.json
 sweep --resume --out rolling --target sim:ml.g5.2xlarge -m llama-2-7b --isl 128 --osl 64 \
+  --profile tgi-2023 \
   --concurrency 1 --seed 4
 """,
     ),
@@ -128,9 +130,11 @@ report bursts trace capped --markdown page.md -o page.html
         "auto_levels_on_a_split_model_find_the_knee_and_the_slo",
         """
 sweep --target sim:ml.g5.12xlarge -m llama-2-13b --tp 4 --isl 64 --osl 32 --concurrency auto \
+  --profile tgi-2023 \
   --requests-per-user 2 --slo "latency_per_token_p90<=60ms" --price-per-hour 7.09 --out auto
 report auto -o page.html
 predict --model llama-2-13b --instance ml.g5.12xlarge --tp 4 --concurrency 1,8,32 --isl 64 \
+  --profile tgi-2023 \
   --osl 32 --json predicted.json
 """,
     ),
@@ -161,6 +165,7 @@ sweep --matrix matrix.yaml --out matrix
 {GPU} --turns "uniform(2,4)" --think-time "exponential(2)" --isl 50 --osl 40 --concurrency 2,6 \
   --prefix-caching --out chats
 sweep --target sim:ml.g5.12xlarge -m llama-2-7b --replicas 2 --router least-outstanding \
+  --profile tgi-2023 \
   --turns 3 --think-time 1 --shared-prefix 20 --isl 64 --osl 32 --rate 1,2 --max-sessions 8 \
   --max-in-flight 4 --sessions-per-level 10 --prefix-caching --out sessions
 {GPU} --isl 64 --osl 32 --shared-prefix 32 --rate 3 --repeat 3 --requests-per-level 30 \
@@ -193,13 +198,17 @@ report experts --recommendation plan.json --markdown page.md -o page.html
 {GPU} --isl 100 --osl 50 --concurrency 1,4 --draft ngram --draft-acceptance 0.6 --draft-tokens 3 \
   --out guessed
 predict --model llama-2-7b --instance ml.g5.2xlarge --concurrency 1,8 --isl 100 --osl 50 \
+  --profile tgi-2023 \
   --draft ngram --draft-acceptance guessed --json predicted.json
 predict --model llama-2-13b --instance ml.g5.12xlarge --tp 4 --rate 0.5,2 --isl 128 --osl 64 \
+  --profile tgi-2023 \
   --draft llama-2-7b --draft-acceptance 0.7 --prefix-hit 0.5 --dtype int4 \
   --json predicted-int4.json
 recommend --model llama-2-7b --isl 100 --osl 50 --rate 2 --instance ml.g5.2xlarge --draft ngram \
+  --profile tgi-2023 \
   --draft-acceptance guessed --slo "itl_p90<=40ms" --json plan.json
 recommend --model llama-2-7b --isl 100 --osl 50 --rate 2 --instance ml.g5.2xlarge \
+  --profile tgi-2023 \
   --slo "itl_p90<=1ms" --json out-of-reach.json
 deploy write plan.json -o deployment --accept-eula
 """,
@@ -211,6 +220,7 @@ deploy write plan.json -o deployment --accept-eula
 {GPU} --isl 128 --osl 64 --rate 1.5 --requests-per-level 300 --out level
 calibrate measured --next 1 --instance ml.g5.2xlarge --out profile.json
 recommend measured level --measured-on ml.g5.2xlarge --instance ml.g5.2xlarge,ml.g6.2xlarge \
+  --profile tgi-2023 \
   --rate 4 --slo "itl_p90<=60ms" --slo "ttft_p90<=1s" --availability n+1 --explain \
   --vary rate=2..6 --json plan.json
 verify plan.json --target sim:ml.g5.2xlarge --requests 60 --out replayed --json verified.json \
@@ -227,20 +237,25 @@ report measured --recommendation plan.json --markdown page.md -o page.html
         """
 workload from log.jsonl -o chat.yaml --model llama-2-7b
 recommend --workload chat.yaml --model llama-2-7b --instance ml.g5.2xlarge --slo "ttft_p90<=1s" \
+  --profile tgi-2023 \
   --json traffic.json
-recommend --portfolio portfolio.yaml --instance ml.g5.2xlarge,ml.g5.12xlarge --json portfolio.json
-recommend --model llama-3-8b --isl 128 --osl 64 --rate 2 --dtype float16,int4 \
+recommend --portfolio portfolio.yaml --instance ml.g5.2xlarge,ml.g5.12xlarge --json portfolio.json \
+  --profile tgi-2023
+recommend --profile tgi-2023 --model llama-3-8b --isl 128 --osl 64 --rate 2 --dtype float16,int4 \
   --kv-dtype float16,float8 --instance ml.g6.2xlarge --slo "itl_p90<=80ms" --json settings.json
 recommend --model llama-2-7b --isl 128 --osl 64 --instance ml.g5.2xlarge,ml.g5.12xlarge --tp 1 \
+  --profile tgi-2023 \
   --objective throughput --slo "latency_per_token_p90<=60ms" --json fullest.json
 predict --model llama-2-7b --instance ml.g5.2xlarge --rate 0.5,2 --mix 20/100,200/20:3 \
+  --profile tgi-2023 \
   --json predicted-mix.json
 predict --model llama-2-7b --instance ml.g5.12xlarge --replicas 4 --router least-outstanding \
+  --profile tgi-2023 \
   --rate 6 --seed 2 --input-lengths "lognormal(200,100)" --output-lengths "uniform(10,60)" \
   --json predicted-router.json
-compare-accelerators --model llama-3-8b --isl 128 --osl 64 --top 4
+compare-accelerators --profile tgi-2023 --model llama-3-8b --isl 128 --osl 64 --top 4
 deploy backends --model llama-3-8b --instance ml.g5.12xlarge
-deploy limits --model llama-2-13b --instance ml.g5.12xlarge --rope-factor 2
+deploy limits --profile tgi-2023 --model llama-2-13b --instance ml.g5.12xlarge --rope-factor 2
 report --recommendation traffic.json --recommendation settings.json -o page.html
 """,
         {"log.jsonl": _gateway_log(), "portfolio.yaml": PORTFOLIO},

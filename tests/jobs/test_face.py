@@ -54,7 +54,7 @@ def test_keywords_are_the_options_of_the_command():
     parameters = inspect.signature(lmi_bench.predict).parameters
     assert {each.name for each in settings_of(PredictSettings)} | {"listener"} == set(parameters)
     assert parameters["model"].default is inspect.Parameter.empty
-    assert parameters["tensor_parallel"].default == 1
+    assert parameters["replicas"].default == 1
 
 
 def test_a_keyword_that_does_not_exist_or_is_missing_is_a_type_error():

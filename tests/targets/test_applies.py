@@ -182,8 +182,9 @@ def test_an_engine_setting_changes_the_engine_or_is_refused(kind, make, name, be
     if beside and kind == "bundled":
         around = {key: value for key, value in around.items() if key != "draft_acceptance"}
     value = ENGINE_VALUES[name]
-    if (kind, name) == ("simulated", "kv_layout"):
-        value = "paged"  # the profile's own is contiguous
+    if kind == "simulated" and name in ("kv_layout", "chunked_prefill"):
+        around = around | {"profile": "tgi-2023"}  # contiguous, whole prompts
+        value = {"kv_layout": "paged", "chunked_prefill": True}[name]
     settings = around | {name: value}
     if is_idle(kind, name, settings):
         if name not in ("draft_acceptance", "profile"):

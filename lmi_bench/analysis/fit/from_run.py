@@ -15,7 +15,8 @@ from typing import Any
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, shown_value
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
+from lmi_bench.analysis.level.cells import MeasuredLevel, marks_of, predict_cell
+from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
@@ -32,6 +33,7 @@ from lmi_bench.models.shape import ModelShape
 _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
+_ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # as servers name themselves
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
 
@@ -46,7 +48,7 @@ class PlacedRun:
     @property
     def degree(self) -> int:
         """Devices that one copy of the model was spread over."""
-        stated = self.run.manifest["scenario"]["engine"]["tensor_parallel"]
+        stated = self.run.manifest["scenario"]["engine"]["tensor_parallel"] or 1
         return int(self.tensor_parallel or target_facts(self.run).get("tensor_parallel") or stated)
 
 
@@ -168,15 +170,43 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
     )
 
 
+def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
+    """The profile to start a fit of that engine's levels from (`prior_of_engine`)."""
+    return prior_of_engine(
+        engine,
+        models={cell.setup.shape.name for cell in cells},
+        accelerators={cell.setup.instance.accelerator.name for cell in cells},
+        open_loop=any(cell.rate_per_s is not None for cell in cells),
+        marks=marks_of(cells),
+    )
+
+
+def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:
+    """The same for a run: the engine that its server said it is; vLLM where it did not say."""
+    facts = target_facts(run)
+    said = facts.get("profile" if facts.get("kind") == "simulated" else "server")
+    engine = str(said or "").lower()
+    if not engine.startswith(_ENGINES):
+        return prior_for("vllm", cells)
+    prior, version = prior_for(engine, cells), engine.partition(" ")[2]
+    return replace(prior, version=version) if version else prior
+
+
 def has_users(run: Run) -> bool:
     """Whether any level is a closed loop, so that a profile can be calibrated on the run."""
     return not all(line.load.is_open for line in run.levels)
 
 
 def calibrate_on_runs(
-    base: EngineProfile, placed: Sequence[PlacedRun], shape: ModelShape, *, dtype: str | None = None
+    base: EngineProfile | None,
+    placed: Sequence[PlacedRun],
+    shape: ModelShape,
+    *,
+    dtype: str | None = None,
 ) -> tuple[EngineProfile, dict[str, Any]]:
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
+
+    base  prior of the fit; None: that of the engine which answered
 
     The second value is `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`.
     Raises InputError where no level can be used.
@@ -190,7 +220,7 @@ def calibrate_on_runs(
     ]
     runs = [each.run for each in placed]
     machines = dict.fromkeys(each.instance.instance_type for each in placed)
-    engine = profile_for_run(base, runs[-1])
+    engine = profile_for_run(base or prior_for_run(runs[-1], cells), runs[-1])
     fitted = profile_of_fit(
         fit_cells(engine, cells),
         fitted_on=(

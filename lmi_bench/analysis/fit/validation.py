@@ -15,6 +15,7 @@ import numpy as np
 
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile, prior_fit
+from lmi_bench.analysis.fit.from_run import prior_for
 from lmi_bench.analysis.fit.measured_files import TableRow, requests_of_open_loop, with_requests
 from lmi_bench.analysis.fit.uncertainty import (
     FIGURE_METRICS,
@@ -28,12 +29,10 @@ from lmi_bench.analysis.level.cells import (
     MeasuredLevel,
     Metric,
     can_run,
-    marks_of,
     predict_cell,
     regime_of,
     slots_for,
 )
-from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import s_to_ms
@@ -216,14 +215,7 @@ def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:
-    cells = _cells(rows)
-    return prior_of_engine(
-        engine,
-        models={cell.setup.shape.name for cell in cells},
-        accelerators={cell.setup.instance.accelerator.name for cell in cells},
-        open_loop=any(cell.rate_per_s is not None for cell in cells),
-        marks=marks_of(cells),
-    )
+    return prior_for(engine, _cells(rows))
 
 
 def _known_rows(

@@ -11,7 +11,12 @@ from typing import Any
 
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.level.steady_state import SteadyState
-from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.model.capacity import (
+    checkpoint_problem,
+    device_problem,
+    planned_model_for,
+    scheduler_config_for,
+)
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -277,14 +282,19 @@ def split_layouts(
     open_loop: bool,
     settings: Sequence[EngineSetting] = (AS_STATED,),
 ) -> tuple[list[tuple[Layout, CopyPlan]], list[Rejection]]:
-    """Layouts that can run, each with its plan, and the others with their reasons."""
+    """Layouts that can run, each with its plan, and the others with their reasons.
+
+    Raises InputError for a model or a number format that the engine does not load.
+    """
+    if (problem := checkpoint_problem(profile, workload.shape, workload.dtype)) is not None:
+        raise InputError(problem)
     plans: dict[tuple[EngineKey, bool], CopyPlan | str] = {}
     possible: list[tuple[Layout, CopyPlan]] = []
     rejected: list[Rejection] = []
     for instance in instances:
         accelerator = instance.accelerator
         blanket = None
-        if accelerator.vendor not in profile.vendors:
+        if device_problem(profile, accelerator) is not None:
             blanket = f"{profile.label} does not run on {accelerator.name}"
         elif accelerator.bandwidth_bytes_per_s is None:
             blanket = f"no source states the memory bandwidth of {accelerator.name}"

@@ -40,6 +40,7 @@ def _priors() -> dict[str, EngineProfile]:
 _PRIOR: Final = _priors()
 EAGER_GPU_PRIOR: Final = _PRIOR["eager_gpu"]
 GRAPH_GPU_PRIOR: Final = _PRIOR["graph_gpu"]
+TGI_GRAPH_PRIOR: Final = _PRIOR["tgi_graph"]
 SGLANG_PRIOR: Final = _PRIOR["sglang"]
 VLLM_V0_PRIOR: Final = _PRIOR["vllm_v0"]
 VLLM_0_6_PRIOR: Final = _PRIOR["vllm_0_6"]
@@ -84,7 +85,7 @@ def prior_of_engine(
     if eager and (version is None or version < _GRAPHS_OF_TGI):
         general, kin = EAGER_GPU_PRIOR, [TGI_2023]
     elif eager:
-        general = _PRIOR["tgi_graph"]
+        general = TGI_GRAPH_PRIOR
     elif engine.startswith("sglang"):
         general = SGLANG_PRIOR
     elif engine.startswith(_TRT_LLM) and version is not None and version < _SERVED_TRT_LLM:
@@ -129,9 +130,15 @@ def _distance(version: tuple[int, ...], profile: EngineProfile) -> int:
 
 
 def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
-    """The profile as a prior for other levels: twice its standard deviations, uncorrelated."""
+    """The profile as a prior for other levels: twice its standard deviations, uncorrelated.
+
+    A level was measured, so its engine does load that model on that device.
+    """
     return replace(
         profile,
+        architectures=(),
+        dtypes=(),
+        compute_capability=0.0,
         log_sd={
             name: min(general.log_sd.get(name, sd), max(2 * sd, _LEAST_LOG_SD))
             for name, sd in profile.log_sd.items()

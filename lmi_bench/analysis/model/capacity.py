@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.memory import (
@@ -15,6 +16,7 @@ from lmi_bench.analysis.model.memory import (
     kv_bytes_per_value,
     plan_memory,
     weight_bytes,
+    weight_format,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size
@@ -22,10 +24,12 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
+from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.models.shape import ModelShape, possible_degrees
 
 
 def memory_plan_for(
@@ -84,7 +88,11 @@ def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -
     shape, instance = setup.shape, setup.instance
     plan = memory_plan_for(setup, profile, input_tokens=max_total_tokens - 1, output_tokens=1)
     if plan.problem is not None:
-        raise CapacityError(f"{instance.instance_type}: {plan.problem}")
+        fits = partial(_fits, setup, profile, max_total_tokens)
+        degrees = filter(fits, possible_degrees(shape, instance.num_accelerators))
+        way_out = ", ".join(f"--tp {degree}" for degree in degrees)
+        way_out = f"; {way_out} would fit" if way_out else ""
+        raise CapacityError(f"{instance.instance_type}: {plan.problem}{way_out}")
     bytes_per_token = kv_bytes_of(setup, max_total_tokens)
     draft = None if setup.speculation is None else setup.speculation.draft
     if draft is None:
@@ -124,13 +132,47 @@ def check_degree(instance: Instance, tensor_parallel: int) -> None:
 def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
     """The step-time model of one copy, without speculation; raises InputError if impossible."""
     check_degree(setup.instance, setup.tensor_parallel)
-    accelerator = setup.instance.accelerator
-    if accelerator.vendor not in profile.vendors:
-        raise InputError(
-            f"{profile.label} does not run on {accelerator.name} ({accelerator.vendor}): "
-            "calibrate a profile on it first"
-        )
+    for problem in (
+        device_problem(profile, setup.instance.accelerator),
+        checkpoint_problem(profile, setup.shape, setup.dtype),
+    ):
+        if problem is not None:
+            raise InputError(problem)
     return StepTimeModel(setup, profile)
+
+
+def smallest_degree(setup: Setup, profile: EngineProfile, max_total_tokens: int) -> int:
+    """The smallest tensor-parallel degree that holds such requests; 1 if none does."""
+    degrees = possible_degrees(setup.shape, setup.instance.num_accelerators)
+    fits = partial(_fits, setup, profile, max_total_tokens)
+    return next(filter(fits, degrees), 1)
+
+
+def _fits(setup: Setup, profile: EngineProfile, max_total_tokens: int, degree: int) -> bool:
+    setup = replace(setup, tensor_parallel=degree)
+    plan = memory_plan_for(setup, profile, input_tokens=max_total_tokens - 1, output_tokens=1)
+    return plan.problem is None
+
+
+def device_problem(profile: EngineProfile, accelerator: Accelerator) -> str | None:
+    """Why the engine does not run on a device; None if it does."""
+    where = f"{profile.label} does not run on {accelerator.name}"
+    if accelerator.vendor not in profile.vendors:
+        return f"{where} ({accelerator.vendor}): calibrate a profile on it first"
+    has, needed = accelerator.compute_capability, profile.compute_capability
+    if has is not None and has < needed:
+        return f"{where}: it needs compute capability {needed:g}, {accelerator.name} has {has:g}"
+    return None
+
+
+def checkpoint_problem(profile: EngineProfile, shape: ModelShape, dtype: str) -> str | None:
+    """Why the engine does not load a model in a number format; None if it does."""
+    other = "use the profile of an engine that does, such as --profile vllm-0.12"
+    if profile.architectures and shape.architecture not in ("", *profile.architectures):
+        return f"{profile.label} does not load {shape.name} ({shape.architecture}): {other}"
+    if profile.dtypes and weight_format(dtype).name not in profile.dtypes:
+        return f"{profile.label} does not load weights in {dtype}: {other}"
+    return None
 
 
 def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:

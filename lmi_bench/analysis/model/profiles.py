@@ -76,6 +76,10 @@ class StepParameters:
                 raise InputError(f"profile parameter {item.name} must be above 0, got {value:g}")
 
 
+_TUPLES = (
+    "accelerators", "vendors", "notes", "models", "levels", "shared_head_dims", "architectures",
+    "dtypes",
+)  # fmt: skip
 PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParameters))
 
 
@@ -100,6 +104,9 @@ class EngineProfile:
     fitted_cells            marks of the levels of a shipped profile's fit (`cells.marks_of`)
     widen_first_rows        rows of a step from which narrow weights are widened as a whole before
                             their products; 0: never
+    architectures           that the engine loads, as config.json names them; empty: any
+    dtypes                  number formats of weights that it loads; empty: any
+    compute_capability      least one of CUDA that it runs on
     shared_head_dims        head sizes whose decode step reads the cache once for all query heads
                             of a KV head; empty: all sizes
     defaults                rule for the scheduler's settings by model and device
@@ -136,6 +143,9 @@ class EngineProfile:
     defaults: str = ""
     widen_first_rows: int = 0
     shared_head_dims: tuple[int, ...] = ()
+    architectures: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    compute_capability: float = 0.0
 
     def __post_init__(self) -> None:
         size = len(PARAMETER_NAMES)
@@ -259,7 +269,7 @@ def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     values = dict(document)
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
-    for name in ("accelerators", "vendors", "notes", "models", "levels", "shared_head_dims"):
+    for name in _TUPLES:
         values[name] = tuple(values.get(name, ()))
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:

@@ -23,7 +23,9 @@ class StepOptions:
     GROUP: ClassVar = _MODEL
 
     tensor_parallel: str | None = option(
-        "Tensor-parallel degree, or max: all devices or cores.", "--tp", default="1"
+        "Tensor-parallel degree, or max: all devices or cores.",
+        "--tp",
+        default="1; simulated: the smallest that fits",
     )
     backend: str | None = option(
         "Back end of the bundled engine: native (C++, compiled at first use), torch, triton (GPU "
@@ -193,8 +195,8 @@ class BatchingOptions:
         "Probability that a drafted token is accepted, 0 to 1: simulated only.", rare=True
     )
     profile: str | None = option(
-        "Timing profile (simulated): a file of `calibrate`, or tgi-2023, vllm-0.12, vllm-0.19.",
-        default="tgi-2023",
+        "Timing profile (simulated): a file of `calibrate`, or vllm-0.12, vllm-0.19, tgi-2023.",
+        default="vllm-0.12",
     )
 
 

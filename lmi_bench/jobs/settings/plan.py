@@ -32,7 +32,9 @@ class PredictSettings:
     )
     input_tokens: int | None = option(planning.INPUT_TOKENS)
     output_tokens: int | None = option(planning.OUTPUT_TOKENS)
-    tensor_parallel: int = option(planning.TENSOR_PARALLEL, value=1, group=None)
+    tensor_parallel: int | None = option(
+        planning.TENSOR_PARALLEL, default="the smallest that fits", group=None
+    )
     replicas: int = option("Copies of the model that share the load.", value=1)
     concurrency: str | None = option("Users of a closed loop, such as 1,8,64.", group=LOAD)
     rate: str | None = option("Load of an open loop in req/s, such as 0.5,2.", group=LOAD)

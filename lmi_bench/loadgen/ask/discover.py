@@ -8,7 +8,7 @@ confirms a protocol, and shows whether the server reports token counts and obeys
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError, TargetError
@@ -36,6 +36,7 @@ _SUFFIXES: Mapping[str, tuple[str, ...]] = {
 _NOT_THIS_PATH = (404, 405, 501)
 _TGI_ROUTER: Final = "text-generation-router"
 _UNNAMED: Final = "an OpenAI-compatible server"
+_VERSION_ROUTES: Final = {"vllm": "/version", "sglang": "/server_info"}
 _NO_NAMES: Final = ("", "me")  # llama-cpp-python is "me"
 _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
 
@@ -196,7 +197,10 @@ def _ask(probe: Probe) -> _Hints:
     reply = probe.get("/v1/models")
     entries = reply.json_object().get("data")
     if isinstance(entries, list) and entries and isinstance(entries[0], dict):
-        return _from_models([entry for entry in entries if isinstance(entry, dict)])
+        hints = _from_models([entry for entry in entries if isinstance(entry, dict)])
+        route = _VERSION_ROUTES.get(hints.server)
+        version = None if route is None else probe.get(route).json_object().get("version")
+        return replace(hints, server=f"{hints.server} {str(version)[:40]}") if version else hints
     if reply.status in WANTS_KEY:
         raise wants_key(probe, find_format("openai"), reply)
     if tgi is not None:

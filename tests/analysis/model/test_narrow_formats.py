@@ -25,9 +25,11 @@ MODEL, A10G, A100 = (
     find_instance("ml.p4d.24xlarge"),
 )
 H100 = find_instance("ml.p5.48xlarge")
+OLD_TGI = replace(TGI_2023, dtypes=())
+"""Its constants for formats that it never loaded."""
 
 
-def parts(dtype, step, *, instance=A100, profile=TGI_2023, **more):
+def parts(dtype, step, *, instance=A100, profile=OLD_TGI, **more):
     return step_time_model_for(Setup(MODEL, instance, 1, dtype, **more), profile).explain(step)
 
 
@@ -66,8 +68,8 @@ def test_an_unknown_cache_format_names_the_known_ones():
 def test_an_fp8_cache_holds_twice_the_sequences_and_is_read_in_half_the_time():
     wide = Setup(MODEL, A10G, 1, "float16")
     narrow = replace(wide, kv_dtype="float8")
-    assert scheduler_config_for(narrow, TGI_2023, 512).num_blocks == pytest.approx(
-        2 * scheduler_config_for(wide, TGI_2023, 512).num_blocks, abs=1
+    assert scheduler_config_for(narrow, OLD_TGI, 512).num_blocks == pytest.approx(
+        2 * scheduler_config_for(wide, OLD_TGI, 512).num_blocks, abs=1
     )
     wide, narrow = parts("float16", decode(8)), parts("float16", decode(8), kv_dtype="float8")
     assert narrow.kv_s == pytest.approx(wide.kv_s / 2)
@@ -79,7 +81,7 @@ def test_four_bit_weights_save_a_lone_sequence_time_but_cost_a_long_prompt_more(
     weight for each of its 16 blocks of 128 rows: 3 operations at a sixteenth of the matrix rate
     are 48 / 128 of a row's 2, so 19 % more arithmetic."""
     ideal = with_narrow_share(1.0)
-    for profile, share in ((ideal, 0.6), (TGI_2023, 0.7)):
+    for profile, share in ((ideal, 0.6), (OLD_TGI, 0.7)):
         lone = [
             parts(dtype, decode(1), instance=A10G, profile=profile).total_s
             for dtype in ("int4", "float16")
@@ -88,12 +90,12 @@ def test_four_bit_weights_save_a_lone_sequence_time_but_cost_a_long_prompt_more(
     plain = parts("float16", prompt(2048), profile=ideal)
     widened = parts("int4", prompt(2048), profile=ideal)
     linear_s = 2 * (MODEL.params_total - 2 * 32000 * 4096) * 2048
-    linear_s /= 312e12 * TGI_2023.parameters.compute_share
+    linear_s /= 312e12 * OLD_TGI.parameters.compute_share
     assert widened.compute_s - plain.compute_s == pytest.approx(0.1875 * linear_s, rel=0.03)
 
 
 def with_narrow_share(share):
-    return replace(TGI_2023, parameters=replace(TGI_2023.parameters, narrow_share=share))
+    return replace(OLD_TGI, parameters=replace(OLD_TGI.parameters, narrow_share=share))
 
 
 def test_kernels_that_widen_reach_a_share_of_the_rate_and_its_root_with_8_bits():
@@ -123,7 +125,7 @@ def test_fp8_weights_need_no_widening_where_the_device_multiplies_them():
 def test_four_bit_weights_over_several_ranks_keep_an_eager_host_busy(ranks, more_s):
     """GPTQ in TGI of 2023: 0.4 ms a layer more, of 32 layers."""
     wide, four = (
-        step_time_model_for(Setup(MODEL, A100, ranks, dtype), TGI_2023).explain(decode(1))
+        step_time_model_for(Setup(MODEL, A100, ranks, dtype), OLD_TGI).explain(decode(1))
         for dtype in ("float16", "int4")
     )
     assert four.host_s - wide.host_s == pytest.approx(more_s)
@@ -148,7 +150,7 @@ def test_many_rows_are_multiplied_densely_by_weights_widened_before():
 
 @pytest.mark.parametrize("dtype", ["int4", "int8", "float8", "float16"])
 @pytest.mark.parametrize("kv_dtype", [None, "float8"])
-@pytest.mark.parametrize("profile", [TGI_2023, VLLM_V0_PRIOR], ids=["on the way", "before"])
+@pytest.mark.parametrize("profile", [OLD_TGI, VLLM_V0_PRIOR], ids=["on the way", "before"])
 def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
     model = step_time_model_for(Setup(MODEL, A100, 1, dtype, kv_dtype=kv_dtype), profile)
     columns = trace_closed_loop(CopyLimits(300, 20, 5, 2048, True), 7, 14).columns
@@ -161,11 +163,11 @@ def test_arrays_counts_and_shapes_are_priced_alike(dtype, kv_dtype, profile):
 def test_a_cached_prefix_is_not_computed_again():
     """Three quarters of each prompt in the cache: about a quarter of the time to first token."""
     common = (Setup(MODEL, A10G, 1, "float16"), 1024, 32)
-    cold = predict_cell(TGI_2023, MeasuredLevel(*common, load=Load(1), num_requests=4))
+    cold = predict_cell(OLD_TGI, MeasuredLevel(*common, load=Load(1), num_requests=4))
     warm = predict_cell(
-        TGI_2023, MeasuredLevel(*common, load=Load(1), num_requests=4, cached_tokens=768)
+        OLD_TGI, MeasuredLevel(*common, load=Load(1), num_requests=4, cached_tokens=768)
     )
-    extra_s = TGI_2023.parameters.request_overhead_s
+    extra_s = OLD_TGI.parameters.request_overhead_s
     ratio = (warm.ttft_mean_s - extra_s) / (cold.ttft_mean_s - extra_s)
     assert 0.2 < ratio < 0.35
     with pytest.raises(InputError, match="its last one is always computed"):

@@ -8,7 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023, VLLM_V0_PRIOR
+from lmi_bench.analysis.model.builtin_profiles import (
+    BUNDLED_CPU_PRIOR,
+    EAGER_GPU_PRIOR,
+    TGI_2023,
+    VLLM_V0_PRIOR,
+)
 from lmi_bench.analysis.model.capacity import step_time_model_for
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import StepParameters
@@ -245,7 +250,7 @@ SETUPS = [
     ("llama-3-70b", "ml.p4d.24xlarge", 4, "float16", TGI_2023),
     ("mixtral-8x7b", "ml.p4d.24xlarge", 8, "float16", TGI_2023),
     ("mistral-7b-v0.1", "ml.g5.2xlarge", 1, "float16", TGI_2023),  # all layers slide
-    ("gemma-2-9b", "ml.p4d.24xlarge", 2, "float16", TGI_2023),  # every other one does
+    ("gemma-2-9b", "ml.p4d.24xlarge", 2, "float16", EAGER_GPU_PRIOR),  # every other one does
     ("llama-3-8b", "ml.g5.2xlarge", 1, "int4", TGI_2023),  # widened on the way
     ("llama-3-70b", "ml.p4d.24xlarge", 8, "int4", VLLM_V0_PRIOR),  # before many rows
     ("llama-3-8b", None, 1, "float32", BUNDLED_CPU_PRIOR),  # reading hides little arithmetic

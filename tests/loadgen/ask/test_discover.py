@@ -127,6 +127,18 @@ def test_a_server_that_names_nobody_is_called_what_it_speaks(owner):
         assert discover(url).server == "an OpenAI-compatible server"
 
 
+def test_vllm_states_its_version():
+    routes = {
+        ("GET", "/v1/models"): says(MODELS),
+        ("GET", "/version"): says({"version": "0.12.0"}),
+        ("POST", "/v1/completions"): good_completions,
+    }
+    with playing(routes) as (url, _):
+        assert discover(url).server == "vllm 0.12.0"
+        del routes["GET", "/version"]
+        assert discover(url).server == "vllm"
+
+
 @pytest.mark.parametrize(
     ("to_ids", "to_text", "takes_them"),
     [(200, 200, True), (500, 200, False), (400, 200, False), (503, 200, True), (401, 401, True)],
