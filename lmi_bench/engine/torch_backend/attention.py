@@ -161,7 +161,7 @@ def pack(
     position_rows = torch.tensor(positions, device=device)
     prompts = [(sequences[i], end_rows[i]) for i in several]
     decodes = [sequences[i] for i in single]
-    first_decode = len(token_ids) - len(decodes)
+    packers = [_Packer(shape, formats, window, device) for window in formats.windows]
     return PackedStep(
         token_ids=torch.tensor(token_ids, device=device),
         positions=position_rows,
@@ -171,119 +171,108 @@ def pack(
         ),
         views=tuple(
             ContextView(
-                tuple(
-                    part
-                    for rows, stop in prompts
-                    for part in _prompt_rows(rows, stop, shape, formats.prompt, window, device)
-                ),
-                tuple(_decode_groups(decodes, first_decode, shape, formats, window, device)),
+                tuple(part for each in prompts for part in packer.prompt_rows(*each)),
+                tuple(packer.decode_groups(decodes, len(token_ids) - len(decodes))),
             )
-            for window in formats.windows
+            for packer in packers
         ),
         sampled_rows=torch.tensor(sampled_rows, dtype=torch.int64, device=device),
     )
 
 
-def _prompt_rows(
-    rows: SequenceRows,
-    stop: int,
-    shape: KvLayoutShape,
-    compute: torch.dtype,
-    window: int | None,
-    device: torch.device,
-) -> Iterator[PromptRows]:
-    """One sequence's rows; split if a window would leave most of a long mask empty."""
-    everything = window is None or rows.context_tokens <= window
-    if everything and rows.first_position == 0:
-        yield PromptRows(stop - len(rows.token_ids), stop, rows.context_tokens)
-        return
-    length = len(rows.token_ids) if everything else max(window or 0, _WINDOW_ROWS)
-    for first in range(rows.first_position, rows.context_tokens, length):
-        end = min(first + length, rows.context_tokens)
-        first_page, stop_page = _pages_seen(first + 1, end, window, shape)
-        table = torch.tensor([list(rows.block_table[first_page:stop_page])], device=device)
-        keys = torch.arange(first_page * shape.block_size, end, device=device)
-        queries = torch.arange(first, end, device=device)[:, None]
-        unseen = keys > queries
-        if window is not None:
-            unseen |= keys <= queries - window
-        bias = torch.zeros(unseen.shape, dtype=compute, device=device)
-        yield PromptRows(
-            stop - rows.context_tokens + first,
-            stop - rows.context_tokens + end,
-            len(keys),
-            head_page_rows(table, shape.num_kv_heads),
-            bias.masked_fill_(unseen, masked_score(compute)),
-        )
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Builds a step's view for the layers with one window, in tokens; None: full attention."""
+
+    shape: KvLayoutShape
+    formats: MaskFormats
+    window: int | None
+    device: torch.device
+
+    def prompt_rows(self, rows: SequenceRows, stop: int) -> Iterator[PromptRows]:
+        """One sequence's rows; split if a window would leave most of a long mask empty."""
+        window, device, size = self.window, self.device, self.shape.block_size
+        everything = window is None or rows.context_tokens <= window
+        if everything and rows.first_position == 0:
+            yield PromptRows(stop - len(rows.token_ids), stop, rows.context_tokens)
+            return
+        length = len(rows.token_ids) if everything else max(window or 0, _WINDOW_ROWS)
+        for first in range(rows.first_position, rows.context_tokens, length):
+            end = min(first + length, rows.context_tokens)
+            first_page, stop_page = self._pages_seen(first + 1, end)
+            table = torch.tensor([list(rows.block_table[first_page:stop_page])], device=device)
+            keys = torch.arange(first_page * size, end, device=device)
+            queries = torch.arange(first, end, device=device)[:, None]
+            unseen = keys > queries
+            if window is not None:
+                unseen |= keys <= queries - window
+            yield PromptRows(
+                stop - rows.context_tokens + first,
+                stop - rows.context_tokens + end,
+                len(keys),
+                head_page_rows(table, self.shape.num_kv_heads),
+                _bias(unseen, self.formats.prompt),
+            )
+
+    def decode_groups(
+        self, single: Sequence[SequenceRows], first_row: int
+    ) -> Iterator[DecodeGroup]:
+        """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
+        page_bytes = self.shape.bytes_per_block // (2 * self.shape.num_layers)
+        members: list[SequenceRows] = []
+        spans: list[tuple[int, int]] = []
+        widest = 0
+        for rows in single:
+            span = self._pages_seen(rows.context_tokens, rows.context_tokens)
+            wider = max(widest, span[1] - span[0])
+            if members and (len(members) + 1) * wider * page_bytes > _GATHER_BYTES:
+                yield self._decode_group(members, spans, first_row)
+                first_row += len(members)
+                members, spans, wider = [], [], span[1] - span[0]
+            members.append(rows)
+            spans.append(span)
+            widest = wider
+        if members:
+            yield self._decode_group(members, spans, first_row)
+
+    def _decode_group(
+        self, members: Sequence[SequenceRows], spans: Sequence[tuple[int, int]], start: int
+    ) -> DecodeGroup:
+        """One group whose members' page spans are gathered together."""
+        size, kv_heads, device = self.shape.block_size, self.shape.num_kv_heads, self.device
+        pages = max(stop - first for first, stop in spans)
+        tables = []
+        for rows, (first, stop) in zip(members, spans, strict=True):
+            used = list(rows.block_table[first:stop])
+            tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
+        page_rows = head_page_rows(torch.tensor(tables, device=device), kv_heads)
+        # counted from the first token of each sequence's first page
+        ends = [
+            rows.context_tokens - first * size
+            for rows, (first, _) in zip(members, spans, strict=True)
+        ]
+        end_keys = torch.tensor(ends, device=device)[:, None]
+        keys = torch.arange(pages * size, device=device)
+        unseen = keys >= end_keys
+        if self.window is not None:
+            unseen |= keys < end_keys - self.window
+        bias = _bias(unseen, self.formats.decode).repeat_interleave(kv_heads, dim=0)
+        value_rows = None
+        if self.formats.value_rows:
+            in_page = torch.arange(size, device=device)
+            value_rows = (page_rows[:, None] * size + in_page).view(bias.shape)
+        return DecodeGroup(start, start + len(members), page_rows, bias[:, None], value_rows)
+
+    def _pages_seen(self, first_context: int, last_context: int) -> tuple[int, int]:
+        """Page range seen by rows whose contexts (including the row) are first..last tokens."""
+        first_key = 0 if self.window is None else max(0, first_context - self.window)
+        return first_key // self.shape.block_size, -(-last_context // self.shape.block_size)
 
 
-def _pages_seen(
-    first_context: int, last_context: int, window: int | None, shape: KvLayoutShape
-) -> tuple[int, int]:
-    """Page range seen by rows whose contexts (including the row) are first..last tokens."""
-    first_key = 0 if window is None else max(0, first_context - window)
-    return first_key // shape.block_size, -(-last_context // shape.block_size)
-
-
-def _decode_groups(
-    single: Sequence[SequenceRows],
-    first_row: int,
-    shape: KvLayoutShape,
-    formats: MaskFormats,
-    window: int | None,
-    device: torch.device,
-) -> Iterator[DecodeGroup]:
-    """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
-    page_bytes = shape.bytes_per_block // (2 * shape.num_layers)
-    members: list[SequenceRows] = []
-    spans: list[tuple[int, int]] = []
-    widest = 0
-    for rows in single:
-        span = _pages_seen(rows.context_tokens, rows.context_tokens, window, shape)
-        wider = max(widest, span[1] - span[0])
-        if members and (len(members) + 1) * wider * page_bytes > _GATHER_BYTES:
-            yield _decode_group(members, spans, first_row, shape, formats, window, device)
-            first_row += len(members)
-            members, spans, wider = [], [], span[1] - span[0]
-        members.append(rows)
-        spans.append(span)
-        widest = wider
-    if members:
-        yield _decode_group(members, spans, first_row, shape, formats, window, device)
-
-
-def _decode_group(
-    members: Sequence[SequenceRows],
-    spans: Sequence[tuple[int, int]],
-    start: int,
-    shape: KvLayoutShape,
-    formats: MaskFormats,
-    window: int | None,
-    device: torch.device,
-) -> DecodeGroup:
-    """One group whose members' page spans are gathered together."""
-    pages = max(stop - first for first, stop in spans)
-    tables = []
-    for rows, (first, stop) in zip(members, spans, strict=True):
-        used = list(rows.block_table[first:stop])
-        tables.append(used + used[:1] * (pages - len(used)))  # padding: any page, masked below
-    page_rows = head_page_rows(torch.tensor(tables, device=device), shape.num_kv_heads)
-    # counted from the first token of each sequence's first page
-    offsets = [first * shape.block_size for first, _ in spans]
-    ends = [rows.context_tokens - skipped for rows, skipped in zip(members, offsets, strict=True)]
-    end_keys = torch.tensor(ends, device=device)[:, None]
-    keys = torch.arange(pages * shape.block_size, device=device)
-    unseen = keys >= end_keys
-    if window is not None:
-        unseen |= keys < end_keys - window
-    bias = torch.zeros(unseen.shape, dtype=formats.decode, device=device)
-    bias.masked_fill_(unseen, masked_score(formats.decode))
-    bias = bias.repeat_interleave(shape.num_kv_heads, dim=0)
-    value_rows = None
-    if formats.value_rows:
-        in_page = torch.arange(shape.block_size, device=device)
-        value_rows = (page_rows[:, None] * shape.block_size + in_page).view(bias.shape)
-    return DecodeGroup(start, start + len(members), page_rows, bias[:, None], value_rows)
+def _bias(unseen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask to add to the scores: very low where `unseen`, else 0."""
+    bias = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
+    return bias.masked_fill_(unseen, masked_score(dtype))
 
 
 class PagedAttention:

@@ -62,10 +62,8 @@ class KvCache:
         slots  shape (tokens * kv_heads,), from `slots_of`
         """
         head_dim, dtype = self.shape.head_dim, self.shape.dtype
-        self.keys[layer].view(-1, head_dim).index_copy_(0, slots, k.to(dtype).reshape(-1, head_dim))
-        self.values[layer].view(-1, head_dim).index_copy_(
-            0, slots, v.to(dtype).reshape(-1, head_dim)
-        )
+        for pages, new in ((self.keys[layer], k), (self.values[layer], v)):
+            pages.view(-1, head_dim).index_copy_(0, slots, new.to(dtype).reshape(-1, head_dim))
 
     def head_pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as rows of one head's page: (blocks * heads, block, dim)."""

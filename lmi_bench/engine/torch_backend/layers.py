@@ -5,6 +5,7 @@ All take matrices of shape (tokens, features), with the tokens of a step's seque
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -56,7 +57,24 @@ class Mlp(Protocol):
         ...
 
 
-class PlainLinear:
+class UnfusedLinear(ABC):
+    """A linear layer without fused kernels: each next operation is a separate one."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """x @ weight.T + bias, in memory of its own."""
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self(x) + residual
+
+    def silu(self, x: Tensor) -> Tensor:
+        return functional.silu(self(x), inplace=True)
+
+    def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
+        return self(x).mul_(factor)
+
+
+class PlainLinear(UnfusedLinear):
     """The portable form: runs on any device, with the weight as stored."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -65,15 +83,6 @@ class PlainLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return residual + self(x)
-
-    def silu(self, x: Tensor) -> Tensor:
-        return functional.silu(self(x))
-
-    def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        return self(x) * factor
 
 
 class PackedLinear:
@@ -87,24 +96,20 @@ class PackedLinear:
         ops: Any = torch.ops.mkldnn
         self._weight = ops._reorder_linear_weight(weight.contiguous(), None)
         self._bias = bias
-        self._unary = ops._linear_pointwise.default
-        self._binary = ops._linear_pointwise.binary
+        self._unary: Callable[..., Tensor] = ops._linear_pointwise.default
+        self._binary: Callable[..., Tensor] = ops._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self._unary(x, self._weight, self._bias, "none", [], "")
-        return y
+        return self._unary(x, self._weight, self._bias, "none", [], "")
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        y: Tensor = self._binary(x, residual, self._weight, self._bias, "add")
-        return y
+        return self._binary(x, residual, self._weight, self._bias, "add")
 
     def silu(self, x: Tensor) -> Tensor:
-        y: Tensor = self._unary(x, self._weight, self._bias, "swish", [], "")
-        return y
+        return self._unary(x, self._weight, self._bias, "swish", [], "")
 
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        y: Tensor = self._binary(x, factor, self._weight, self._bias, "mul")
-        return y
+        return self._binary(x, factor, self._weight, self._bias, "mul")
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -236,7 +241,7 @@ class ExpertMlp:
         return self._join(out).add_(residual)
 
     def of_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Send every row through every expert, with weight 0 for those it did not choose.
+        """Send every row through every expert, with weight 0 for experts that it did not choose.
 
         weights, chosen  shape (rows, experts per token)
         """

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +20,14 @@ from torch.nn import functional
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.collectives import Collectives
-from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
+from lmi_bench.engine.torch_backend.layers import (
+    LayerNorm,
+    Linear,
+    Norm,
+    RmsNorm,
+    UnfusedLinear,
+    make_linear,
+)
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.shape import tensor_parallel_problem
@@ -143,7 +149,7 @@ class RankCheckpoint(Checkpoint):
                 )
 
 
-class RowParallelLinear:
+class RowParallelLinear(UnfusedLinear):
     """A linear layer over this rank's part of the inputs, summed over the ranks.
 
     Operations after the product must follow the sum, except a bias or a residual, which only rank 0
@@ -161,23 +167,12 @@ class RowParallelLinear:
         y = self._part.add(x, residual) if self._collectives.rank == 0 else self._part(x)
         return self._collectives.all_reduce(y)
 
-    def silu(self, x: Tensor) -> Tensor:
-        return functional.silu(self(x))
 
-    def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        return self(x) * factor
+Embedding = Callable[[Tensor], Tensor]
+"""Token ids to rows, shape (tokens,) to (tokens, hidden)."""
 
-
-class Embedding(Protocol):
-    """Token ids to rows, shape (tokens,) to (tokens, hidden)."""
-
-    def __call__(self, token_ids: Tensor) -> Tensor: ...
-
-
-class Head(Protocol):
-    """Rows to logits, shape (rows, hidden) to (rows, vocab)."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
+Head = Callable[[Tensor], Tensor]
+"""Rows to logits, shape (rows, hidden) to (rows, vocab)."""
 
 
 class VocabularyEmbedding:
@@ -207,16 +202,6 @@ class VocabularyHead:
     def __call__(self, x: Tensor) -> Tensor:
         logits = self._collectives.gather_columns(self._head(x))
         return logits[:, : self._part.vocab_size]
-
-
-def plain_embedding(weight: Tensor) -> Embedding:
-    """The whole vocabulary on one device."""
-
-    def look_up(token_ids: Tensor) -> Tensor:
-        rows: Tensor = weight[token_ids]
-        return rows
-
-    return look_up
 
 
 Joined = Callable[[list[Tensor]], Tensor]
@@ -321,14 +306,12 @@ class WeightLoader:
         self.held_bytes += rows.nbytes + head_weight.nbytes
         head = make_linear(head_weight)
         if self._collectives is None:
-            return plain_embedding(rows), head
+            return rows.__getitem__, head
         checkpoint, collectives = self._checkpoint, self._collectives
         assert isinstance(checkpoint, RankCheckpoint)  # the pair that build_model makes
         part = checkpoint.vocabulary
-        return (
-            VocabularyEmbedding(rows, part, collectives),
-            VocabularyHead(head, part, collectives),
-        )
+        sharded = VocabularyEmbedding(rows, part, collectives)
+        return sharded, VocabularyHead(head, part, collectives)
 
     def _vocabulary_rows(self, name: str) -> Tensor:
         hidden = self.spec.hidden_size

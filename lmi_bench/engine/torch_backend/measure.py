@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +21,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.precision import time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +69,10 @@ def measure_attention(shape: AttentionShape, *, rounds: int, threads: int) -> At
         q, k, v = (torch.randn(size, generator=generator) for _ in range(3))
         masked = torch.ones(shape.tokens, shape.tokens, dtype=torch.bool).triu(1)
         whole, tiled = attend_whole(q, k, v, masked), attend_in_tiles(q, k, v)
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(rounds):
-            times[0].append(_time_s(lambda: attend_whole(q, k, v, masked)))
-            times[1].append(_time_s(lambda: attend_in_tiles(q, k, v)))
-        return AttentionTimes(
-            statistics.median(times[0]),
-            statistics.median(times[1]),
-            float((whole - tiled).abs().max()),
-        )
+        ways = (lambda: attend_whole(q, k, v, masked), lambda: attend_in_tiles(q, k, v))
+        times_s = [[time_s(way) for way in ways] for _ in range(rounds)]
+        whole_s, tiled_s = (statistics.median(each) for each in zip(*times_s, strict=True))
+        return AttentionTimes(whole_s, tiled_s, float((whole - tiled).abs().max()))
     finally:
         torch.set_num_threads(before)
 
@@ -93,12 +87,6 @@ def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same without the score matrix; raises RuntimeError if torch lacks the kernel."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def _time_s(call: Callable[[], Tensor]) -> float:
-    start_s = time.perf_counter()
-    call()
-    return time.perf_counter() - start_s
 
 
 _ROUNDS: Final = 3
@@ -122,9 +110,4 @@ def product_time_s(model: Decoder, rows: int) -> float:
             torch.cuda.synchronize(like.device)
 
     products()
-    times_s = []
-    for _ in range(_ROUNDS):
-        start_s = time.perf_counter()
-        products()
-        times_s.append(time.perf_counter() - start_s)
-    return statistics.median(times_s)
+    return statistics.median(time_s(products) for _ in range(_ROUNDS))

@@ -88,9 +88,11 @@ def _matmul_time_s(dtype: torch.dtype) -> float:
 def shortest_time_s(work: Callable[[], object]) -> float:
     """Shortest of a few runs in seconds, after a warm-up."""
     work()
-    times_s = []
-    for _ in range(_PROBE_REPEATS):
-        start_s = time.perf_counter()
-        work()
-        times_s.append(time.perf_counter() - start_s)
-    return min(times_s)
+    return min(time_s(work) for _ in range(_PROBE_REPEATS))
+
+
+def time_s(work: Callable[[], object]) -> float:
+    """Seconds of one run."""
+    start_s = time.perf_counter()
+    work()
+    return time.perf_counter() - start_s

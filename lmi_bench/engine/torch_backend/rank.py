@@ -254,9 +254,9 @@ class RankWorker:
         return times_s
 
     def _place(self, device: str) -> torch.device:
-        return (
-            torch.device("cuda", self._device_number) if device == "cuda" else torch.device(device)
-        )
+        if device == "cuda":
+            return torch.device("cuda", self._device_number)
+        return torch.device(device)
 
     def _loaded(self) -> ModelRunner:
         if self._runner is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,9 +58,7 @@ class TritonStep:
         self._cache = cache
         self._layers = [_weights(layer) for layer in model.layers]
         self._windows = model.spec.layer_windows
-        final = model.norm
-        assert isinstance(final, RmsNorm)
-        self._norm = final
+        self._norm = _rms(model.norm)
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """Store every row's keys and values; returns its logits.
@@ -134,19 +131,20 @@ def _weights(layer: Layer) -> _LayerWeights:
         PlainLinear(weight[rows], None if bias is None else bias[rows])
         for rows in (slice(0, half), slice(half, None))
     )
-    norms: Sequence[Norm] = (layer.attention_norm, layer.mlp_norm)
-    first, second = norms
-    assert isinstance(first, RmsNorm)
-    assert isinstance(second, RmsNorm)
     return _LayerWeights(
-        first,
+        _rms(layer.attention_norm),
         _plain(layer.attention.qkv),
         layer.attention.qk_norm,
         _plain(layer.attention.out),
-        second,
+        _rms(layer.mlp_norm),
         PlainLinear(weight, bias),
         _plain(mlp.down),
     )
+
+
+def _rms(norm: Norm) -> RmsNorm:
+    assert isinstance(norm, RmsNorm)  # see `unsupported`
+    return norm
 
 
 def _plain(linear: Linear) -> PlainLinear:

@@ -61,12 +61,6 @@ class Layer:
     mlp: Mlp
     parallel: bool = False
 
-    def attend(
-        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
-    ) -> Tensor:
-        """Attention of rows x, shape (rows, query size)."""
-        return self.attention.attend(index, self.attention_norm(x), turn, step, attention)
-
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output from its input and the attention."""
         with_attention = self.attention.out.add(attended, x)
@@ -113,7 +107,8 @@ class Decoder:
         turn = self.rotary.at(step.positions, step.contexts)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            attended = layer.attend(index, x, turn, step, attention)
+            normed = layer.attention_norm(x)
+            attended = layer.attention.attend(index, normed, turn, step, attention)
             if index == last:  # from here on a row feeds only its own logits
                 attended, x = attended[step.sampled_rows], x[step.sampled_rows]
             x = layer.finish(x, attended)

@@ -11,7 +11,6 @@ arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,14 +18,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Mlp, Norm, RmsNorm
+from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Mlp, RmsNorm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
-from lmi_bench.models.shape import ModelShape
+from lmi_bench.models.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _MlpNames:
+class MlpNames:
     """Names of a layer's MLP and its three matrices."""
 
     mlp: str
@@ -35,35 +34,17 @@ class _MlpNames:
     down: str
 
 
-_LLAMA_MLP: Final = _MlpNames("mlp", "gate_proj", "up_proj", "down_proj")
-_MIXTRAL_MLP: Final = _MlpNames("block_sparse_moe", "w1", "w3", "w2")
+_LLAMA_MLP: Final = MlpNames("mlp", "gate_proj", "up_proj", "down_proj")
+_MIXTRAL_MLP: Final = MlpNames("block_sparse_moe", "w1", "w3", "w2")
 
 
-def build_llama(load: WeightLoader, shape: ModelShape) -> Decoder:
-    """Build any model of the family except Mixtral."""
-    return _build(load, shape, _LLAMA_MLP)
+def mlp_names(family: str) -> MlpNames:
+    """The names of any family except Falcon."""
+    return _MIXTRAL_MLP if family == "mixtral" else _LLAMA_MLP
 
 
-def build_mixtral(load: WeightLoader, shape: ModelShape) -> Decoder:
-    """Build Mixtral, whose experts have other names."""
-    return _build(load, shape, _MIXTRAL_MLP)
-
-
-def _build(load: WeightLoader, shape: ModelShape, names: _MlpNames) -> Decoder:
-    embedding, head = load.vocabulary("model.embed_tokens.weight")
-    return Decoder(
-        load,
-        shape,
-        embedding=embedding,
-        layers=[
-            _layer(load, f"model.layers.{index}", names) for index in range(load.spec.num_layers)
-        ],
-        norm=load.norm("model.norm"),
-        head=head,
-    )
-
-
-def _layer(load: WeightLoader, prefix: str, names: _MlpNames) -> Layer:
+def _llama_layer(load: WeightLoader, prefix: str) -> Layer:
+    names = mlp_names(load.spec.family)
     return Layer(
         attention_norm=load.norm(f"{prefix}.input_layernorm"),
         attention=_attention(load, f"{prefix}.self_attn"),
@@ -93,7 +74,7 @@ def _qk_norm(load: WeightLoader, prefix: str) -> RmsNorm:
     return RmsNorm(weight, spec.norm_eps)
 
 
-def _mlp(load: WeightLoader, prefix: str, names: _MlpNames) -> Mlp:
+def _mlp(load: WeightLoader, prefix: str, names: MlpNames) -> Mlp:
     spec = load.spec
     if not spec.experts:
         return _gated(load, prefix, names)
@@ -109,7 +90,7 @@ def _mlp(load: WeightLoader, prefix: str, names: _MlpNames) -> Mlp:
     )
 
 
-def _gated(load: WeightLoader, prefix: str, names: _MlpNames, *, summed: bool = True) -> GatedMlp:
+def _gated(load: WeightLoader, prefix: str, names: MlpNames, *, summed: bool = True) -> GatedMlp:
     hidden, ffn, bias = load.spec.hidden_size, load.spec.ffn_size, load.spec.mlp_bias
     return GatedMlp(
         load.linear((f"{prefix}.{names.gate}",), (ffn,), hidden, bias=bias),
@@ -118,30 +99,15 @@ def _gated(load: WeightLoader, prefix: str, names: _MlpNames, *, summed: bool = 
     )
 
 
-def build_falcon(load: WeightLoader, shape: ModelShape) -> Decoder:
-    """Build a Falcon of any size, with parallel or sequential layers."""
-    embedding, head = load.vocabulary("transformer.word_embeddings.weight")
-    return Decoder(
-        load,
-        shape,
-        embedding=embedding,
-        layers=[
-            _falcon_layer(load, f"transformer.h.{index}") for index in range(load.spec.num_layers)
-        ],
-        norm=load.norm("transformer.ln_f"),
-        head=head,
-    )
-
-
 def _falcon_layer(load: WeightLoader, prefix: str) -> Layer:
     spec = load.spec
     hidden, ffn = spec.hidden_size, spec.ffn_size
-    first, second = _falcon_norms(load, prefix)
+    first, *other = (load.norm(f"{prefix}.{name}") for name in falcon_norms(spec))
     mlp = f"{prefix}.mlp"
     return Layer(
         attention_norm=first,
         attention=_falcon_attention(load, f"{prefix}.self_attention"),
-        mlp_norm=second,
+        mlp_norm=other[0] if other else first,
         mlp=GeluMlp(
             load.linear((f"{mlp}.dense_h_to_4h",), (ffn,), hidden, bias=spec.mlp_bias),
             load.linear((f"{mlp}.dense_4h_to_h",), (hidden,), ffn, bias=spec.mlp_bias),
@@ -150,14 +116,13 @@ def _falcon_layer(load: WeightLoader, prefix: str) -> Layer:
     )
 
 
-def _falcon_norms(load: WeightLoader, prefix: str) -> tuple[Norm, Norm]:
-    if load.spec.norms_per_layer == 1:
-        shared = load.norm(f"{prefix}.input_layernorm")
-        return shared, shared
-    names = ("input_layernorm", "post_attention_layernorm")
-    if load.spec.parallel:
-        names = ("ln_attn", "ln_mlp")
-    return load.norm(f"{prefix}.{names[0]}"), load.norm(f"{prefix}.{names[1]}")
+def falcon_norms(spec: DecoderSpec) -> tuple[str, ...]:
+    """Names of a layer's norms: one for attention and MLP together, or one for each."""
+    if spec.norms_per_layer == 1:
+        return ("input_layernorm",)
+    if spec.parallel:
+        return "ln_attn", "ln_mlp"
+    return "input_layernorm", "post_attention_layernorm"
 
 
 def _falcon_attention(load: WeightLoader, prefix: str) -> AttentionBlock:
@@ -181,16 +146,23 @@ def _falcon_attention(load: WeightLoader, prefix: str) -> AttentionBlock:
     )
 
 
-_BUILDERS: Final[Mapping[str, Callable[[WeightLoader, ModelShape], Decoder]]] = {
-    "llama": build_llama,
-    "mistral": build_llama,
-    "mixtral": build_mixtral,
-    "falcon": build_falcon,
-    "qwen2": build_llama,
-    "qwen3": build_llama,
-    "qwen3_moe": build_llama,
-}
-
-
 def build_with(load: WeightLoader, folder: Path) -> Decoder:
-    return _BUILDERS[load.spec.family](load, load.spec.shape(folder.resolve().name))
+    """Build a model of any family from the weights that `load` reads."""
+    embedding, layers, norm, layer = (
+        "model.embed_tokens",
+        "model.layers",
+        "model.norm",
+        _llama_layer,
+    )
+    if load.spec.family == "falcon":
+        embedding, layers, norm = "transformer.word_embeddings", "transformer.h", "transformer.ln_f"
+        layer = _falcon_layer
+    embed, head = load.vocabulary(f"{embedding}.weight")
+    return Decoder(
+        load,
+        load.spec.shape(folder.resolve().name),
+        embedding=embed,
+        layers=[layer(load, f"{layers}.{index}") for index in range(load.spec.num_layers)],
+        norm=load.norm(norm),
+        head=head,
+    )

@@ -32,7 +32,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
-from lmi_bench.engine.torch_backend.models.families import build_with
+from lmi_bench.engine.torch_backend.models.families import build_with, falcon_norms, mlp_names
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
@@ -108,21 +108,21 @@ class _RecordedLinear:
         self._linear = linear
         self._recording = recording
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def _noted(self, x: Tensor) -> Linear:
         self._recording.note(self._name, x)
-        return self._linear(x)
+        return self._linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._noted(x)(x)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        self._recording.note(self._name, x)
-        return self._linear.add(x, residual)
+        return self._noted(x).add(x, residual)
 
     def silu(self, x: Tensor) -> Tensor:
-        self._recording.note(self._name, x)
-        return self._linear.silu(x)
+        return self._noted(x).silu(x)
 
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        self._recording.note(self._name, x)
-        return self._linear.multiply(x, factor)
+        return self._noted(x).multiply(x, factor)
 
 
 class _RecordingLoader(WeightLoader):
@@ -261,36 +261,25 @@ def _llama_groups(spec: DecoderSpec, index: int) -> list[ScaleGroup]:
     if spec.num_heads == spec.num_kv_heads:
         out = f"{attention}.o_proj"
         groups.append(ScaleGroup(f"{attention}.v_proj", (out,), out))
-    norm = f"{layer}.post_attention_layernorm"
-    if not spec.experts:
-        mlp = f"{layer}.mlp"
-        first = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        down = f"{mlp}.down_proj"
-        groups.append(ScaleGroup(norm, first, first[0]))
-        groups.append(ScaleGroup(f"{mlp}.up_proj", (down,), down))
-        return groups
-    mixtral = spec.family == "mixtral"
-    mlp = f"{layer}.{'block_sparse_moe' if mixtral else 'mlp'}"
-    gate, up, last = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    router = f"{mlp}.gate"
-    experts = [f"{mlp}.experts.{number}" for number in range(spec.experts)]
-    readers = tuple(f"{expert}.{name}" for expert in experts for name in (gate, up))
-    groups.append(ScaleGroup(norm, (router, *readers), router))
-    inner = [(f"{expert}.{up}", f"{expert}.{last}") for expert in experts]
+    names = mlp_names(spec.family)
+    mlp = f"{layer}.{names.mlp}"
+    routers = (f"{mlp}.gate",) if spec.experts else ()
+    parts = [f"{mlp}.experts.{number}" for number in range(spec.experts)] or [mlp]
+    first = tuple(f"{part}.{name}" for part in parts for name in (names.gate, names.up))
+    readers = routers + first
+    groups.append(ScaleGroup(f"{layer}.post_attention_layernorm", readers, readers[0]))
+    inner = [(f"{part}.{names.up}", f"{part}.{names.down}") for part in parts]
     return groups + [ScaleGroup(producer, (reader,), reader) for producer, reader in inner]
 
 
 def _falcon_groups(spec: DecoderSpec, index: int) -> list[ScaleGroup]:
     layer = f"transformer.h.{index}"
     queries, up = f"{layer}.self_attention.query_key_value", f"{layer}.mlp.dense_h_to_4h"
-    if spec.norms_per_layer == 1:
-        return [ScaleGroup(f"{layer}.input_layernorm", (queries, up), queries)]
-    first, second = ("input_layernorm", "post_attention_layernorm")
-    if spec.parallel:
-        first, second = ("ln_attn", "ln_mlp")
+    norms = falcon_norms(spec)
+    readers = [(queries, up)] if len(norms) == 1 else [(queries,), (up,)]
     return [
-        ScaleGroup(f"{layer}.{first}", (queries,), queries),
-        ScaleGroup(f"{layer}.{second}", (up,), up),
+        ScaleGroup(f"{layer}.{norm}", each, each[0])
+        for norm, each in zip(norms, readers, strict=True)
     ]
 
 

@@ -33,7 +33,7 @@ from lmi_bench.engine.torch_backend.quantization.loader import (
     round_weight,
 )
 from lmi_bench.engine.torch_backend.quantization.rounding import (
-    Fp8Weight,
+    FP8,
     GroupedWeight,
     QuantizedWeight,
     pack_3bit_for_file,
@@ -110,9 +110,7 @@ def _tensors(weight: QuantizedWeight) -> Mapping[str, Tensor]:
             "scale": weight.scale.half(),
             "zeros": weight.zeros,
         }
-    if isinstance(weight, Fp8Weight):
-        return {"fp8": weight.values, "scale": weight.scale}
-    return {"int8": weight.values, "scale": weight.scale}
+    return {"fp8" if weight.values.dtype is FP8 else "int8": weight.values, "scale": weight.scale}
 
 
 def _config(plan: QuantizePlan) -> dict[str, Any]:

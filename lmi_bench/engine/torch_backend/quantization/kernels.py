@@ -35,9 +35,9 @@ from lmi_bench.engine.torch_backend.quantization.linear import (
     kernel_layout_is_known,
 )
 from lmi_bench.engine.torch_backend.quantization.rounding import (
-    Fp8Weight,
     GroupedWeight,
     QuantizedWeight,
+    RowWeight,
     round_fp8,
     round_grouped,
     round_int8,
@@ -163,7 +163,7 @@ def _int4(precision: Precision, device: torch.device) -> Kernels:
 def _fp8(precision: Precision, device: torch.device) -> Kernels:
     emulated = _weight_only(Fp8Emulated)
 
-    def native(weight: Fp8Weight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
+    def native(weight: RowWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
         fits = not any(size % FP8_GPU_SIDE for size in weight.values.shape)
         return Fp8ByGpu(weight, bias) if fits else Fp8Emulated(weight, bias)
 

@@ -11,7 +11,7 @@ GPU but multiplied in float32, which shows size and error, not speed.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lmi_bench.engine.torch_backend.layers import UnfusedLinear
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     FP8,
     FP8_MAX,
-    Fp8Weight,
     GroupedWeight,
-    Int8Weight,
+    RowWeight,
     pack_3bit,
     pack_bits,
     unpack_3bit,
@@ -36,7 +36,7 @@ _CHUNK_BYTES: Final = 1 << 24
 """Unpacked weights at one time: few enough to stay in the processor's cache."""
 
 
-class QuantizedLinear(ABC):
+class QuantizedLinear(UnfusedLinear):
     """x @ weight.T + bias with a quantized weight; implements `layers.Linear`.
 
     Subclasses define the product; inputs and outputs are in the model's compute format.
@@ -57,15 +57,6 @@ class QuantizedLinear(ABC):
             return x.new_empty(0, self.shape[0])
         y = self.product(x)
         return y if self._bias is None else y + self._bias
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self(x) + residual
-
-    def silu(self, x: Tensor) -> Tensor:
-        return functional.silu(self(x), inplace=True)
-
-    def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        return self(x).mul_(factor)
 
 
 class UnpackedLinear(QuantizedLinear):
@@ -93,21 +84,20 @@ _SMALLEST: Final = 1e-30
 class _OneDnnWeight:
     """An int8 weight in oneDNN's layout, and its product with rows of uint8."""
 
-    def __init__(self, weight: Int8Weight) -> None:
+    def __init__(self, weight: RowWeight) -> None:
         ops: Any = torch.ops.onednn
         self._weight = ops.qlinear_prepack(weight.values.contiguous(), None)
         self._scale = weight.scale
         self._zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
-        self._multiply = ops.qlinear_pointwise.default
+        self._multiply: Callable[..., Tensor] = ops.qlinear_pointwise.default
         self.stored = (weight.values, weight.scale, self._zeros)
 
     def product(self, rows: Tensor) -> Tensor:
         """(rows - 128) @ weight.T in float32; rows uint8."""
         weight = (self._weight, self._scale, self._zeros, None)
-        y: Tensor = self._multiply(
+        return self._multiply(
             rows, 1.0, _ZERO_POINT, *weight, 1.0, 0, torch.float32, "none", [], ""
         )
-        return y
 
 
 def _largest_as(wide: Tensor, top: float, smallest: float) -> Tensor:
@@ -119,7 +109,7 @@ def _largest_as(wide: Tensor, top: float, smallest: float) -> Tensor:
 class Int8ByBytes(QuantizedLinear):
     """int8 weights and 2-byte activations, with the integer kernel."""
 
-    def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
+    def __init__(self, weight: RowWeight, bias: Tensor | None) -> None:
         self._weight = _OneDnnWeight(weight)
         super().__init__(weight.values, bias, *self._weight.stored)
 
@@ -139,7 +129,7 @@ class _ScaledRows(UnpackedLinear):
     """A weight with one scale per output, which `product` applies to its result: fewer
     multiplications."""
 
-    def __init__(self, weight: Int8Weight | Fp8Weight, bias: Tensor | None) -> None:
+    def __init__(self, weight: RowWeight, bias: Tensor | None) -> None:
         self._values = weight.values.contiguous()
         self._scale = weight.scale
         super().__init__(weight.values, bias, self._values, self._scale)
@@ -154,7 +144,7 @@ class Int8WeightOnly(_ScaledRows):
     Few rows use torch's own bfloat16 kernel if it is faster.
     """
 
-    def __init__(self, weight: Int8Weight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
+    def __init__(self, weight: RowWeight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
         """kernel_rows  maximum rows for the kernel; 0: it is not used"""
         super().__init__(weight, bias)
         self._kernel_rows = kernel_rows
@@ -164,9 +154,8 @@ class Int8WeightOnly(_ScaledRows):
 
     def product(self, x: Tensor) -> Tensor:
         if self._kernel_scale is not None and x.shape[0] <= self._kernel_rows:
-            kernel: Any = torch.ops.aten._weight_int8pack_mm
-            y: Tensor = kernel(x.bfloat16(), self._values, self._kernel_scale)
-            return y.to(x.dtype)
+            kernel: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm
+            return kernel(x.bfloat16(), self._values, self._kernel_scale).to(x.dtype)
         return super().product(x).mul_(self._scale.to(x.dtype))
 
 
@@ -191,7 +180,7 @@ class W8A8ByOneDnn(QuantizedLinear):
     """int8 weights and activations, with oneDNN's kernel."""
 
     def __init__(
-        self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
+        self, weight: RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         """fixed_largest  largest activation in calibration; None: each row's own"""
         self._weight = _OneDnnWeight(weight)
@@ -208,7 +197,7 @@ class W8A8Emulated(_ScaledRows):
     """The same arithmetic without a kernel: integers multiplied as float32."""
 
     def __init__(
-        self, weight: Int8Weight, bias: Tensor | None, fixed_largest: Tensor | None = None
+        self, weight: RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         super().__init__(weight, bias)
         self._round = _RoundedRows(fixed_largest)
@@ -288,11 +277,9 @@ class Grouped4BitByKernel(QuantizedLinear):
 
     def product(self, x: Tensor) -> Tensor:
         if x.shape[0] <= self._kernel_rows:
-            kernel: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
-            y: Tensor = kernel(
-                x.bfloat16(), self._packed, self._group_size, self._scales_and_offsets
-            )
-            return y.to(x.dtype)
+            kernel: Callable[..., Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu
+            pairs = self._scales_and_offsets
+            return kernel(x.bfloat16(), self._packed, self._group_size, pairs).to(x.dtype)
         return self._by_floats(x)
 
     def _by_floats(self, x: Tensor) -> Tensor:
@@ -322,9 +309,8 @@ class Grouped4BitByKernel(QuantizedLinear):
 
 def pack_for_kernel(values: Tensor) -> Tensor:
     """Values below 16, shape (outputs, inputs), in the layout of torch's CPU kernel."""
-    convert: Any = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-    packed: Tensor = convert(values.int(), 1)
-    return packed
+    convert: Callable[[Tensor, int], Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+    return convert(values.int(), 1)
 
 
 def kernel_layout_is_known() -> bool:
@@ -376,7 +362,7 @@ class Fp8Emulated(_ScaledRows):
 class Fp8ByGpu(QuantizedLinear):
     """float8 in memory and in the product, with a scale for each row of both sides."""
 
-    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+    def __init__(self, weight: RowWeight, bias: Tensor | None) -> None:
         self._values = weight.values.contiguous()
         self._scale = weight.scale[None].contiguous()
         super().__init__(weight.values, bias, self._values, self._scale)

@@ -25,10 +25,9 @@ from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     FP8,
-    Fp8Weight,
     GroupedWeight,
-    Int8Weight,
     QuantizedWeight,
+    RowWeight,
     fit_group_size,
     from_awq,
     round_fp8,
@@ -218,28 +217,24 @@ class QuantizingLoader(WeightLoader):
     ) -> QuantizedWeight:
         """Stored quantized matrices, joined into one."""
         weights = [self._stored_one(name, rows, columns) for name, rows in parts]
-        head = weights[0]
+        head: Any = weights[0]
+        names = ["values", "scale"]
         if isinstance(head, GroupedWeight):
-            groups = [weight for weight in weights if isinstance(weight, GroupedWeight)]
-            return replace(
-                head,
-                values=joined([weight.values for weight in groups]),
-                scale=joined([weight.scale for weight in groups]),
-                zeros=joined([weight.zeros for weight in groups]),
-            )
-        values = joined([weight.values for weight in weights])
-        return replace(head, values=values, scale=joined([weight.scale for weight in weights]))
+            names.append("zeros")
+        whole = {name: joined([getattr(weight, name) for weight in weights]) for name in names}
+        joined_weight: QuantizedWeight = replace(head, **whole)
+        return joined_weight
 
     def _stored_one(self, name: str, rows: int, columns: int) -> QuantizedWeight:
         take = self._take
         groups = columns // (self._plan.group_size or columns)
         match self._plan.settings.scheme:
             case Scheme.INT8 | Scheme.SMOOTHQUANT:
-                scale = take(f"{name}.scale", rows)
-                return Int8Weight(take(f"{name}.int8", rows, columns), scale.float())
+                values = take(f"{name}.int8", rows, columns)
+                return RowWeight(values, take(f"{name}.scale", rows).float())
             case Scheme.FP8:
                 values = take(f"{name}.fp8", rows, columns).view(FP8)
-                return Fp8Weight(values, take(f"{name}.scale", rows).float())
+                return RowWeight(values, take(f"{name}.scale", rows).float())
             case Scheme.AWQ_INT3:
                 packed = take(f"{name}.packed_3bit", rows, columns * 3 // 8)
                 scale, zeros = (take(f"{name}.{kind}", rows, groups) for kind in ("scale", "zeros"))

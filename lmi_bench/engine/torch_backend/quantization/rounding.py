@@ -26,15 +26,15 @@ _SMALLEST_SCALE: Final = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """w = values * scale. values: int8; scale: float32, shape (outputs,)."""
+class RowWeight:
+    """w = values * scale. values: int8 or float8_e4m3fn; scale: float32, shape (outputs,)."""
 
     values: Tensor
     scale: Tensor
 
     def floats(self) -> Tensor:
         """The dequantized weight, float32."""
-        return self.values * self.scale[:, None]
+        return self.values.float() * self.scale[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +62,15 @@ class GroupedWeight:
         return (centred * self.scale[..., None]).view(rows, -1)
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """w = values * scale. values: float8_e4m3fn; scale: float32, shape (outputs,)."""
-
-    values: Tensor
-    scale: Tensor
-
-    def floats(self) -> Tensor:
-        """The dequantized weight, float32."""
-        return self.values.float() * self.scale[:, None]
+QuantizedWeight = RowWeight | GroupedWeight
 
 
-QuantizedWeight = Int8Weight | GroupedWeight | Fp8Weight
-
-
-def round_int8(weight: Tensor, *, per_channel: bool = True) -> Int8Weight:
+def round_int8(weight: Tensor, *, per_channel: bool = True) -> RowWeight:
     """Round symmetrically to -127 .. 127, with a scale per output or one for all."""
     largest = weight.abs().amax(dim=1) if per_channel else weight.abs().amax().expand(len(weight))
     scale = (largest / 127).clamp_min(_SMALLEST_SCALE)
     values = (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return Int8Weight(values, scale.contiguous())
+    return RowWeight(values, scale.contiguous())
 
 
 def round_grouped(weight: Tensor, bits: int, group_size: int) -> GroupedWeight:
@@ -101,18 +89,16 @@ def round_grouped(weight: Tensor, bits: int, group_size: int) -> GroupedWeight:
     return GroupedWeight(values.view(rows, columns).to(torch.uint8), scale, zeros.byte(), bits)
 
 
-def round_fp8(weight: Tensor) -> Fp8Weight:
+def round_fp8(weight: Tensor) -> RowWeight:
     """Round to float8; each output's largest value becomes 448, the largest in E4M3."""
     scale = (weight.abs().amax(dim=1) / FP8_MAX).clamp_min(_SMALLEST_SCALE)
-    return Fp8Weight((weight / scale[:, None]).to(FP8), scale)
+    return RowWeight((weight / scale[:, None]).to(FP8), scale)
 
 
 def fit_group_size(sizes: tuple[int, ...], candidates: tuple[int, ...]) -> int | None:
     """The first candidate that divides all sizes; None if none does."""
-    for candidate in candidates:
-        if all(size % candidate == 0 for size in sizes):
-            return candidate
-    return None
+    fits = (each for each in candidates if all(size % each == 0 for size in sizes))
+    return next(fits, None)
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:
