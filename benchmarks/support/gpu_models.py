@@ -106,7 +106,7 @@ class GpuModel:
             kernels=TritonStep,
             shapes=tuple(StaticShape(batch, MAX_TOKENS) for batch in BATCHES),
         )
-        return with_prepared_steps(eager, self.decoder, self.cache, PRECISION, settings)
+        return with_prepared_steps(eager, settings)
 
     def executor(self, forward: Forward) -> TorchExecutor:
         """For an engine; its close leaves the model as it is."""

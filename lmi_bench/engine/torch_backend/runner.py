@@ -55,10 +55,11 @@ class TorchForward:
     ) -> None:
         """num_blocks  cache blocks available to sequences; None: all"""
         self.shape = model.shape
+        self.model = model
         self.cache = cache
+        self.precision = precision
         self.block_size = cache.shape.block_size
         self.num_blocks = num_blocks or cache.num_blocks
-        self._model = model
         self._device = cache.keys[0].device
         self._attention = PagedAttention(
             cache, model.shape.num_heads, precision.compute, model.spec.layer_windows
@@ -68,7 +69,7 @@ class TorchForward:
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
         formats = self._attention.mask_formats
         step = pack(sequences, self.cache.shape, formats, self._device)
-        return self._model.logits(step, self._attention)
+        return self.model.logits(step, self._attention)
 
     @torch.inference_mode()
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.native_build import default_cache_dir
 
@@ -44,10 +45,6 @@ class StaticShape:
 
     def __str__(self) -> str:
         return f"{self.sequences}x{self.context_tokens}"
-
-    def covers(self, sequences: int, context_tokens: int) -> bool:
-        """True if a step of this size can be padded to the shape."""
-        return sequences <= self.sequences and context_tokens <= self.context_tokens
 
 
 def parse_shapes(text: str) -> tuple[StaticShape, ...]:
@@ -111,7 +108,11 @@ def covering(
     shapes: Sequence[StaticShape], sequences: int, context_tokens: int
 ) -> StaticShape | None:
     """The shape with the fewest padded tokens that covers the step; None if none does."""
-    possible = [shape for shape in shapes if shape.covers(sequences, context_tokens)]
+    possible = [
+        shape
+        for shape in shapes
+        if sequences <= shape.sequences and context_tokens <= shape.context_tokens
+    ]
     return min(
         possible, key=lambda shape: (shape.sequences * shape.context_tokens, shape), default=None
     )
@@ -155,11 +156,10 @@ class ArtefactKey:
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Descriptions of the fields that differ in another key."""
-        mine = asdict(self)
         return [
-            f"{name} {other.get(name)!r}, here {mine[name]!r}"
-            for name in mine
-            if other.get(name) != mine[name]
+            f"{name} {other.get(name)!r}, here {mine!r}"
+            for name, mine in asdict(self).items()
+            if other.get(name) != mine
         ]
 
 
@@ -228,7 +228,7 @@ def make_artefact(
                 continue
             entries[str(shape)] = _compile_one(folder, shape, compile_step)
             content = {"key": asdict(key), "shapes": entries}
-            _write(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
+            write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
         if told is not None:
             told(len(shapes), len(shapes))
         return open_artefact(folder, key)
@@ -284,13 +284,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write atomically: the file appears complete or not at all."""
-    unfinished = path.with_suffix(".new")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
 
 
 @contextmanager

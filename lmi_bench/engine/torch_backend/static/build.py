@@ -49,6 +49,7 @@ from lmi_bench.engine.torch_backend.static.step import (
     norm_tensors,
     parts_in_use,
     parts_of,
+    step_inputs,
 )
 from lmi_bench.engine.torch_backend.weights import Told
 
@@ -147,36 +148,26 @@ def make_forwards(
     if not settings.wanted:
         return Forwards(cache, eager)
     static, prepared = with_prepared_steps(
-        eager,
-        model,
-        cache,
-        precision,
-        settings,
-        tensor_parallel=tensor_parallel,
-        quantize=quantize,
-        told=told,
+        eager, settings, tensor_parallel=tensor_parallel, quantize=quantize, told=told
     )
     return Forwards(cache, eager, static, prepared)
 
 
 def with_prepared_steps(
     eager: TorchForward,
-    model: Decoder,
-    cache: KvCache,
-    precision: Precision,
     settings: StepSettings,
     *,
     tensor_parallel: int = 1,
     quantize: str = "none",
     told: Told | None = None,
 ) -> tuple[StaticForward, PreparedSteps]:
-    """A forward that runs prepared decode steps, and other steps in `eager`.
-
-    cache  has SPARE_BLOCKS more blocks than its sequences use
+    """A forward that runs prepared decode steps, and other steps in `eager`, whose cache has
+    SPARE_BLOCKS more blocks than its sequences use.
 
     Raises InputError if an artefact does not match or steps cannot be compiled here.
     """
     start_s = time.monotonic()
+    model, cache = eager.model, eager.cache
     device = cache.keys[0].device
     size = cache.shape.block_size
     capacity = eager.num_blocks * size
@@ -186,14 +177,7 @@ def with_prepared_steps(
     artefact: Artefact | None = None
     found = True
     if settings.compiled or settings.artefact is not None:
-        key = key_of(
-            model.spec,
-            cache,
-            tensor_parallel=tensor_parallel,
-            stored=precision.stored,
-            compute=precision.compute,
-            quantize=quantize,
-        )
+        key = key_of(eager, tensor_parallel=tensor_parallel, quantize=quantize)
         if settings.artefact is not None:
             artefact = open_artefact(settings.artefact, key)
             shapes = fitting(artefact.packages, max_tokens=most, block_size=size)
@@ -204,7 +188,7 @@ def with_prepared_steps(
     recorder: Recorder = CudaGraphRecorder(device) if captured else PlainRecorder()
     prepared = prepare_shapes(
         shapes,
-        _step_maker(settings, model, cache, operators, artefact),
+        _step_maker(settings, eager, operators, artefact),
         recorder,
         block_size=size,
         spare_block=eager.num_blocks,
@@ -221,15 +205,11 @@ def with_prepared_steps(
 
 
 def _step_maker(
-    settings: StepSettings,
-    model: Decoder,
-    cache: KvCache,
-    operators: _Operators,
-    artefact: Artefact | None,
+    settings: StepSettings, eager: TorchForward, operators: _Operators, artefact: Artefact | None
 ) -> Callable[[StepBuffers], Replay]:
     """Returns a maker of steps, with another back end's kernels or torch's operators."""
     if settings.kernels is not None:
-        kernels = settings.kernels(model, cache)
+        kernels = settings.kernels(eager.model, eager.cache)
         return lambda buffers: partial(kernels, buffers)
 
     def make_step(buffers: StepBuffers) -> Replay:
@@ -279,16 +259,7 @@ class _Operators:
         """The step over a shape's buffers, from its package if there is one."""
         logits_of: Callable[[], Tensor]
         if package is None:
-            cache = self._cache
-            logits_of = partial(
-                self.step,
-                buffers.token_ids,
-                buffers.positions,
-                buffers.block_tables,
-                cache.keys,
-                cache.values,
-                self.norms,
-            )
+            logits_of = partial(self.step, *step_inputs(buffers, self._cache, self.norms))
         else:
             logits_of = load_step(package, buffers, self._cache, self.norms)
 

@@ -30,12 +30,12 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.attention import masked_score
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Norm
-from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
+from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder
 from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.rotary import rotate
+from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey, StaticShape
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers
-from lmi_bench.models.spec import DecoderSpec
 
 Part = Callable[[Tensor, Tensor], Tensor]
 """From rows and a residual with as many rows to new rows; a part may ignore the residual."""
@@ -74,9 +74,8 @@ def parts_in_use(parts: Sequence[Part]) -> Iterator[None]:
 
 def call_part(number: int, rows: Tensor, residual: Tensor, features: int) -> Tensor:
     """Run a part on `rows` of its own width; result shape (rows, features)."""
-    operator: Any = torch.ops.lmi_bench.part
-    result: Tensor = operator(rows, residual, number, features)
-    return result
+    operator: Callable[..., Tensor] = torch.ops.lmi_bench.part
+    return operator(rows, residual, number, features)
 
 
 _EMBEDDING, _HEAD, _FIRST_LAYER, _PARTS_PER_LAYER = 0, 1, 2, 3
@@ -187,14 +186,12 @@ class DecodeStep(torch.nn.Module):
 
 def norm_tensors(model: Decoder) -> list[Tensor]:
     """The parameters of a model's norms, in the order in which a step reads them."""
-    norms: list[Norm] = []
-    for layer in model.layers:
-        norms.append(layer.attention_norm)
-        if layer.attention.qk_norm is not None:
-            norms.append(layer.attention.qk_norm)
-        norms.append(layer.mlp_norm)
-    norms.append(model.norm)
-    return [tensor for norm in norms for tensor in norm.tensors]
+    norms = [
+        norm
+        for layer in model.layers
+        for norm in (layer.attention_norm, layer.attention.qk_norm, layer.mlp_norm)
+    ]
+    return [tensor for norm in (*norms, model.norm) if norm is not None for tensor in norm.tensors]
 
 
 def parts_of(model: Decoder) -> list[Part]:
@@ -203,17 +200,13 @@ def parts_of(model: Decoder) -> list[Part]:
     def embed(token_ids: Tensor, residual: Tensor) -> Tensor:
         return model.embedding(token_ids).to(residual.dtype)
 
-    def head(x: Tensor, _: Tensor) -> Tensor:
-        return model.head(x)
+    def alone(product: Callable[[Tensor], Tensor]) -> Part:
+        return lambda rows, _: product(rows)
 
-    return [embed, head, *(part for layer in model.layers for part in _layer_parts(layer))]
-
-
-def _layer_parts(layer: Layer) -> tuple[Part, Part, Part]:
-    def project(x: Tensor, _: Tensor) -> Tensor:
-        return layer.attention.qkv(x)
-
-    return project, layer.attention.out.add, layer.mlp.add
+    parts: list[Part] = [embed, alone(model.head)]
+    for layer in model.layers:
+        parts += [alone(layer.attention.qkv), layer.attention.out.add, layer.mlp.add]
+    return parts
 
 
 def _rotated(
@@ -246,22 +239,15 @@ STEP_VERSION: Final = 2
 """Version of the compiled step; a new one invalidates all older packages."""
 
 
-def key_of(
-    spec: DecoderSpec,
-    cache: KvCache,
-    *,
-    tensor_parallel: int,
-    stored: torch.dtype,
-    compute: torch.dtype,
-    quantize: str,
-) -> ArtefactKey:
-    """The key of this model's compiled steps on this machine."""
-    layers = json.dumps(asdict(spec), sort_keys=True, default=str)
+def key_of(eager: TorchForward, *, tensor_parallel: int, quantize: str) -> ArtefactKey:
+    """The key of a model's compiled steps on this machine."""
+    cache, precision = eager.cache, eager.precision
+    layers = json.dumps(asdict(eager.model.spec), sort_keys=True, default=str)
     return ArtefactKey(
         model=hashlib.sha256(layers.encode()).hexdigest()[:16],
         tensor_parallel=tensor_parallel,
-        weights=dtype_name(stored),
-        compute=dtype_name(compute),
+        weights=dtype_name(precision.stored),
+        compute=dtype_name(precision.compute),
         kv_dtype=dtype_name(cache.shape.dtype),
         quantize=quantize,
         block_size=cache.shape.block_size,
@@ -291,6 +277,14 @@ def _cpu_features() -> str:
     return "unknown"
 
 
+def step_inputs(
+    buffers: StepBuffers, cache: KvCache, norms: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    """The arguments of `DecodeStep.forward` for a step over these buffers."""
+    rows = buffers.token_ids, buffers.positions, buffers.block_tables
+    return *rows, cache.keys, cache.values, list(norms)
+
+
 def compile_step(
     step: DecodeStep, shape: StaticShape, cache: KvCache, norms: Sequence[Tensor], path: Path
 ) -> None:
@@ -301,14 +295,7 @@ def compile_step(
     buffers = StepBuffers(
         shape, block_size=cache.shape.block_size, spare_block=0, device=cache.keys[0].device
     )
-    inputs = (
-        buffers.token_ids,
-        buffers.positions,
-        buffers.block_tables,
-        cache.keys,
-        cache.values,
-        list(norms),
-    )
+    inputs = step_inputs(buffers, cache, norms)
     blocks = torch.export.Dim("blocks", min=2)
     layers = len(cache.keys)
     shapes = (None, None, None, [{0: blocks}] * layers, [{0: blocks}] * layers, [None] * len(norms))
@@ -341,17 +328,7 @@ def load_step(
     loader = torch._C._aoti.AOTIModelPackageLoader(
         str(path), "model", True, 1, device.index if device.type == "cuda" else -1
     )
-    inputs = [
-        buffers.token_ids,
-        buffers.positions,
-        buffers.block_tables,
-        *cache.keys,
-        *cache.values,
-        *norms,
-    ]
-
-    def run() -> Tensor:
-        logits: Tensor = loader.run(inputs)[0]
-        return logits
-
-    return run
+    *rows, keys, values, norms = step_inputs(buffers, cache, norms)
+    inputs = [*rows, *keys, *values, *norms]
+    run: Callable[[list[Any]], list[Tensor]] = loader.run
+    return lambda: run(inputs)[0]
