@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import orjson
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 
 _SHOWN_CHARS = 80
+_T = TypeVar("_T")
+
+NEUTRAL: Final[Mapping[str, Any]] = {
+    "min_p": 0,
+    "length_penalty": 1,
+    "prompt_logprobs": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+}
+"""vLLM's parameters that no route supports: accepted if the value has no effect."""
 
 
 def load_json_object(body: bytes) -> dict[str, Any]:
@@ -21,6 +33,11 @@ def load_json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"the body must be a JSON object, got {_show(value)}")
     return value
+
+
+def given(value: _T | None, default: _T) -> _T:
+    """The value, or the default if it is None."""
+    return default if value is None else value
 
 
 class Fields:
@@ -35,20 +52,24 @@ class Fields:
         self._read.add(name)
         return self.values.get(name)
 
+    def _typed(self, name: str, kinds: tuple[type, ...], what: str) -> Any:
+        """The value if it has one of these types; None if it is missing."""
+        value = self.raw(name)
+        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+        if value is not None and not fits:
+            raise InputError(f"{name} must be {what}, got {_show(value)}")
+        return value
+
     def integer(self, name: str, default: int, *, minimum: int | None = None) -> int:
         """An integer, at least `minimum`."""
-        value = self.raw(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name} must be an integer, got {_show(value)}")
-        if minimum is not None and value < minimum:
-            raise InputError(f"{name} must be at least {minimum}, got {value}")
-        return value
+        return given(self.optional_integer(name, minimum=minimum), default)
 
     def optional_integer(self, name: str, *, minimum: int | None = None) -> int | None:
         """An integer or None."""
-        return None if self.raw(name) is None else self.integer(name, 0, minimum=minimum)
+        value: int | None = self._typed(name, (int,), "an integer")
+        if value is not None and minimum is not None and value < minimum:
+            raise InputError(f"{name} must be at least {minimum}, got {value}")
+        return value
 
     def seed(self, name: str) -> int | None:
         """Any integer; None for -1, which means a random seed, as in vLLM."""
@@ -56,42 +77,34 @@ class Fields:
         return None if value == -1 else value
 
     def number(self, name: str, default: float) -> float:
-        value = self.raw(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{name} must be a number, got {_show(value)}")
-        return float(value)
+        return given(self.optional_number(name), default)
 
     def optional_number(self, name: str) -> float | None:
         """A number or None."""
-        return None if self.raw(name) is None else self.number(name, 0.0)
+        value = self._typed(name, (int, float), "a number")
+        return None if value is None else float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.raw(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise InputError(f"{name} must be true or false, got {_show(value)}")
+        return given(self.optional_flag(name), default)
+
+    def optional_flag(self, name: str) -> bool | None:
+        """True, False or None."""
+        value: bool | None = self._typed(name, (bool,), "true or false")
         return value
 
     def strings(self, name: str, *, at_most: int) -> tuple[str, ...]:
         """A string, or a list of strings; none of them empty."""
-        value = self.raw(name)
-        if value is None:
-            return ()
+        value = given(self._typed(name, (str, list), "a list of non-empty strings"), [])
         values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or not all(isinstance(v, str) and v for v in values):
+        if not all(isinstance(v, str) and v for v in values):
             raise InputError(f"{name} must be a list of non-empty strings, got {_show(value)}")
         if len(values) > at_most:
             raise InputError(f"{name} has {len(values)} strings: at most {at_most} are allowed")
         return tuple(values)
 
     def token_ids(self, name: str, *, at_most: int) -> tuple[int, ...]:
-        value = self.raw(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
+        value = given(self._typed(name, (list,), "a list of token ids"), [])
+        if not all(type(v) is int and v >= 0 for v in value):
             raise InputError(f"{name} must be a list of token ids, got {_show(value)}")
         if len(value) > at_most:
             raise InputError(f"{name} has {len(value)} ids: at most {at_most} are allowed")
@@ -99,18 +112,29 @@ class Fields:
 
     def section(self, name: str) -> Fields:
         """A nested object; empty if it is missing."""
-        value = self.raw(name)
-        if value is not None and not isinstance(value, dict):
-            raise InputError(f"{name} must be an object, got {_show(value)}")
-        return Fields(value or {})
+        return Fields(self._typed(name, (dict,), "an object") or {})
+
+    def vllm_sampling(self, **own: Any) -> SamplingParams:
+        """The sampling settings, from the parameters that OpenAI's and LMI's requests share with
+        vLLM, and from `own` ones."""
+        return SamplingParams(
+            stop_token_ids=self.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
+            top_k=max(0, self.integer("top_k", 0, minimum=-1)),
+            top_p=self.number("top_p", 1.0),
+            repetition_penalty=self.number("repetition_penalty", 1.0),
+            presence_penalty=self.number("presence_penalty", 0.0),
+            frequency_penalty=self.number("frequency_penalty", 0.0),
+            seed=self.seed("seed"),
+            **own,
+        )
 
     def refuse_unless_neutral(self, neutral: Mapping[str, Any]) -> None:
         """Raise InputError for unsupported fields, unless their value has no effect."""
         for name, value in neutral.items():
-            given = self.raw(name)
-            if given is not None and given != value:
+            sent = self.raw(name)
+            if sent is not None and sent != value:
                 raise InputError(
-                    f"{name}={_show(given)} is not supported by this server: "
+                    f"{name}={_show(sent)} is not supported by this server: "
                     f"omit {name} or set it to {_show(value)}"
                 )
 

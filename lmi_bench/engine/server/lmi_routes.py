@@ -19,27 +19,23 @@ from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
-from lmi_bench.engine.server.fields import Fields, load_json_object
+from lmi_bench.engine.server.fields import NEUTRAL, Fields, load_json_object
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
 from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream, stream_writes
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
-# unsupported parameters of other backends: accepted if the value has no effect
+# parameters of other backends
 _NEUTRAL = {
+    **NEUTRAL,
     "n": 1,
     "best_of": 1,
     "num_beams": 1,
-    "min_p": 0,
     "typical_p": 1,
-    "length_penalty": 1,
     "early_stopping": False,
     "watermark": False,
     "decoder_input_details": False,
-    "prompt_logprobs": 0,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
 }
 
 
@@ -104,27 +100,16 @@ def _read_sampling(
     """The sampling settings; without `do_sample`, a temperature, top_k or top_p implies sampling,
     as in LMI since 0.32.
     """
-    do_sample = parameters.raw("do_sample")
-    if do_sample is None:
-        do_sample = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
-    else:
-        do_sample = parameters.flag("do_sample", False)
+    sampled = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
+    do_sample = parameters.flag("do_sample", sampled)
     ignore_eos = parameters.flag("ignore_eos_token", False)
-    ignore_eos = parameters.flag("ignore_eos", ignore_eos)
     min_tokens = parameters.integer("min_new_tokens", 0, minimum=0)
-    return SamplingParams(
+    return parameters.vllm_sampling(
         max_new_tokens=parameters.integer("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-        ignore_eos=ignore_eos,
+        ignore_eos=parameters.flag("ignore_eos", ignore_eos),
         eos_token_ids=eos_token_ids,
-        stop_token_ids=parameters.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
         temperature=parameters.number("temperature", 1.0) if do_sample else 0.0,
-        top_k=max(0, parameters.integer("top_k", 0, minimum=-1)),
-        top_p=parameters.number("top_p", 1.0),
-        repetition_penalty=parameters.number("repetition_penalty", 1.0),
-        presence_penalty=parameters.number("presence_penalty", 0.0),
-        frequency_penalty=parameters.number("frequency_penalty", 0.0),
         min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
-        seed=parameters.seed("seed"),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
@@ -145,10 +130,8 @@ class RollingBatchReply:
     ) -> None:
         self._call = call
         self._answer = answer
-        self._model_name = state.model_name
+        self._state = state
         self._formatters = formatters
-        self._codec = state.codec
-        self._eos_token_ids = state.codec.eos_token_ids
 
     def lines(self, pieces: list[Piece]) -> bytes:
         """One line per token, even if its text is empty; the last one ends the answer."""
@@ -167,7 +150,7 @@ class RollingBatchReply:
 
     def failure_line(self, exc: EngineError) -> bytes:
         """The line that ends a stream (status 200 already sent) when the engine fails."""
-        _, body = lmi_failure(exc, self._model_name)
+        _, body = lmi_failure(exc, self._state.model_name)
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
 
     def whole(self) -> dict[str, Any]:
@@ -186,7 +169,7 @@ class RollingBatchReply:
 
     def _ranked(self, piece: Piece) -> list[dict[str, Any]]:
         return [
-            {"id": token_id, "text": self._codec.decode([token_id]), "log_prob": logprob}
+            {"id": token_id, "text": self._state.codec.decode([token_id]), "log_prob": logprob}
             for token_id, logprob in piece.ranked
         ]
 
@@ -194,12 +177,8 @@ class RollingBatchReply:
         return orjson.dumps(self._formatters.reply(line), option=orjson.OPT_APPEND_NEWLINE)
 
     def _token(self, piece: Piece) -> dict[str, Any]:
-        token: dict[str, Any] = {
-            "id": piece.token_id,
-            "text": piece.text,
-            "log_prob": piece.logprob,
-        }
-        if piece.token_id in self._eos_token_ids:
+        token = {"id": piece.token_id, "text": piece.text, "log_prob": piece.logprob}
+        if piece.token_id in self._state.codec.eos_token_ids:
             token["special_token"] = True
         return token
 
@@ -231,7 +210,7 @@ class AsyncReply(RollingBatchReply):
         ended = self._answer.finish_reason is not None
         line = {
             "index": 0,
-            "token": {"id": first.token_id, "text": text, "logprob": first.logprob},
+            "token": _token(first, text),
             "generated_text": self._generated_text() if ended else None,
             "details": self._streamed_details() if ended and self._call.details else None,
         }
@@ -247,10 +226,7 @@ class AsyncReply(RollingBatchReply):
             "generated_tokens": len(self._answer.pieces),
             "seed": self._call.sampling.seed,
             "prefill": [],
-            "tokens": [
-                {"id": piece.token_id, "text": piece.text, "logprob": piece.logprob}
-                for piece in self._answer.pieces
-            ],
+            "tokens": [_token(piece, piece.text) for piece in self._answer.pieces],
         }
 
     def _streamed_details(self) -> dict[str, Any]:
@@ -262,6 +238,10 @@ class AsyncReply(RollingBatchReply):
         }
 
 
+def _token(piece: Piece, text: str) -> dict[str, Any]:
+    return {"id": piece.token_id, "text": text, "logprob": piece.logprob}
+
+
 LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
     "rolling": RollingBatchReply,
     "async": AsyncReply,
@@ -270,14 +250,10 @@ LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
 
 def _engine_details(generation: Generation) -> dict[str, Any]:
     """This engine's additions: time per phase, and speculation counts."""
-    details: dict[str, Any] = {
-        f"{name}_ms": None if seconds is None else s_to_ms(seconds)
-        for name, seconds in (
-            ("queue", generation.queue_s),
-            ("prefill", generation.prefill_s),
-            ("decode", generation.decode_s),
-        )
-    }
+    details: dict[str, Any] = {}
+    for phase in ("queue", "prefill", "decode"):
+        seconds: float | None = getattr(generation, f"{phase}_s")
+        details[f"{phase}_ms"] = None if seconds is None else s_to_ms(seconds)
     if generation.drafted_tokens:
         details["drafted_tokens"] = generation.drafted_tokens
         details["accepted_tokens"] = generation.accepted_tokens

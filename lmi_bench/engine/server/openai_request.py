@@ -8,22 +8,17 @@ from typing import Any
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.server.fields import Fields, load_json_object
+from lmi_bench.engine.server.fields import NEUTRAL, Fields, given, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 from lmi_bench.engine.server.streaming import MAX_CHOICES
 
 DEFAULT_MAX_TOKENS = 16  # for completions; a chat may fill the context
 
-# unsupported fields: accepted if the value has no effect
 _NEUTRAL: Mapping[str, Any] = {
+    **NEUTRAL,
     "suffix": "",
-    "min_p": 0,
-    "length_penalty": 1,
     "logit_bias": {},
     "use_beam_search": False,
-    "prompt_logprobs": 0,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
     "return_tokens_as_token_ids": False,
     "tools": [],
     "tool_choice": "none",
@@ -98,12 +93,10 @@ def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
     """Read a chat's body. Raises InputError that names the invalid field."""
     top = Fields(load_json_object(body))
     messages = _read_messages(top.raw("messages"))
-    max_tokens = top.optional_integer("max_tokens", minimum=1)  # the older name
-    if top.raw("max_completion_tokens") is not None:
-        max_tokens = top.integer("max_completion_tokens", 0, minimum=1)
+    older = top.optional_integer("max_tokens", minimum=1)
+    max_tokens = given(top.optional_integer("max_completion_tokens", minimum=1), older)
     num_logprobs = top.integer("top_logprobs", 0, minimum=0)
-    wants_logprobs = top.flag("logprobs", False)
-    num_wanted = num_logprobs if wants_logprobs else None
+    num_wanted = num_logprobs if top.flag("logprobs", False) else None
     options = top.section("chat_template_kwargs").values
     return _read_call(
         top, "", messages, max_tokens, num_wanted, eos_token_ids, chat_options=options
@@ -133,21 +126,13 @@ def _read_call(
         top.raw(name)
     options = top.section("stream_options")
     options.raw("include_obfuscation")
-    temperature = top.number("temperature", 1.0)
     min_tokens = top.integer("min_tokens", 0, minimum=0)
-    sampling = SamplingParams(
+    sampling = top.vllm_sampling(
         max_new_tokens=max(1, min_tokens) if max_tokens is None else max_tokens,
         ignore_eos=top.flag("ignore_eos", False),
         eos_token_ids=eos_token_ids,
-        stop_token_ids=top.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
-        temperature=temperature,
-        top_k=max(0, top.integer("top_k", 0, minimum=-1)),
-        top_p=top.number("top_p", 1.0),
-        repetition_penalty=top.number("repetition_penalty", 1.0),
-        presence_penalty=top.number("presence_penalty", 0.0),
-        frequency_penalty=top.number("frequency_penalty", 0.0),
+        temperature=top.number("temperature", 1.0),
         min_tokens=min_tokens,
-        seed=top.seed("seed"),
         logprobs=num_logprobs is not None,
         top_logprobs=num_logprobs or 0,
     )

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.sampling import MOST_TOP_LOGPROBS, SamplingParams
-from lmi_bench.engine.server.fields import Fields, load_json_object
+from lmi_bench.engine.server.fields import Fields, given, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 
 MAX_BEST_OF: Final = 2
 _SEED_BITS: Final = 63
+_NUMBERS: Final = ("temperature", "repetition_penalty", "frequency_penalty", "top_p", "typical_p")
+_COUNTS: Final = ("best_of", "max_new_tokens", "truncate", "seed", "top_n_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class TgiBody:
     unsupported: str | None
     ignored: list[str]
 
+    @property
+    def prefix(self) -> str:
+        """Text before the generated text: the prompt, or empty."""
+        return self.inputs if self.return_full_text else ""
+
 
 def read_tgi_body(body: bytes) -> TgiBody:
     """Read a request. Raises InputError that names the malformed field."""
@@ -67,29 +74,25 @@ def read_tgi_body(body: bytes) -> TgiBody:
     inputs = top.raw("inputs")
     if not isinstance(inputs, str):
         raise InputError("inputs must be a string")
-    given = top.section("parameters")
+    parameters = top.section("parameters")
+    numbers: dict[str, Any] = {name: parameters.optional_number(name) for name in _NUMBERS}
+    counts: dict[str, Any] = {
+        name: parameters.optional_integer(name, minimum=0) for name in _COUNTS
+    }
     return TgiBody(
         inputs=inputs,
         stream=top.flag("stream", False),
-        best_of=given.optional_integer("best_of", minimum=0),
-        temperature=given.optional_number("temperature"),
-        repetition_penalty=given.optional_number("repetition_penalty"),
-        frequency_penalty=given.optional_number("frequency_penalty"),
-        top_k=given.optional_integer("top_k"),
-        top_p=given.optional_number("top_p"),
-        typical_p=given.optional_number("typical_p"),
+        top_k=parameters.optional_integer("top_k"),
         # without `parameters` TGI samples; with any parameters it decodes greedily
-        do_sample=given.flag("do_sample", top.raw("parameters") is None),
-        max_new_tokens=given.optional_integer("max_new_tokens", minimum=0),
-        return_full_text=_optional_flag(given, "return_full_text"),
-        stop=given.strings("stop", at_most=sys.maxsize),  # limited in check_values
-        truncate=given.optional_integer("truncate", minimum=0),
-        details=given.flag("details", False),
-        decoder_input_details=given.flag("decoder_input_details", False),
-        seed=given.optional_integer("seed", minimum=0),
-        top_n_tokens=given.optional_integer("top_n_tokens", minimum=0),
-        unsupported=_unsupported(given),
-        ignored=top.unread() + given.unread(),
+        do_sample=parameters.flag("do_sample", top.raw("parameters") is None),
+        return_full_text=parameters.optional_flag("return_full_text"),
+        stop=parameters.strings("stop", at_most=sys.maxsize),  # limited in check_values
+        details=parameters.flag("details", False),
+        decoder_input_details=parameters.flag("decoder_input_details", False),
+        unsupported=_unsupported(parameters),
+        **numbers,
+        **counts,
+        ignored=top.unread() + parameters.unread(),
     )
 
 
@@ -103,7 +106,7 @@ def check_stream(body: TgiBody) -> None:
 
 def num_answers(body: TgiBody) -> int:
     """Number of answers to generate for `best_of`. Raises InputError as TGI does."""
-    count = 1 if body.best_of is None else body.best_of
+    count = given(body.best_of, 1)
     if count > MAX_BEST_OF:
         raise InputError(f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {count}")
     return max(1, count)
@@ -180,8 +183,8 @@ def read_sampling(
     A temperature, top_k or top_p other than the default implies sampling, whatever `do_sample`
     says. Sampling without a seed gets a random one, so that the reply can state it.
     """
-    temperature = 1.0 if body.temperature is None else body.temperature
-    top_k, top_p = body.top_k or 0, 1.0 if body.top_p is None else body.top_p
+    temperature, top_p = given(body.temperature, 1.0), given(body.top_p, 1.0)
+    top_k = body.top_k or 0
     sampled = body.do_sample or temperature != 1.0 or top_k > 0 or top_p < 1.0
     seed = None
     if sampled:
@@ -192,34 +195,26 @@ def read_sampling(
         temperature=temperature if sampled else 0.0,
         top_k=top_k,
         top_p=top_p,
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=given(body.repetition_penalty, 1.0),
+        frequency_penalty=given(body.frequency_penalty, 0.0),
         seed=seed,
         logprobs=logprobs,
         top_logprobs=(body.top_n_tokens or 0) if logprobs else 0,
     )
 
 
-def _unsupported(given: Fields) -> str | None:
+def _unsupported(parameters: Fields) -> str | None:
     """The error message for a parameter that this server does not support, if any."""
     found = None
-    if given.raw("adapter_id") is not None:
+    if parameters.raw("adapter_id") is not None:
         found = "`adapter_id` is not supported by this server, which has no adapters"
-    if given.raw("grammar") is not None:
+    if parameters.raw("grammar") is not None:
         found = "grammar is not supported"
-    if given.flag("watermark", False):
+    if parameters.flag("watermark", False):
         found = "`watermark` is not supported by this server"
-    if given.raw("typical_p") not in (None, 1):
+    if parameters.raw("typical_p") not in (None, 1):
         found = "`typical_p` is not supported by this server"
     return found
-
-
-def _optional_flag(fields: Fields, name: str) -> bool | None:
-    return None if fields.raw(name) is None else fields.flag(name, False)
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _not_above_0(value: float | None) -> bool:

@@ -50,12 +50,10 @@ def event_of(body: dict[str, Any]) -> bytes:
 class TgiStreamReply:
     """One streamed answer."""
 
-    def __init__(self, answer: Answer, codec: Codec, *, full_text: str, details: bool) -> None:
-        """full_text  text before the generated text: the prompt, or empty"""
+    def __init__(self, answer: Answer, codec: Codec, body: TgiBody) -> None:
         self._answer = answer
         self._codec = codec
-        self._full_text = full_text
-        self._details = details
+        self._body = body
         self._num_sent = 0
 
     def events(self, pieces: list[Piece]) -> bytes:
@@ -69,38 +67,28 @@ class TgiStreamReply:
                 event["top_tokens"] = ranked_of(piece, self._codec)
             event |= {"generated_text": None, "details": None}
             if not left and answer.finish_reason is not None:
-                event["generated_text"] = self._full_text + answer.text
-                if self._details:
-                    event["details"] = self._stream_details()
+                event["generated_text"] = self._body.prefix + answer.text
+                if self._body.details:
+                    num_prompt = len(answer.prompt.token_ids)
+                    event["details"] = _counts(answer) | {"input_length": num_prompt}
             events += event_of(event)
         if not pieces:  # stopped without a last token
             events = event_of(_INCOMPLETE_STREAM)
         return events
 
-    def _stream_details(self) -> dict[str, Any]:
-        prompt = self._answer.prompt
-        return {
-            "finish_reason": self._answer.finish_reason,
-            "generated_tokens": len(self._answer.pieces),
-            "seed": prompt.sampling.seed,
-            "input_length": len(prompt.token_ids),
-        }
 
-
-def whole_reply(
-    answers: Sequence[Answer], codec: Codec, *, full_text: str, details: bool
-) -> dict[str, Any]:
-    """The body with the most likely answer; the others are in its details."""
+def whole_reply(answers: Sequence[Answer], codec: Codec, body: TgiBody) -> dict[str, Any]:
+    """The reply with the most likely answer; the others are in its details."""
     best, *others = sorted(answers, key=_mean_logprob, reverse=True)
-    body: dict[str, Any] = {"generated_text": full_text + best.text}
-    if details:
-        body["details"] = _details(best, codec)
+    reply: dict[str, Any] = {"generated_text": body.prefix + best.text}
+    if body.details:
+        reply["details"] = _details(best, codec)
         if others:
-            body["details"]["best_of_sequences"] = [
-                {"generated_text": full_text + other.text, **_details(other, codec)}
+            reply["details"]["best_of_sequences"] = [
+                {"generated_text": body.prefix + other.text, **_details(other, codec)}
                 for other in others
             ]
-    return body
+    return reply
 
 
 def token_of(piece: Piece, codec: Codec) -> dict[str, Any]:
@@ -122,16 +110,20 @@ def ranked_of(piece: Piece, codec: Codec) -> list[dict[str, Any]]:
 
 
 def _details(answer: Answer, codec: Codec) -> dict[str, Any]:
-    details: dict[str, Any] = {
-        "finish_reason": answer.finish_reason,
-        "generated_tokens": len(answer.pieces),
-        "seed": answer.prompt.sampling.seed,
-        "prefill": [],
-        "tokens": [token_of(piece, codec) for piece in answer.pieces],
-    }
+    tokens = [token_of(piece, codec) for piece in answer.pieces]
+    details = _counts(answer) | {"prefill": [], "tokens": tokens}
     if answer.prompt.sampling.top_logprobs:
         details["top_tokens"] = [ranked_of(piece, codec) for piece in answer.pieces]
     return details
+
+
+def _counts(answer: Answer) -> dict[str, Any]:
+    """The details that streamed and whole answers share."""
+    return {
+        "finish_reason": answer.finish_reason,
+        "generated_tokens": len(answer.pieces),
+        "seed": answer.prompt.sampling.seed,
+    }
 
 
 def _mean_logprob(answer: Answer) -> float:
@@ -219,12 +211,7 @@ class TgiRoutes:
         try:
             await complete_all(answers)
             headers = _timing_headers(body, answers[0], start_s, queued_s)
-            reply = whole_reply(
-                answers,
-                state.codec,
-                full_text=body.inputs if body.return_full_text else "",
-                details=body.details,
-            )
+            reply = whole_reply(answers, state.codec, body)
             return reply, headers | state.ignored_header(body.ignored)
         finally:
             end_all(state, answers)
@@ -252,12 +239,7 @@ class TgiRoutes:
             check_stream(body)
             answer = self._state.submit(await self._prompt(body, logprobs=True))
             answers.append(answer)
-            reply = TgiStreamReply(
-                answer,
-                self._state.codec,
-                full_text=body.inputs if body.return_full_text else "",
-                details=body.details,
-            )
+            reply = TgiStreamReply(answer, self._state.codec, body)
             async for pieces in answer.chunks():
                 yield reply.events(pieces)
         except FAILURES as exc:
