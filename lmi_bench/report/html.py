@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from lmi_bench.report.charts import build_charts
+from lmi_bench.report.plotly_figure import plotly_figure
 from lmi_bench.report.values import ReportView
 
 
@@ -34,7 +35,7 @@ def render_html(view: ReportView) -> str:
     return template.render(
         view=view,
         charts=charts,
-        figures={chart.anchor: Markup(_json(chart.figure)) for chart in charts},  # noqa: S704
+        figures={chart.anchor: Markup(_json(plotly_figure(chart))) for chart in charts},  # noqa: S704
         scripts=[Markup(script) for script in scripts],  # noqa: S704
         style=Markup(_text(folder / "style.css")),  # noqa: S704
         policy=_policy(scripts),

@@ -10,6 +10,7 @@ import pytest
 
 from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
+from lmi_bench.report.plotly_figure import plotly_figure
 from lmi_bench.report.view import build_view
 
 
@@ -24,14 +25,14 @@ def test_plotly_accepts_every_figure(sweep, faster_sweep):
 
     for runs in ([sweep], [sweep, faster_sweep]):
         for chart in build_charts(build_view(runs)):
-            Figure(with_colours(chart.figure))
+            Figure(with_colours(plotly_figure(chart)))
 
 
 def test_themed_colours_are_those_that_the_style_defines(sweep):
     from importlib.resources import files
 
     style = (files("lmi_bench.report") / "page" / "style.css").read_text(encoding="utf-8")
-    text = json.dumps([chart.figure for chart in build_charts(build_view([sweep]))])
+    text = json.dumps([plotly_figure(chart) for chart in build_charts(build_view([sweep]))])
     names = set(re.findall(r"var\((--[a-z]+)\)", text))
     light, dark = style.split("prefers-color-scheme: dark", 1)
     for name in names:
@@ -41,7 +42,7 @@ def test_themed_colours_are_those_that_the_style_defines(sweep):
 
 def test_the_curve_is_latency_over_throughput_in_order_of_load(sweep):
     (first, *_) = build_charts(build_view([sweep]))
-    trace = first.figure["data"][0]
+    trace = plotly_figure(first)["data"][0]
     assert trace["text"] == ["1", "2", "4", "8", "16", "32", "64"]
     assert trace["x"] == [line.throughput_tokens_per_s for line in sweep.levels]
     assert trace["y"][-1] == sweep.levels[-1].of("latency_per_token").p90
@@ -49,14 +50,14 @@ def test_the_curve_is_latency_over_throughput_in_order_of_load(sweep):
 
 def test_knees_are_marked_at_their_level(sweep):
     (first, *_) = build_charts(build_view([sweep]))
-    knees = [trace for trace in first.figure["data"][1:] if "Recommended" in trace["name"]]
+    knees = [trace for trace in plotly_figure(first)["data"][1:] if "Recommended" in trace["name"]]
     assert [trace["x"][0] for trace in knees] == [sweep.levels[4].throughput_tokens_per_s]
 
 
 def test_the_limit_is_drawn_only_where_it_would_not_flatten_the_curve(runs_of):
     def lines(**server):
         (first, *_) = build_charts(build_view([runs_of("", loads=(1, 2), **server)]))
-        return [shape["y0"] for shape in first.figure["layout"]["shapes"]]
+        return [shape["y0"] for shape in plotly_figure(first)["layout"]["shapes"]]
 
     assert lines(step_s=0.05) == [100.0]
     assert lines(step_s=0.005) == []
@@ -64,7 +65,7 @@ def test_the_limit_is_drawn_only_where_it_would_not_flatten_the_curve(runs_of):
 
 def test_an_unsupported_percentile_is_a_gap_not_a_zero(sweep):
     charts = {chart.anchor: chart for chart in build_charts(build_view([sweep]))}
-    p90 = next(t for t in charts["chart-ttft-ms"].figure["data"] if t["name"] == "p90")
+    p90 = next(t for t in plotly_figure(charts["chart-ttft-ms"])["data"] if t["name"] == "p90")
     assert p90["y"][0] is None
     assert p90["y"][-1] == pytest.approx(sweep.levels[-1].of("ttft").p90)
 
@@ -73,10 +74,10 @@ def test_runs_keep_their_colour_in_every_chart_and_predictions_are_dashed(sweep,
     predicted = runs_of("", path="runs/sim", more={"target": "sim:ml.g5.2xlarge"})
     charts = build_charts(build_view([sweep, predicted]))
     for chart in charts[:2]:
-        measured, simulated = [t for t in chart.figure["data"] if "lines" in t["mode"]]
+        measured, simulated = [t for t in plotly_figure(chart)["data"] if "lines" in t["mode"]]
         assert measured["line"]["dash"] == "solid"
         assert simulated["line"]["dash"] == "dash"
-    colours = {chart.figure["data"][0]["line"]["color"] for chart in charts}
+    colours = {plotly_figure(chart)["data"][0]["line"]["color"] for chart in charts}
     assert len(colours) == 1
 
 
@@ -94,6 +95,6 @@ def test_two_runs_of_one_target_are_told_apart_in_the_legend(runs_of):
     labels = [f"llama-2-7b on sim:ml.g5.2xlarge, a long name [{end}]" for end in ("sim1", "simr")]
     view = build_view([runs_of("a"), runs_of("b", path="runs/b")], labels=labels)
     (first, *_) = build_charts(view)
-    legends = {str(trace.get("name")) for trace in first.figure["data"]}
+    legends = {str(trace.get("name")) for trace in plotly_figure(first)["data"]}
     for end in ("sim1", "simr"):
         assert any(f"[{end}]" in each for each in legends)

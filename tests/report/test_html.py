@@ -14,6 +14,7 @@ import pytest
 from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
 from lmi_bench.report.html import render_html
+from lmi_bench.report.plotly_figure import plotly_figure
 from lmi_bench.report.view import build_view
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>{{ 7*7 }}"
@@ -151,7 +152,9 @@ def test_hostile_names_stay_text(runs_of, recommendation):
 
 def test_names_in_charts_are_not_read_as_tags_by_plotly(runs_of):
     view = build_view([runs_of("<b>bold</b>", loads=(1, 2))])
-    names = [trace["name"] for chart in build_charts(view) for trace in chart.figure["data"]]
+    names = [
+        trace["name"] for chart in build_charts(view) for trace in plotly_figure(chart)["data"]
+    ]
     assert any("&lt;b&gt;" in name for name in names)
     assert not any("<b>" in name for name in names)
 

@@ -1,0 +1,216 @@
+"""A chart as a plotly figure in plain values, which plotly.js draws in the page.
+
+A figure is {"data": [...], "layout": {...}}. Colours that follow the page's theme are written
+`var(--ink)` and resolved in the page, so that light and dark share one figure. Names of runs are
+escaped: plotly reads a few HTML tags in its texts.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lmi_bench.core.units import format_figure
+from lmi_bench.report.charts import PALETTE, Chart, Series
+from lmi_bench.report.formats import load_name, number
+from lmi_bench.report.values import Curve
+
+_STYLES = {
+    "mean": ("solid", "circle"),
+    "p50": ("dashdot", "triangle-up"),
+    "p90": ("dash", "diamond"),
+    "p99": ("dot", "square"),
+}
+_LEGEND_LENGTH = 36
+
+
+def plotly_figure(chart: Chart) -> dict[str, Any]:
+    """The figure of a chart."""
+    several = len(chart.curves) > 1
+    layout = _base_layout(chart)
+    data: list[dict[str, Any]] = []
+    hover = f"%{{y:,.4g}} {chart.y_title.rpartition(' ')[2]}<extra>%{{fullData.name}}</extra>"
+    if not chart.over_load:
+        hover = f"%{{x:,.4g}} tok/s<br>{hover}"
+    for position, series in enumerate(chart.series):
+        curve = series.curve
+        style = _statistic_style(series, position, several) if series.statistic else {}
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if chart.over_load else "lines+markers+text",
+                "x": list(series.x),
+                "y": list(series.y),
+                "text": [] if chart.over_load else [f"{load:g}" for load in curve.loads],
+                "textposition": "top left",
+                "textfont": {"size": 11, "color": "var(--muted)"},
+                "customdata": [
+                    load_name(curve.axis, load) + ("" if valid else " (invalid or cut short)")
+                    for load, valid in zip(curve.loads, curve.valid, strict=True)
+                ],
+                "hovertemplate": f"%{{customdata}}<br>{hover}",
+                **(style or _run_style(series)),
+            }
+        )
+        if chart.has_knees and not chart.over_load:
+            data += _diamonds(series, several)
+    if chart.has_knees and chart.over_load:
+        _draw_knees(layout, chart.curves[0])
+    if (limit := chart.limit_ms) is not None:
+        line = {"x0": 0, "x1": 1, "xref": "paper", "y0": limit, "y1": limit, "layer": "below"}
+        note = {"x": 0.01, "xref": "paper", "y": limit, "xanchor": "left",
+                "text": f"limit {number(limit)} ms/token"}  # fmt: skip
+        _mark(layout, line, note, "var(--bad)", {"width": 1.5, "dash": "dot"})
+    return {"data": data, "layout": layout}
+
+
+def _text(text: str) -> str:
+    """Text that plotly shows as it is."""
+    return html.escape(text, quote=False)
+
+
+def _name(series: Series) -> str:
+    """The run's label; a long one keeps both ends, since runs of one target differ at the end."""
+    label = series.curve.label
+    if len(label) > _LEGEND_LENGTH:
+        kept = _LEGEND_LENGTH // 2
+        label = f"{label[: kept - 1]}…{label[-kept:]}"
+    return _text(f"{label} (predicted)" if series.curve.simulated else label)
+
+
+def _run_style(series: Series) -> dict[str, Any]:
+    """Round markers; a cross where the level is invalid or was cut short."""
+    curve, colour = series.curve, series.colour
+    round_marker = "circle-open" if curve.simulated else "circle"
+    return {
+        "name": _name(series),
+        "line": {"color": colour, "width": 2.5, "dash": "dash" if curve.simulated else "solid"},
+        "marker": {
+            "color": colour,
+            "size": [8 if valid else 11 for valid in curve.valid],
+            "symbol": [round_marker if valid else "x-thin-open" for valid in curve.valid],
+            "line": {"width": 2, "color": colour},
+        },
+    }
+
+
+def _statistic_style(series: Series, position: int, several: bool) -> dict[str, Any]:
+    """A colour for each statistic of one run; of several runs, the run's colour."""
+    statistic = series.statistic
+    dash, symbol = _STYLES[statistic]
+    colour = series.colour if several else PALETTE[position % len(PALETTE)]
+    return {
+        "name": f"{_name(series)}, {statistic}" if several else statistic,
+        "legendgroup": series.curve.label if several else statistic,
+        "showlegend": not several or statistic == "mean",
+        "line": {"color": colour, "width": 2, "dash": dash},
+        "marker": {"color": colour, "size": 7, "symbol": symbol},
+    }
+
+
+def _knees_by_load(curve: Curve) -> dict[float, tuple[str, bool]]:
+    """Titles of the rules whose knee is at each load, and whether it is the recommended one."""
+    recommended = {knee.load for knee in curve.knees if knee.recommended}
+    titles: dict[float, list[str]] = {}
+    for knee in curve.knees:
+        titles.setdefault(knee.load, []).append(knee.title)
+    return {load: (" + ".join(found), load in recommended) for load, found in titles.items()}
+
+
+def _diamonds(series: Series, several: bool) -> Iterator[dict[str, Any]]:
+    """Diamonds at the levels that are knees; of several runs only the recommended ones."""
+    curve = series.curve
+    for load, (title, is_chosen) in _knees_by_load(curve).items():
+        if load not in curve.loads or (several and not is_chosen):
+            continue
+        index = curve.loads.index(load)
+        name = f"Recommended knee: {load:g}" if is_chosen else f"{title}: {load:g}"
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": _text(f"Knee of {curve.label}: {load:g}" if several else name),
+            "showlegend": not several,
+            "x": [series.x[index]],
+            "y": [series.y[index]],
+            "marker": {
+                "symbol": "diamond" if is_chosen else "diamond-open",
+                "size": 17 if is_chosen else 15,
+                "color": series.colour if several else "var(--accent)",
+                "line": {"width": 2, "color": "var(--ink)" if is_chosen else "var(--accent)"},
+            },
+            "hovertemplate": f"{load_name(curve.axis, load)}<br>{title}<extra></extra>",
+        }
+
+
+def _draw_knees(layout: dict[str, Any], curve: Curve) -> None:
+    """Upright lines at the knees."""
+    for level, (load, (title, is_chosen)) in enumerate(sorted(_knees_by_load(curve).items())):
+        # "between": a grid line is at the same load
+        line = {"x0": load, "x1": load, "y0": 0, "y1": 1, "yref": "paper", "layer": "between"}
+        note = {
+            "x": math.log10(load),
+            "y": 0.02 + 0.08 * (level % 3),
+            "yref": "paper",
+            "xanchor": "right",
+            "text": _text(f"{title} {format_figure(load)} "),
+            "bgcolor": "var(--card)",  # the lines of smaller loads pass behind it
+        }
+        colour, width = ("var(--accent)", 2.0) if is_chosen else ("var(--muted)", 1.5)
+        _mark(layout, line, note, colour, {"width": width, "dash": "dash"})
+
+
+def _mark(
+    layout: dict[str, Any],
+    line: dict[str, Any],
+    note: dict[str, Any],
+    colour: str,
+    style: dict[str, Any],
+) -> None:
+    """A straight line and its text."""
+    layout["shapes"].append({"type": "line", **line, "line": {"color": colour, **style}})
+    font = {"size": 11, "color": colour}
+    layout["annotations"].append({"yanchor": "bottom", "showarrow": False, **note, "font": font})
+
+
+def _base_layout(chart: Chart) -> dict[str, Any]:
+    axis = {
+        "gridcolor": "var(--grid)",
+        "zerolinecolor": "var(--grid)",
+        "linecolor": "var(--line)",
+        "tickfont": {"color": "var(--muted)", "size": 12},
+        "automargin": True,
+        "fixedrange": False,
+    }
+
+    def with_title(text: str) -> dict[str, Any]:
+        return axis | {"title": {"text": text, "font": {"size": 13, "color": "var(--ink)"}}}
+
+    x_range: dict[str, Any] = {"rangemode": "tozero"}
+    if chart.over_load:
+        pad = 0.08
+        x_range = {
+            "type": "log",
+            "tickvals": chart.loads,
+            "ticktext": [f"{load:g}" for load in chart.loads],
+            "range": [math.log10(chart.loads[0]) - pad, math.log10(chart.loads[-1]) + pad],
+        }
+    return {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12,
+                 "color": "var(--ink)"},
+        "margin": {"l": 60, "r": 16, "t": 8, "b": 48},
+        "xaxis": with_title(chart.x_title) | x_range,
+        "yaxis": with_title(chart.y_title) | {"rangemode": "tozero"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom",
+                   "font": {"size": 12}, "bgcolor": "rgba(0,0,0,0)"},
+        "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)",
+                       "font": {"color": "var(--ink)"}, "namelength": -1},
+        "hovermode": "closest",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)",
+                    "activecolor": "var(--accent)"},
+        "shapes": [],
+        "annotations": [],
+    }  # fmt: skip
