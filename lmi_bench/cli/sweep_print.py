@@ -27,10 +27,9 @@ from lmi_bench.report.slo_text import (
     describe_answer,
     goodput_rows,
     highest_meeting,
-    misses_any,
-    spread_rows,
+    slo_verdicts,
 )
-from lmi_bench.report.tables.extras import engine_rows, session_rows
+from lmi_bench.report.tables.extras import engine_rows, session_rows, spread_rows
 from lmi_bench.report.tables.levels import LEVEL_GIVE_WAY, knee_rows, level_rows
 from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
 
@@ -200,7 +199,7 @@ def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
     """Where the SLOs are missed or requests are too few, if no level is known to meet them."""
     stated, needed = ", ".join(map(str, slos)), requests_needed(slos)
     levels = list(zip(run.levels, run.records, strict=True))
-    broken = [line for line, kept in levels if misses_any(line, kept, slos, failures=failures)]
+    broken = [line for line, kept in levels if False in slo_verdicts(line, kept, slos, failures)]
     unsure = [line for line, _ in levels if line not in broken]
     if not unsure:
         return f"SLO missed at every level: {stated}"

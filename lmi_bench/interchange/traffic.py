@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
-from lmi_bench.interchange.shared_prefix import SharedPrefix, shared_prefix
 
 _CHARACTERS_PER_TOKEN = 4
 _TIMES = (
@@ -34,6 +34,19 @@ _OUTPUT = (
 _BELOW = ("usage", "request", "response", "body", "metrics")
 _ANSWERS = ("completion", "generated_text", "output_text", "output")
 _EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """How much of the prompts is the same text at their beginning, which a prefix cache can find.
+
+    common    length of the longest beginning that at least half of the prompts have
+    repeated  share (0 to 1) of all prompt text that repeats the beginning of another prompt: the
+              hit rate of an unlimited cache
+    """
+
+    common: int
+    repeated: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +275,34 @@ def _text(value: object) -> str | None:
 def _failed(row: Mapping[str, Any]) -> bool:
     status = _number(row, ("status", "status_code", "http_status"))
     return (status is not None and status >= 400) or bool(row.get("error"))
+
+
+def shared_prefix(prompts: Sequence[str]) -> SharedPrefix:
+    """The shared beginnings of prompts, with lengths in characters.
+
+    In sorted order a text shares its longest beginning with a neighbour, so the length of all
+    texts less the sum over neighbours is the size of their prefix tree.
+
+    >>> shared_prefix(["system a", "system b", "other"])
+    SharedPrefix(common=7, repeated=0.3333333333333333)
+    """
+    ordered = sorted(prompts)
+    whole = sum(map(len, ordered))
+    if len(ordered) < 2 or not whole:
+        return SharedPrefix(0, 0.0)
+    half = max(2, -(-len(ordered) // 2))
+    common = max(
+        _common(ordered[first], ordered[first + half - 1])
+        for first in range(len(ordered) - half + 1)
+    )
+    repeated = sum(_common(before, after) for before, after in pairwise(ordered))
+    return SharedPrefix(common, repeated / whole)
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the beginning that both have, by bisection, since texts are long."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low

@@ -2,65 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.formats import number, plain
 from lmi_bench.report.values import Facts
 
-_SHOWN = {
-    "created_at",
-    "schema_version",
-    "scenario_hash",
-    "target",
-    "commands",
-    "scenario",
-    "host",
-    "versions",
+_PLACED = {"target", "commands", "scenario", "host", "versions"}
+_FIRST = {
+    "created_at": "Created",
+    "schema_version": "Schema version",
+    "scenario_hash": "Scenario hash",
 }
 
 
 def environment_facts(manifest: Mapping[str, Any]) -> tuple[Facts, ...]:
     """When, where and with what the run was made."""
+    commands = (
+        command if isinstance(command, list | tuple) else [command]
+        for command in manifest.get("commands") or []
+    )
     run = [
-        ("Created", plain(manifest.get("created_at"))),
-        ("Schema version", plain(manifest.get("schema_version"))),
-        ("Scenario hash", plain(manifest.get("scenario_hash"))),
+        *((title, plain(manifest.get(key))) for key, title in _FIRST.items()),
+        *(("Command", " ".join(map(str, command))) for command in commands),
+        *_pairs({k: v for k, v in manifest.items() if k not in (*_PLACED, *_FIRST)}, _words),
     ]
-    commands = manifest.get("commands") or []
-    for command in commands:
-        words = command if isinstance(command, list | tuple) else [command]
-        run.append(("Command", " ".join(str(word) for word in words)))
-    run += [(_words(key), plain(value)) for key, value in manifest.items() if key not in _SHOWN]
+    host = manifest.get("host")
+    if isinstance(host, Mapping) and isinstance(size := host.get("memory_bytes"), int | float):
+        shown = f"{number(bytes_to_gib(size))} GiB"
+        host = {
+            "memory" if key == "memory_bytes" else key: shown if key == "memory_bytes" else value
+            for key, value in host.items()
+        }
     return (
         Facts("Run", tuple(run)),
-        Facts("Target", tuple(_words_pairs(manifest.get("target")))),
-        Facts("Host", tuple(_host_facts(manifest.get("host")))),
-        Facts("Versions", tuple(_pairs(manifest.get("versions")))),
+        Facts("Target", tuple(_pairs(manifest.get("target"), _words))),
+        Facts("Host", tuple(_pairs(host, _words))),
+        Facts("Versions", tuple(_pairs(manifest.get("versions"), str))),
     )
 
 
-def _host_facts(host: object) -> list[tuple[str, str]]:
-    if not isinstance(host, Mapping):
-        return _pairs(host)
-    return [
-        ("Memory", f"{number(bytes_to_gib(value))} GiB")
-        if key == "memory_bytes" and isinstance(value, int | float)
-        else (_words(str(key)), plain(value))
-        for key, value in host.items()
-    ]
-
-
-def _words_pairs(values: object) -> list[tuple[str, str]]:
+def _pairs(values: object, name: Callable[[str], str]) -> list[tuple[str, str]]:
     if isinstance(values, Mapping):
-        return [(_words(str(key)), plain(value)) for key, value in values.items()]
-    return _pairs(values)
-
-
-def _pairs(values: object) -> list[tuple[str, str]]:
-    if isinstance(values, Mapping):
-        return [(str(key), plain(value)) for key, value in values.items()]
+        return [(name(str(key)), plain(value)) for key, value in values.items()]
     return [] if values is None else [("", plain(values))]
 
 

@@ -7,77 +7,104 @@ from typing import Any
 
 from lmi_bench.core.units import MIB
 from lmi_bench.report.formats import MISSING, count, number, share, usd
-from lmi_bench.report.table import Cell, Column, Row, Table
+from lmi_bench.report.table import Cell, Field, Table, field, table_of
 
 _EMULATED = "emulated"
 _WORST = 3
+_STAGES = (
+    ("load_s", "loading, s"),
+    ("quality_s", "quality, s"),
+    ("sweep_s", "sweep, s"),
+    ("prepare_s", "weights, s"),
+    ("devices", "devices"),
+    ("device_s", "device-seconds"),
+)
+
+Result = Mapping[str, Any]
+_VARIANT: Field[Result] = field(
+    "Variant", lambda each: Cell(each["name"], each.get("kernels") or ""), numeric=False
+)
 
 
-def optimization_tables(results: Sequence[Mapping[str, Any]]) -> tuple[Table, ...]:
-    """One table that sets the variants side by side, and one of the matrices that suffered most.
+def optimization_tables(results: Sequence[Result]) -> tuple[Table, ...]:
+    """The variants side by side, the worst matrices, the matrix products, and the jobs' times.
 
     results  as `optimize.json` keeps them, the baseline first
     """
-    tables = [_side_by_side(results)]
-    errors = _errors(results)
-    if errors is not None:
-        tables.append(errors)
-    products = _products(results)
-    if products is not None:
-        tables.append(products)
-    return (*tables, _jobs(results))
+    tables = (_side_by_side(results), _errors(results), _products(results), _jobs(results))
+    return tuple(table for table in tables if table is not None)
 
 
-def _products(results: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Times of the matrix products and what they are of the baseline's."""
+def _products(results: Sequence[Result]) -> Table | None:
+    """Times of the matrix products, and their ratio to the baseline's."""
     base = results[0].get("products_ms") or {}
     if not base:
         return None
-    columns = [Column("Variant", numeric=False)]
-    for rows in base:
-        columns += [Column(f"ms at {rows}"), Column(f"of the baseline's at {rows}")]
-    lines = []
-    for each in results:
-        times = each.get("products_ms") or {}
-        if each["emulated"] or not times:
-            continue
-        cells = [Cell(each["name"])]
-        for rows, base_ms in base.items():
-            cells += [Cell(number(times[rows])), Cell(number(times[rows] / base_ms))]
-        lines.append(Row(tuple(cells)))
+    fields = [_VARIANT]
+    for rows, base_ms in base.items():
+        fields += [
+            field(f"ms at {rows}", lambda each, rows=rows: number(each["products_ms"][rows])),  # type: ignore[misc]
+            field(
+                f"of the baseline's at {rows}",
+                lambda each, rows=rows, ms=base_ms: number(each["products_ms"][rows] / ms),  # type: ignore[misc]
+            ),
+        ]
+    timed = [each for each in results if each.get("products_ms") and not each["emulated"]]
     note = (
         "Products of attention and MLPs in one decode step, by sequences, unpacking included; "
         "above 1, unpacking costs more than the smaller weights save. Not measured over ranks."
     )
-    return Table("Matrix products of a decode step", tuple(columns), tuple(lines), note)
+    return table_of("Matrix products of a decode step", fields, timed, note)
 
 
-def _jobs(results: Sequence[Mapping[str, Any]]) -> Table:
-    stages = ("load_s", "quality_s", "sweep_s", "prepare_s", "devices", "device_s")
-    names = ("loading, s", "quality, s", "sweep, s", "weights, s", "devices", "device-seconds")
-    columns = (Column("Variant", numeric=False), *(Column(name) for name in names))
-    rows = [
-        Row((Cell(each["name"]), *(Cell(number(each["job"][stage])) for stage in stages)))
-        for each in results
-    ]
+def _jobs(results: Sequence[Result]) -> Table:
+    stages = (
+        field(title, lambda each, key=key: number(each["job"][key]))  # type: ignore[misc]
+        for key, title in _STAGES
+    )
     note = "Loading holds calibration unless an earlier job left its factors; speculation has none."
-    return Table("What the job took", columns, tuple(rows), note)
+    return table_of("What the job took", (_VARIANT, *stages), results, note)
 
 
-def _side_by_side(results: Sequence[Mapping[str, Any]]) -> Table:
+def _side_by_side(results: Sequence[Result]) -> Table:
     loads = [level["concurrency"] for level in results[0]["levels"]]
-    columns = (
-        Column("Variant", numeric=False),
-        Column("perplexity", "Quality"),
-        Column("same tokens", "Quality"),
-        Column("logprob shift", "Quality"),
-        Column("output error", "Quality"),
-        Column("weights, MiB", "Memory"),
-        Column("KV tokens", "Memory"),
-        *(Column(f"tok/s at {load}", "Speed") for load in loads),
-        Column(f"ms/token at {loads[0] if loads else 1}", "Speed"),
-        Column("tok/s against the baseline", "Speed"),
-        Column("USD/1M out", "Price"),
+
+    def missing(each: Result) -> str:
+        return _EMULATED if each["emulated"] else MISSING
+
+    def speed(title: str, load: int, key: str) -> Field[Result]:
+        def cell(each: Result) -> str:
+            by_load = {level["concurrency"]: level for level in each["levels"]}
+            value = by_load.get(load, {}).get(key)
+            return missing(each) if value is None else number(value)
+
+        return field(title, cell, "Speed")
+
+    first = loads[0] if loads else 1
+    fields: tuple[Field[Result], ...] = (
+        _VARIANT,
+        field("perplexity", lambda each: number(each["quality"]["perplexity"], 4), "Quality"),
+        field("same tokens", lambda each: share(each["quality"]["agreement_frac"]), "Quality"),
+        field("logprob shift", lambda each: number(each["quality"]["logprob_shift"]), "Quality"),
+        field("output error", lambda each: share(each["quality"]["mean_output_error"]), "Quality"),
+        field("weights, MiB", lambda each: number(each["memory"]["weight_bytes"] / MIB), "Memory"),
+        field(
+            "KV tokens",
+            lambda each: count(each["memory"]["kv_tokens_in_baseline_memory"]),
+            "Memory",
+        ),
+        *(speed(f"tok/s at {load}", load, "throughput_tokens_per_s") for load in loads),
+        speed(f"ms/token at {first}", first, "latency_ms_per_token_mean"),
+        field(
+            "tok/s against the baseline",
+            lambda each: _ratio(each["throughput_ratios"]) or missing(each),
+            "Speed",
+        ),
+        field(
+            "USD/1M out",
+            lambda each: _EMULATED if each["emulated"] else usd(each["usd_per_1m_output"]),
+            "Price",
+        ),
     )
     note = (
         "Same tokens: greedy output up to the first that differs from the baseline's. Logprob "
@@ -86,34 +113,7 @@ def _side_by_side(results: Sequence[Mapping[str, Any]]) -> Table:
         "cache holds when weights and cache take the baseline's memory together. Ratios: 95 % over "
         "requests of one run each, at the highest load; price at the best level."
     )
-    return Table("Variants side by side", columns, tuple(_row(r, loads) for r in results), note)
-
-
-def _row(result: Mapping[str, Any], loads: Sequence[int]) -> Row:
-    quality, memory = result["quality"], result["memory"]
-    by_load = {level["concurrency"]: level for level in result["levels"]}
-    missing = _EMULATED if result["emulated"] else MISSING
-
-    def speed(load: int, key: str) -> Cell:
-        value = by_load.get(load, {}).get(key)
-        return Cell(missing if value is None else number(value))
-
-    price = result["usd_per_1m_output"]
-    return Row(
-        (
-            Cell(result["name"], hint=result["kernels"] or ""),
-            Cell(number(quality["perplexity"], 4)),
-            Cell(share(quality["agreement_frac"])),
-            Cell(number(quality["logprob_shift"])),
-            Cell(share(quality["mean_output_error"])),
-            Cell(number(memory["weight_bytes"] / MIB)),
-            Cell(count(memory["kv_tokens_in_baseline_memory"])),
-            *(speed(load, "throughput_tokens_per_s") for load in loads),
-            speed(loads[0] if loads else 1, "latency_ms_per_token_mean"),
-            Cell(_ratio(result["throughput_ratios"]) or missing),
-            Cell(missing if result["emulated"] else usd(price)),
-        )
-    )
+    return table_of("Variants side by side", fields, results, note)
 
 
 def _ratio(ratios: Mapping[str, Sequence[float | None]]) -> str:
@@ -124,24 +124,20 @@ def _ratio(ratios: Mapping[str, Sequence[float | None]]) -> str:
     return f"{number(middle)} ({number(low)} to {number(high)})"
 
 
-def _errors(results: Sequence[Mapping[str, Any]]) -> Table | None:
-    rows = []
-    for result in results:
-        errors = result["quality"]["output_error_of_layer"]
-        worst = sorted(errors.items(), key=lambda item: -item[1])[:_WORST]
-        rows += [
-            Row((Cell(result["name"]), Cell(name), Cell(share(error)))) for name, error in worst
-        ]
-    if not rows:
+def _errors(results: Sequence[Result]) -> Table | None:
+    worst = [
+        (result["name"], name, error)
+        for result in results
+        for name, error in sorted(
+            result["quality"]["output_error_of_layer"].items(), key=lambda item: -item[1]
+        )[:_WORST]
+    ]
+    if not worst:
         return None
-    columns = (
-        Column("Variant", numeric=False),
-        Column("matrix", numeric=False),
-        Column("error of outputs"),
+    fields: tuple[Field[tuple[str, str, float]], ...] = (
+        field("Variant", lambda each: each[0], numeric=False),
+        field("matrix", lambda each: each[1], numeric=False),
+        field("error of outputs", lambda each: share(each[2])),
     )
-    return Table(
-        "Matrices that rounding moves most",
-        columns,
-        tuple(rows),
-        "|rounded outputs - outputs| / |outputs| on calibration text; all in optimize.json.",
-    )
+    note = "|rounded outputs - outputs| / |outputs| on calibration text; all in optimize.json."
+    return table_of("Matrices that rounding moves most", fields, worst, note)

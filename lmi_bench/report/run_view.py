@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
-from lmi_bench.core.findings import Knee, SloAnswer
-from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.findings import Knee
+from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Metric
+from lmi_bench.core.run_store import Run
 from lmi_bench.report.environment import environment_facts
 from lmi_bench.report.formats import load_name, minute, number, plain
 from lmi_bench.report.tables.extras import (
@@ -39,24 +38,7 @@ from lmi_bench.report.values import Curve, Headline, KneeMark, RunView
 CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 
-class RunLike(Protocol):
-    """A run as `run_store.load_run` returns it."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def manifest(self) -> dict[str, Any]: ...
-    @property
-    def levels(self) -> list[Level]: ...
-    @property
-    def records(self) -> Sequence[tuple[RequestRecord, ...]]: ...
-    @property
-    def knees(self) -> list[Knee] | None: ...
-    @property
-    def slo_answer(self) -> SloAnswer | None: ...
-
-
-def build_run_view(run: RunLike, *, label: str, anchor: str) -> RunView:
+def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     """Everything the report says about one run."""
     pooled, pooled_records = pooled_attempts(run.levels, run.records or [])
     records = pooled_records or None
@@ -114,7 +96,7 @@ def run_headline(run: RunView) -> Headline:
     return Headline(run.label, best.value, best.unit, detail)
 
 
-def run_label(run: RunLike) -> str:
+def run_label(run: Run) -> str:
     """The run's own name, else its model and target, else its folder."""
     scenario = _mapping(run.manifest.get("scenario"))
     if scenario.get("name"):

@@ -10,7 +10,7 @@ from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
-from lmi_bench.report.formats import MISSING, NOT_SUPPORTED, load_name, number, share
+from lmi_bench.report.formats import NOT_SUPPORTED, load_name, number, share
 
 _SHAPES = {"smooth": "passed gradually", "cliff": "a cliff"}
 
@@ -62,50 +62,13 @@ def goodput_rows(
     return rows
 
 
-def spread_rows(levels: Sequence[Level]) -> list[dict[str, str]]:
-    """A row a level and metric of levels that ran several times; none where each ran once."""
-    return [
-        {
-            "level": line.name,
-            "attempts": str(line.attempts),
-            "metric": f"{metric}, {'tok/s' if metric == 'throughput' else 'ms'}",
-            "mean": number(found.mean),
-            "interval": MISSING
-            if found.low is None
-            else f"{number(found.low)} to {number(found.high)}",
-            "cv": share(found.cv),
-        }
-        for line in levels
-        for metric, found in line.spread.items()
-    ]
-
-
-def meets_all(
+def slo_verdicts(
     line: Level,
     records: Sequence[RequestRecord],
     slos: Sequence[Slo],
-    *,
     failures: FailureRule = "exclude",
-) -> bool:
-    """Whether a level is known to meet every SLO."""
-    return all(_verdicts(line, records, slos, failures))
-
-
-def misses_any(
-    line: Level,
-    records: Sequence[RequestRecord],
-    slos: Sequence[Slo],
-    *,
-    failures: FailureRule = "exclude",
-) -> bool:
-    """Whether a level is known to miss an SLO; with too few requests neither is known."""
-    return any(verdict is False for verdict in _verdicts(line, records, slos, failures))
-
-
-def _verdicts(
-    line: Level, records: Sequence[RequestRecord], slos: Sequence[Slo], failures: FailureRule
 ) -> list[bool | None]:
-    """Of each SLO whether the level meets it; None where its requests cannot say."""
+    """Whether the level meets each SLO; None where it has too few requests to tell."""
     open_loop = line.load.is_open
     measured = [
         level_measured_ms(records, slo, open_loop=open_loop, failures=failures)[0] for slo in slos
@@ -123,18 +86,18 @@ def highest_meeting(
     *,
     failures: FailureRule = "exclude",
 ) -> Level | None:
-    """The valid level of the highest load that is known to meet the SLOs, below the first that is
-    known to miss one; what lies lower and cannot say is no breach, since latency rises with load.
+    """The valid level of the highest load that is known to meet the SLOs, below the first miss.
+
+    A lower level with too few requests to tell is no miss, since latency rises with load.
     """
     best = None
     for line, kept in sorted(
         zip(levels, records, strict=True), key=lambda pair: pair[0].load.value
     ):
-        if not line.valid:
-            continue
-        if misses_any(line, kept, slos, failures=failures):
+        verdicts = slo_verdicts(line, kept, slos, failures) if line.valid else [None]
+        if False in verdicts:
             break
-        if meets_all(line, kept, slos, failures=failures):
+        if all(verdicts):
             best = line
     return best
 

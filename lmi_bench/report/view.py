@@ -10,15 +10,16 @@ from lmi_bench import __version__
 from lmi_bench.analysis.results.definitions import DEFINITIONS
 from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
-from lmi_bench.report.run_view import RunLike, build_run_view, run_headline, run_label
+from lmi_bench.report.run_view import build_run_view, run_headline, run_label
 from lmi_bench.report.table import Table
 from lmi_bench.report.values import Headline, ReportView
 
 
 def build_view(
-    runs: Sequence[RunLike],
+    runs: Sequence[Run],
     recommendations: Sequence[Mapping[str, Any]] = (),
     *,
     labels: Sequence[str] = (),
@@ -72,7 +73,7 @@ def _title(run_views: Sequence[object]) -> str:
     return f"{len(run_views)} runs compared" if run_views else "Recommendation"
 
 
-def _distinct(names: Sequence[str], runs: Sequence[RunLike]) -> list[str]:
+def _distinct(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Names made distinct by their folder, and by a number where even that is the same."""
     result: list[str] = []
     for name, run in zip(names, runs, strict=True):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lmi_bench.core.traces import TraceRequest
-from lmi_bench.interchange.shared_prefix import shared_prefix
+from lmi_bench.interchange.traffic import shared_prefix
 from lmi_bench.interchange.traffic_statistics import (
     burstiness,
     hourly_rates_per_s,

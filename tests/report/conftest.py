@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,10 @@ from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.findings import Knee, SloAnswer
-from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
-
-
-@dataclass(frozen=True)
-class FakeRun:
-    """What `run_store.load_run` returns, without the folder."""
-
-    path: Path
-    manifest: dict[str, Any]
-    levels: list[Level]
-    records: list[tuple[RequestRecord, ...]] = field(default_factory=list)
-    knees: list[Knee] | None = None
-    slo_answer: SloAnswer | None = None
 
 
 def closed_loop(concurrency, requests, *, slots=24, step_s=0.03, per_sequence_s=0.0006, tokens=48):
@@ -85,7 +71,7 @@ def manifest(name="", model="llama-2-7b", target="http://127.0.0.1:8080", slo=()
 
 def make_run(
     name="", *, loads=(1, 2, 4, 8, 16, 32, 64), path="runs/a", more=None, **server: Any
-) -> FakeRun:
+) -> Run:
     """A sweep against the server of `closed_loop`; `more` are arguments of `manifest`."""
     levels, records = [], []
     for index, load in enumerate(loads):
@@ -96,7 +82,7 @@ def make_run(
         spec = LevelSpec(index, Load(concurrency=load), num_requests=3 * load)
         levels.append(summarise_level(LevelRun(spec, 1, here, check=check)))
         records.append(here)
-    return FakeRun(Path(path), manifest(name, **(more or {})), levels, records)
+    return Run(Path(path), manifest(name, **(more or {})), levels, records, None)
 
 
 def candidate(instance, machines, tp, price, out_price, throughput, **more):

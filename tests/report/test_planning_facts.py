@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_bench.report.planning_facts import planning_facts
-from lmi_bench.report.recommendation_view import build_recommendation_view
+from lmi_bench.report.recommendation_view import build_recommendation_view, planning_facts
 
 CONTENT = {
     "sensitivity": [{"what": "price", "text": "price: B wins if A becomes 20% dearer"}],

@@ -16,7 +16,7 @@ from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
-from lmi_bench.report.slo_text import meets_all
+from lmi_bench.report.slo_text import slo_verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def misses_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
     """Whether every level misses the SLOs; without SLOs, the limits in over 10 % of requests."""
     if slos:
         return not any(
-            meets_all(line, records, slos, failures=options.failures)
+            all(slo_verdicts(line, records, slos, options.failures))
             for line, records in zip(run.levels, run.records, strict=True)
         )
     return bool(options.limits) and best_good_share(run, options.limits) < GOOD_SHARE

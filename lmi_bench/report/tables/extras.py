@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmi_bench.core.findings import SloAnswer
-from lmi_bench.core.level import Judgement, Level, Sessions
+from lmi_bench.core.level import Judgement, Level, Sessions, Spread
 from lmi_bench.report.formats import MISSING, count, load_name, number, share, statistic_cell
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.tables.levels import Lines, load_field, per_level
@@ -79,32 +79,48 @@ def _search_verdict(found: Judgement) -> Cell:
     return Cell("met", "", "good") if found.passed else Cell("missed", "", "bad")
 
 
+_Attempts = tuple[Level, str, Spread]
+
+
+def _spread_fields(axis: str) -> tuple[Field[_Attempts], ...]:
+    def metric(each: _Attempts) -> str:
+        return f"{each[1]}, {'tok/s' if each[1] == 'throughput' else 'ms'}"
+
+    def interval(each: _Attempts) -> str:
+        low, high = each[2].low, each[2].high
+        return MISSING if low is None else f"{number(low)} to {number(high)}"
+
+    load = load_field(axis)
+    hint = "standard deviation over mean"
+    return (
+        field(load.column.title, lambda each: load.cell(each[0])),
+        field("", lambda each: each[0].name, console="level", on_page=False),
+        field("Metric", lambda each: _metric_title(each[1]), numeric=False),
+        field("Attempts", lambda each: count(each[0].attempts), console="attempts"),
+        field("", metric, console="metric", on_page=False),
+        field("Mean", lambda each: number(each[2].mean), console="mean"),
+        field("95 % interval", interval, console="interval"),
+        field("Variation", lambda each: share(each[2].cv), hint=hint, console="cv"),
+    )
+
+
+def _attempts(lines: Lines) -> list[_Attempts]:
+    return [(line, metric, found) for line in lines for metric, found in line.spread.items()]
+
+
 def spread_table(axis: str, lines: Lines) -> Table | None:
     """Each metric over the attempts of levels that ran several times."""
-    found = [(line, metric, each) for line in lines for metric, each in line.spread.items()]
-    if not found:
-        return None
-    load = load_field(axis)
-    fields: list[Field[Any]] = [
-        field(load.column.title, lambda each: load.cell(each[0])),
-        field("Metric", lambda each: _metric_title(each[1]), numeric=False),
-        field("Attempts", lambda each: count(each[0].attempts)),
-        field("Mean", lambda each: number(each[2].mean)),
-        field(
-            "95 % interval",
-            lambda each: (
-                MISSING
-                if each[2].low is None
-                else f"{number(each[2].low)} to {number(each[2].high)}"
-            ),
-        ),
-        field("Variation", lambda each: share(each[2].cv), hint="standard deviation over mean"),
-    ]
     note = (
         "The other tables pool the requests of all attempts; the interval is Student's t over "
         "the attempts' own values."
     )
-    return table_of("Repeats", fields, found, note)
+    found = _attempts(lines)
+    return table_of("Repeats", _spread_fields(axis), found, note) if found else None
+
+
+def spread_rows(levels: Lines) -> list[dict[str, str]]:
+    """The same as console rows."""
+    return console_rows(_spread_fields("concurrency"), _attempts(levels))
 
 
 def steady_table(axis: str, lines: Lines) -> Table | None:

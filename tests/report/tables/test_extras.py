@@ -24,7 +24,7 @@ from lmi_bench.report.tables.levels import generator_table, levels_table, statis
 from lmi_bench.report.text import render_markdown
 from lmi_bench.report.view import build_view
 from tests.levels import level_of
-from tests.report.conftest import FakeRun, manifest
+from tests.report.conftest import manifest
 
 ANSWER = SloAnswer(
     slo=["ttft_p90<=2000ms"],
@@ -189,11 +189,10 @@ def test_a_run_without_it_has_no_such_table(table):
 def test_attempts_of_a_level_are_one_row_and_one_interval(sweep):
     """Two attempts at 16 users: the level pools 2 x 48 requests."""
     place = next(i for i, level in enumerate(sweep.levels) if level.load.concurrency == 16)
-    again = FakeRun(
-        sweep.path,
-        sweep.manifest,
-        [*sweep.levels, replace(sweep.levels[place], attempt=2)],
-        [*sweep.records, sweep.records[place]],
+    again = replace(
+        sweep,
+        levels=[*sweep.levels, replace(sweep.levels[place], attempt=2)],
+        records=[*sweep.records, sweep.records[place]],
     )
     view = build_view([again]).runs[0]
     rows = [row for row in view.levels.rows if row.cells[0].text == "16"]
@@ -203,13 +202,8 @@ def test_attempts_of_a_level_are_one_row_and_one_interval(sweep):
 
 
 def test_the_page_and_the_markdown_hold_the_search_and_the_limits_of_a_good_request(sweep):
-    run = FakeRun(
-        sweep.path,
-        {**manifest(slo=["ttft_p90<=2s"]), "goodput": ["tpot_mean<=15ms"]},
-        sweep.levels,
-        sweep.records,
-        slo_answer=ANSWER,
-    )
+    asked = {**manifest(slo=["ttft_p90<=2s"]), "goodput": ["tpot_mean<=15ms"]}
+    run = replace(sweep, manifest=asked, slo_answer=ANSWER)
     view = build_view([run])
     page = render_html(view)
     assert "Highest load under the SLOs" in page
