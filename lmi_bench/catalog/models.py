@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lmi_bench.catalog.tables import Index, Row, count_or_zero, model_key, read_rows
+from lmi_bench.catalog.tables import Index, Row, model_key, read_rows
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
 
@@ -21,31 +21,36 @@ class CatalogModel:
     notes: str
 
 
+# field of ModelShape -> column
+_COUNTS = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "head_dim": "head_dim",
+    "ffn_size": "ffn",
+    "num_heads": "q_heads",
+    "num_kv_heads": "kv_heads",
+    "vocab_size": "vocab",
+    **{name: name for name in ("max_positions", "params_total", "params_active")},
+    "full_attention_layers": "full_attention_layers",
+}
+# empty for a dense model, and for attention with KV heads
+_COUNTS_OR_NONE = {
+    **{name: name for name in ("experts", "experts_per_token", "shared_experts", "latent_kv_dim")},
+    "expert_ffn_size": "moe_ffn",
+}
+
+
 def _from_row(row: Row) -> CatalogModel:
     shape = ModelShape(
         name=row["model"],
-        num_layers=int(row["layers"]),
-        hidden_size=int(row["hidden"]),
-        num_heads=int(row["q_heads"]),
-        num_kv_heads=int(row["kv_heads"]),
-        head_dim=int(row["head_dim"]),
-        ffn_size=int(row["ffn"]),
-        vocab_size=int(row["vocab"]),
-        max_positions=int(row["max_positions"]),
-        params_total=int(row["params_total"]),
-        params_active=int(row["params_active"]),
         tied_embeddings=row["tied_embeddings"] == "1",
         parallel_branches=row["parallel_branches"] == "1",
         sliding_window=int(row["sliding_window"]) if row["sliding_window"] else None,
-        full_attention_layers=int(row["full_attention_layers"]),
-        experts=count_or_zero(row["experts"]),
-        experts_per_token=count_or_zero(row["experts_per_token"]),
-        expert_ffn_size=count_or_zero(row["moe_ffn"]),
-        shared_experts=count_or_zero(row["shared_experts"]),
-        latent_kv_dim=count_or_zero(row["latent_kv_dim"]),
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         source=row["source"],
         architecture=row["architecture"],
+        **{name: int(row[column]) for name, column in _COUNTS.items()},
+        **{name: int(row[column] or 0) for name, column in _COUNTS_OR_NONE.items()},
     )
     return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["notes"])
 

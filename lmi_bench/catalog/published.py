@@ -52,10 +52,6 @@ def _cell(row: Row) -> PublishedCell:
     )
 
 
-def _cells(name: str) -> tuple[PublishedCell, ...]:
-    return tuple(map(_cell, read_rows(f"published/{name}")))
-
-
 def published_table(name: str) -> Path:
     """The path of a bundled table such as `jumpstart_concurrency.csv`."""
     return Path(str(files("lmi_bench.catalog") / "data" / "published" / name))
@@ -64,10 +60,11 @@ def published_table(name: str) -> Path:
 @cache
 def jumpstart_concurrency() -> tuple[PublishedCell, ...]:
     """Llama 2 7B by instance, tensor-parallel degree, instances and concurrency (95 cells)."""
-    return _cells("jumpstart_concurrency.csv")
+    return tuple(map(_cell, read_rows("published/jumpstart_concurrency.csv")))
 
 
 @cache
 def jumpstart_extremes() -> tuple[PublishedCell, ...]:
     """Lowest latency and highest throughput of several models (26 cells)."""
-    return _cells("jumpstart_min_latency.csv") + _cells("jumpstart_max_throughput.csv")
+    names = ("jumpstart_min_latency", "jumpstart_max_throughput")
+    return tuple(_cell(row) for name in names for row in read_rows(f"published/{name}.csv"))

@@ -31,11 +31,6 @@ def number_or_none(text: str) -> float | None:
     return float(text) if text.strip() else None
 
 
-def count_or_zero(text: str) -> int:
-    """A cell as a count; 0 if it is empty, such as the experts of a dense model."""
-    return int(text) if text.strip() else 0
-
-
 T = TypeVar("T")
 
 # Words in a model's name that do not change its shape.

@@ -7,12 +7,13 @@ Follows java.util.Properties: comments, blanks around the separator, `:` or a bl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lmi_bench.core.errors import InputError, file_reason
 
 _KEY_END = re.compile(r"(?<!\\)(?:\s*[=:]\s*|\s+)")
+_CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\$")  # an odd number of backslashes
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
@@ -24,7 +25,9 @@ def parse_properties(text: str, *, source: str = "serving.properties") -> dict[s
     """
     values: dict[str, str] = {}
     for number, line in _logical_lines(text):
-        key, value = _split(line)
+        end = _KEY_END.search(line)
+        key = _unescaped(line[: end.start()] if end else line)
+        value = _unescaped(line[end.end() :].rstrip()) if end else ""
         if values.get(key, value) != value:
             raise InputError(
                 f"{source} line {number}: {key} is {values[key]!r} above and {value!r} here: "
@@ -46,42 +49,26 @@ def read_properties(path: Path) -> dict[str, str]:
 def render_properties(values: Mapping[str, str], *, comments: tuple[str, ...] = ()) -> str:
     """A file that parses back to the same values."""
     lines = [f"# {comment}" for comment in comments]
-    lines += [f"{key}={_escaped(value)}" for key, value in values.items()]
+    escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r"})
+    lines += [f"{key}={value.translate(escapes)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
 
 
-def _logical_lines(text: str) -> list[tuple[int, str]]:
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines with their numbers, continuations joined, without comments and empty lines."""
-    lines: list[tuple[int, str]] = []
-    pending = ""
-    first = 0
-    for number, raw in enumerate(text.splitlines(), start=1):
+    pending, first = "", 0
+    for number, raw in enumerate([*text.splitlines(), ""], start=1):
         line = raw.lstrip()
         if not pending:
             first = number
             if not line or line[0] in "#!":
                 continue
-        backslashes = len(line) - len(line.rstrip("\\"))
-        if backslashes % 2:
+        if _CONTINUED.search(line):
             pending += line[:-1]
             continue
-        lines.append((first, pending + line))
+        yield first, pending + line
         pending = ""
-    if pending:
-        lines.append((first, pending))
-    return lines
-
-
-def _split(line: str) -> tuple[str, str]:
-    found = _KEY_END.search(line)
-    if found is None:
-        return _unescaped(line), ""
-    return _unescaped(line[: found.start()]), _unescaped(line[found.end() :].rstrip())
 
 
 def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import pandas as pd
 import yaml
 
 from lmi_bench.core.errors import InputError
@@ -29,39 +27,29 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
     """
     if not run.levels:
         raise InputError(f"{run.path} has no finished level: there is nothing to export")
-    writers: Mapping[ExportFormat, Callable[[Run, Path], list[Path]]] = {
-        "csv": _write_csv,
-        "parquet": _write_parquet,
-        "json": _write_json,
-        "llm-d": _write_llm_d,
-    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return writers[export_format](run, folder)
+        match export_format:
+            case "json":
+                return [_write_json(run, folder)]
+            case "llm-d":
+                return _write_llm_d(run, folder)
+        return _write_tables(run, folder, export_format)
     except OSError as exc:
         raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
 
 
-def _tables(run: Run) -> dict[str, pd.DataFrame]:
-    tables = {"levels": level_table(run), "requests": request_table(run)}
-    return {name: table for name, table in tables.items() if len(table)}
-
-
-def _write_csv(run: Run, folder: Path) -> list[Path]:
+def _write_tables(run: Run, folder: Path, export_format: Literal["csv", "parquet"]) -> list[Path]:
     files = []
-    for name, table in _tables(run).items():
-        path = folder / f"{name}.csv"
-        table.to_csv(path, index=False)
-        files.append(path)
-    return files
-
-
-def _write_parquet(run: Run, folder: Path) -> list[Path]:
-    files = []
-    for name, table in _tables(run).items():
-        path = folder / f"{name}.parquet"
+    for name, table in (("levels", level_table(run)), ("requests", request_table(run))):
+        if table.empty:
+            continue
+        path = folder / f"{name}.{export_format}"
         try:
-            table.to_parquet(path, index=False)
+            if export_format == "csv":
+                table.to_csv(path, index=False)
+            else:
+                table.to_parquet(path, index=False)
         except ImportError as exc:
             raise InputError(
                 "Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv"
@@ -70,7 +58,7 @@ def _write_parquet(run: Run, folder: Path) -> list[Path]:
     return files
 
 
-def _write_json(run: Run, folder: Path) -> list[Path]:
+def _write_json(run: Run, folder: Path) -> Path:
     content: dict[str, Any] = {
         "manifest": run.manifest,
         "levels": [level.to_json() for level in run.levels],
@@ -79,7 +67,7 @@ def _write_json(run: Run, folder: Path) -> list[Path]:
     }
     path = folder / "run.json"
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return [path]
+    return path
 
 
 def _write_llm_d(run: Run, folder: Path) -> list[Path]:

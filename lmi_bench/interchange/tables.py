@@ -19,19 +19,13 @@ from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import s_to_ms
 
 PUBLISHED_COLUMNS = (
-    "model",
-    "instance",
-    "accelerator",
-    "n_accelerators",
-    "tp",
-    "instance_count",
-    "total_tokens",
-    "input_tokens",
-    "output_tokens",
-    "concurrency",
-    "throughput_tokens_per_s",
-    "latency_ms_per_token",
-    "table",
+    *("model", "instance", "accelerator", "n_accelerators", "tp", "instance_count"),
+    *("total_tokens", "input_tokens", "output_tokens", "concurrency"),
+    *("throughput_tokens_per_s", "latency_ms_per_token", "table"),
+)
+_AS_THEY_ARE = (
+    *("valid", "stopped_by", "requests", "errors", "wall_s"),
+    *("total_throughput_tokens_per_s", "request_throughput_per_s"),
 )
 _METRICS: tuple[Metric, ...] = (
     "ttft", "ttft_from_sent", "dispatch_delay", "itl", "tpot", "e2e", "e2e_from_sent",
@@ -132,13 +126,7 @@ def _level_row(run: Run, line: Level) -> dict[str, Any]:
         "level": line.index,
         "attempt": line.attempt,
         "rate_per_s": line.load.rate_per_s,
-        "valid": line.valid,
-        "stopped_by": line.stopped_by,
-        "requests": line.requests,
-        "errors": line.errors,
-        "wall_s": line.wall_s,
-        "total_throughput_tokens_per_s": line.total_throughput_tokens_per_s,
-        "request_throughput_per_s": line.request_throughput_per_s,
+        **{name: getattr(line, name) for name in _AS_THEY_ARE},
         "steady_throughput_tokens_per_s": line.steady.throughput_tokens_per_s,
         "mean_concurrency": line.mean_concurrency,
     }

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 from lmi_bench.core.errors import InputError
 
+_COUNTS = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"),
+    *("max_positions", "params_total", "params_active"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -51,17 +56,7 @@ class ModelShape:
     architecture: str = ""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "hidden_size",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "vocab_size",
-            "max_positions",
-            "params_total",
-            "params_active",
-        ):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise InputError(
                     f"model {self.name!r}: {name} must be at least 1, got {getattr(self, name)}"

@@ -72,6 +72,25 @@ def clip(payload: bytes) -> str:
     return repr(payload[:120].decode("utf-8", errors="replace"))
 
 
+def whole_answer(
+    reply: dict[str, Any], token_ids: tuple[int, ...], input_tokens: int | None
+) -> WireEvent:
+    """The body of an unstreamed response, as TGI and LMI write it."""
+    details = reply.get("details") or {}
+    text = reply["generated_text"]
+    if not isinstance(text, str):
+        raise TypeError("generated_text is not a string")
+    return WireEvent(
+        text=text,
+        token_ids=token_ids,
+        token_count=details.get("generated_tokens"),
+        finish_reason=details.get("finish_reason"),
+        input_tokens=input_tokens,
+        output_tokens=details.get("generated_tokens"),
+        end=True,
+    )
+
+
 class JsonFormat(ABC):
     """Base of the protocols; `payload_name` is used in errors."""
 

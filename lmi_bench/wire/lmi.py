@@ -22,7 +22,7 @@ from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
 from lmi_bench.wire.framing import EitherSplitter
-from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind
+from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind, whole_answer
 
 _FAILED_REASONS = ("error", "abort")
 
@@ -53,7 +53,9 @@ class LmiFormat(JsonFormat):
             return _token_event(reply)
         if reply.get("error") is not None or "code" in reply:
             return self._error_event(reply)
-        return _whole_answer(reply)
+        details = reply.get("details") or {}
+        token_ids = tuple(token["id"] for token in details.get("tokens") or () if "id" in token)
+        return whole_answer(reply, token_ids, details.get("input_length"))
 
     def plain_text(self, payload: bytes) -> str | None:
         """Text of an era A or B line that holds a token and nothing else."""
@@ -117,22 +119,4 @@ def _token_event(line: dict[str, Any]) -> WireEvent:
         input_tokens=details.get("input_length"),
         output_tokens=output_tokens,
         end=line.get("generated_text") is not None or bool(details),
-    )
-
-
-def _whole_answer(line: dict[str, Any]) -> WireEvent:
-    details = line.get("details") or {}
-    finish_reason = details.get("finish_reason")
-    tokens = details.get("tokens") or ()
-    text = line["generated_text"]
-    if not isinstance(text, str):
-        raise TypeError("generated_text is not a string")
-    return WireEvent(
-        text=text,
-        token_ids=tuple(token["id"] for token in tokens if "id" in token),
-        token_count=details.get("generated_tokens"),
-        finish_reason=finish_reason,
-        input_tokens=details.get("input_length"),
-        output_tokens=details.get("generated_tokens"),
-        end=True,
     )

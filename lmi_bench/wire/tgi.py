@@ -15,7 +15,7 @@ from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
 from lmi_bench.wire.framing import SseSplitter
-from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind
+from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind, whole_answer
 
 _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
     "overloaded": "overloaded",
@@ -50,7 +50,11 @@ class TgiFormat(JsonFormat):
         if reply.get("error") is not None:
             kind = self.error_kind(500, reply)
             return WireEvent(error=find_message(reply), error_kind=kind, end=True)
-        return _token_event(reply) if "token" in reply else _whole_answer(reply)
+        if "token" in reply:
+            return _token_event(reply)
+        details = reply.get("details") or {}
+        token_ids = tuple(token["id"] for token in details.get("tokens") or ())
+        return whole_answer(reply, token_ids, len(details.get("prefill") or ()) or None)
 
     def error_kind(self, status: int, reply: dict[str, Any]) -> TargetErrorKind:
         """The category of an error; TGI answers 429 when it is full, 424 for a failed model."""
@@ -71,20 +75,4 @@ def _token_event(reply: dict[str, Any]) -> WireEvent:
         input_tokens=details.get("input_length"),
         output_tokens=details.get("generated_tokens"),
         end=reply.get("generated_text") is not None,
-    )
-
-
-def _whole_answer(reply: dict[str, Any]) -> WireEvent:
-    details = reply.get("details") or {}
-    text = reply["generated_text"]
-    if not isinstance(text, str):
-        raise TypeError("generated_text is not a string")
-    return WireEvent(
-        text=text,
-        token_ids=tuple(token["id"] for token in details.get("tokens") or ()),
-        token_count=details.get("generated_tokens"),
-        finish_reason=details.get("finish_reason"),
-        input_tokens=len(details["prefill"]) if details.get("prefill") else None,
-        output_tokens=details.get("generated_tokens"),
-        end=True,
     )
