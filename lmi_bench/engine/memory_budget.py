@@ -24,13 +24,13 @@ class MemoryBudget:
     free_bytes       the machine's free memory, read once per second
     bytes_per_block  bytes of a block in all layers
     keep_bytes       free memory to leave for other programs
-    told             called with a line when the budget has changed by 5 % of all blocks
+    tell             called with a line when the budget has changed by 5 % of all blocks
     """
 
     free_bytes: Callable[[], int]
     bytes_per_block: int
     keep_bytes: int
-    told: Callable[[str], None]
+    tell: Callable[[str], None]
 
     def blocks(self, most_used: int) -> int:
         """Blocks ever used, plus those that fit into free memory."""
@@ -47,7 +47,7 @@ class MemoryBudget:
             if budget != before:
                 on_change()
             if abs(budget - reported) > _REPORTED_FRAC * scheduler.config.num_blocks:
-                self.told(
+                self.tell(
                     f"KV budget {reported:,} -> {budget:,} of {scheduler.config.num_blocks:,} "
                     f"blocks: {self.free_bytes() / 2**30:.1f} GiB free, "
                     f"{self.keep_bytes / 2**30:.1f} GiB kept for other programs"

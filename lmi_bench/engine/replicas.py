@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol
 
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.async_engine import AsyncEngine, Generation
@@ -20,42 +19,6 @@ from lmi_bench.engine.router import Router
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.stats import EngineStats, SchedulerStats
-
-
-class ServingEngine(Protocol):
-    """An engine, or several behind a router."""
-
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        beside: Generation | None = None,
-    ) -> Generation:
-        """Queue a request, on the replica of `beside` if given; see AsyncEngine.submit."""
-        ...
-
-    @property
-    def config(self) -> SchedulerConfig:
-        """The settings; `max_concurrent_requests` counts all replicas together."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Current counts over all replicas."""
-        ...
-
-    def audit(self) -> None:
-        """Check the KV cache's reference counts; see AsyncEngine.audit."""
-        ...
-
-    @property
-    def error(self) -> EngineError | None:
-        """Why the engine failed; None while it works."""
-        ...
-
-    async def failed(self) -> EngineError:
-        """Return when the engine has failed, with the reason."""
-        ...
 
 
 class ReplicaGroup:
@@ -136,3 +99,7 @@ class ReplicaGroup:
             total_blocks=sum(stats.total_blocks for stats in each),
             done=sum((stats.done for stats in each), SchedulerStats()),
         )
+
+
+ServingEngine = AsyncEngine | ReplicaGroup
+"""An engine, or several behind a router."""

@@ -323,7 +323,7 @@ def measure_layer_errors(
         model_folder(model),
         quantize_settings(settings),
         dtype=settings.dtype or "bfloat16",
-        told=listener.progress,
+        tell=listener.progress,
     )
 
 
@@ -338,7 +338,7 @@ def save_quantized(
         out,
         quantize_settings(settings),
         dtype=settings.dtype or "bfloat16",
-        told=listener.progress,
+        tell=listener.progress,
     )
 
 

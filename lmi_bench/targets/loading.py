@@ -77,7 +77,7 @@ class LoadPlan:
         return tuple(executors), first, first_draft
 
     def _load_copy(
-        self, settings: LoadSettings, report: Callable[[int, int], None], told: Progress
+        self, settings: LoadSettings, report: Callable[[int, int], None], tell: Progress
     ) -> tuple[TorchNumbers, TorchNumbers | None]:
         from lmi_bench.engine.torch_backend.executor import TorchExecutor
         from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
@@ -85,10 +85,10 @@ class LoadPlan:
         loaded: TorchNumbers
         if self.degree > 1:
             loaded = ParallelExecutor.load(
-                self.folder, settings, tensor_parallel=self.degree, progress=report, told=told
+                self.folder, settings, tensor_parallel=self.degree, progress=report, tell=tell
             )
         else:
-            loaded = self._on_one_device(self.folder, settings, progress=report, told=told)
+            loaded = self._on_one_device(self.folder, settings, progress=report, tell=tell)
         if self.draft_folder is None:
             return loaded, None
         of_draft = replace(
@@ -102,7 +102,7 @@ class LoadPlan:
         beside = loaded if isinstance(loaded, TorchExecutor) else None
         try:
             draft = self._on_one_device(
-                self.draft_folder, of_draft, beside=beside, progress=report, told=told
+                self.draft_folder, of_draft, beside=beside, progress=report, tell=tell
             )
         except BaseException:
             asyncio.run(loaded.close())
@@ -169,7 +169,7 @@ def memory_budget(
             model.kv_cache_bytes // model.num_blocks for model in models if model is not None
         ),
         keep_bytes=int(_KEPT_MEMORY_FRAC * memory_bytes()) // settings.replicas,
-        told=tell,
+        tell=tell,
     )
 
 

@@ -21,7 +21,7 @@ class ConstantStep:
 
 
 def budget(free_bytes, told):
-    return MemoryBudget(free_bytes, BLOCK_BYTES, keep_bytes=5 * BLOCK_BYTES, told=told)
+    return MemoryBudget(free_bytes, BLOCK_BYTES, keep_bytes=5 * BLOCK_BYTES, tell=told)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import asyncio
 import platform
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
@@ -28,14 +27,14 @@ from lmi_bench.engine.torch_backend.executor import (
     Loaded,
     ModelNumbers,
     TorchExecutor,
-    first_result,
+    start_worker,
 )
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.precision import dtype_name, torch_dtype
 from lmi_bench.engine.torch_backend.runner import ModelRunner
-from lmi_bench.engine.torch_backend.weights import Progress, Told, read_model
+from lmi_bench.engine.torch_backend.weights import Progress, Tell, read_model
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec
 
@@ -166,7 +165,7 @@ class NativeExecutor(TorchExecutor):
         *,
         beside: TorchExecutor | None = None,  # noqa: ARG003  the library has its own threads
         progress: Progress | None = None,
-        told: Told | None = None,  # noqa: ARG003  nothing is calibrated
+        tell: Tell | None = None,  # noqa: ARG003  nothing is calibrated
         compiled: StepLibrary | None = None,
         variant: str = "",
     ) -> Self:
@@ -183,14 +182,8 @@ class NativeExecutor(TorchExecutor):
             raise NativeUnavailableError("weights are to be quantized")
         if compiled is None:
             compiled = step_library(folder, block_size=settings.block_size)
-        worker = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="lmi-bench-native",
-            initializer=torch.set_num_threads,
-            initargs=(settings.threads_in_use,),
-        )
         load = partial(_load, folder, settings, compiled, variant, progress)
-        loaded, forward = first_result(worker, load)
+        worker, (loaded, forward) = start_worker("native", settings.threads_in_use, load)
         made = cls(loaded, worker)
         made._forward = forward
         return made

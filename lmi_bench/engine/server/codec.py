@@ -63,8 +63,15 @@ class PlainTokenizer:
     def special_token(self, token_id: int) -> None:
         """None: every token is a word."""
 
-    def detokenizer(self, behind: Sequence[int] = ()) -> PlainDetokenizer:
-        return PlainDetokenizer(self)
+    def detokenizer(self, behind: Sequence[int] = ()) -> PlainTokenizer:
+        """Itself: words do not depend on their neighbours."""
+        return self
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        return self.decode(list(token_ids))
+
+    def finish(self) -> str:
+        return ""
 
     def _word_id(self, word: str) -> int:
         digits = word[1:]
@@ -73,19 +80,6 @@ class PlainTokenizer:
             if token_id < self.vocab_size and str(token_id) == digits:
                 return token_id
         return zlib.crc32(word.encode("utf-8", errors="replace")) % self.vocab_size
-
-
-class PlainDetokenizer:
-    """Decodes each token immediately, since words do not depend on their neighbours."""
-
-    def __init__(self, tokenizer: PlainTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        return self._tokenizer.decode(list(token_ids))
-
-    def finish(self) -> str:
-        return ""
 
 
 class StopStringFilter:

@@ -72,12 +72,19 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
         for name in ("stop_sequences", "stop")
         for stop in parameters.strings(name, at_most=MAX_STOP_STRINGS)
     )
-    details = parameters.flag("details", False)
-    stream = top.flag("stream", False)
+    details, stream = parameters.flag("details", False), top.flag("stream", False)
     top_n_tokens = parameters.integer("top_n_tokens", 0, minimum=0)
-    sampling = _read_sampling(
-        parameters,
-        eos_token_ids,
+    # without `do_sample`, one of these implies sampling, as in LMI since 0.32
+    sampled = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
+    do_sample = parameters.flag("do_sample", sampled)
+    ignore_eos = parameters.flag("ignore_eos_token", False)
+    min_tokens = parameters.integer("min_new_tokens", 0, minimum=0)
+    sampling = parameters.vllm_sampling(
+        max_new_tokens=parameters.integer("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        ignore_eos=parameters.flag("ignore_eos", ignore_eos),
+        eos_token_ids=eos_token_ids,
+        temperature=parameters.number("temperature", 1.0) if do_sample else 0.0,
+        min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
         logprobs=details or stream,
         top_logprobs=top_n_tokens if details and not stream else 0,
     )
@@ -91,27 +98,6 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
         return_full_text=parameters.flag("return_full_text", False),
         truncate=parameters.optional_integer("truncate", minimum=1),
         ignored=top.unread() + parameters.unread(),
-    )
-
-
-def _read_sampling(
-    parameters: Fields, eos_token_ids: tuple[int, ...], *, logprobs: bool, top_logprobs: int
-) -> SamplingParams:
-    """The sampling settings; without `do_sample`, a temperature, top_k or top_p implies sampling,
-    as in LMI since 0.32.
-    """
-    sampled = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
-    do_sample = parameters.flag("do_sample", sampled)
-    ignore_eos = parameters.flag("ignore_eos_token", False)
-    min_tokens = parameters.integer("min_new_tokens", 0, minimum=0)
-    return parameters.vllm_sampling(
-        max_new_tokens=parameters.integer("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-        ignore_eos=parameters.flag("ignore_eos", ignore_eos),
-        eos_token_ids=eos_token_ids,
-        temperature=parameters.number("temperature", 1.0) if do_sample else 0.0,
-        min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
     )
 
 

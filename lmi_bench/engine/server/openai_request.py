@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.core.errors import InputError
@@ -52,12 +52,8 @@ class OpenAiCall:
     """
 
     model: str | None
-    prompt: str | list[int]
-    messages: tuple[Message, ...]
-    chat_options: Mapping[str, Any]
     max_tokens: int | None
     num_choices: int
-    echo: bool
     sampling: SamplingParams
     stop_strings: tuple[str, ...]
     keep_stop_string: bool
@@ -67,6 +63,10 @@ class OpenAiCall:
     return_token_ids: bool
     truncate: int | None
     ignored: list[str]
+    prompt: str | list[int] = ""
+    messages: tuple[Message, ...] = ()
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
+    echo: bool = False
 
     @property
     def logprobs(self) -> bool:
@@ -86,7 +86,7 @@ def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiC
             "echo=true with logprobs is not supported by this server, which has no "
             "log-probabilities of prompts: omit one of them"
         )
-    return _read_call(top, prompt, (), max_tokens, num_logprobs, eos_token_ids, echo=echo)
+    return _read_call(top, max_tokens, num_logprobs, eos_token_ids, prompt=prompt, echo=echo)
 
 
 def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
@@ -98,23 +98,18 @@ def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
     num_logprobs = top.integer("top_logprobs", 0, minimum=0)
     num_wanted = num_logprobs if top.flag("logprobs", False) else None
     options = top.section("chat_template_kwargs").values
-    return _read_call(
-        top, "", messages, max_tokens, num_wanted, eos_token_ids, chat_options=options
-    )
+    own = {"messages": messages, "chat_options": options}
+    return _read_call(top, max_tokens, num_wanted, eos_token_ids, **own)
 
 
 def _read_call(
     top: Fields,
-    prompt: str | list[int],
-    messages: tuple[Message, ...],
     max_tokens: int | None,
     num_logprobs: int | None,
     eos_token_ids: tuple[int, ...],
-    *,
-    echo: bool = False,
-    chat_options: Mapping[str, Any] | None = None,
+    **own: Any,
 ) -> OpenAiCall:
-    """Read the fields that completions and chats share.
+    """Read the fields that completions and chats share; `own`: those of one of them.
 
     num_logprobs  most likely tokens per position to return; None: no log-probabilities
     """
@@ -138,12 +133,8 @@ def _read_call(
     )
     return OpenAiCall(
         model=model,
-        prompt=prompt,
-        messages=messages,
-        chat_options=chat_options or {},
         max_tokens=max_tokens,
         num_choices=_read_num_choices(top),
-        echo=echo,
         sampling=sampling,
         stop_strings=top.strings("stop", at_most=MAX_STOP_STRINGS),
         keep_stop_string=top.flag("include_stop_str_in_output", False),
@@ -153,6 +144,7 @@ def _read_call(
         return_token_ids=top.flag("return_token_ids", False),
         truncate=top.optional_integer("truncate_prompt_tokens", minimum=1),
         ignored=top.unread() + options.unread(),
+        **own,
     )
 
 

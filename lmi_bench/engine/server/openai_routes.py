@@ -49,6 +49,7 @@ class OpenAiReply(ABC):
     def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         self._call = call
         self._answers = answers
+        self._begun: set[int] = set()  # choices with an event
         self._codec = state.codec
         self._head = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
@@ -171,12 +172,10 @@ class CompletionReply(OpenAiReply):
 class EchoedCompletionReply(CompletionReply):
     """A completion with the prompt before each choice, in a stream with the first token."""
 
-    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
-        super().__init__(call, answers, state)
-        self._echoes = {number: answer.prompt.text for number, answer in enumerate(answers)}
-
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        return super()._stream_choice(self._echoes.pop(number, "") + text, pieces, number)
+        echo = "" if number in self._begun else self._answers[number].prompt.text
+        self._begun.add(number)
+        return super()._stream_choice(echo + text, pieces, number)
 
 
 class ChatReply(OpenAiReply):
@@ -186,16 +185,12 @@ class ChatReply(OpenAiReply):
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
-        super().__init__(call, answers, state)
-        self._role_sent = [False] * len(answers)
-
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One chunk for one engine event, after the role chunk if it is the choice's first."""
         events = super().event(pieces, number)
-        if self._role_sent[number]:
+        if number in self._begun:
             return events
-        self._role_sent[number] = True
+        self._begun.add(number)
         delta = {"role": "assistant", "content": ""}
         role = {"index": number, "delta": delta, "finish_reason": None, "logprobs": None}
         return self._prefix + orjson.dumps([role]) + b"}\n\n" + events
@@ -290,10 +285,7 @@ class OpenAiRoutes:
                 f"The model `{call.model}` does not exist: this server serves `{state.model_name}`"
             )
         prompt = await self._prompt(call)
-        if call.num_choices == 1:
-            answers = [state.submit(prompt)]
-        else:
-            answers = await submit_choices(state, prompt, call.num_choices)
+        answers = await submit_choices(state, prompt, call.num_choices)
         try:
             headers = state.ignored_header(call.ignored)
             reply = reply_type(call, answers, state)
@@ -317,11 +309,11 @@ class OpenAiRoutes:
             "Cache-Control": "no-cache",
             **headers,
         }
+        encoders = reply.event, reply.last_events, reply.failure_events
         if len(answers) == 1:
-            (answer,) = answers
-            writes = stream_writes(answer, reply.event, reply.last_events, reply.failure_events)
+            writes = stream_writes(answers[0], *encoders)
         else:
-            writes = choice_writes(answers, reply.event, reply.last_events, reply.failure_events)
+            writes = choice_writes(answers, *encoders)
         return await send_stream(request, writes, headers=headers, envelope=envelope)
 
     async def _prompt(self, call: OpenAiCall) -> Prompt:

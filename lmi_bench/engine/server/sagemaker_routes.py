@@ -17,10 +17,10 @@ import asyncio
 import hashlib
 import hmac
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -36,7 +36,7 @@ from lmi_bench.engine.server.failures import (
 )
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
-from lmi_bench.engine.server.streaming import PLAIN, Envelope
+from lmi_bench.engine.server.streaming import Envelope
 from lmi_bench.wire.event_stream import CONTENT_TYPE, payload_part
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -162,10 +162,7 @@ _AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
 
 
-class _Handler(Protocol):
-    async def __call__(
-        self, request: web.Request, envelope: Envelope = PLAIN
-    ) -> web.StreamResponse: ...
+_Handler = Callable[[web.Request, Envelope], Awaitable[web.StreamResponse]]
 
 
 class SageMakerRoutes:

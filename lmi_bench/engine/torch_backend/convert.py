@@ -53,11 +53,9 @@ def weights_hash(folder: Path) -> str:
     """SHA-256 of names, formats, shapes and bytes of a folder's tensors, in either format."""
     if any(folder.glob("*.safetensors")):
         with Checkpoint(folder) as checkpoint:
-            digests = {
-                name: _digest(name, checkpoint.tensor(name, *checkpoint.stored_shape(name)))
-                for name in checkpoint.names
-            }
-        return _hash_of(digests)
+            return _hash_of(
+                {name: _digest(name, checkpoint.whole(name)) for name in checkpoint.names}
+            )
     return _hash_of({name: _digest(name, tensor) for name, tensor in _read(_pickles(folder), None)})
 
 

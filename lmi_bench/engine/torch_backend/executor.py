@@ -21,12 +21,12 @@ from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import choose_precision, dtype_name
-from lmi_bench.engine.torch_backend.quantization.calibration import prepare
+from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.loader import build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.static.build import Forwards, PreparedSteps, make_forwards
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
-from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Told, read_model
+from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell, read_model
 from lmi_bench.models.shape import ModelShape
 
 Result = TypeVar("Result")
@@ -97,31 +97,25 @@ class TorchExecutor(ModelNumbers):
         *,
         beside: TorchExecutor | None = None,
         progress: Progress | None = None,
-        told: Told | None = None,
+        tell: Tell | None = None,
     ) -> TorchExecutor:
         """Load a Hugging Face folder (config.json and safetensors) and allocate its cache.
 
         beside    executor whose thread is shared, and ended by its close: two thread pools would
                   slow each other down
         progress  called with (bytes read, bytes of all files) while loading, in the worker thread
-        told      called with the progress of calibration or compilation, in the worker thread
+        tell      called with the progress of calibration or compilation, in the worker thread
 
         Raises InputError for an unusable folder or setting, CapacityError if no block fits.
         """
         source = read_model(folder)
-        load = partial(_load, source, settings, progress, told)
+        load = partial(_load, source, settings, progress, tell)
         if beside is not None:
             # OpenMP keeps a thread pool per computing thread: use one worker for both
             loaded = beside._worker.submit(load).result()
             worker = beside._worker
         else:
-            worker = ThreadPoolExecutor(
-                1,
-                thread_name_prefix="lmi-bench-torch",
-                initializer=torch.set_num_threads,
-                initargs=(settings.threads_in_use,),
-            )
-            loaded = first_result(worker, load)
+            worker, loaded = start_worker("torch", settings.threads_in_use, load)
         return cls(loaded, worker, owns_worker=beside is None)
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
@@ -179,26 +173,35 @@ def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
     return f"stored {stored.get('quant_method')} {stored.get('bits', '')}".strip()
 
 
-def first_result(worker: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-    """Result of the worker's first work; the worker ends if it fails."""
+def start_worker(
+    name: str, threads: int, work: Callable[[], Result]
+) -> tuple[ThreadPoolExecutor, Result]:
+    """A worker thread that computes with `threads` threads, and the result of its first work.
+
+    The worker ends if that work fails.
+    """
+    worker = ThreadPoolExecutor(
+        1,
+        thread_name_prefix=f"lmi-bench-{name}",
+        initializer=torch.set_num_threads,
+        initargs=(threads,),
+    )
     try:
-        return worker.submit(work).result()
+        return worker, worker.submit(work).result()
     except BaseException:
         worker.shutdown(wait=True)
         raise
 
 
 def _load(
-    source: ModelSource, settings: LoadSettings, progress: Progress | None, told: Told | None
+    source: ModelSource, settings: LoadSettings, progress: Progress | None, tell: Tell | None
 ) -> Loaded:
     """Load weights and allocate the cache, in the thread that will compute."""
     place, shape = settings.place, source.shape
     if place.type == "cuda":  # this thread's device, for kernels and captures
         torch.cuda.set_device(place)
     precision = choose_precision(settings.dtype, place, parameters=shape.params_total)
-    plan = prepare(
-        source, settings.quantize, degree=1, dtype=settings.dtype, device=place, told=told
-    )
+    plan = prepare(Calibration(source, settings.quantize, settings.dtype, place, tell))
     model = build_model(source.folder, source.spec, precision, place, progress, plan=plan)
     layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(precision.stored))
     free = free_memory_bytes(place)
@@ -210,7 +213,7 @@ def _load(
         precision,
         settings.steps,
         quantize=weights_name(source.config, settings.quantize),
-        told=told,
+        tell=tell,
     )
     numbers = ModelNumbers(
         model_shape=shape,

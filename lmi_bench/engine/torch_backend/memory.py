@@ -77,12 +77,14 @@ def blocks_that_fit(
 
 def _mem_available(meminfo: Path) -> int | None:
     """MemAvailable in bytes; the file counts in KiB."""
-    if not meminfo.is_file():
-        return None
-    for line in meminfo.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    kib = _entry(meminfo, "MemAvailable:")
+    return None if kib is None else kib * 1024
+
+
+def _entry(file: Path, name: str) -> int | None:
+    """The number after a name at the start of a line; None without such a line or file."""
+    lines = file.read_text(encoding="ascii").splitlines() if file.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
 
 
 def _cgroup_room(root: Path) -> list[int | None]:
@@ -105,12 +107,7 @@ def _room(limit: Path, usage: Path, stat: Path, reclaimable: str) -> int | None:
     text = limit.read_text(encoding="ascii").strip()
     if text == "max":
         return None
-    cached = 0
-    if stat.is_file():
-        for line in stat.read_text(encoding="ascii").splitlines():
-            name, _, value = line.partition(" ")
-            if name == reclaimable:
-                cached = int(value)
+    cached = _entry(stat, reclaimable) or 0
     return int(text) - int(usage.read_text(encoding="ascii")) + cached
 
 
@@ -124,19 +121,16 @@ def zeroed_bytes(size_bytes: int) -> Tensor:
     Raises CapacityError if the system has no room for them.
     """
     try:
-        return _zeroed_bytes(size_bytes)
+        if size_bytes < LARGE_PAGE // 4 or not hasattr(mmap, "MADV_HUGEPAGE"):
+            small = mmap.mmap(-1, max(1, size_bytes))
+            return torch.frombuffer(small, dtype=torch.uint8)[:size_bytes]
+        # private: Linux gives no large pages to memory that can be shared
+        memory = mmap.mmap(-1, size_bytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, OverflowError) as exc:
         raise CapacityError(
             f"{size_bytes:,} bytes cannot be allocated: {exc}; lower --num-blocks or --memory-share"
         ) from exc
-
-
-def _zeroed_bytes(size_bytes: int) -> Tensor:
-    if size_bytes < LARGE_PAGE // 4 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.frombuffer(mmap.mmap(-1, max(1, size_bytes)), dtype=torch.uint8)[:size_bytes]
-    # private: Linux gives no large pages to memory that can be shared
-    memory = mmap.mmap(-1, size_bytes + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % LARGE_PAGE
     return whole[start : start + size_bytes]

@@ -38,10 +38,10 @@ from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.loading import check_degree
 from lmi_bench.engine.torch_backend.precision import dtype_name
-from lmi_bench.engine.torch_backend.quantization.calibration import prepare
+from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Request, T, run_rank
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
-from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Told, read_model
+from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell, read_model
 
 _STOP_S: Final = 5.0
 
@@ -297,7 +297,7 @@ class ParallelExecutor(ModelNumbers):
         tensor_parallel: int,
         progress: Progress | None = None,
         transport: Transport | None = None,
-        told: Told | None = None,
+        tell: Tell | None = None,
     ) -> ParallelExecutor:
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
@@ -325,7 +325,7 @@ class ParallelExecutor(ModelNumbers):
                     threads=max(1, settings.threads_in_use // tensor_parallel),
                     first_device=settings.first_device,
                 )
-            return cls._loaded(source, settings, group, worker, tensor_parallel, progress, told)
+            return cls._loaded(source, settings, group, worker, progress, tell)
         except BaseException:
             if group is not None:
                 group.close()
@@ -339,9 +339,8 @@ class ParallelExecutor(ModelNumbers):
         settings: LoadSettings,
         group: RankGroup | LaunchedRanks,
         worker: ThreadPoolExecutor,
-        degree: int,
         progress: Progress | None,
-        told: Told | None,
+        tell: Tell | None,
     ) -> ParallelExecutor:
         """The executor over started ranks: each loads its part and allocates its cache."""
         precision = group.ask_first(
@@ -349,17 +348,15 @@ class ParallelExecutor(ModelNumbers):
                 RankWorker.choose_precision, settings=settings, parameters=source.shape.params_total
             )
         )
-        prepare_here = partial(prepare, source, settings.quantize, degree=degree)
-        plan = worker.submit(
-            prepare_here, dtype=settings.dtype, device=settings.place, told=told
-        ).result()
+        calibration = Calibration(source, settings.quantize, settings.dtype, settings.place, tell)
+        plan = worker.submit(prepare, calibration, degree=group.degree).result()
         load = partial(
             RankWorker.load, source=source, settings=settings, precision=precision, plan=plan
         )
         rooms = group.ask_each(load, progress)
         free = [room.free_bytes for room in rooms]
         shares_memory = settings.device == "cpu"
-        each_free = min(free) // (degree if shares_memory else 1)
+        each_free = min(free) // (group.degree if shares_memory else 1)
         blocks = settings.blocks_in(each_free, max(room.bytes_per_block for room in rooms))
         taken = group.ask_each(
             partial(
@@ -376,12 +373,12 @@ class ParallelExecutor(ModelNumbers):
             num_blocks=blocks,
             free_memory_bytes=free[0] if shares_memory else sum(free),
             kv_bytes_per_block=sum(room.bytes_per_block for room in rooms),
-            kv_cache_bytes=sum(each.num_bytes for each in taken),
+            kv_cache_bytes=sum(num_bytes for num_bytes, _ in taken),
             kv_dtype=dtype_name(settings.cache_dtype(precision.stored)),
             weights_description=str(precision),
             weight_bytes=sum(room.weight_bytes for room in rooms),
             quantized=sum_quantized([room.quantized for room in rooms]),
-            prepared=taken[0].prepared,
+            prepared=taken[0][1],
         )
         return cls(numbers, group, worker)
 

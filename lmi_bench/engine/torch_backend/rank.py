@@ -76,14 +76,6 @@ class Room:
     quantized: QuantizedBytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TakenCache:
-    """Bytes of a rank's cache, and the result of preparing its decode steps."""
-
-    num_bytes: int
-    prepared: PreparedSteps | None
-
-
 class Line(Protocol):
     """A rank's connection to its parent process."""
 
@@ -97,7 +89,7 @@ class Line(Protocol):
 def run_rank(
     rank: int, degree: int, threads: int, device_number: int, connection: Connection
 ) -> None:
-    """Main function of a rank's process: answer requests until told to stop or the end of the pipe.
+    """Main function of a rank's process: answer requests until one is None or the pipe ends.
 
     device_number  number of its GPU, if it loads onto one
     """
@@ -211,8 +203,9 @@ class RankWorker:
 
     def take_cache(
         self, num_blocks: int, sampling_seed: int, steps: StepSettings, quantize: str
-    ) -> TakenCache:
-        """Allocate the cache blocks and prepare decode steps."""
+    ) -> tuple[int, PreparedSteps | None]:
+        """Allocate the cache blocks and prepare decode steps; returns the cache's bytes, and the
+        prepared steps."""
         if self._model is None or self._layout is None or self._precision is None:
             raise EngineError("no weights are loaded")
         self._forwards = forwards = make_forwards(
@@ -226,7 +219,7 @@ class RankWorker:
             quantize=quantize,
         )
         self._runner = ModelRunner(forwards.forward, sampling_seed=sampling_seed)
-        return TakenCache(forwards.cache.nbytes, forwards.prepared)
+        return forwards.cache.nbytes, forwards.prepared
 
     def run(self, batch: StepBatch) -> list[StepOutput]:
         return self._loaded().run(batch)

@@ -27,7 +27,7 @@ _SUMMED: Final = (torch.float32, torch.bfloat16, torch.float16)
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes of all files."""
 
-Told = Callable[[str, float, float], None]
+Tell = Callable[[str, float, float], None]
 """Called with the name of the current work, the amount done, and the total."""
 
 
@@ -100,6 +100,10 @@ class Checkpoint:
             raise self._misfit(name, tuple(tensor.shape), shape)
         self._check_values(name, tensor)
         return tensor
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor `name` in its stored format, of any shape."""
+        return self.tensor(name, *self.stored_shape(name))
 
     def part(self, name: str, side: int, start: int, stop: int) -> Tensor:
         """Rows (side 0) or columns (side 1) start .. stop of a tensor; nothing else is read."""

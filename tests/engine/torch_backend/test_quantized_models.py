@@ -20,7 +20,7 @@ from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.calibration import (
-    calibrated_factors,
+    Calibration,
     prepare,
     scale_groups,
 )
@@ -52,8 +52,7 @@ def spec_of(folder):
 
 
 def plan_for(folder, settings, degree=1):
-    source = read_model(folder)
-    return prepare(source, settings, degree=degree, dtype="float32", device=CPU)
+    return prepare(Calibration(read_model(folder), settings, "float32", CPU), degree=degree)
 
 
 def split(degree):
@@ -248,23 +247,21 @@ def test_factors_are_found_once_and_anew_when_the_weights_change(trained, tmp_pa
     folder = shutil.copytree(trained, tmp_path / "model")
     told = []
     find = partial(
-        calibrated_factors,
-        folder,
-        spec_of(folder),
+        Calibration,
+        read_model(folder),
         QuantizeSettings(Scheme.SMOOTHQUANT),
-        0,
-        dtype="float32",
-        device=CPU,
-        told=lambda *args: told.append(args),
+        "float32",
+        CPU,
+        lambda *args: told.append(args),
     )
-    first = find()
+    first = find().factors(0)
     assert told
     told.clear()
-    assert find() == first
+    assert find().factors(0) == first
     assert not told, "the second start reads the file"
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "extra": torch.zeros(1)}, folder / "model.safetensors")
-    assert find() != first
+    assert find().factors(0) != first
 
 
 def test_memory_that_weights_leave_holds_more_blocks(trained):

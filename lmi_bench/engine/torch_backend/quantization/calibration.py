@@ -14,9 +14,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +32,7 @@ from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
 from lmi_bench.engine.torch_backend.models.families import build_with, falcon_norms, mlp_names
-from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.precision import choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
     LARGEST_INPUT,
@@ -45,7 +44,7 @@ from lmi_bench.engine.torch_backend.quantization.loader import (
 )
 from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped
 from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
-from lmi_bench.engine.torch_backend.weights import Checkpoint, ModelSource, Progress, Told
+from lmi_bench.engine.torch_backend.weights import Checkpoint, ModelSource, Tell
 from lmi_bench.models.spec import DecoderSpec
 
 SAMPLED_ROWS: Final = 256
@@ -135,35 +134,6 @@ class _RecordingLoader(WeightLoader):
     ) -> Linear:
         linear = super().matrix(parts, columns, bias, joined)
         return _RecordedLinear(parts[0][0], linear, self.recording)
-
-
-def record_inputs(
-    folder: Path,
-    spec: DecoderSpec,
-    precision: Precision,
-    device: torch.device,
-    sequences: Sequence[Sequence[int]],
-    progress: Progress | None = None,
-) -> Recording:
-    """Run the unquantized model, which must fit into memory, over the sequences.
-
-    progress  called with the number of sequences read and their total
-    """
-    total = sum(len(sequence) for sequence in sequences)
-    recording = Recording(min(1.0, SAMPLED_ROWS / max(1, total)))
-    with Checkpoint(folder) as checkpoint:
-        load = _RecordingLoader(spec, checkpoint, precision, device)
-        load.recording = recording
-        model = build_with(load, folder)
-    blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
-    layout = KvLayoutShape.of(model.shape, _BLOCK_SIZE, precision.compute)
-    forward = TorchForward(model, KvCache(layout, blocks, device), precision)
-    runner = ModelRunner(forward, sampling_seed=0)
-    for number, sequence in enumerate(sequences, start=1):
-        runner.score(sequence, 1)
-        if progress is not None:
-            progress(number, len(sequences))
-    return recording
 
 
 _AWQ_STEPS: Final = 20
@@ -305,94 +275,104 @@ def calibration_sequences(
     return [token_ids[start : start + length] for start in starts]
 
 
-def calibrated_factors(
-    folder: Path,
-    spec: DecoderSpec,
-    settings: QuantizeSettings,
-    group_size: int,
-    *,
-    dtype: str,
-    device: torch.device,
-    told: Told | None = None,
-    cache_dir: Path | None = None,
-) -> Path:
-    """The file with a model's factors, from the cache or newly computed.
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The search for a model's factors.
 
-    cache_dir  None: $XDG_CACHE_HOME/lmi-bench/quantization, or below ~/.cache
+    dtype  storage format of the weights
+    tell   called with the progress
     """
-    place = cache_dir or default_cache_dir("quantization")
-    path = place / f"{_key(folder, settings, group_size, dtype)}.safetensors"
-    if path.is_file():
+
+    source: ModelSource
+    settings: QuantizeSettings
+    dtype: str
+    device: torch.device
+    tell: Tell | None = None
+
+    def factors(self, group_size: int) -> Path:
+        """The file with the factors, from the cache folder or newly computed."""
+        place = default_cache_dir("quantization")
+        path = place / f"{self._key(group_size)}.safetensors"
+        if path.is_file():
+            return path
+        factors = self._find_all(group_size, self.record())
+        place.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(prefix=".factors-", dir=place)
+        os.close(handle)
+        try:
+            save_file(factors, unfinished)
+            Path(unfinished).replace(path)
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
         return path
-    factors = find_all_factors(
-        folder,
-        spec,
-        settings,
-        group_size,
-        record(folder, spec, settings, dtype=dtype, device=device, told=told),
-        told=told,
-    )
-    place.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(prefix=".factors-", dir=place)
-    os.close(handle)
-    try:
-        save_file(factors, unfinished)
-        Path(unfinished).replace(path)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
-    return path
 
+    def record(self) -> Recording:
+        """Inputs of every matrix while the unquantized model, which must fit into memory, reads
+        the calibration text."""
+        folder, spec, device = self.source.folder, self.source.spec, self.device
+        sequences = calibration_sequences(folder, self.settings.calibration, spec)
+        precision = choose_precision(self.dtype, device, parameters=spec.params_total)
+        total = sum(len(sequence) for sequence in sequences)
+        recording = Recording(min(1.0, SAMPLED_ROWS / max(1, total)))
+        with Checkpoint(folder) as checkpoint:
+            load = _RecordingLoader(spec, checkpoint, precision, device)
+            load.recording = recording
+            model = build_with(load, folder)
+        blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
+        layout = KvLayoutShape.of(model.shape, _BLOCK_SIZE, precision.compute)
+        forward = TorchForward(model, KvCache(layout, blocks, device), precision)
+        runner = ModelRunner(forward, sampling_seed=0)
+        for number, sequence in enumerate(sequences, start=1):
+            runner.score(sequence, 1)
+            if self.tell is not None:
+                self.tell("calibration, sequences", number, len(sequences))
+        return recording
 
-def record(
-    folder: Path,
-    spec: DecoderSpec,
-    settings: QuantizeSettings,
-    *,
-    dtype: str,
-    device: torch.device,
-    told: Told | None = None,
-) -> Recording:
-    """Inputs of every matrix while the model reads the calibration text of `settings`."""
-    sequences = calibration_sequences(folder, settings.calibration, spec)
-    precision = choose_precision(dtype, device, parameters=spec.params_total)
-    report = None if told is None else partial(told, "calibration, sequences")
-    return record_inputs(folder, spec, precision, device, sequences, report)
+    def _find_all(self, group_size: int, recording: Recording) -> dict[str, Tensor]:
+        """Factors of every group, by the names that the loader uses."""
+        factors: dict[str, Tensor] = {}
+        settings, groups = self.settings, scale_groups(self.source.spec)
+        with Checkpoint(self.source.folder) as checkpoint:
+            for number, group in enumerate(groups, start=1):
+                inputs = recording.inputs.get(group.seen_at)
+                if inputs is None:  # an expert that no token of the text chose
+                    continue
+                weights = [
+                    checkpoint.whole(f"{name}.weight").to(inputs.rows.device).float()
+                    for name in group.readers
+                    if is_quantized_name(name, self.source.spec)
+                ]
+                found = find_factors(settings, group_size, weights, inputs)
+                if found is not None:
+                    factors[f"{group.producer}.{OUTPUT_DIVISORS}"] = found.cpu()
+                    for name in group.readers:
+                        factors[f"{name}.{COLUMN_FACTORS}"] = found.cpu().clone()
+                if self.tell is not None:
+                    self.tell("scales of layers", number, len(groups))
+        if settings.scheme is Scheme.SMOOTHQUANT and not settings.per_token:
+            factors |= _largest_inputs(recording, factors)
+        if not factors:  # a file needs a tensor
+            factors["none"] = torch.zeros(1)
+        return factors
 
-
-def find_all_factors(
-    folder: Path,
-    spec: DecoderSpec,
-    settings: QuantizeSettings,
-    group_size: int,
-    recording: Recording,
-    *,
-    told: Told | None = None,
-) -> dict[str, Tensor]:
-    """Factors of every group of a model, by the names that the loader uses."""
-    factors: dict[str, Tensor] = {}
-    groups = scale_groups(spec)
-    with Checkpoint(folder) as checkpoint:
-        for number, group in enumerate(groups, start=1):
-            inputs = recording.inputs.get(group.seen_at)
-            if inputs is None:  # an expert that no token of the text chose
-                continue
-            weights = [
-                _weight(checkpoint, name, inputs.rows.device)
-                for name in group.readers
-                if is_quantized_name(name, spec)
-            ]
-            found = find_factors(settings, group_size, weights, inputs)
-            if found is not None:
-                factors[f"{group.producer}.{OUTPUT_DIVISORS}"] = found.cpu()
-                for name in group.readers:
-                    factors[f"{name}.{COLUMN_FACTORS}"] = found.cpu().clone()
-            if told is not None:
-                told("scales of layers", number, len(groups))
-    if settings.scheme is Scheme.SMOOTHQUANT and not settings.per_token:
-        factors |= _largest_inputs(recording, factors)
-    if not factors:  # a file needs a tensor
-        factors["none"] = torch.zeros(1)
-    return factors
+    def _key(self, group_size: int) -> str:
+        """File name from everything that the factors depend on; weight files count by size and
+        modification time."""
+        settings, folder = self.settings, self.source.folder
+        stated: list[object] = [
+            _VERSION,
+            settings.scheme.value,
+            group_size,
+            self.dtype,
+            hashlib.sha256(read_text(settings.calibration, CALIBRATION).encode()).hexdigest(),
+            (folder / "config.json").read_text(encoding="utf-8"),
+        ]
+        if settings.scheme is Scheme.SMOOTHQUANT:
+            stated += [settings.alpha, settings.per_token]
+        names = sorted(folder.resolve().glob("*.safetensors"))
+        stated += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in names]
+        digest = hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:24]
+        return f"{settings.scheme.value}-{digest}"
 
 
 def _largest_inputs(recording: Recording, factors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -405,45 +385,14 @@ def _largest_inputs(recording: Recording, factors: dict[str, Tensor]) -> dict[st
     return largest
 
 
-def _weight(checkpoint: Checkpoint, name: str, device: torch.device) -> Tensor:
-    full = f"{name}.weight"
-    return checkpoint.tensor(full, *checkpoint.stored_shape(full)).to(device).float()
-
-
-def _key(folder: Path, settings: QuantizeSettings, group_size: int, dtype: str) -> str:
-    """File name from everything that the factors depend on; weight files count by size and
-    modification time."""
-    stated: list[object] = [
-        _VERSION,
-        settings.scheme.value,
-        group_size,
-        dtype,
-        hashlib.sha256(read_text(settings.calibration, CALIBRATION).encode()).hexdigest(),
-        (folder / "config.json").read_text(encoding="utf-8"),
-    ]
-    if settings.scheme is Scheme.SMOOTHQUANT:
-        stated += [settings.alpha, settings.per_token]
-    names: Sequence[Path] = sorted(folder.resolve().glob("*.safetensors"))
-    stated += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in names]
-    digest = hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:24]
-    return f"{settings.scheme.value}-{digest}"
-
-
-def prepare(
-    source: ModelSource,
-    settings: QuantizeSettings,
-    *,
-    degree: int,
-    dtype: str,
-    device: torch.device,
-    told: Told | None = None,
-) -> QuantizePlan | None:
+def prepare(calibration: Calibration, *, degree: int = 1) -> QuantizePlan | None:
     """The plan for a model's weights; None without quantization. Calibrates if needed.
 
     degree  ranks that the model is split over
 
     Raises InputError if the folder's weights already have another quantization.
     """
+    source, settings = calibration.source, calibration.settings
     folder, spec = source.folder, source.spec
     stored = stored_plan(folder, source.config, spec, degree)
     if stored is not None:
@@ -456,9 +405,5 @@ def prepare(
     if settings.scheme is Scheme.NONE:
         return None
     group_size = check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
-    factors = None
-    if settings.scheme.calibrated:
-        factors = calibrated_factors(
-            folder, spec, settings, group_size, dtype=dtype, device=device, told=told
-        )
+    factors = calibration.factors(group_size) if settings.scheme.calibrated else None
     return QuantizePlan(settings, group_size, factors)

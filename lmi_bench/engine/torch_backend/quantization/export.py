@@ -19,7 +19,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
-from lmi_bench.engine.torch_backend.quantization.calibration import prepare, record
+from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
@@ -39,7 +39,7 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
     pack_3bit_for_file,
     to_awq,
 )
-from lmi_bench.engine.torch_backend.weights import Checkpoint, Told, read_model
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Tell, read_model
 from lmi_bench.models.folder import make_new_folder
 
 _LAYERS: Final = (".layers.", ".h.")
@@ -51,7 +51,7 @@ def export_quantized(
     settings: QuantizeSettings,
     *,
     dtype: str = "bfloat16",
-    told: Told | None = None,
+    tell: Tell | None = None,
 ) -> int:
     """Round a model's matrices and write them with the rest of its folder to `out`.
 
@@ -63,8 +63,7 @@ def export_quantized(
     if out.exists():
         raise InputError(f"{out} exists: name a new folder")
     source = read_model(folder)
-    spec, device = source.spec, torch.device("cpu")
-    plan = prepare(source, settings, degree=1, dtype=dtype, device=device, told=told)
+    plan = prepare(Calibration(source, settings, dtype, torch.device("cpu"), tell))
     if plan is None or plan.stored:
         raise InputError(f"{folder.name}: nothing to quantize ({settings.scheme})")
     stored_dtype = torch_dtype(dtype)
@@ -73,14 +72,13 @@ def export_quantized(
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         names = [name for name in sorted(checkpoint.names) if not _is_factor(name)]
         for number, name in enumerate(names, start=1):
-            shape = checkpoint.stored_shape(name)
-            rounded = checkpoint.tensor(name, *shape).to(stored_dtype)
+            rounded = checkpoint.whole(name).to(stored_dtype)
             if not any(part in name for part in _LAYERS):
                 writer.add({name: rounded})
             else:
                 base, _, kind = name.rpartition(".")
                 whole = apply_factors(checkpoint, name, rounded.float())
-                if kind == "weight" and len(shape) == 2 and is_quantized_name(base, spec):
+                if kind == "weight" and whole.ndim == 2 and is_quantized_name(base, source.spec):
                     weight = round_weight(whole, settings, plan.group_size)
                     writer.add({f"{base}.{key}": part for key, part in _tensors(weight).items()})
                     largest = f"{base}.{LARGEST_INPUT}"
@@ -88,8 +86,8 @@ def export_quantized(
                         writer.add({largest: checkpoint.tensor(largest)})
                 else:
                     writer.add({name: whole.to(stored_dtype)})
-            if told is not None:
-                told("tensors", number, len(names))
+            if tell is not None:
+                tell("tensors", number, len(names))
     copy_beside(folder, out)
     config = {**source.config, "quantization_config": _config(plan), "dtype": dtype}
     config.pop("torch_dtype", None)
@@ -137,23 +135,22 @@ def _config(plan: QuantizePlan) -> dict[str, Any]:
 
 
 def layer_errors(
-    folder: Path, settings: QuantizeSettings, *, dtype: str, told: Told | None = None
+    folder: Path, settings: QuantizeSettings, *, dtype: str, tell: Tell | None = None
 ) -> dict[str, float]:
     """|rounded outputs - outputs| / |outputs| of every quantized matrix, by name, for inputs from
     the calibration text, with this machine's kernels."""
-    source = read_model(folder)
-    spec, device = source.spec, torch.device("cpu")
-    plan = prepare(source, settings, degree=1, dtype=dtype, device=device, told=told)
+    calibration = Calibration(read_model(folder), settings, dtype, torch.device("cpu"), tell)
+    plan = prepare(calibration)
     if plan is None or plan.stored:
         return {}
-    recording = record(folder, spec, settings, dtype=dtype, device=device, told=told)
+    recording = calibration.record()
     precision = Precision(torch.float32, torch.float32)
-    kernels = choose_kernels(settings, precision, device)
+    kernels = choose_kernels(settings, precision, calibration.device)
     errors = {}
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         for recorded, inputs in recording.inputs.items():
             for name in _same_inputs(recorded):
-                if is_quantized_name(name, spec):
+                if is_quantized_name(name, calibration.source.spec):
                     errors[name] = _error(checkpoint, name, inputs.rows.cpu(), plan, kernels)
     return errors
 
@@ -169,7 +166,7 @@ def _error(
     checkpoint: Checkpoint, name: str, rows: Tensor, plan: QuantizePlan, kernels: Kernels
 ) -> float:
     full, factors, fixed = f"{name}.weight", f"{name}.{COLUMN_FACTORS}", f"{name}.{LARGEST_INPUT}"
-    weight = checkpoint.tensor(full, *checkpoint.stored_shape(full)).float()
+    weight = checkpoint.whole(full).float()
     scaled = apply_factors(checkpoint, full, weight, columns_alone=True)
     seen = rows / checkpoint.tensor(factors, rows.shape[1]) if factors in checkpoint else rows
     largest = checkpoint.tensor(fixed) if fixed in checkpoint else None

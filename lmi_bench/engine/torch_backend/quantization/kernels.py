@@ -106,13 +106,7 @@ def _int8(precision: Precision, device: torch.device) -> Kernels:
         by_bytes = Int8ByBytes(weight, None)
     if precision.stored != torch.bfloat16:  # torch's own kernel would round the activations
         return plain if by_bytes is None else in_bytes
-    kernel_rows = 0
-    if _works(lambda: Int8WeightOnly(weight, None, kernel_rows=16)(rows), rows, weight):
-        kernel_rows = _rows_until_slower(
-            Int8WeightOnly(weight, None, kernel_rows=_SWITCH_ROWS[-1]),
-            Int8WeightOnly(weight, None),
-            precision.compute,
-        )
+    kernel_rows = _kernel_rows(Int8WeightOnly, weight, rows)
     own = Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
     if by_bytes is not None and _decode_cost(
         by_bytes, precision.compute
@@ -141,13 +135,7 @@ def _int4(precision: Precision, device: torch.device) -> Kernels:
         return plain
     weight = round_grouped(_probe_weight(), 4, 128)
     rows = _probe_rows(4).to(precision.compute)
-    if not _works(lambda: Grouped4BitByKernel(weight, None, kernel_rows=4)(rows), rows, weight):
-        return plain
-    kernel_rows = _rows_until_slower(
-        Grouped4BitByKernel(weight, None, kernel_rows=_SWITCH_ROWS[-1]),
-        Grouped4BitByKernel(weight, None, kernel_rows=0),
-        precision.compute,
-    )
+    kernel_rows = _kernel_rows(Grouped4BitByKernel, weight, rows)
     if not kernel_rows:
         return plain
 
@@ -197,12 +185,20 @@ def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
     return bool((got - wanted).abs().max() < _MAX_ERROR * wanted.abs().max())
 
 
-def _rows_until_slower(few: QuantizedLinear, many: QuantizedLinear, compute: torch.dtype) -> int:
-    """Maximum rows for which `few` is not slower than `many`; 0: none."""
-    best = 0
+def _kernel_rows(
+    form: Callable[..., QuantizedLinear], weight: QuantizedWeight, rows: Tensor
+) -> int:
+    """Maximum rows for which a form's kernel works and is not slower than unpacking; 0: none."""
+
+    def made(kernel_rows: int) -> QuantizedLinear:
+        return form(weight, None, kernel_rows=kernel_rows)
+
+    if not _works(lambda: made(_SWITCH_ROWS[-1])(rows), rows, weight):
+        return 0
+    by_kernel, unpacked, best = made(_SWITCH_ROWS[-1]), made(0), 0
     for count in _SWITCH_ROWS:
-        rows = _probe_rows(count).to(compute)
-        if _time_s(few, rows) > _time_s(many, rows):
+        rows = _probe_rows(count).to(rows.dtype)
+        if _time_s(by_kernel, rows) > _time_s(unpacked, rows):
             break
         best = count
     return best

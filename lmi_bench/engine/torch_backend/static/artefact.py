@@ -206,11 +206,11 @@ def make_artefact(
     key: ArtefactKey,
     shapes: Sequence[StaticShape],
     compile_step: Compile,
-    told: Callable[[int, int], None] | None = None,
+    tell: Callable[[int, int], None] | None = None,
 ) -> Artefact:
     """Compile the packages missing in a folder; the manifest is written after each package.
 
-    told  called with (shapes done, all shapes)
+    tell  called with (shapes done, all shapes)
 
     Safe for concurrent processes: the second one waits and finds the packages. Raises InputError if
     the folder has packages with another key, or cannot be written.
@@ -222,15 +222,15 @@ def make_artefact(
             open_artefact(folder, key)
             entries = _read_manifest(folder)["shapes"]
         for done, shape in enumerate(shapes):
-            if told is not None:
-                told(done, len(shapes))
+            if tell is not None:
+                tell(done, len(shapes))
             if str(shape) in entries:
                 continue
             entries[str(shape)] = _compile_one(folder, shape, compile_step)
             content = {"key": asdict(key), "shapes": entries}
             write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
-        if told is not None:
-            told(len(shapes), len(shapes))
+        if tell is not None:
+            tell(len(shapes), len(shapes))
         return open_artefact(folder, key)
 
 

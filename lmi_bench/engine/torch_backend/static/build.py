@@ -51,7 +51,7 @@ from lmi_bench.engine.torch_backend.static.step import (
     parts_of,
     step_inputs,
 )
-from lmi_bench.engine.torch_backend.weights import Told
+from lmi_bench.engine.torch_backend.weights import Tell
 
 SPARE_BLOCKS: Final = 1
 """Extra cache blocks for the padding of prepared steps."""
@@ -139,7 +139,7 @@ def make_forwards(
     *,
     tensor_parallel: int = 1,
     quantize: str = "none",
-    told: Told | None = None,
+    tell: Tell | None = None,
 ) -> Forwards:
     """Allocate the cache, and prepare the decode steps that are wanted."""
     spare = SPARE_BLOCKS if settings.wanted else 0
@@ -148,7 +148,7 @@ def make_forwards(
     if not settings.wanted:
         return Forwards(cache, eager)
     static, prepared = with_prepared_steps(
-        eager, settings, tensor_parallel=tensor_parallel, quantize=quantize, told=told
+        eager, settings, tensor_parallel=tensor_parallel, quantize=quantize, tell=tell
     )
     return Forwards(cache, eager, static, prepared)
 
@@ -159,7 +159,7 @@ def with_prepared_steps(
     *,
     tensor_parallel: int = 1,
     quantize: str = "none",
-    told: Told | None = None,
+    tell: Tell | None = None,
 ) -> tuple[StaticForward, PreparedSteps]:
     """A forward that runs prepared decode steps, and other steps in `eager`, whose cache has
     SPARE_BLOCKS more blocks than its sequences use.
@@ -183,7 +183,7 @@ def with_prepared_steps(
             shapes = fitting(artefact.packages, max_tokens=most, block_size=size)
         else:
             folder = settings.out or default_folder(key)
-            artefact, found = operators.compiled(folder, key, shapes, told)
+            artefact, found = operators.compiled(folder, key, shapes, tell)
     captured = settings.captured and device.type == "cuda"
     recorder: Recorder = CudaGraphRecorder(device) if captured else PlainRecorder()
     prepared = prepare_shapes(
@@ -239,7 +239,7 @@ class _Operators:
         self._cache = cache
 
     def compiled(
-        self, folder: Path, key: ArtefactKey, shapes: Sequence[StaticShape], told: Told | None
+        self, folder: Path, key: ArtefactKey, shapes: Sequence[StaticShape], tell: Tell | None
     ) -> tuple[Artefact, bool]:
         """Packages of the shapes in a folder, and whether all existed already."""
         new: list[StaticShape] = []
@@ -248,11 +248,8 @@ class _Operators:
             new.append(shape)
             compile_step(self.step, shape, self._cache, self.norms, path)
 
-        def tell(done: int, count: int) -> None:
-            if told is not None:
-                told("compiling decode steps", done, count)
-
-        artefact = make_artefact(folder, key, shapes, compile_one, tell)
+        report = None if tell is None else partial(tell, "compiling decode steps")
+        artefact = make_artefact(folder, key, shapes, compile_one, report)
         return artefact, not new
 
     def over(self, buffers: StepBuffers, package: Path | None) -> Replay:

@@ -198,11 +198,7 @@ class StaticForward:
         self.other_steps = 0
         self._otherwise = otherwise
         self._prepared = dict(prepared)
-        self._shapes = tuple(sorted(prepared))
-
-    @property
-    def shapes(self) -> tuple[StaticShape, ...]:
-        return self._shapes
+        self.shapes = tuple(sorted(prepared))
 
     def only(self, shape: StaticShape) -> StaticForward:
         return StaticForward(self._otherwise, {shape: self._prepared[shape]})
@@ -228,7 +224,7 @@ class StaticForward:
         shape = None
         if all(len(rows.token_ids) == 1 and rows.sampled == 1 for rows in sequences):
             longest = max(rows.context_tokens for rows in sequences)
-            shape = covering(self._shapes, len(sequences), longest)
+            shape = covering(self.shapes, len(sequences), longest)
         if shape is None:
             self.other_steps += 1
             return None
