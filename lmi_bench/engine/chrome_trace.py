@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import orjson
@@ -41,9 +40,7 @@ class ChromeTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def on_step(self, batch: StepBatch, start_s: float, end_s: float) -> None:

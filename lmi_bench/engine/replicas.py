@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import TracebackType
+from typing import Any
 
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.async_engine import AsyncEngine, Generation
@@ -36,13 +36,8 @@ class ReplicaGroup:
             await self._stack.enter_async_context(engine)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._stack.__aexit__(exc_type, exc, traceback)
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._stack.__aexit__(*failure)
 
     def submit(
         self,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.models.folder import read_object
 
 _UNFINISHED: Final = "�"  # how `tokenizers` decodes bytes that are not (yet) UTF-8
 _CONTEXT_TOKENS: Final = 6  # prompt tokens: enough for a whole character and the word before it
@@ -151,12 +151,7 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
     """The end-of-sequence ids, from generation_config.json first, then config.json."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as exc:
-            raise InputError(f"{path} is not a JSON object: {exc}") from exc
+        value = read_object(path).get("eos_token_id") if path.is_file() else None
         if isinstance(value, int):
             return (value,)
         if isinstance(value, list):

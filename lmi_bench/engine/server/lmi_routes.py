@@ -288,9 +288,7 @@ class LmiRoutes:
         body = load_json_object(await request.read())
         body = self._formatters.request(body, state.codec)
         call = read_lmi_call(body, state.codec.eos_token_ids)
-        token_ids = await state.encode(call.inputs)
-        if call.truncate is not None:
-            token_ids = token_ids[-call.truncate :]
+        token_ids = await state.encode(call.inputs, call.truncate)
         answer = state.submit(
             Prompt(token_ids, call.sampling, call.stop_strings, call.keep_stop_string)
         )

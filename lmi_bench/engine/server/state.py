@@ -112,11 +112,14 @@ class ServerState:
     totals: RequestTotals = field(default_factory=RequestTotals)
     _names_logged: set[str] = field(default_factory=set)
 
-    async def encode(self, text: str) -> list[int]:
-        """The prompt's token ids; a long text is encoded in a thread."""
+    async def encode(self, text: str, truncate: int | None = None) -> list[int]:
+        """The prompt's token ids, only the last `truncate` if given; a long text is encoded in a
+        thread."""
         if len(text) > _LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self.codec.encode, text)
-        return self.codec.encode(text)
+            token_ids = await asyncio.to_thread(self.codec.encode, text)
+        else:
+            token_ids = self.codec.encode(text)
+        return token_ids if truncate is None else token_ids[-truncate:]
 
     def _check_token_ids(self, token_ids: Sequence[int]) -> None:
         """Raise InputError for ids outside the vocabulary, which would crash the engine's step."""

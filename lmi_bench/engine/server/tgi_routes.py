@@ -249,9 +249,7 @@ class TgiRoutes:
     async def _prompt(self, body: TgiBody, *, logprobs: bool) -> Prompt:
         check_values(body, self._limits)
         state = self._state
-        token_ids = await state.encode(body.inputs)
-        if body.truncate is not None:
-            token_ids = token_ids[-body.truncate :]
+        token_ids = await state.encode(body.inputs, body.truncate)
         max_new_tokens = read_length(body, len(token_ids), self._limits)
         sampling = read_sampling(body, max_new_tokens, state.codec.eos_token_ids, logprobs=logprobs)
         return Prompt(token_ids, sampling, body.stop, keep_stop_string=True)

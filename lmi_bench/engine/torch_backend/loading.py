@@ -20,14 +20,7 @@ from torch.nn import functional
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.collectives import Collectives
-from lmi_bench.engine.torch_backend.layers import (
-    LayerNorm,
-    Linear,
-    Norm,
-    RmsNorm,
-    UnfusedLinear,
-    make_linear,
-)
+from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.shape import tensor_parallel_problem
@@ -149,7 +142,7 @@ class RankCheckpoint(Checkpoint):
                 )
 
 
-class RowParallelLinear(UnfusedLinear):
+class RowParallelLinear(Linear):
     """A linear layer over this rank's part of the inputs, summed over the ranks.
 
     Operations after the product must follow the sum, except a bias or a residual, which only rank 0

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
@@ -76,14 +75,9 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for handle in self._open.values():
-            handle.__exit__(exc_type, exc, traceback)
+            handle.__exit__(*failure)
         self._open.clear()
 
     def __contains__(self, name: str) -> bool:

@@ -101,7 +101,7 @@ class Recording:
         self.inputs[name].note(x, self._share)
 
 
-class _RecordedLinear:
+class _RecordedLinear(Linear):
     def __init__(self, name: str, linear: Linear, recording: Recording) -> None:
         self._name = name
         self._linear = linear

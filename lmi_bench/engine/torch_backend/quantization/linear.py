@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmi_bench.engine.torch_backend.layers import UnfusedLinear
+from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     FP8,
     FP8_MAX,
@@ -36,7 +36,7 @@ _CHUNK_BYTES: Final = 1 << 24
 """Unpacked weights at one time: few enough to stay in the processor's cache."""
 
 
-class QuantizedLinear(UnfusedLinear):
+class QuantizedLinear(Linear):
     """x @ weight.T + bias with a quantized weight; implements `layers.Linear`.
 
     Subclasses define the product; inputs and outputs are in the model's compute format.

@@ -212,11 +212,8 @@ def _step_maker(
         kernels = settings.kernels(eager.model, eager.cache)
         return lambda buffers: partial(kernels, buffers)
 
-    def make_step(buffers: StepBuffers) -> Replay:
-        package = None if artefact is None else artefact.packages[buffers.shape]
-        return operators.over(buffers, package)
-
-    return make_step
+    packages = {} if artefact is None else artefact.packages
+    return lambda buffers: operators.over(buffers, packages.get(buffers.shape))
 
 
 def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
