@@ -28,6 +28,7 @@ from lmi_bench.deploy.server_settings import (
 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
+_FAMILIES: Final = {"tensorrtllm": "trtllm", "deepspeed": "deepspeed", "neuronx": "neuronx"}
 _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
 
 
@@ -88,7 +89,8 @@ def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSetting
         in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
         files[PROPERTIES] = render_properties(in_archive, comments=comments)
         environment = environment_of(settings)
-    files[f"{server.name}.env"] = _env_file(plan, environment)
+    lines = (f"# {plan.describe()}", f"# {plan.basis}", *map("=".join, environment.items()))
+    files[f"{server.name}.env"] = "\n".join(lines) + "\n"
     ami = image.ami if image else ""
     container = Container(address, environment, server.model_data_uri, ami)
     one_copy = server.name == "tgi"
@@ -170,7 +172,8 @@ def _image(plan: DeploymentPlan, server: Server) -> tuple[str, Image | None]:
     """The image's address; and the image, if it is known."""
     instance, named = plan.setup.instance, server.image
     if named is None or "/" not in named:
-        family = "tgi" if server.name == "tgi" else _family(named or "")
+        found = (family for part, family in _FAMILIES.items() if part in (named or ""))
+        family = "tgi" if server.name == "tgi" else next(found, "lmi")
         image = find_image(family, named, instance)
         return image.uri(server.region, server.account), image
     for image in all_images():
@@ -178,18 +181,6 @@ def _image(plan: DeploymentPlan, server: Server) -> tuple[str, Image | None]:
             check_machine(image, instance)
             return named, image
     return named, None
-
-
-def _family(version: str) -> str:
-    for family in ("tensorrtllm", "deepspeed", "neuronx"):
-        if family in version:
-            return "trtllm" if family == "tensorrtllm" else family
-    return "lmi"
-
-
-def _env_file(plan: DeploymentPlan, environment: Mapping[str, str]) -> str:
-    lines = [f"# {plan.describe()}", f"# {plan.basis}"]
-    return "\n".join([*lines, *(f"{k}={v}" for k, v in environment.items())]) + "\n"
 
 
 def _boto3_script(plan: DeploymentPlan, region: str) -> str:

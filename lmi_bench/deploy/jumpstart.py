@@ -21,8 +21,14 @@ _STATED: Final = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
 def jumpstart_environment(shape: ModelShape, instance: Instance) -> dict[str, str]:
     """The variables. Raises CapacityError if neither all accelerators nor one can be used."""
     context = shape.max_positions
+    degrees = (instance.num_accelerators, 1)
+    shards = next((n for n in degrees if tensor_parallel_problem(shape, n) is None), None)
+    if shards is None:
+        raise CapacityError(
+            f"{shape.name} cannot be split over the accelerators of {instance.instance_type}"
+        )
     return {
-        "SM_NUM_GPUS": str(_shards(shape, instance)),
+        "SM_NUM_GPUS": str(shards),
         "MAX_INPUT_LENGTH": str(context - 1),
         "MAX_TOTAL_TOKENS": str(context),
         "MAX_BATCH_PREFILL_TOKENS": str(max(_PREFILL_TOKENS, context)),
@@ -35,12 +41,3 @@ def provenance(shape: ModelShape) -> str:
     if shape.name.lower() in _STATED:
         return "as published in the benchmark of JumpStart's endpoints for Llama 2 (2023)"
     return "by the rule that JumpStart used for Llama 2 (2023), with this model's own context"
-
-
-def _shards(shape: ModelShape, instance: Instance) -> int:
-    for degree in (instance.num_accelerators, 1):
-        if tensor_parallel_problem(shape, degree) is None:
-            return degree
-    raise CapacityError(
-        f"{shape.name} cannot be split over the accelerators of {instance.instance_type}"
-    )

@@ -41,22 +41,13 @@ class MetricNames:
 
 
 _ENGINES = (
-    MetricNames(
-        "vLLM",
-        "vllm:request_prompt_tokens",
-        "vllm:request_generation_tokens",
-        "vllm:request_success_total",
-    ),
-    MetricNames(
-        "TGI", "tgi_request_input_length", "tgi_request_generated_tokens", "tgi_request_count"
-    ),
-    MetricNames(
-        "SGLang",
-        "sglang:prompt_tokens_histogram",
-        "sglang:generation_tokens_histogram",
-        "sglang:num_requests_total",
-    ),
-)
+    MetricNames("vLLM", "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
+                "vllm:request_success_total"),
+    MetricNames("TGI", "tgi_request_input_length", "tgi_request_generated_tokens",
+                "tgi_request_count"),
+    MetricNames("SGLang", "sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram",
+                "sglang:num_requests_total"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +81,10 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
         answers = _queried(get, base, f"sum by (le) (increase({names.answers}_bucket[{window}]))")
         if not prompts or not answers:
             continue
+        kinds = independent_kinds(_groups(prompts), _groups(answers))
         end = time.time()
         rates = _range(get, base, f"sum(rate({names.requests}[5m]))", end - hours * 3600, end)
-        return MeteredTraffic(
-            names.engine, _kinds(prompts, answers), rates, (*_ALONE, *_UNKNOWN[: 2 if rates else 3])
-        )
+        return MeteredTraffic(names.engine, kinds, rates, (*_ALONE, *_UNKNOWN[: 2 if rates else 3]))
     raise InputError(
         f"{base} knows no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
         f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"
@@ -124,18 +114,13 @@ def _page(url: str, text: str) -> MeteredTraffic:
             buckets[edge] = buckets.get(edge, 0.0) + float(found[3])
     for names in _ENGINES:
         if names.prompts in samples and names.answers in samples:
-            kinds = _kinds(samples[names.prompts], samples[names.answers])
+            lengths = (_groups(samples[name]) for name in (names.prompts, names.answers))
+            kinds = independent_kinds(*lengths)
             return MeteredTraffic(names.engine, kinds, (), (*_ALONE, *_UNKNOWN))
     raise InputError(
         f"{url} holds no lengths of {', '.join(each.engine for each in _ENGINES)}: it must count "
         f"{_ENGINES[0].prompts} and the like"
     )
-
-
-def _kinds(
-    prompts: Mapping[float, float], answers: Mapping[float, float]
-) -> tuple[RequestKind, ...]:
-    return independent_kinds(_groups(prompts), _groups(answers))
 
 
 def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:

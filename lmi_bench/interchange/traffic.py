@@ -32,7 +32,8 @@ _OUTPUT = (
     "outputTokenCount", "output_len",
 )  # fmt: skip
 _BELOW = ("usage", "request", "response", "body", "metrics")
-_ANSWERS = ("completion", "generated_text", "output_text", "output")
+_PROMPTS = ("prompt", "messages", "inputs", "input")
+_ANSWERS = ("completion", "generated_text", "output_text", "output", "choices")
 _EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
 
 
@@ -116,16 +117,18 @@ def _log(path: Path) -> Traffic:
     texts: list[str] = []
     estimated = left_out = 0
     for row in rows:
-        prompt = _prompt_of(row)
+        prompt = _first(row, _PROMPTS, _text)
         tokens_in, tokens_out = _number(row, _INPUT), _number(row, _OUTPUT)
         if tokens_in is None and prompt:
             tokens_in, estimated = len(prompt) / _CHARACTERS_PER_TOKEN, estimated + 1
-        if tokens_out is None and (answer := _answer_of(row)):
+        if tokens_out is None and (answer := _first(row, _ANSWERS, _text)):
             tokens_out = len(answer) / _CHARACTERS_PER_TOKEN
         if not tokens_in or not tokens_out or _failed(row):
             left_out += 1
             continue
-        kept.append((_time_of(row), max(1, round(tokens_in)), max(1, round(tokens_out))))
+        kept.append(
+            (_first(row, _TIMES, _epoch_s), max(1, round(tokens_in)), max(1, round(tokens_out)))
+        )
         if prompt:
             texts.append(prompt)
     if len(kept) < 2:
@@ -221,13 +224,8 @@ def _number(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
     return _first(row, names, read)
 
 
-def _time_of(row: Mapping[str, Any]) -> float | None:
-    """Unix seconds, or seconds of the log's own clock."""
-    value: float | None = _first(row, _TIMES, _epoch_s)
-    return value
-
-
 def _epoch_s(value: object) -> float | None:
+    """Unix seconds, or seconds of the log's own clock."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -244,17 +242,8 @@ def _epoch_s(value: object) -> float | None:
     return None
 
 
-def _prompt_of(row: Mapping[str, Any]) -> str:
-    """The prompt's text, roles between the messages; empty where it is not recorded."""
-    found = _first(row, ("prompt", "messages", "inputs", "input"), _text)
-    return found or ""
-
-
-def _answer_of(row: Mapping[str, Any]) -> str:
-    return _first(row, (*_ANSWERS, "choices"), _text) or ""
-
-
 def _text(value: object) -> str | None:
+    """A prompt or an answer, with the roles of its messages; None where it is not recorded."""
     if isinstance(value, str):
         return value or None
     if not isinstance(value, Sequence):

@@ -50,7 +50,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario = _mapping(run.manifest.get("scenario"))
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
-    found = search_headline(run.slo_answer)
+    headlines = (search_headline(run.slo_answer), _knee_headline(curve, knees), *_extremes(curve))
     more = (
         search_table(axis, lines),
         spread_table(axis, lines),
@@ -65,7 +65,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         label=label,
         subtitle=_subtitle(run.manifest, scenario),
         simulated=is_simulated(run.manifest),
-        headlines=(*([] if found is None else [found]), *_headlines(curve, knees)),
+        headlines=tuple(each for each in headlines if each is not None),
         levels=levels_table(axis, lines, marked),
         details=statistics_tables(axis, lines),
         knees=knees_table(axis, knees),
@@ -142,15 +142,6 @@ def _target_text(manifest: Mapping[str, Any]) -> str:
                 return str(target[key])
         return plain(target)
     return str(target or "")
-
-
-def _headlines(curve: SweepCurve, knees: Sequence[Knee]) -> tuple[Headline, ...]:
-    """Knee, best throughput, fastest answer: what to read first."""
-    return tuple(
-        headline
-        for headline in (_knee_headline(curve, knees), *_extremes(curve))
-        if headline is not None
-    )
 
 
 def _knee_headline(curve: SweepCurve, knees: Sequence[Knee]) -> Headline | None:

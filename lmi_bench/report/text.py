@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from lmi_bench.core.level import Level, ServerMetrics
@@ -58,14 +58,13 @@ def level_block(line: Level) -> str:
         ("Request throughput (req/s):", number(line.request_throughput_per_s, 4)),
         ("Output token throughput (tok/s):", number(line.throughput_tokens_per_s, 4)),
         ("Total token throughput (tok/s):", number(line.total_throughput_tokens_per_s, 4)),
-        *_by_gaps(line),
-        *_of_reasoning(line),
+        *_own_rows(line),
         ("Mean concurrency:", number(line.mean_concurrency, 4)),
         ("State:", level_state(line).text),
     ]
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
-    for title, metric, short in (*_SECTIONS, *_of_due_times(line), *_of_answers(line)):
+    for title, metric, short in (*_SECTIONS, *_own_sections(line)):
         text.append(f" {title} ".center(_WIDTH, "-"))
         text += [
             _row(f"{shown} {short}:", statistic_cell(line.of(metric), name, 4).text)
@@ -75,31 +74,21 @@ def level_block(line: Level) -> str:
     return "\n".join(text)
 
 
-def _of_due_times(line: Level) -> tuple[tuple[str, str, str], ...]:
-    """Open loop: also show latency from the send, and the dispatch delay."""
-    if not line.load.is_open or "ttft_from_sent" not in line.latency:
-        return ()
-    return _FROM_SENT
+def _own_sections(line: Level) -> Iterator[tuple[str, str, str]]:
+    """Latencies that only some levels have."""
+    if line.load.is_open and "ttft_from_sent" in line.latency:
+        yield from _FROM_SENT
+    if "ttft_answer" in line.latency:  # reasoning models: TTFT counts reasoning tokens
+        yield "Time to first token of the answer", "ttft_answer", "TTFT of the answer (ms)"
 
 
-def _of_answers(line: Level) -> tuple[tuple[str, str, str], ...]:
-    """Reasoning models: TTFT counts reasoning tokens, this only the answer's."""
-    if "ttft_answer" not in line.latency:
-        return ()
-    return (("Time to first token of the answer", "ttft_answer", "TTFT of the answer (ms)"),)
-
-
-def _of_reasoning(line: Level) -> list[tuple[str, str]]:
-    found = line.reasoning_token_share
-    return [] if found is None else [("Reasoning tokens, of all output:", share(found))]
-
-
-def _by_gaps(line: Level) -> list[tuple[str, str]]:
-    """Throughput as published price tables compute it: right only while no request waits."""
-    gap_ms = line.of("itl").p50
-    if not gap_ms or line.load.concurrency is None:
-        return []
-    return [("Concurrency / P50 ITL (tok/s):", number(1e3 * line.load.concurrency / gap_ms, 4))]
+def _own_rows(line: Level) -> Iterator[tuple[str, str]]:
+    """Throughput as published price tables compute it, and the share of reasoning tokens."""
+    gap_ms, users = line.of("itl").p50, line.load.concurrency
+    if gap_ms and users is not None:  # right only while no request waits
+        yield "Concurrency / P50 ITL (tok/s):", number(1e3 * users / gap_ms, 4)
+    if line.reasoning_token_share is not None:
+        yield "Reasoning tokens, of all output:", share(line.reasoning_token_share)
 
 
 _BOUNDED: tuple[tuple[Literal["ttft", "itl"], str], ...] = (

@@ -51,12 +51,14 @@ def build_view(
     headlines: list[Headline] = []
     if len(run_views) == 1:
         headlines += run_views[0].headlines
+        title = title or run_views[0].label
     else:
         headlines += [run_headline(run) for run in run_views]
+        title = title or (f"{len(run_views)} runs compared" if run_views else "Recommendation")
     if run_views:  # a recommendation alone says it in its own section, right below
         headlines += [each.headline for each in advice]
     return ReportView(
-        title=title or (run_views[0].label if len(run_views) == 1 else _title(run_views)),
+        title=title,
         generated_at=(generated_at or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         headlines=tuple(headlines),
@@ -67,10 +69,6 @@ def build_view(
         latency_limit_ms=DEFAULT_LATENCY_LIMIT_MS,
         tables=tuple(tables),
     )
-
-
-def _title(run_views: Sequence[object]) -> str:
-    return f"{len(run_views)} runs compared" if run_views else "Recommendation"
 
 
 def _distinct(names: Sequence[str], runs: Sequence[Run]) -> list[str]:

@@ -412,11 +412,6 @@ def _is_sglang(content: Object) -> bool:
     )
 
 
-def _is_aiperf(content: Object) -> bool:
-    metric = content.get("request_latency")
-    return isinstance(metric, Mapping) and "avg" in metric and "unit" in metric
-
-
 def _is_aiperf_aggregate(content: Object) -> bool:
     metadata = content.get("metadata")
     return isinstance(metadata, Mapping) and metadata.get("aggregation_type") == "confidence"
@@ -431,11 +426,6 @@ def _is_guidellm(content: Object) -> bool:
     )
 
 
-def _is_genai_bench(content: Object) -> bool:
-    found = content.get(_LEVEL)
-    return isinstance(found, Mapping) and "stats" in found and "num_concurrency" in found
-
-
 def is_search_history(content: Object) -> bool:
     """Whether an object is AIPerf's search_history.json, which holds no levels."""
     return "iterations" in content and ("boundary_summary" in content or "best" in content)
@@ -446,9 +436,9 @@ SUMMARIES: tuple[tuple[Knows, Reader], ...] = (
     (_is_sglang, read_sglang),
     (_is_vllm, read_vllm),
     (has("tput_per_gpu", "conc"), read_inferencex),
-    (_is_aiperf, read_aiperf),
+    (has("request_latency.avg", "request_latency.unit"), read_aiperf),
     (lambda content: isinstance(content.get("per_combination_metrics"), list), read_aiperf_sweep),
     (_is_aiperf_aggregate, read_aiperf_aggregate),
     (_is_guidellm, read_guidellm),
-    (_is_genai_bench, GENAI_BENCH.read),
+    (has(f"{_LEVEL}.stats", f"{_LEVEL}.num_concurrency"), GENAI_BENCH.read),
 )

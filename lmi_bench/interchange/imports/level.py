@@ -83,22 +83,26 @@ def missing(reason: str = NOT_IN_FILE) -> Statistics:
     return statistics({}, n=None, reason=reason)
 
 
+# field of our levels -> its name in `numbers`
+_NUMBERS = {
+    **{name: name for name in ("requests", "errors", "output_tokens", "input_tokens", "wall_s")},
+    **{f"{name}_tokens_per_s": name for name in ("throughput", "total_throughput")},
+    "request_throughput_per_s": "request_throughput",
+}
+
+
 def summary_level(
     load: Load,
     *,
     tool: str,
-    requests: int | None,
-    errors: int | None,
-    input_tokens: float | None = None,
-    output_tokens: float | None = None,
-    wall_s: float | None = None,
-    throughput: float | None = None,
-    total_throughput: float | None = None,
-    request_throughput: float | None = None,
+    numbers: Mapping[str, float | None],
     latencies: Mapping[str, Statistics],
     extra: Mapping[str, Any] | None = None,
 ) -> Level:
     """A level from another tool's summary; `extra` keeps what has no place with us.
+
+    numbers  requests, errors, output_tokens, input_tokens, wall_s, throughput, total_throughput
+             (tokens/s) and request_throughput (requests/s), as far as the file has them
 
     Other tools count from the send, so TTFT and E2E latency each fill both of ours.
     """
@@ -106,22 +110,18 @@ def summary_level(
         if f"{key}_ms" in latencies:
             latencies = {f"{key}_from_sent_ms": latencies[f"{key}_ms"], **latencies}
     e2e_mean = (latencies.get("e2e_ms") or {}).get("mean")
-    mean_concurrency = None
-    if e2e_mean is not None and request_throughput is not None:
-        mean_concurrency = request_throughput * e2e_mean / 1000  # Little's law
-    return _level(
+    mean_concurrency, per_s = None, numbers.get("request_throughput")
+    if e2e_mean is not None and per_s is not None:
+        mean_concurrency = per_s * e2e_mean / 1000  # Little's law
+    errors = numbers.get("errors")
+    return Level.from_json(
         {
+            "level": 0,
+            "attempt": 1,
             "concurrency": load.concurrency,
             "rate_per_s": load.rate_per_s,
-            "requests": requests,
-            "errors": errors,
+            **{name: numbers.get(number) for name, number in _NUMBERS.items()},
             "errors_by_kind": {"unknown": errors} if errors else {},
-            "output_tokens": output_tokens,
-            "input_tokens": input_tokens,
-            "wall_s": wall_s,
-            "throughput_tokens_per_s": throughput,
-            "total_throughput_tokens_per_s": total_throughput,
-            "request_throughput_per_s": request_throughput,
             "steady": {"throughput_tokens_per_s": None, "reason": NOT_IN_FILE},
             "valid": True,
             "invalid_reason": None,
@@ -134,10 +134,6 @@ def summary_level(
             "imported": dict(extra or {}),
         }
     )
-
-
-def _level(line: Mapping[str, Any]) -> Level:
-    return Level.from_json({"level": 0, "attempt": 1, **line})
 
 
 def record_level(

@@ -38,7 +38,7 @@ class _Requests:
 
 _REQUESTS = (
     _Requests(
-        lambda line: "request_start_ns" in (line.get("metadata") or {}),
+        has("metadata.request_start_ns"),
         requests.read_aiperf,
         "profile_export.jsonl does not say under which load it was measured: give --concurrency N "
         "or --rate R",

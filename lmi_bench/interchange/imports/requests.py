@@ -167,17 +167,14 @@ def read_llmperf(lines: Lines, load: Load) -> Imported:
         [value for line in answered if (value := number_of(line, f"{name}_s")) is not None]
         for name in ("ttft", "end_to_end_latency")
     )
-    tokens = [
-        sum(whole_of(line, f"number_{side}_tokens") or 0 for line in answered)
+    tokens = {
+        f"{side}_tokens": sum(whole_of(line, f"number_{side}_tokens") or 0 for line in answered)
         for side in ("input", "output")
-    ]
+    }
     level = summary_level(
         load,
         tool="llmperf",
-        requests=len(lines),
-        errors=len(lines) - len(answered),
-        input_tokens=tokens[0],
-        output_tokens=tokens[1],
+        numbers={"requests": len(lines), "errors": len(lines) - len(answered), **tokens},
         latencies={
             "ttft_ms": summarise_ms(ttft_s).to_json(),
             "e2e_ms": summarise_ms(e2e_s).to_json(),

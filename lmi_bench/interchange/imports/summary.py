@@ -106,21 +106,15 @@ class Summary:
             mean = found.get(f"mean_{side}_tokens")
             if mean is not None and completed is not None:
                 found[f"{side}_tokens"] = mean * completed
-        wall_s, rate_per_s = found.get("wall_s"), found.get("request_throughput")
-        if wall_s is None and rate_per_s and completed is not None:
-            wall_s = completed / rate_per_s
+        found |= {"requests": requests, "errors": errors}
+        rate_per_s = found.get("request_throughput")
+        if found.get("wall_s") is None and rate_per_s and completed is not None:
+            found["wall_s"] = completed / rate_per_s
         extra = {name: _first(content, path) for name, path in self.extra.items()}
         return summary_level(
             load,
             tool=self.tool,
-            requests=requests,
-            errors=errors,
-            input_tokens=found.get("input_tokens"),
-            output_tokens=found.get("output_tokens"),
-            wall_s=wall_s,
-            throughput=found.get("throughput"),
-            total_throughput=found.get("total_throughput"),
-            request_throughput=rate_per_s,
+            numbers=found,
             latencies={
                 **{key: missing(reason) for key, reason in self.absent.items()},
                 **{
@@ -182,6 +176,12 @@ def _whole(content: Object, path: Path) -> int | None:
     return None if found is None else round(found)
 
 
-def has(*keys: str) -> Knows:
-    """Whether an object has all of these keys."""
-    return lambda content: set(keys) <= content.keys()
+def has(*paths: str) -> Knows:
+    """Whether an object has a key, possibly null, at each of these paths."""
+
+    def has_path(content: Object, path: str) -> bool:
+        parent, _, key = path.rpartition(".")
+        place = _at(content, parent) if parent else content
+        return isinstance(place, Mapping) and key in place
+
+    return lambda content: all(has_path(content, path) for path in paths)
