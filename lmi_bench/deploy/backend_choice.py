@@ -7,12 +7,11 @@ resolves to. Source: LmiConfigRecommender.java and the release notes of djl-serv
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from typing import Final
 
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.deploy.option_table import data_file
+from lmi_bench.deploy.option_table import data_rows
 from lmi_bench.models.shape import ModelShape, possible_degrees
 
 CHOSEN, POSSIBLE, OUT = "chosen", "possible", "out"
@@ -48,7 +47,7 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
     compiles = any(name in family for name in (*TENSORRT_JIT_0_26, *_TENSORRT_BEFORE))
     holds = {"": True, "mixture of experts": shape.is_moe, "known family": compiles}
     verdicts: dict[str, BackendVerdict] = {}
-    for row in csv.DictReader(data_file("backends.csv").splitlines()):
+    for row in data_rows("backends.csv"):
         if era not in row["eras"] or vendor not in row["vendors"] or not holds[row["when"]]:
             continue
         reason = row["reason"].format(accelerator=accelerator)

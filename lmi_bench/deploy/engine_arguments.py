@@ -6,13 +6,12 @@ from the version `since` up to, but not including, `until`.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from lmi_bench.deploy.option_table import data_file, value_problem
+from lmi_bench.deploy.option_table import data_rows, value_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,7 @@ class Argument:
 @cache
 def argument_history(engine: str) -> tuple[Argument, ...]:
     """Every row of an engine: vllm or sglang."""
-    text = data_file(f"engine_arguments/{engine}.csv")
-    return tuple(Argument(**row) for row in csv.DictReader(text.splitlines()))
+    return tuple(Argument(**row) for row in data_rows(f"engine_arguments/{engine}.csv"))
 
 
 @cache

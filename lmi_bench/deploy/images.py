@@ -6,14 +6,13 @@ data/regions.csv names its own.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.option_table import data_file, nearest
+from lmi_bench.deploy.option_table import data_rows, nearest
 
 _FIRST_CUDA: Final = ((10.3, "cu129"), (10.0, "cu128"), (8.9, "cu118"))
 """Compute capabilities, and the first version of CUDA that compiles for them and those below."""
@@ -91,13 +90,12 @@ class Image:
 @cache
 def all_images() -> tuple[Image, ...]:
     """All known images, oldest first in each family."""
-    return tuple(Image(**row) for row in csv.DictReader(data_file("images.csv").splitlines()))
+    return tuple(Image(**row) for row in data_rows("images.csv"))
 
 
 @cache
 def _regions() -> dict[str, dict[str, str]]:
-    rows = csv.DictReader(data_file("regions.csv").splitlines())
-    return {row["region"]: row for row in rows}
+    return {row["region"]: row for row in data_rows("regions.csv")}
 
 
 def find_image(family: str, version: str | None = None, instance: Instance | None = None) -> Image:

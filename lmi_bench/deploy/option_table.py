@@ -20,7 +20,7 @@ import csv
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -97,7 +97,7 @@ def value_problem(kind: str, choices: Sequence[str], value: str) -> str | None:
 @cache
 def all_options() -> Mapping[str, Option]:
     """All known options by name."""
-    rows: Iterable[dict[str, Any]] = csv.DictReader(data_file("lmi_options.csv").splitlines())
+    rows: Iterable[dict[str, Any]] = data_rows("lmi_options.csv")
     lists = ("choices", "backends")
     return {
         row["name"]: Option(**(row | {name: tuple(row[name].split()) for name in lists}))
@@ -111,9 +111,10 @@ def variable_of(name: str) -> str:
     return f"{'OPTION' if name.startswith(PREFIX) else 'SERVING'}_{bare}"
 
 
-def data_file(name: str) -> str:
-    """The text of a data file of this package."""
-    return resources.files("lmi_bench.deploy").joinpath("data").joinpath(name).read_text("utf-8")
+def data_rows(name: str) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file in this package's data folder."""
+    path = resources.files("lmi_bench.deploy").joinpath("data").joinpath(name)
+    return csv.DictReader(path.read_text("utf-8").splitlines())
 
 
 def find_option(name: str) -> Option:

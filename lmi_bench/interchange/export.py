@@ -1,4 +1,4 @@
-"""A run written for other programs: CSV or Parquet tables, one JSON, or llm-d reports."""
+"""Writes a run for other programs: CSV or Parquet tables, one JSON file, or llm-d reports."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 
 
 def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path]:
-    """Write a run into a folder, which is made if need be; returns the files.
+    """Write a run into a folder, created if missing; returns the files.
 
-    csv, parquet  levels and requests, a table each
-    json          run.json: manifest, levels, knees and the answer of a search
-    llm-d         level-N.yaml: one benchmark report 0.2 a level
+    csv, parquet  two tables: levels and requests
+    json          run.json: manifest, levels, knees and the result of a search
+    llm-d         level-N.yaml: one benchmark report 0.2 per level
     Raises InputError where the run has no level, a file cannot be written or pyarrow is missing.
     """
     if not run.levels:

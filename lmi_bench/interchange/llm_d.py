@@ -1,9 +1,8 @@
-"""A level as a benchmark report of llm-d, schema version 0.2: one report a level.
+"""Levels as benchmark reports of llm-d, schema version 0.2, one for each level.
 
 Units are written with each metric (ms, ms/token, tokens/s, queries/s, count). Source: the schema
-`schema_v0_2.py` of llm-d/llm-d-benchmark (2026-08). A statistic that was not measured is left out;
-nothing is filled in. The stack is described only where the accelerator is known, which the schema
-asks for.
+`schema_v0_2.py` of llm-d/llm-d-benchmark (2026-08). A statistic that was not measured is left out.
+The schema requires an accelerator, so the stack is described only where it is known.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def _stack(run: Run) -> list[dict[str, Any]]:
 
 
 def _load(run: Run, line: Level, scenario: Mapping[str, Any], stage: int) -> dict[str, Any]:
-    """The load section; left out where the prompt length is unknown, which the schema asks for."""
+    """The load section; empty if the prompt length, which the schema requires, is unknown."""
     workload = scenario.get("workload") or {}
     input_tokens, output_tokens = mean_lengths(line)
     fixed = not workload.get("mix") and not workload.get("dataset")
@@ -138,7 +137,7 @@ def _aggregate(line: Level) -> dict[str, Any]:
 
 
 def _statistics(found: Statistics, units: str) -> dict[str, Any] | None:
-    """The schema asks for a mean; a metric without one is left out."""
+    """The schema requires a mean: None for a metric without one."""
     if found.mean is None:
         return None
     kept = {

@@ -1,4 +1,4 @@
-"""A run as two tidy tables: a row a level, and a row a request.
+"""A run as two tidy tables: one row per level, and one row per request.
 
 The level table begins with the columns of the published benchmark tables, so that measured and
 published rows can be stacked; every further column has its unit in its name.
@@ -34,7 +34,7 @@ _METRICS: tuple[Metric, ...] = (
 
 
 def level_table(run: Run) -> pd.DataFrame:
-    """A row a level. A level that was cut short keeps its row and has no throughput or latency.
+    """One row per level. A level that was cut short keeps its row, without throughput or latency.
 
     latency_ms_per_token  is the p90, as in the published tables; the other statistics follow
     """
@@ -42,7 +42,7 @@ def level_table(run: Run) -> pd.DataFrame:
 
 
 def request_table(run: Run) -> pd.DataFrame:
-    """A row a request that was sent; times are seconds since its level's start."""
+    """One row per sent request; times are seconds since its level's start."""
     rows = []
     for line, records in zip(run.levels, run.records, strict=True):
         open_loop = line.load.is_open
@@ -76,7 +76,7 @@ def request_table(run: Run) -> pd.DataFrame:
 
 
 def hardware(run: Run) -> dict[str, Any]:
-    """What a run's manifest and the catalog know of the machine; None where they do not."""
+    """The machine, from the run's manifest and the catalog; None for unknown facts."""
     target = run.manifest.get("target")
     facts: Mapping[str, Any] = target if isinstance(target, Mapping) else {}
     instance = facts.get("instance") or facts.get("instance_type")

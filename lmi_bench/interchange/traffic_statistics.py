@@ -1,4 +1,4 @@
-"""What recorded traffic says of a workload: lengths, peak rate, burstiness, the day's curve.
+"""Statistics of recorded traffic: lengths, peak rate, burstiness, the day's curve.
 
 Lengths stay joint: long prompts may have short answers, and a plan with independent ones would see
 neither the long-long requests nor their absence. Requests are grouped by prompt length, each group
@@ -42,7 +42,7 @@ class Burstiness:
 
 
 def peak_rate_per_s(times_s: Sequence[float], window_s: float = PEAK_WINDOW_S) -> float:
-    """Most requests of any window, by its length; of a shorter record its mean rate.
+    """The highest mean rate of any window; the mean rate of a record shorter than the window.
 
     times_s  rising, shape (n,), at least two of them different
 
@@ -62,8 +62,8 @@ def burstiness(times_s: Sequence[float]) -> Burstiness:
     """The shape that gamma arrivals need to be as uneven as these.
 
     The squared variation of the gaps inside each five minutes is 1 / shape; stamps of whole seconds
-    hide gaps, so there the variance of counts over their mean stands for it (both are equal in the
-    long run of a renewal process). Within three standard errors of 1 it is Poisson.
+    hide gaps, so there the variance of counts over their mean is used instead (both converge to the
+    same value in a renewal process). Within three standard errors of 1 it is Poisson.
     """
     times = np.asarray(times_s, dtype=np.float64)
     if len(times) <= _FEWEST_GAPS:

@@ -1,4 +1,4 @@
-"""Results in, HTML and Markdown out. Called as a function, the package writes a report.
+"""Renders results as HTML and Markdown. Called as a function, the package writes a report.
 
 `lmi_bench.report(runs=["runs/a"])` calls `lmi_bench.jobs.face.write_report`: a package and a
 function cannot have one name otherwise, and both are wanted.

@@ -1,11 +1,12 @@
-"""Several runs level by level: each against the first, at the loads that both have."""
+"""Compares several runs with the first, level by level."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.report.table import Cell, Column, Row, Table
+from lmi_bench.report.table import Cell, Field, Table, field, table_of
 from lmi_bench.report.values import Curve
 
 
@@ -22,39 +23,32 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
         return None
     ordered = [base, *(curve for curve in same if curve is not base)]
     loads = sorted({load for curve in ordered for load in curve.loads})
-    rows = tuple(
-        Row((Cell(f"{load:g}"), *_cells(ordered, load, throughput=True),
-             *_cells(ordered, load, throughput=False)))
-        for load in loads
-    )  # fmt: skip
-    titles = [f"{curve.label} (predicted)" if curve.simulated else curve.label for curve in ordered]
-    columns = (
-        Column("Concurrent requests" if base.axis == "concurrency" else "Request rate, req/s"),
-        *(Column(title, "Throughput, tok/s") for title in titles),
-        *(Column(title, "Latency p90, ms/token") for title in titles),
-    )
+
+    def cell(curve: Curve, load: float, *, throughput: bool) -> Cell:
+        value, first = (_value(each, load, throughput=throughput) for each in (curve, base))
+        if value is None and curve is not base:
+            return Cell(MISSING, "this run has no such level", "na")
+        if value is None or not first or curve is base:
+            return Cell(number(value))
+        change = value / first - 1
+        better = change > 0 if throughput else change < 0
+        tone = "" if abs(change) < 0.05 else "good" if better else "bad"
+        return Cell(f"{number(value)} ({change:+.0%})", "", tone)
+
+    by_concurrency = base.axis == "concurrency"
+    fields: list[Field[float]] = [
+        field("Concurrent requests" if by_concurrency else "Request rate, req/s", "{:g}".format)
+    ]
+    for group, throughput in (("Throughput, tok/s", True), ("Latency p90, ms/token", False)):
+        for curve in ordered:
+            title = f"{curve.label} (predicted)" if curve.simulated else curve.label
+            of_run = partial(cell, curve, throughput=throughput)
+            fields.append(field(title, of_run, group))
     left_out = len(curves) - len(same)
     note = f"Differences are against {base.label}, a single run each: no test of significance."
     if left_out:
         note += f" {left_out} run(s) over another kind of load are left out."
-    return Table("Runs side by side", columns, rows, note)
-
-
-def _cells(curves: Sequence[Curve], load: float, *, throughput: bool) -> list[Cell]:
-    values = [_value(curve, load, throughput=throughput) for curve in curves]
-    base = values[0]
-    cells = [Cell(number(base))]
-    for value in values[1:]:
-        if value is None:
-            cells.append(Cell(MISSING, "this run has no such level", "na"))
-        elif base is None or base == 0:
-            cells.append(Cell(number(value)))
-        else:
-            change = value / base - 1
-            better = change > 0 if throughput else change < 0
-            tone = "" if abs(change) < 0.05 else "good" if better else "bad"
-            cells.append(Cell(f"{number(value)} ({change:+.0%})", "", tone))
-    return cells
+    return table_of("Runs side by side", fields, loads, note)
 
 
 def _value(curve: Curve, load: float, *, throughput: bool) -> float | None:

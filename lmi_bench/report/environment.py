@@ -1,4 +1,4 @@
-"""When, where and with what a run was made, from its manifest."""
+"""The time, machine, target and versions of a run, from its manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIRST = {
 
 
 def environment_facts(manifest: Mapping[str, Any]) -> tuple[Facts, ...]:
-    """When, where and with what the run was made."""
+    """The facts about a run, in four groups."""
     commands = (
         command if isinstance(command, list | tuple) else [command]
         for command in manifest.get("commands") or []

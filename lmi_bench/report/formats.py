@@ -1,4 +1,4 @@
-"""Numbers as people read them. Units are changed here, in the console and in `units` alone."""
+"""Formats numbers for display. Units are converted only here, in the console and in `units`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi_bench.report.table import Cell
 
 MISSING = "–"
 NOT_SUPPORTED = "n/a"
-_ROUNDING = 1e-12  # of a share: it stands for nothing
+_ROUNDING = 1e-12  # a smaller share is a rounding error, shown as 0
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -39,7 +39,7 @@ def count(value: float | None) -> str:
 
 
 def usd(value: float | None, *, per: str = "") -> str:
-    """A price; never a guess where there is none.
+    """A price in USD, or that none is known.
 
     >>> [usd(1.212), usd(0.0912), usd(None), usd(21.2, per="/h")]
     ['$1.21', '$0.0912', 'no price', '$21.20/h']
@@ -51,7 +51,7 @@ def usd(value: float | None, *, per: str = "") -> str:
 
 
 def share(value: float | None) -> str:
-    """A share of one, in percent; what rounding leaves of nothing is nothing.
+    """A share (0 to 1) in percent; a rounding error is shown as 0.
 
     >>> [share(v) for v in (0.5, 0.0123, 4e-16)]
     ['50 %', '1.23 %', '0 %']
@@ -69,7 +69,7 @@ def load_name(axis: str, value: float | None) -> str:
 
 
 def minute(created_at: str) -> str:
-    """A time stamp of a file, to the minute; what is none stays as it is.
+    """A time stamp to the minute in UTC; other text stays as it is.
 
     >>> minute("2026-01-02T03:04:05+00:00")
     '2026-01-02 03:04 UTC'
@@ -84,7 +84,7 @@ def minute(created_at: str) -> str:
 
 
 def statistic_cell(statistics: Statistics, name: str, digits: int = 3) -> Cell:
-    """One statistic of a level's metric; the reason as a hint where it is missing."""
+    """One statistic of a level's metric; if it is missing, the hint is the reason."""
     value = statistics.value(name)
     if value is not None:
         return Cell(number(value, digits), f"{value:.6g} ms, n = {statistics.n}")
@@ -95,7 +95,7 @@ def statistic_cell(statistics: Statistics, name: str, digits: int = 3) -> Cell:
 
 
 def key_title(key: str) -> str:
-    """A key of a file as a heading: its unit behind it.
+    """A key of a file as a heading, followed by its unit.
 
     >>> [key_title(k) for k in ("throughput_tokens_per_s", "ttft_p90_ms", "price_usd_per_hour")]
     ['Throughput, tok/s', 'TTFT p90, ms', 'Price, USD/h']

@@ -1,4 +1,4 @@
-"""A gate's verdict for machines and for pull requests: JUnit XML and Markdown."""
+"""A gate's verdict as JUnit XML and Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmi_bench.analysis.results.gate import GateCase
 
 
 def gate_junit(cases: Sequence[GateCase], *, suite: str = "lmi-bench gate") -> str:
-    """JUnit XML: one test case a check, the level as its class."""
+    """JUnit XML: one test case per check, with the level as its class."""
     failures = sum(not case.passed for case in cases)
     root = Element("testsuites", tests=str(len(cases)), failures=str(failures))
     group = SubElement(
@@ -25,7 +25,7 @@ def gate_junit(cases: Sequence[GateCase], *, suite: str = "lmi-bench gate") -> s
 
 
 def gate_markdown(cases: Sequence[GateCase], *, title: str) -> str:
-    """A table, the misses first, below a line with the verdict."""
+    """A line with the verdict, and a table of the checks, misses first."""
     missed = [case for case in cases if not case.passed]
     verdict = f"{len(missed)} of {len(cases)} checks missed" if missed else "all checks passed"
     lines = [f"## {title}: {verdict}", "", "| | level | check | measured | limit | |",

@@ -1,8 +1,8 @@
-"""One HTML file that opens from disk, with no network and no second file.
+"""Renders one HTML file that opens from disk, without network or other files.
 
 plotly.js (the basic bundle: lines, bars and pies), style and figures are inside. The page's
-content-security policy allows nothing to be loaded and only the scripts written here to run, by
-their hashes: a name that slipped through the escaping could still not run.
+content-security policy blocks loading, and allows only the scripts written here, by their hashes:
+a name that slips through the escaping still cannot run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _text(resource: Any) -> str:
 
 
 def _inline(script: str) -> str:
-    """A script as it may stand inside an element: line ends as the parser will see them."""
+    """A script for an inline element, with the line ends that the parser will see."""
     text = script.replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 

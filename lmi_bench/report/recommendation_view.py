@@ -1,6 +1,6 @@
-"""A recommendation as a report shows it, from what `recommend --json` writes.
+"""The content of a report's section about a recommendation, from a file of `recommend --json`.
 
-Known keys get their place; what is left over is shown as it is under provenance.
+Known keys have a place of their own; every other key is listed under provenance.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
 
 
 def _how_sure(chosen: Candidate) -> str:
-    """The load that it carries with its interval, and how sure each SLO is."""
+    """The candidate's capacity with its interval, and the confidence of each SLO."""
     text = ""
     capacity = chosen.figures.get("capacity_rate_per_s")
     if capacity is not None:
@@ -91,7 +91,7 @@ def _how_sure(chosen: Candidate) -> str:
 
 
 def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:
-    """The first figures of the chosen candidate, or all where it has none of those."""
+    """The most important figures of the chosen candidate, or all if it has none of them."""
     known = {key: figure for key, figure in chosen.figures.items() if figure is not None}
     headlines = []
     for key in [key for key in known if key in FIRST_FIGURES] or known:
@@ -103,7 +103,7 @@ def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:
 
 
 def _provenance(content: Mapping[str, Any], chosen: Candidate | None) -> tuple[Facts, ...]:
-    """Where each number comes from: whatever the file says beside its candidates."""
+    """The origin of each number: everything in the file except its candidates."""
     facts = [*planning_facts(content), Facts("How it was found", tuple(_flatten(content, _PLACED)))]
     if chosen is not None:
         placed = {*_PLACED_OF_CANDIDATE, *chosen.figures}
@@ -134,7 +134,7 @@ def _subtitle(answer: Recommendation) -> str:
 
 
 def planning_facts(content: Mapping[str, Any]) -> list[Facts]:
-    """Sensitivity, frontier and winners by load, where the file has them; empty ones left out."""
+    """Sensitivity, frontier and cheapest layouts by load, as far as the file has them."""
     facts = [
         Facts("What would change the answer", tuple(_sensitivity(content))),
         Facts("Cheapest to fastest, none beaten in both", tuple(_frontier(content))),

@@ -86,7 +86,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
 
 
 def run_headline(run: RunView) -> Headline:
-    """One run among several: its best throughput, and where its knee is."""
+    """The headline of one run among several: its best throughput and its knee."""
     by_label = {headline.label: headline for headline in run.headlines}
     best = by_label.get("Best throughput")
     if best is None:
@@ -170,7 +170,7 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Knee]) -> Headline | None:
 
 
 def _what_binds(chosen: Knee, knees: Sequence[Knee], axis: str, load: float) -> str:
-    """Why the curve bends at the chosen knee, or at the last one of another rule before it."""
+    """The cause of the chosen knee, or of the nearest one below it by another rule."""
     known = [
         knee
         for knee in knees
@@ -189,7 +189,7 @@ def _what_binds(chosen: Knee, knees: Sequence[Knee], axis: str, load: float) -> 
 
 
 def _rule_name(knee: Knee) -> str:
-    """The rule within a sentence; Kneedle is a name."""
+    """The rule's title inside a sentence; Kneedle is a name and stays capitalised."""
     title = rule_title(knee)
     return title if knee.rule == "kneedle" else title.lower()
 

@@ -1,4 +1,4 @@
-"""SLOs on the console: goodput and each limit by level, and what a search found."""
+"""SLOs on the console: goodput and each limit by level, and the result of a search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHAPES = {"smooth": "passed gradually", "cliff": "a cliff"}
 
 
 def describe_answer(answer: SloAnswer) -> str:
-    """What a search found, in two or three lines of plain text."""
+    """The result of a search, in one to three lines of plain text."""
     slos = ", ".join(answer.slo)
     spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
     if answer.value is None:
@@ -44,9 +44,9 @@ def goodput_rows(
     *,
     failures: FailureRule = "exclude",
 ) -> list[dict[str, str]]:
-    """A row a level: requests that met every limit, and each SLO's measured value.
+    """One row per level: requests that met every limit, and each SLO's measured value.
 
-    limits  of a single request; the SLOs where there are none
+    limits  limits of a single request; empty: the SLOs
     """
     rows = []
     for line, kept in zip(levels, records, strict=True):

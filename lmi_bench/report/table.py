@@ -1,4 +1,4 @@
-"""A table as plain text cells, and the fields from which page, Markdown and console draw it."""
+"""A table as plain text cells, and its fields, shared by page, Markdown and console."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Field(Generic[T]):
-    """A column, and how its cell is made of an item.
+    """A column, and a function that makes its cell from an item.
 
     console  heading on the console; "" leaves the column out there
     on_page  False leaves it out of the page
@@ -86,7 +86,7 @@ def field(
     console: str = "",
     on_page: bool = True,
 ) -> Field[T]:
-    """A field; a cell without hint and tone may be its text alone."""
+    """A field; `cell` may return only the text of a cell without hint and tone."""
 
     def made(item: T) -> Cell:
         found = cell(item)
@@ -104,7 +104,7 @@ def table_of(
     tone: Callable[[Any], str] = lambda _: "",
     strong: Callable[[Any], bool] = lambda _: False,
 ) -> Table:
-    """The page's table: a row an item."""
+    """The page's table, one row per item."""
     shown = [each for each in fields if each.on_page]
     rows = tuple(
         Row(tuple(each.cell(item) for each in shown), tone(item), strong(item)) for item in items
@@ -113,7 +113,7 @@ def table_of(
 
 
 def console_rows(fields: Sequence[Field[Any]], items: Iterable[Any]) -> list[dict[str, str]]:
-    """The same as console rows, all with the same keys."""
+    """The items as console rows, all with the same keys."""
     return [
         {each.console: each.cell(item).text for each in fields if each.console} for item in items
     ]

@@ -28,7 +28,7 @@ _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
 
 
 def replica_lines(levels: Sequence[Level]) -> list[str]:
-    """How many requests each replica got, by level, where there are several."""
+    """Requests of each replica, a line for each level with several replicas."""
     lines = []
     for line in levels:
         server = line.server or ServerMetrics()
@@ -45,7 +45,7 @@ def replica_lines(levels: Sequence[Level]) -> list[str]:
 
 
 def level_block(line: Level) -> str:
-    """One level as the block that people know from issues."""
+    """One level as the usual benchmark block, to paste in an issue."""
     rows: list[tuple[str, str]] = [
         (f"{name}:", value) for name, value in load_item(line).items() if value != MISSING
     ]
@@ -99,7 +99,7 @@ _CLOCKS = {"kernel": "kernel time", "user": "user time", "loop": "the event loop
 
 
 def generator_line(lines: Sequence[Level]) -> str | None:
-    """The error bounds of the times, in one line over all levels; None if none is known."""
+    """The error bounds of the times over all levels, in one line; None if none is known."""
     checks = [line.generator for line in lines]
     parts = []
     for name, title in _BOUNDED:
@@ -129,7 +129,7 @@ _COUNTED_BY = {
 
 
 def token_counts_line(lines: Sequence[Level]) -> str | None:
-    """Where the token counts come from, over all levels; None where no endpoint gave them."""
+    """The origin of the token counts over all levels; None if no endpoint stated it."""
     stated = [line.generator.token_counts for line in lines]
     names = dict.fromkeys(name for text in stated if text for name in text.split(", "))
     if not names:
@@ -138,7 +138,7 @@ def token_counts_line(lines: Sequence[Level]) -> str | None:
 
 
 def render_markdown(view: ReportView) -> str:
-    """The report as Markdown: for a pull request, an issue, a wiki."""
+    """The report as Markdown, for a pull request, an issue or a wiki."""
     parts = [f"# {_line(view.title)}", f"lmi-bench {view.version}, {view.generated_at}"]
     for table in view.tables:
         parts += [f"## {_line(table.caption)}", table_markdown(table), table.note]
@@ -161,7 +161,7 @@ def render_markdown(view: ReportView) -> str:
 
 
 def table_markdown(table: Table) -> str:
-    """A table of the report as Markdown; groups of columns go into their titles."""
+    """A table as Markdown; a column's title begins with its group."""
     titles = [
         f"{column.group} {column.title}" if column.group else column.title
         for column in table.columns
@@ -193,7 +193,7 @@ def _row(name: str, value: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Text that stays in its cell."""
+    """Text escaped for a table cell."""
     for old, new in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("\r", " "), ("\n", " ")):
         text = text.replace(old, new)
     return text

@@ -1,4 +1,4 @@
-"""What a report shows, as plain values: every number is text already, every chart is series.
+"""The content of a report as plain values: numbers are already text, charts are series.
 
 The renderers (HTML, text, charts) place these and decide nothing about the content.
 """
@@ -84,14 +84,14 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class RejectedGroup:
-    """Candidates that were turned down for the same kind of reason."""
+    """Candidates that were rejected for the same kind of reason."""
 
     reason: str
     table: Table
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of rejected candidates."""
         return len(self.table.rows)
 
 

@@ -1,4 +1,4 @@
-"""From runs and recommendations to what a report shows."""
+"""Builds the content of a report from runs and recommendations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def build_view(
     """The view of one or more runs and of any recommendations made from them.
 
     recommendations  as `recommend --json` writes them; unknown keys are shown as they are
-    labels           own names for the runs, in their order; the rest name themselves
-    tables           what else is to be read first, such as those of an optimization job
+    labels           names for the first runs, in order; the other runs use their own
+    tables           shown before the runs, such as those of an optimization job
 
     Raises InputError when there is nothing to report on or there are more labels than runs.
     """
@@ -55,7 +55,7 @@ def build_view(
     else:
         headlines += [run_headline(run) for run in run_views]
         title = title or (f"{len(run_views)} runs compared" if run_views else "Recommendation")
-    if run_views:  # a recommendation alone says it in its own section, right below
+    if run_views:  # a recommendation alone has its headline in its own section, right below
         headlines += [each.headline for each in advice]
     return ReportView(
         title=title,

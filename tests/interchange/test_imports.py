@@ -332,7 +332,7 @@ def test_a_broken_field_names_the_file(tmp_path):
 def test_several_files_make_several_levels_of_one_tool_only(tmp_path):
     vllm = read_results(DATA / "vllm.json")
     assert write_imported([vllm, vllm], tmp_path / "run", command=["x"]) == 2
-    with pytest.raises(InputError, match="import them apart"):
+    with pytest.raises(InputError, match="import those of each tool separately"):
         write_imported(
             [vllm, read_results(DATA / "awscurl.json")], tmp_path / "both", command=["x"]
         )

@@ -1,6 +1,6 @@
 """Summaries of vLLM's, SGLang's and InferenceX's benchmarks, AIPerf, guidellm and genai-bench.
 
-TPOT is (E2E - TTFT) / (n - 1) of a request and ITL the gap between streamed items, as with us, but:
+TPOT is (E2E - TTFT) / (n - 1) of a request and ITL the gap between streamed items, as here, but:
 
 - SGLang divides its gaps by the accepted draft length and writes 0 where it measured nothing;
 - InferenceX gives seconds, and throughput for one GPU;
@@ -41,7 +41,7 @@ SEARCH_HISTORY_HELP = (
 def _find(content: Any, name: str) -> Any:
     """The first value under a name, however deep: versions nest their options differently.
 
-    AIPerf 0.13 lists phases; that of the warm-up has a load of its own, which is passed over.
+    AIPerf 0.13 lists phases; the warm-up has its own load and is skipped.
     """
     if isinstance(content, list):
         content = dict(enumerate(content))
@@ -139,7 +139,7 @@ def read_sglang(content: Object, load: Load | None) -> Imported:
 
 
 def _inferencex_totals(content: Object) -> Object:
-    """Throughput of all GPUs, unless they stand in several groups."""
+    """Throughput of all GPUs, unless they form several groups."""
     degrees = [whole_of(content, name) or 1 for name in ("tp", "pp")]
     gpus = degrees[0] * degrees[1]
     if _is_split(content):
@@ -256,10 +256,10 @@ def read_aiperf_aggregate(content: Object, load: Load | None) -> Imported:
 
 
 def _mean_of_runs(parameters: Object, found: Object, load: Load | None) -> ImportedLevel:
-    """A level of which the file has each statistic's mean over the runs.
+    """A level from each statistic's mean over several runs.
 
-    A metric holds its statistics, or each of them stands by itself, as `time_to_first_token_p90`.
-    The deviation in it is that of the runs and not of the requests: it is left out.
+    A metric is an object of statistics, or each is a key such as `time_to_first_token_p90`. The
+    file's deviation is between runs, not between requests: it is left out.
     """
     values = {str(name).split(".")[-1]: value for name, value in parameters.items()}
     if load is None and values.get("request_rate"):
@@ -397,7 +397,7 @@ GENAI_BENCH = Summary(
 )
 
 
-# --- which of these tools wrote a summary ---------------------------------------------------------
+# --- recognises the tool of a summary ---------------------------------------------------------
 
 
 def _is_vllm(content: Object) -> bool:
@@ -431,7 +431,7 @@ def is_search_history(content: Object) -> bool:
     return "iterations" in content and ("boundary_summary" in content or "best" in content)
 
 
-# The first that knows the fields reads: SGLang's lines look like vLLM's but for a few.
+# The first match reads: SGLang's lines have nearly all of vLLM's fields.
 SUMMARIES: tuple[tuple[Knows, Reader], ...] = (
     (_is_sglang, read_sglang),
     (_is_vllm, read_vllm),

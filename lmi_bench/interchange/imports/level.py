@@ -1,7 +1,7 @@
-"""An imported level: the line that levels.jsonl holds, made of what another tool wrote.
+"""An imported level: another tool's results as a line of levels.jsonl.
 
-Formulas are mapped, not names: a metric whose formula is not ours is left empty with the reason.
-Quantiles that the number of requests cannot support are left empty as in our own levels.
+Formulas are mapped, not names: a metric with another formula stays empty, with the reason.
+As in our own levels, a quantile stays empty where there are too few requests for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Statistics = dict[str, Any]
 
 
 def stated_load(concurrency: int | None = None, rate_per_s: float | None = None) -> Load:
-    """The load that a file states; InputError says how to state it where the file does not."""
+    """The load that a file states; InputError where it states none, with the option that does."""
     if (concurrency is None) == (rate_per_s is None):
         raise InputError(
             "the file does not say under which load it was measured: give --concurrency N or "
@@ -39,7 +39,7 @@ def stated_load(concurrency: int | None = None, rate_per_s: float | None = None)
 
 @dataclass(frozen=True, slots=True)
 class ImportedLevel:
-    """A level, as the first of its run, and its requests if the file has them."""
+    """A level with index 0, and its requests if the file has them."""
 
     level: Level
     records: tuple[RequestRecord, ...] = ()
@@ -47,10 +47,11 @@ class ImportedLevel:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What one file holds.
+    """The content of one file.
 
-    tool   that wrote it
-    facts  of the target, as a manifest holds them; `workload` of the scenario, where known
+    tool      the program that wrote it
+    facts     facts about the target, as in a manifest
+    workload  the scenario's workload, where it is known
     """
 
     tool: str
@@ -63,9 +64,9 @@ class Imported:
 def statistics(
     values: Mapping[str, float | None], *, n: int | None, reason: str = NOT_IN_FILE
 ) -> Statistics:
-    """The statistics object of a level's line, from those that a file has, in milliseconds.
+    """The statistics object of a level's line, from a file's statistics in milliseconds.
 
-    n       number of samples, None where it is not known: then nothing is held back
+    n       number of samples; None where it is unknown: then every quantile is kept
     reason  why a statistic is missing
     """
     found: Statistics = {name: finite(values.get(name)) for name in STATISTICS}
@@ -79,7 +80,7 @@ def statistics(
 
 
 def missing(reason: str = NOT_IN_FILE) -> Statistics:
-    """A metric that the file does not have by our formula, and why."""
+    """The statistics of a metric that the file lacks, with the reason."""
     return statistics({}, n=None, reason=reason)
 
 
@@ -99,7 +100,7 @@ def summary_level(
     latencies: Mapping[str, Statistics],
     extra: Mapping[str, Any] | None = None,
 ) -> Level:
-    """A level from another tool's summary; `extra` keeps what has no place with us.
+    """A level from another tool's summary; `extra` keeps values that our levels have no field for.
 
     numbers  requests, errors, output_tokens, input_tokens, wall_s, throughput, total_throughput
              (tokens/s) and request_throughput (requests/s), as far as the file has them
@@ -144,7 +145,7 @@ def record_level(
     missing_metrics: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> ImportedLevel:
-    """A level from another tool's requests, summarised as our own are.
+    """A level from another tool's requests, summarised like our own.
 
     records          times in seconds since any common start
     missing_metrics  metrics that these records cannot give, and why
@@ -155,7 +156,7 @@ def record_level(
     ordered = sorted((r.shifted(start_s) for r in records), key=lambda r: r.request_id)
     spec = LevelSpec(0, load, num_requests=len(ordered))
     line = summarise_level(LevelRun(spec, 1, tuple(ordered))).to_json()
-    # the due time is not known: it is taken as the send
+    # the due time is unknown: the send time is used instead
     absent = {"dispatch_delay_ms": "the file has no due times", **(missing_metrics or {})}
     for key, reason in absent.items():
         line[key] = missing(reason)
@@ -172,7 +173,7 @@ def two_event_record(
     input_tokens: int,
     output_tokens: int,
 ) -> RequestRecord:
-    """A request of which only the first and the last token's times are known."""
+    """A request with known times of its first and last token only."""
     times: tuple[float, ...] = (sent_s + e2e_s,)
     counts: tuple[int, ...] = (max(1, output_tokens),)
     if ttft_s is not None and output_tokens > 1:
@@ -189,7 +190,7 @@ def two_event_record(
 def failed_record(
     number: int, *, sent_s: float, error: str, input_tokens: int = 0, ended_s: float | None = None
 ) -> RequestRecord:
-    """A request that failed, for a reason that is the other tool's own."""
+    """A failed request, with the other tool's own reason."""
     return RequestRecord(
         number,
         sent_s,
@@ -206,29 +207,33 @@ _UNIT_MS = {
 
 
 def in_ms(unit: Any) -> float:
-    """Milliseconds in a unit that a file names; raises InputError."""
+    """Milliseconds per unit of this name; raises InputError for an unknown unit."""
     if str(unit) not in _UNIT_MS:
         raise InputError(f"the file's unit {unit!r} of a latency is not known")
     return _UNIT_MS[str(unit)]
 
 
-def number_of(content: Mapping[str, Any], *names: str) -> float | None:
-    """The first of some fields that holds a finite number."""
-    for name in names:
-        found = finite(content.get(name))
-        if found is not None:
-            return found
-    return None
+def value_at(content: Any, path: str) -> Any:
+    """The value at a path of keys joined by dots; None where a part of it is missing."""
+    for key in path.split("."):
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
 
 
-def whole_of(content: Mapping[str, Any], *names: str) -> int | None:
-    """The first of some fields that holds a finite number, as a whole one."""
-    found = number_of(content, *names)
+def number_of(content: Mapping[str, Any], *paths: str | float) -> float | None:
+    """The first finite number at these paths; a number in the place of a path is the default."""
+    values = (finite(value_at(content, p) if isinstance(p, str) else p) for p in paths)
+    return next((value for value in values if value is not None), None)
+
+
+def whole_of(content: Mapping[str, Any], *paths: str | float) -> int | None:
+    """The same as a whole number."""
+    found = number_of(content, *paths)
     return None if found is None else round(found)
 
 
 def finite(value: Any) -> float | None:
-    """The value as a finite number, also from text; None where it is none."""
+    """The value, possibly text, as a finite number; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -1,6 +1,6 @@
 """Summaries of llmperf, llmeter, inference-perf, llm-d, awscurl and evalscope; then all by tool.
 
-TPOT and ITL are as with us, but:
+TPOT and ITL are as here, but:
 
 - llmperf's `inter_token_latency_s` contains the TTFT and divides by chunks: neither ITL nor TPOT;
 - inference-perf, llm-d: `normalized_time_per_output_token` is E2E / n, our latency per token;
@@ -237,9 +237,9 @@ def _is_evalscope_summary(content: Object) -> bool:
 
 
 def join_evalscope(objects: Rows, read_beside: Callable[[str], Rows | None]) -> Object:
-    """The summary with the rows of quantiles under `percentiles`, whichever of both was named.
+    """The summary with the rows of quantiles under `percentiles`; either file may be given.
 
-    Raises InputError where only the quantiles are there: they do not say of what load.
+    Raises InputError if the summary is missing: the quantiles do not state their load.
     """
     if _is_evalscope_summary(objects[0]):
         return {**objects[0], "percentiles": list(read_beside(_PERCENTILES) or ())}

@@ -1,4 +1,4 @@
-"""Finds out by its fields, never by its name, which tool wrote a file, and reads its levels."""
+"""Recognises the tool that wrote a file by its fields, never by its name, and reads its levels."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """A file of requests, which does not say under which load they were sent.
+    """A tool's file of requests, which does not state their load.
 
-    ask      what to state where nothing beside the file does
-    beside   where the tool says it: its other file's name, from the first one's
-    load_of  what stands there
+    ask      the error's text if no file beside it states the load
+    beside   name of the tool's file that states the load, from this file's name
+    load_of  reads the load from that file
     """
 
     knows: Knows
@@ -75,8 +75,8 @@ TOOLS = (
 def read_results(path: Path, load: Load | None = None) -> Imported:
     """The levels of one file of another tool.
 
-    load  where the file does not say under which load it was measured, or says it wrong
-    Raises InputError where no reader knows the file, or a field it needs is missing.
+    load  overrides the file's own load; required if the file states none
+    Raises InputError for an unknown kind of file, or a missing field.
     """
     objects = _objects(path)
     first = objects[0]
@@ -101,7 +101,7 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
 
 
 def _load_beside(path: Path, listed: _Requests) -> Load:
-    """The load by the tool's own summary beside a file of requests; InputError without one."""
+    """The load from the tool's summary beside a file of requests; InputError without one."""
     beside = None if listed.beside is None else _beside(path, listed.beside(path.name))
     if beside is None or listed.load_of is None:
         raise InputError(listed.ask)
@@ -109,7 +109,7 @@ def _load_beside(path: Path, listed: _Requests) -> Load:
 
 
 def _beside(path: Path, name: str) -> list[Object] | None:
-    """The objects of another file in the same folder, if it is there."""
+    """The objects of another file in the same folder, if it exists."""
     other = path.with_name(name)
     return _objects(other) if name != path.name and other.is_file() else None
 
@@ -139,7 +139,7 @@ def _read_each(read: Reader, objects: Sequence[Object], load: Load | None) -> Im
 
 
 def _objects(path: Path) -> list[Object]:
-    """The file's JSON objects: one, one a line, or a YAML document."""
+    """The file's objects: a JSON object, one on each line, or a YAML document."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:

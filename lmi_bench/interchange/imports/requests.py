@@ -1,4 +1,4 @@
-"""Files in which a tool lists its requests; times in seconds since any common start.
+"""Reads files in which a tool lists its requests; times in seconds since any common start.
 
 llmperf's requests have no times of day; llmeter's and inference-perf's are seconds, AIPerf's
 nanoseconds with a unit at each metric.
@@ -35,7 +35,7 @@ LLMETER_GAPS = "llmeter keeps first and last token only"
 
 
 def vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:
-    """Requests of `vllm bench serve --save-detailed`; none where the start times are missing."""
+    """The requests of `vllm bench serve --save-detailed`; empty if start times are missing."""
     names = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
     columns: list[list[Any]] = [content.get(name) or [] for name in names]
     if not all(columns):
@@ -131,7 +131,7 @@ def _value_ms(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def read_llmeter(lines: Lines, load: Load) -> Imported:
-    """The responses.jsonl of one llmeter run; times are the requests' own, to the file's digits."""
+    """The responses.jsonl of one llmeter run, with the requests' own times."""
     records = [_llmeter_record(number, line) for number, line in enumerate(lines)]
     absent = {"itl_ms": LLMETER_GAPS}
     return Imported(
@@ -190,7 +190,7 @@ def read_llmperf(lines: Lines, load: Load) -> Imported:
 
 
 def read_inference_perf(lines: Lines, load: Load) -> Imported:
-    """One per_request_lifecycle_metrics.json; its times are of one clock, whose zero is any."""
+    """One per_request_lifecycle_metrics.json; its times are seconds since an unknown start."""
     records = [_inference_perf_record(number, line) for number, line in enumerate(lines)]
     return Imported("inference-perf", (record_level(load, records, tool="inference-perf"),))
 

@@ -1,4 +1,4 @@
-"""Imported levels as a run folder, which every other command reads as it reads our own."""
+"""Writes imported levels as a run folder, which every other command reads like our own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
     """
     tools = sorted({part.tool for part in parts})
     if len(tools) > 1:
-        raise InputError(f"files of {' and '.join(tools)} are not one run: import them apart")
+        raise InputError(
+            f"files of {' and '.join(tools)} are not one run: import those of each tool separately"
+        )
     first = parts[0]
     facts = {key: value for key, value in first.facts.items() if value is not None}
     workload = first.workload if all(p.workload == first.workload for p in parts) else {}

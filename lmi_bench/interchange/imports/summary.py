@@ -1,7 +1,7 @@
-"""Reads another tool's summary of a level by a table of where each of our fields stands in it.
+"""Reads another tool's summary of a level by a table of paths, one for each of our fields.
 
-A path is keys joined by dots; of several paths the first that holds a finite number counts, and a
-number in their place is the default.
+A path is keys joined by dots. Of several paths the first with a finite number counts; a number in
+the place of a path is the default.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from lmi_bench.interchange.imports.level import (
     LATENCY_KEYS,
     Imported,
     ImportedLevel,
-    finite,
     in_ms,
     missing,
+    number_of,
     stated_load,
     statistics,
     summary_level,
+    value_at,
+    whole_of,
 )
 
 Object = Mapping[str, Any]
@@ -28,24 +30,24 @@ Path = str | tuple[str | float, ...]
 Knows = Callable[[Object], bool]
 Reader = Callable[[Object, Load | None], Imported]
 PLAIN = {name: f"{{}}.{name}" for name in ("mean", "std", "min", "max", "p50", "p90", "p95", "p99")}
-"""Statistics that stand under a metric by our own names."""
+"""Paths of the statistics where the tool uses our own names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Where a tool's summary holds what a level of ours has.
+    """The paths of a level's fields in a tool's summary.
 
     numbers     paths of: users, rate; requests, completed, errors; input_tokens, output_tokens or
-                their means a request; wall_s; throughput, total_throughput, request_throughput
-    users_first the users are the load even where the file has a rate too
-    metrics     the tool's name of each of our latencies that it has by our formula
-    absent      why it has not the others
+                their means per request; wall_s; throughput, total_throughput, request_throughput
+    users_first True: the users are the load even if the file also has a rate
+    metrics     the tool's name of each latency that it computes by our formula
+    absent      the reason why each other latency is missing
     statistics  path of each statistic, {} for the metric's name
-    unit        path of the unit, {} for the metric's name; without one `factor_ms` counts
-    unit_if_none  the unit of a metric that names none
-    factor_ms   milliseconds of the file's unit; by metric where they differ
-    extra, facts  paths of what is kept aside, and of what describes the target
-    prepare     makes one flat object of the file's
+    unit        path of the unit, {} for the metric's name; empty: `factor_ms` applies
+    unit_if_none  the unit of a metric without a stated unit
+    factor_ms   milliseconds per unit of the file; by metric where they differ
+    extra, facts  paths of values to keep unchanged, and of facts about the target
+    prepare     rearranges the file's object before it is read
     """
 
     tool: str
@@ -63,15 +65,15 @@ class Summary:
     prepare: Callable[[Object], Object] = dict
 
     def load_of(self, content: Object) -> Load:
-        """How the level was measured; raises InputError where the file does not say."""
+        """The load of the level; raises InputError if the file does not state it."""
         return self._load(self.prepare(content))
 
     def read(self, content: Object, load: Load | None) -> Imported:
-        """The file's level; `load` counts before the file's own. Raises InputError."""
+        """The file's level; `load` overrides the file's own. Raises InputError."""
         content = self.prepare(content)
         level = self._level(content, load or self._load(content))
         lengths = {
-            f"{side}_tokens": _whole(content, f"{side[0]}sl") for side in ("input", "output")
+            f"{side}_tokens": whole_of(content, f"{side[0]}sl") for side in ("input", "output")
         }
         return Imported(
             self.tool,
@@ -82,18 +84,18 @@ class Summary:
         )
 
     def without(self, absent: Mapping[str, str]) -> Summary:
-        """The same for a file that has not these latencies, for these reasons."""
+        """The same for a file without these latencies, with the reason for each."""
         return replace(self, absent={**self.absent, **absent})
 
     def _load(self, content: Object) -> Load:
-        rate = _number(content, self.numbers.get("rate", ()))
-        users = _whole(content, self.numbers.get("users", ()))
+        rate = number_of(content, *_paths(self.numbers.get("rate", ())))
+        users = whole_of(content, *_paths(self.numbers.get("users", ())))
         if rate is not None and rate > 0 and not (self.users_first and users is not None):
             return stated_load(rate_per_s=rate)
         return stated_load(concurrency=users)
 
     def _level(self, content: Object, load: Load) -> Any:
-        found = {name: _number(content, path) for name, path in self.numbers.items()}
+        found = {name: number_of(content, *_paths(path)) for name, path in self.numbers.items()}
         requests, errors, completed = (
             None if found.get(name) is None else round(found[name] or 0)
             for name in ("requests", "errors", "completed")
@@ -131,49 +133,31 @@ class Summary:
         values = {
             name: value
             for name, path in self.statistics.items()
-            if (value := _number(content, path, metric)) is not None
+            if (value := number_of(content, *_paths(path, metric))) is not None
         }
         if not values:
             return missing()
         factor_ms = self._factor_ms(content, key)
         in_ms = {name: value * factor_ms for name, value in values.items()}
-        # gaps are pooled, so that the number of requests is not that of the samples
+        # gaps are pooled over requests, so the number of samples is unknown
         return statistics(in_ms, n=None if key == "itl_ms" else completed)
 
     def _factor_ms(self, content: Object, key: str) -> float:
         if not self.unit:
             factor = self.factor_ms
             return factor.get(key, 1.0) if isinstance(factor, Mapping) else factor
-        return in_ms(_at(content, self.unit.format(self.metrics[key])) or self.unit_if_none)
+        return in_ms(value_at(content, self.unit.format(self.metrics[key])) or self.unit_if_none)
 
 
-def _paths(path: Path) -> tuple[str | float, ...]:
-    return (path,) if isinstance(path, str) else path
-
-
-def _at(content: Any, path: str) -> Any:
-    """What stands at a path; None where a part of it is missing."""
-    for key in path.split("."):
-        content = content.get(key) if isinstance(content, Mapping) else None
-    return content
+def _paths(path: Path, metric: str = "") -> tuple[str | float, ...]:
+    """The paths with the metric's name in the place of {}."""
+    paths = (path,) if isinstance(path, str) else path
+    return tuple(each.format(metric) if isinstance(each, str) else each for each in paths)
 
 
 def _first(content: Object, path: Path) -> Any:
-    values = (_at(content, each) for each in _paths(path) if isinstance(each, str))
+    values = (value_at(content, each) for each in _paths(path) if isinstance(each, str))
     return next((value for value in values if value is not None), None)
-
-
-def _number(content: Object, path: Path, metric: str = "") -> float | None:
-    for each in _paths(path):
-        value = finite(_at(content, each.format(metric)) if isinstance(each, str) else each)
-        if value is not None:
-            return value
-    return None
-
-
-def _whole(content: Object, path: Path) -> int | None:
-    found = _number(content, path)
-    return None if found is None else round(found)
 
 
 def has(*paths: str) -> Knows:
@@ -181,7 +165,7 @@ def has(*paths: str) -> Knows:
 
     def has_path(content: Object, path: str) -> bool:
         parent, _, key = path.rpartition(".")
-        place = _at(content, parent) if parent else content
+        place = value_at(content, parent) if parent else content
         return isinstance(place, Mapping) and key in place
 
     return lambda content: all(has_path(content, path) for path in paths)

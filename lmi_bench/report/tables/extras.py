@@ -1,7 +1,7 @@
-"""Tables that only some runs have.
+"""Tables that only some runs have; each is None if no level has values for it.
 
 The search for a load, repeats, conversations, steady windows, the engine's slots and cache, the
-server's own metrics, energy. Each is None where no level has anything to show.
+server's own metrics, energy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHAPES = {
 
 
 def search_headline(answer: SloAnswer | None) -> Headline | None:
-    """The highest load that a search found, as one of the numbers to read first."""
+    """The headline of a search: the highest load that it found."""
     if answer is None:
         return None
     title = "Highest load under the SLOs"
@@ -124,7 +124,7 @@ def spread_rows(levels: Lines) -> list[dict[str, str]]:
 
 
 def steady_table(axis: str, lines: Lines) -> Table | None:
-    """The steady window of each level beside the whole of it."""
+    """The steady window of each level beside the whole level."""
     if not any(line.steady.start_s is not None for line in lines):
         return None
 
@@ -187,55 +187,37 @@ _SESSIONS: tuple[Field[Level], ...] = (
 
 
 def sessions_table(axis: str, lines: Lines) -> Table | None:
-    """Conversations: the waiting times of first and later turns."""
+    """Conversations: TTFT of first and later turns."""
     if not any(line.sessions for line in lines):
         return None
     return per_level("Conversations", axis, lines, _SESSIONS)
 
 
 def session_rows(levels: Lines) -> list[dict[str, str]]:
-    """Conversations as console rows, one for each level that has some."""
+    """Conversations as console rows, one for each level with conversations."""
     return _named_rows(_SESSIONS, [line for line in levels if line.sessions])
 
 
-# key of `level.engine`, title on the page and on the console ("": not there), format,
-# whether the page and the console show it where all of it is missing or 0
+# key of `level.engine`, titles on the page and on the console ("": not shown), format,
+# True: the page, or the console, shows it even if all values are missing or 0
 _ENGINE: tuple[tuple[str, str, str, Callable[[Any], str], bool, bool], ...] = (
     ("steps", "Steps", "", count, True, False),
     ("peak_running", "Most sequences so far", "most sequences so far", count, True, True),
     ("slot_waste_frac", "Idle slots of decode steps", "idle decode slots", share, True, True),
-    (
-        "cache_waste_frac",
-        "Reserved cache without a token",
-        "empty reserved token slots",
-        share,
-        True,
-        True,
-    ),
+    ("cache_waste_frac", "Reserved cache without a token", "empty reserved token slots",
+     share, True, True),
     ("preemptions", "Preemptions", "preemptions", count, True, False),
     ("rebuilt_batches", "", "batches anew", count, False, False),
-    (
-        "prefix_hit_frac",
-        "Prompt tokens found in the cache",
-        "prompt tokens cached",
-        share,
-        False,
-        False,
-    ),
-    (
-        "draft_acceptance_frac",
-        "Drafted tokens that held",
-        "drafted tokens held",
-        share,
-        False,
-        False,
-    ),
+    ("prefix_hit_frac", "Prompt tokens found in the cache", "prompt tokens cached",
+     share, False, False),
+    ("draft_acceptance_frac", "Drafted tokens that held", "drafted tokens held",
+     share, False, False),
     ("tokens_per_decode", "Tokens a decode step", "tokens a step", number, False, False),
-)
+)  # fmt: skip
 
 
 def engine_table(axis: str, lines: Lines) -> Table | None:
-    """What the engine in the same process did."""
+    """Statistics of the engine in the same process."""
     if not any(line.engine for line in lines):
         return None
     fields = [
@@ -247,7 +229,7 @@ def engine_table(axis: str, lines: Lines) -> Table | None:
 
 
 def engine_rows(levels: Lines) -> list[dict[str, str]]:
-    """The same as console rows; columns of what happened in no level are left out."""
+    """The same as console rows, without columns whose values are all missing or 0."""
     seen = [line for line in levels if line.engine]
     fields = [
         _engine_field(key, title, console, "{:.2f}".format if text is number else text)
@@ -341,7 +323,7 @@ def _key_field(key: str, title: str, group: str, text: Callable[[Any], str]) -> 
 
 
 def _at(value: Any, dotted: str) -> Any:
-    """An attribute of an attribute; None where one of them is None."""
+    """A nested attribute by its dotted name; None if a part of it is None."""
     for name in dotted.split("."):
         value = None if value is None else getattr(value, name)
     return value

@@ -153,7 +153,7 @@ def level_rows(levels: Lines) -> list[dict[str, str]]:
 
 
 def load_item(line: Level) -> dict[str, str]:
-    """The level's load under its name."""
+    """The level's load, with its title."""
     if line.load.concurrency is not None:
         return {"Concurrent requests": plain(line.load.concurrency)}
     title = "Sessions begun a second" if line.sessions else "Request rate (req/s)"
@@ -235,7 +235,7 @@ def knee_rows(knees: Sequence[Knee]) -> list[dict[str, str]]:
 
 
 def rule_title(knee: Knee) -> str:
-    """A rule for people; a file of another version may hold one more."""
+    """A rule's title; a file of another version may have an unknown rule."""
     return RULE_TITLES.get(knee.rule, knee.rule)
 
 
@@ -255,7 +255,7 @@ def slo_table(
 ) -> Table | None:
     """Each SLO against each level, the share of requests that meet it, and the goodput.
 
-    limits  of a good request, where they are not the SLOs
+    limits  limits of a good request; empty: the SLOs
     """
     slos, goods = _readable(texts), _readable(limits)
     if not slos and not goods:
@@ -263,7 +263,7 @@ def slo_table(
     kept = dict(zip(map(id, lines), records or (), strict=False))
 
     def met(line: Level, wanted: Sequence[Slo]) -> tuple[Cell, str]:
-        """Share of the requests that meet all of these, and how many a second."""
+        """Share of the requests that meet all of these limits, and their rate per second."""
         asked = kept.get(id(line), ())
         if not asked:
             return Cell(MISSING), MISSING
@@ -287,7 +287,7 @@ def slo_table(
 
 
 def _readable(texts: Sequence[str]) -> list[Slo]:
-    """The SLOs that this version understands; a file of another one may hold more."""
+    """The SLOs that this version can parse; a file of another version may have others."""
     slos = []
     for text in texts:
         try:
@@ -317,7 +317,7 @@ def _ms_field(title: str, group: str, key: str) -> Field[Level]:
 
 
 def _bound_cell(check: GeneratorReport, name: Literal["ttft", "itl"]) -> Cell:
-    """By how much the generator itself may have moved a quantile."""
+    """The largest error that the generator may have added to a quantile."""
     bound_ms, bound_frac = check.p99_bound(name)
     if bound_ms is None:
         return Cell(MISSING, "not known for this target", "na")
@@ -338,7 +338,7 @@ def _clock_and_receiver(line: Level) -> str:
 
 
 def _generator_verdict(line: Level) -> Cell:
-    """The short verdict; the whole reason stands among the warnings."""
+    """A short verdict; the warnings have the whole reason."""
     if line.valid:
         return Cell("ok", "", "good")
     reason = line.invalid_reason or ""

@@ -22,7 +22,7 @@ PRICES = (
     ("usd_per_1m_total_tokens_at_saturation", "The same, saturated", "in and out"),
     ("blended_3to1_as_published", "Blended 3:1", "as published"),
 )
-# The figures to read first, where the candidate has any of them; all of them are listed below.
+# The most important figures; the table of figures lists all of them.
 FIRST_FIGURES = (
     "capacity_rate_per_s",
     "capacity_tokens_per_s",
@@ -40,7 +40,7 @@ def interval(figure: Estimate) -> str:
 
 
 def figures_table(chosen: Candidate) -> Table | None:
-    """Every predicted figure with its interval, or why it is withheld."""
+    """Every predicted figure with its interval, or the reason why it is withheld."""
 
     def end(name: str) -> Field[str]:
         def text(key: str) -> Cell:
@@ -112,7 +112,7 @@ def _figure_cell(candidate: Candidate, key: str) -> Cell:
 
 
 def slo_outlook_table(outlooks: Sequence[SloOutlook]) -> Table | None:
-    """How sure each SLO is at the planned load, and what is left to its limit."""
+    """The confidence of each SLO at the planned load, and the slack to its limit."""
     fields: tuple[Field[SloOutlook], ...] = (
         field("SLO", lambda each: each.slo, numeric=False),
         field("Predicted, ms", lambda each: number(each.predicted_ms)),
@@ -130,7 +130,7 @@ def slo_outlook_table(outlooks: Sequence[SloOutlook]) -> Table | None:
 
 
 def rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
-    """Rejected layouts by kind of reason: the same sentence but for its names and numbers."""
+    """Rejected layouts by kind of reason: the same sentence apart from names and numbers."""
     groups: dict[str, list[Rejection]] = {}
     for each in rejected:
         groups.setdefault(_unnumbered(_reason_of(each)), []).append(each)
@@ -148,7 +148,7 @@ def rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
 
 
 def _shared_text(members: Sequence[Rejection], kind: str) -> str:
-    """The members' reason, with an ellipsis for the numbers in which they differ alone."""
+    """The members' reason, with an ellipsis for each number in which they differ."""
     reasons = sorted({_reason_of(each) for each in members})
     columns = list(zip(*(reason.split() for reason in reasons), strict=False))
     if any(len(reason.split()) != len(columns) for reason in reasons):
@@ -167,7 +167,7 @@ def _unnumbered(text: str) -> str:
 
 
 def _reason_of(rejection: Rejection) -> str:
-    """The reason without the instance's own name, which has numbers in it."""
+    """The reason without the instance's name, which contains numbers."""
     return rejection.reason.replace(rejection.instance_type, "the instance")
 
 
