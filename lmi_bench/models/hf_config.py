@@ -137,14 +137,8 @@ def _reach(positions: int, rope: Mapping[str, Any]) -> int:
 
 
 def _llama(read: _Reader) -> DecoderSpec:
-    biased = read.flag("attention_bias", default=False)
-    return _llama_like(
-        read,
-        "llama",
-        qkv_bias=biased,
-        out_bias=biased,
-        mlp_bias=read.flag("mlp_bias", default=False),
-    )
+    biased, mlp = (read.flag(f"{part}_bias", default=False) for part in ("attention", "mlp"))
+    return _llama_like(read, "llama", qkv_bias=biased, out_bias=biased, mlp_bias=mlp)
 
 
 def _mistral(read: _Reader) -> DecoderSpec:

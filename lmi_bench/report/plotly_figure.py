@@ -36,22 +36,29 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
         hover = f"%{{x:,.4g}} tok/s<br>{hover}"
     for position, series in enumerate(chart.series):
         curve = series.curve
-        style = _statistic_style(series, position, several) if series.statistic else {}
+        style = _run_style(series)
+        if series.statistic:
+            run = chart.curves.index(curve) if several else None
+            style = _statistic_style(series, position, run)
+        elif not chart.over_load:
+            style |= {
+                "mode": "lines+markers+text",
+                "text": [f"{load:g}" for load in curve.loads],
+                "textposition": "top left",
+                "textfont": {"size": 11, "color": "var(--muted)"},
+            }
         data.append(
             {
                 "type": "scatter",
-                "mode": "lines+markers" if chart.over_load else "lines+markers+text",
+                "mode": "lines+markers",
                 "x": list(series.x),
                 "y": list(series.y),
-                "text": [] if chart.over_load else [f"{load:g}" for load in curve.loads],
-                "textposition": "top left",
-                "textfont": {"size": 11, "color": "var(--muted)"},
                 "customdata": [
                     load_name(curve.axis, load) + ("" if valid else " (invalid or cut short)")
                     for load, valid in zip(curve.loads, curve.valid, strict=True)
                 ],
                 "hovertemplate": f"%{{customdata}}<br>{hover}",
-                **(style or _run_style(series)),
+                **style,
             }
         )
         if chart.has_knees and not chart.over_load:
@@ -96,15 +103,16 @@ def _run_style(series: Series) -> dict[str, Any]:
     }
 
 
-def _statistic_style(series: Series, position: int, several: bool) -> dict[str, Any]:
-    """A colour for each statistic of one run; of several runs, the run's colour."""
-    statistic = series.statistic
+def _statistic_style(series: Series, position: int, run: int | None) -> dict[str, Any]:
+    """A colour for each statistic of one run; of several runs, which are numbered, the run's."""
+    statistic, alone = series.statistic, run is None
     dash, symbol = _STYLES[statistic]
-    colour = series.colour if several else PALETTE[position % len(PALETTE)]
+    colour = PALETTE[position % len(PALETTE)] if alone else series.colour
     return {
-        "name": f"{_name(series)}, {statistic}" if several else statistic,
-        "legendgroup": series.curve.label if several else statistic,
-        "showlegend": not several or statistic == "mean",
+        "name": statistic if alone else f"{_name(series)}, {statistic}",
+        "connectgaps": False,
+        "legendgroup": statistic if alone else str(run),
+        "showlegend": alone or statistic == "mean",
         "line": {"color": colour, "width": 2, "dash": dash},
         "marker": {"color": colour, "size": 7, "symbol": symbol},
     }
@@ -157,8 +165,8 @@ def _draw_knees(layout: dict[str, Any], curve: Curve) -> None:
             "text": _text(f"{title} {format_figure(load)} "),
             "bgcolor": "var(--card)",  # the lines of smaller loads pass behind it
         }
-        colour, width = ("var(--accent)", 2.0) if is_chosen else ("var(--muted)", 1.5)
-        _mark(layout, line, note, colour, {"width": width, "dash": "dash"})
+        colour = "var(--accent)" if is_chosen else "var(--muted)"
+        _mark(layout, line, note, colour, {"width": 2 if is_chosen else 1.5, "dash": "dash"})
 
 
 def _mark(

@@ -5,30 +5,44 @@ Known keys have a place of their own; every other key is listed under provenance
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
-from lmi_bench.report.formats import key_title, number, plain, usd
-from lmi_bench.report.tables.recommendation import (
-    FIRST_FIGURES,
-    PRICES,
-    accuracy_table,
-    candidates_table,
-    figures_table,
-    interval,
-    rejected_groups,
-    slo_outlook_table,
-)
-from lmi_bench.report.values import Facts, Headline, RecommendationView
+from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook
+from lmi_bench.analysis.level.layouts import Rejection
+from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
+from lmi_bench.report.table import Cell, Column, Field, Row, Table, field, table_of
+from lmi_bench.report.values import Facts, Headline, RecommendationView, RejectedGroup
 
+# field, group of columns, title
+_PRICES = (
+    ("price_usd_per_hour", "Fleet", "USD/h"),
+    ("usd_per_month", "Fleet", "USD/month"),
+    ("usd_per_1m_output_tokens", "USD per 1M tokens", "output"),
+    ("usd_per_1m_total_tokens", "USD per 1M tokens", "in and out"),
+    ("usd_per_1m_output_tokens_at_saturation", "The same, saturated", "output"),
+    ("usd_per_1m_total_tokens_at_saturation", "The same, saturated", "in and out"),
+    ("blended_3to1_as_published", "Blended 3:1", "as published"),
+)
+# The most important figures; the table of figures lists all of them.
+_FIRST_FIGURES = (
+    "capacity_rate_per_s",
+    "capacity_tokens_per_s",
+    "throughput_tokens_per_s",
+    "ttft_p90_ms",
+    "itl_p50_ms",
+    "latency_per_token_p90_ms",
+)
+_CONFIDENCE_TONES = {"sure": "good", "likely": "warn", "missed": "bad"}
 _PLACED = {
     "recommended", "nearest", "missed", "candidates", "rejected", "warnings", "accuracy",
     "sensitivity", "vary", "frontier", "profile_document", "kinds",
 }  # fmt: skip
 _PLACED_OF_CANDIDATE = {
     "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
-    "blended_3to1_as_published_reason", "setting", *(key for key, _, _ in PRICES),
+    "blended_3to1_as_published_reason", "setting", *(key for key, _, _ in _PRICES),
 }  # fmt: skip
 _SHOWN_CANDIDATES = 12
 
@@ -45,12 +59,12 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         why="" if chosen is None else chosen.reason,
         headline=_headline(answer, chosen),
         headlines=() if chosen is None else _figure_headlines(chosen),
-        figures=None if chosen is None else figures_table(chosen),
-        candidates=candidates_table(answer.candidates[:_SHOWN_CANDIDATES], chosen, "Candidates"),
-        more_candidates=candidates_table(answer.candidates[_SHOWN_CANDIDATES:], chosen, ""),
-        slos=None if chosen is None else slo_outlook_table(chosen.slos),
-        rejected=rejected_groups(answer.rejected),
-        accuracy=accuracy_table(answer.accuracy),
+        figures=None if chosen is None else _figures_table(chosen),
+        candidates=_candidates_table(answer.candidates[:_SHOWN_CANDIDATES], chosen, "Candidates"),
+        more_candidates=_candidates_table(answer.candidates[_SHOWN_CANDIDATES:], chosen, ""),
+        slos=None if chosen is None else _slo_outlook_table(chosen.slos),
+        rejected=_rejected_groups(answer.rejected),
+        accuracy=_accuracy_table(answer.accuracy),
         provenance=_provenance(content, chosen),
         warnings=answer.warnings,
     )
@@ -94,9 +108,9 @@ def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:
     """The most important figures of the chosen candidate, or all if it has none of them."""
     known = {key: figure for key, figure in chosen.figures.items() if figure is not None}
     headlines = []
-    for key in [key for key in known if key in FIRST_FIGURES] or known:
+    for key in [key for key in known if key in _FIRST_FIGURES] or known:
         title, _, unit = key_title(key).partition(", ")
-        ends = interval(known[key])
+        ends = _interval(known[key])
         detail = f"interval {ends}" if ends else ""
         headlines.append(Headline(title, number(known[key].value), unit, detail))
     return tuple(headlines)
@@ -173,3 +187,183 @@ def _winners(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{usd(each.get('least_usd_per_hour'), per='/h')} to "
             f"{usd(each.get('most_usd_per_hour'), per='/h')}",
         )
+
+
+def _interval(figure: Estimate) -> str:
+    """`8.29 to 10.9`; empty where both ends are equal."""
+    return "" if figure.low == figure.high else f"{number(figure.low)} to {number(figure.high)}"
+
+
+def _figures_table(chosen: Candidate) -> Table | None:
+    """Every predicted figure with its interval, or the reason why it is withheld."""
+
+    def end(name: str) -> Field[str]:
+        def text(key: str) -> Cell:
+            figure = chosen.figures[key]
+            if figure is not None:
+                return Cell(number(getattr(figure, name)))
+            if name == "value":
+                return Cell("n/a", chosen.withheld[key], "na")
+            return Cell(MISSING)
+
+        return field({"value": "Predicted"}.get(name, name.capitalize()), text)
+
+    fields = (field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
+    shown = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
+    return table_of("", fields, shown) if shown else None
+
+
+def _candidates_table(
+    candidates: Sequence[Candidate], chosen: Candidate | None, caption: str
+) -> Table | None:
+    """The candidates, the best first; the chosen one is marked."""
+    if not candidates:
+        return None
+    known = dict.fromkeys(name for each in candidates for name in each.figures)
+    words: tuple[Field[Candidate], ...] = (
+        field("Engine", lambda each: each.setting.describe() or MISSING, numeric=False),
+        field("Limited by", lambda each: each.limited_by or MISSING, numeric=False),
+        field("Basis", lambda each: each.basis or MISSING, numeric=False),
+    )
+    fields: tuple[Field[Candidate], ...] = (
+        field("Instance", lambda each: each.instance, numeric=False),
+        field("Machines", lambda each: count(each.instances)),
+        field("TP", lambda each: count(each.tensor_parallel)),
+        field("Copies a machine", lambda each: count(each.copies)),
+        *(_price_field(*price) for price in _PRICES),
+        *(
+            field(key_title(key), lambda each, key=key: _figure_cell(each, key))  # type: ignore[misc]
+            for key in [key for key in _FIRST_FIGURES if key in known] or known
+        ),
+        *(word for word in words if any(word.cell(each).text != MISSING for each in candidates)),
+    )
+    note = (
+        "Best first; hover a figure for its interval. Highlighted: the one named above. A missing "
+        "price is not known and is never guessed."
+    )
+    return table_of(
+        caption, fields, candidates, note if caption else "", strong=lambda each: each == chosen
+    )
+
+
+def _price_field(name: str, group: str, title: str) -> Field[Candidate]:
+    def cell(candidate: Candidate) -> Cell:
+        value = getattr(candidate, name)
+        if value is not None:
+            return Cell(usd(value))
+        reason = candidate.blended_reason if name.startswith("blended") else None
+        return Cell(MISSING, reason or "not known", "na")
+
+    return field(title, cell, group)
+
+
+def _figure_cell(candidate: Candidate, key: str) -> Cell:
+    figure = candidate.figures.get(key)
+    if figure is not None:
+        return Cell(number(figure.value), f"{number(figure.low)} to {number(figure.high)}")
+    if key in candidate.withheld:
+        return Cell("n/a", candidate.withheld[key], "na")
+    return Cell(MISSING, "not predicted", "na")
+
+
+def _slo_outlook_table(outlooks: Sequence[SloOutlook]) -> Table | None:
+    """The confidence of each SLO at the planned load, and the slack to its limit."""
+    fields: tuple[Field[SloOutlook], ...] = (
+        field("SLO", lambda each: each.slo, numeric=False),
+        field("Predicted, ms", lambda each: number(each.predicted_ms)),
+        field("Limit, ms", lambda each: number(each.limit_ms)),
+        field("Slack, ms", lambda each: number(each.slack_ms)),
+        field(
+            "Confidence",
+            lambda each: Cell(each.confidence, "", _CONFIDENCE_TONES.get(each.confidence, "")),
+            numeric=False,
+        ),
+    )
+    note = "sure: holds at the upper end of the interval; likely: holds as predicted."
+    title = "Service-level objectives at the planned load"
+    return table_of(title, fields, outlooks, note) if outlooks else None
+
+
+def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
+    """Rejected layouts by kind of reason: the same sentence apart from names and numbers."""
+    groups: dict[str, list[Rejection]] = {}
+    for each in rejected:
+        groups.setdefault(_unnumbered(_reason_of(each)), []).append(each)
+    fields: tuple[Field[Rejection], ...] = (
+        field("Instance", lambda each: each.instance_type, numeric=False),
+        field("Machines", lambda _: MISSING),
+        field("TP", lambda each: count(each.tensor_parallel)),
+        field("Price, USD/h", lambda _: Cell(MISSING, "not known", "na")),
+        field("Reason", lambda each: each.reason, numeric=False),
+    )
+    return tuple(
+        RejectedGroup(_shared_text(members, kind), table_of("", fields, members))
+        for kind, members in sorted(groups.items(), key=lambda item: -len(item[1]))
+    )
+
+
+def _shared_text(members: Sequence[Rejection], kind: str) -> str:
+    """The members' reason, with an ellipsis for each number in which they differ."""
+    reasons = sorted({_reason_of(each) for each in members})
+    columns = list(zip(*(reason.split() for reason in reasons), strict=False))
+    if any(len(reason.split()) != len(columns) for reason in reasons):
+        return kind
+    words = []
+    for column in columns:
+        found = {word if len(set(column)) == 1 else _unnumbered(word) for word in column}
+        if len(found) > 1:
+            return kind
+        words.append(found.pop())
+    return " ".join(words)
+
+
+def _unnumbered(text: str) -> str:
+    return re.sub(r"\$?\d[\d,.]*\d|\d", "…", text)
+
+
+def _reason_of(rejection: Rejection) -> str:
+    """The reason without the instance's name, which contains numbers."""
+    return rejection.reason.replace(rejection.instance_type, "the instance")
+
+
+def _accuracy_table(accuracy: object) -> Table | None:
+    """Predicted against measured, where the recommendation was calibrated on a run.
+
+    Read from `accuracy.levels`: rows with a load, and a mapping {measured, predicted} a metric.
+    """
+    rows_of = accuracy.get("levels") if isinstance(accuracy, Mapping) else None
+    if not isinstance(rows_of, list | tuple):
+        return None
+    lines = [each for each in rows_of if isinstance(each, Mapping)]
+    metrics = list(
+        dict.fromkeys(
+            key
+            for each in lines
+            for key, value in each.items()
+            if isinstance(value, Mapping) and "measured" in value
+        )
+    )
+    columns = [Column("Level")]
+    for key in metrics:
+        columns += [
+            Column(name, key_title(str(key))) for name in ("measured", "predicted", "error")
+        ]
+    rows = []
+    for line in lines:
+        load = line.get("concurrency", line.get("rate_per_s"))
+        cells = [Cell(plain(load))]
+        for key in metrics:
+            pair = line.get(key) or {}
+            measured, predicted = pair.get("measured"), pair.get("predicted")
+            cells += [Cell(number(measured)), Cell(number(predicted)), _error(measured, predicted)]
+        rows.append(Row(tuple(cells)))
+    if not rows or not metrics:
+        return None
+    return Table("Predicted against measured", tuple(columns), tuple(rows))
+
+
+def _error(measured: float | None, predicted: float | None) -> Cell:
+    if not measured or predicted is None:
+        return Cell(MISSING, "", "na")
+    error = predicted / measured - 1
+    return Cell(f"{error:+.0%}", "", "warn" if abs(error) > 0.25 else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.results.checks import check_levels
@@ -13,7 +13,7 @@ from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Metric
 from lmi_bench.core.run_store import Run
-from lmi_bench.report.environment import environment_facts
+from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.formats import load_name, minute, number, plain
 from lmi_bench.report.tables.extras import (
     engine_table,
@@ -33,8 +33,14 @@ from lmi_bench.report.tables.levels import (
     slo_table,
     statistics_tables,
 )
-from lmi_bench.report.values import Curve, Headline, KneeMark, RunView
+from lmi_bench.report.values import Curve, Facts, Headline, KneeMark, RunView
 
+_PLACED = {"target", "commands", "scenario", "host", "versions"}
+_FIRST = {
+    "created_at": "Created",
+    "schema_version": "Schema version",
+    "scenario_hash": "Scenario hash",
+}
 CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 
@@ -79,7 +85,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         generator=generator_table(axis, lines),
         more=tuple(table for table in more if table is not None),
         warnings=tuple(check_levels(lines)),
-        environment=environment_facts(run.manifest),
+        environment=_environment(run.manifest),
         scenario_yaml=_yaml(scenario),
         curve=_curve(label, curve, knees, simulated=is_simulated(run.manifest)),
     )
@@ -267,3 +273,40 @@ def _yaml(scenario: Mapping[str, Any]) -> str:
         dict(scenario), sort_keys=False, allow_unicode=True, default_flow_style=None
     )
     return text
+
+
+def _environment(manifest: Mapping[str, Any]) -> tuple[Facts, ...]:
+    """The time, target, machine and versions of a run."""
+    commands = (
+        command if isinstance(command, list | tuple) else [command]
+        for command in manifest.get("commands") or []
+    )
+    run = [
+        *((title, plain(manifest.get(key))) for key, title in _FIRST.items()),
+        *(("Command", " ".join(map(str, command))) for command in commands),
+        *_pairs({k: v for k, v in manifest.items() if k not in (*_PLACED, *_FIRST)}, _words),
+    ]
+    host = manifest.get("host")
+    if isinstance(host, Mapping) and isinstance(size := host.get("memory_bytes"), int | float):
+        shown = f"{number(bytes_to_gib(size))} GiB"
+        host = {
+            "memory" if key == "memory_bytes" else key: shown if key == "memory_bytes" else value
+            for key, value in host.items()
+        }
+    return (
+        Facts("Run", tuple(run)),
+        Facts("Target", tuple(_pairs(manifest.get("target"), _words))),
+        Facts("Host", tuple(_pairs(host, _words))),
+        Facts("Versions", tuple(_pairs(manifest.get("versions"), str))),
+    )
+
+
+def _pairs(values: object, name: Callable[[str], str]) -> list[tuple[str, str]]:
+    if isinstance(values, Mapping):
+        return [(name(str(key)), plain(value)) for key, value in values.items()]
+    return [] if values is None else [("", plain(values))]
+
+
+def _words(key: str) -> str:
+    text = key.replace("_", " ")
+    return text[:1].upper() + text[1:]
