@@ -66,10 +66,10 @@ class MeteredTraffic:
 def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -> MeteredTraffic:
     """Read the traffic from a Prometheus server or a page of metrics.
 
-    hours  period up to now
+    hours  length of the period that ends now
     fetch  returns the text of a URL, for tests
 
-    Raises InputError where nothing answers or no known engine is in it.
+    Raises InputError if nothing answers or no known engine is found.
     """
     get = fetch or _fetch
     base = url.rstrip("/")
@@ -86,7 +86,7 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
         rates = _range(get, base, f"sum(rate({names.requests}[5m]))", end - hours * 3600, end)
         return MeteredTraffic(names.engine, kinds, rates, (*_ALONE, *_UNKNOWN[: 2 if rates else 3]))
     raise InputError(
-        f"{base} knows no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
+        f"{base} has no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
         f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"
     )
 
@@ -118,7 +118,7 @@ def _page(url: str, text: str) -> MeteredTraffic:
             kinds = independent_kinds(*lengths)
             return MeteredTraffic(names.engine, kinds, (), (*_ALONE, *_UNKNOWN))
     raise InputError(
-        f"{url} holds no lengths of {', '.join(each.engine for each in _ENGINES)}: it must count "
+        f"{url} has no lengths of {', '.join(each.engine for each in _ENGINES)}: it must have "
         f"{_ENGINES[0].prompts} and the like"
     )
 
@@ -182,7 +182,7 @@ def _asked(get: Fetch, base: str, kind: str, fields: Mapping[str, Any]) -> list[
         answer = json.loads(get(url))
         return list(answer["data"]["result"])
     except (ValueError, KeyError, TypeError) as exc:
-        raise InputError(f"{base} does not answer as a Prometheus server does: {exc}") from exc
+        raise InputError(f"{base} does not answer like a Prometheus server: {exc}") from exc
 
 
 def _fetch(url: str) -> str:

@@ -145,9 +145,9 @@ def test_a_prometheus_server_also_knows_the_rate():
 
 
 def test_a_server_of_something_else_is_refused():
-    with pytest.raises(InputError, match="does not answer as a Prometheus server"):
+    with pytest.raises(InputError, match="does not answer like a Prometheus server"):
         read_metrics("http://host:9090", fetch=lambda _url: "<html>")
-    with pytest.raises(InputError, match="knows no metrics of vLLM, TGI, SGLang"):
+    with pytest.raises(InputError, match="has no metrics of vLLM, TGI, SGLang"):
         read_metrics("http://host:9090", fetch=lambda _url: '{"data": {"result": []}}')
     with pytest.raises(InputError, match="write prometheus:http"):
         read_metrics("file:///etc/passwd")

@@ -165,7 +165,7 @@ def test_what_an_engine_did_has_a_column_where_any_level_has_it():
     assert engine_rows(levels) == [
         {
             "level": "concurrency 2",
-            "most sequences so far": "2",
+            "peak sequences so far": "2",
             "idle decode slots": "0 %",
             "empty reserved token slots": "25 %",
             "preemptions": "0",
@@ -173,7 +173,7 @@ def test_what_an_engine_did_has_a_column_where_any_level_has_it():
         },
         {
             "level": "concurrency 8",
-            "most sequences so far": "2",
+            "peak sequences so far": "2",
             "idle decode slots": "0 %",
             "empty reserved token slots": "25 %",
             "preemptions": "3",

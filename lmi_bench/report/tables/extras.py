@@ -60,7 +60,7 @@ def search_table(axis: str, lines: Lines) -> Table | None:
         field("Step", lambda line: str(places[id(line)])),
         load_field(axis),
         field(
-            "Requests sent, of those planned",
+            "Sent of planned requests",
             lambda line: f"{count(line.requests)} of {count(_at(line, 'search.planned'))}",
         ),
         field("Seconds", lambda line: number(line.wall_s)),
@@ -202,15 +202,15 @@ def session_rows(levels: Lines) -> list[dict[str, str]]:
 # True: the page, or the console, shows it even if all values are missing or 0
 _ENGINE: tuple[tuple[str, str, str, Callable[[Any], str], bool, bool], ...] = (
     ("steps", "Steps", "", count, True, False),
-    ("peak_running", "Most sequences so far", "most sequences so far", count, True, True),
+    ("peak_running", "Peak sequences so far", "peak sequences so far", count, True, True),
     ("slot_waste_frac", "Idle slots of decode steps", "idle decode slots", share, True, True),
     ("cache_waste_frac", "Reserved cache without a token", "empty reserved token slots",
      share, True, True),
     ("preemptions", "Preemptions", "preemptions", count, True, False),
-    ("rebuilt_batches", "", "batches anew", count, False, False),
+    ("rebuilt_batches", "", "rebuilt batches", count, False, False),
     ("prefix_hit_frac", "Prompt tokens found in the cache", "prompt tokens cached",
      share, False, False),
-    ("draft_acceptance_frac", "Drafted tokens that held", "drafted tokens held",
+    ("draft_acceptance_frac", "Draft tokens accepted", "draft tokens accepted",
      share, False, False),
     ("tokens_per_decode", "Tokens a decode step", "tokens a step", number, False, False),
 )  # fmt: skip

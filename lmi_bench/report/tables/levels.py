@@ -357,7 +357,7 @@ _GENERATOR: LevelFields = (
     field("Share of a core", lambda line: share(line.generator.cpu_share)),
     field("TTFT p99, ms", lambda line: _bound_cell(line.generator, "ttft"), _OWN_ERROR),
     field("ITL p99, ms", lambda line: _bound_cell(line.generator, "itl"), _OWN_ERROR),
-    field("Load reached, of that asked for", _load_reached_cell),
+    field("Reached share of the planned load", _load_reached_cell),
     field("Clock and receiver", _clock_and_receiver, numeric=False),
     field("Verdict", _generator_verdict, numeric=False),
 )

@@ -75,7 +75,7 @@ def test_the_steps_of_a_search_stand_in_the_order_in_which_they_were_taken():
     ]
     first, second = texts(search_table("concurrency", tried))
     assert first["Concurrent requests"] == "64"
-    assert first["Requests sent, of those planned"] == "9 of 40"
+    assert first["Sent of planned requests"] == "9 of 40"
     assert (first["Measured / limit"], first["SLOs"]) == ("endless", "missed")
     assert (second["Measured / limit"], second["SLOs"]) == ("0.5", "met")
 
@@ -119,7 +119,7 @@ def test_slots_cache_and_hits_of_the_engine_are_shares():
     assert row["Idle slots of decode steps"] == "25 %"
     assert row["Reserved cache without a token"] == "12.5 %"
     assert row["Prompt tokens found in the cache"] == "70 %"
-    assert "Drafted tokens that held" not in row
+    assert "Draft tokens accepted" not in row
 
 
 def test_the_servers_view_has_what_was_read_and_no_empty_column():
