@@ -338,15 +338,14 @@ def _properties(operation: str, parameters: dict[str, Any], components: bool) ->
                 "Specification": specification | {"ModelName": _Tag("GetAtt", "Model.ModelName")},
             }
         case "register_scalable_target":
-            properties["ResourceId"] = _resource_id(components)
+            resource = (
+                "inference-component/${AWS::StackName}-component"
+                if components
+                else "endpoint/${Endpoint.EndpointName}/variant/" + VARIANT
+            )
+            properties["ResourceId"] = _Tag("Sub", resource)
         case "put_scaling_policy":
             for name in ("ServiceNamespace", "ResourceId", "ScalableDimension"):
                 del properties[name]
             properties["ScalingTargetId"] = _Tag("Ref", "Target")
     return properties
-
-
-def _resource_id(components: bool) -> _Tag:
-    if components:
-        return _Tag("Sub", "inference-component/${AWS::StackName}-component")
-    return _Tag("Sub", "endpoint/${Endpoint.EndpointName}/variant/" + VARIANT)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
@@ -110,8 +109,8 @@ def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:
     headlines = []
     for key in [key for key in known if key in _FIRST_FIGURES] or known:
         title, _, unit = key_title(key).partition(", ")
-        ends = _interval(known[key])
-        detail = f"interval {ends}" if ends else ""
+        low, high = known[key].low, known[key].high
+        detail = "" if low == high else f"interval {number(low)} to {number(high)}"
         headlines.append(Headline(title, number(known[key].value), unit, detail))
     return tuple(headlines)
 
@@ -149,9 +148,20 @@ def _subtitle(answer: Recommendation) -> str:
 
 def planning_facts(content: Mapping[str, Any]) -> list[Facts]:
     """Sensitivity, frontier and cheapest layouts by load, as far as the file has them."""
+    changes = (
+        (str(each.get("what") or "?"), str(each.get("text") or ""))
+        for each in _mappings(content, "sensitivity")
+    )
+    frontier = [
+        (
+            str(index),
+            f"{each.get('instances')} × {each.get('instance')}, TP {each.get('tensor_parallel')}",
+        )
+        for index, each in enumerate(_mappings(content, "frontier"), start=1)
+    ]
     facts = [
-        Facts("What would change the answer", tuple(_sensitivity(content))),
-        Facts("Cheapest to fastest, none beaten in both", tuple(_frontier(content))),
+        Facts("What would change the answer", tuple(changes)),
+        Facts("Cheapest to fastest, none beaten in both", tuple(frontier if frontier[1:] else ())),
         Facts("Cheapest layout by load", tuple(_winners(content))),
     ]
     return [each for each in facts if each.items]
@@ -161,19 +171,6 @@ def _mappings(content: Any, key: str) -> Iterator[Mapping[str, Any]]:
     values = content.get(key) if isinstance(content, Mapping) else None
     if isinstance(values, list | tuple):
         yield from (each for each in values if isinstance(each, Mapping))
-
-
-def _sensitivity(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for each in _mappings(content, "sensitivity"):
-        yield str(each.get("what") or "?"), str(each.get("text") or "")
-
-
-def _frontier(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    found = list(_mappings(content, "frontier"))
-    if len(found) > 1:
-        for index, each in enumerate(found):
-            name = f"{each.get('instances')} × {each.get('instance')}"
-            yield str(index + 1), f"{name}, TP {each.get('tensor_parallel')}"
 
 
 def _winners(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -187,11 +184,6 @@ def _winners(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{usd(each.get('least_usd_per_hour'), per='/h')} to "
             f"{usd(each.get('most_usd_per_hour'), per='/h')}",
         )
-
-
-def _interval(figure: Estimate) -> str:
-    """`8.29 to 10.9`; empty where both ends are equal."""
-    return "" if figure.low == figure.high else f"{number(figure.low)} to {number(figure.high)}"
 
 
 def _figures_table(chosen: Candidate) -> Table | None:

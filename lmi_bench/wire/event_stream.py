@@ -112,13 +112,11 @@ def payload_part(data: bytes) -> bytes:
 
 def encode_frame(headers: Mapping[str, str], payload: bytes) -> bytes:
     """Encode one frame; every header is a string."""
-    block = b"".join([_encode_header(name, value) for name, value in headers.items()])
+    block = b""
+    for name, value in headers.items():
+        raw_name, raw_value = name.encode(), value.encode()
+        sizes = struct.pack("!BH", _STRING, len(raw_value))
+        block += bytes([len(raw_name)]) + raw_name + sizes + raw_value
     prelude = struct.pack("!II", len(block) + len(payload) + 16, len(block))
     frame = prelude + struct.pack("!I", zlib.crc32(prelude)) + block + payload
     return frame + struct.pack("!I", zlib.crc32(frame))
-
-
-def _encode_header(name: str, value: str) -> bytes:
-    raw_name, raw_value = name.encode(), value.encode()
-    sizes = struct.pack("!BH", _STRING, len(raw_value))
-    return bytes([len(raw_name)]) + raw_name + sizes + raw_value
