@@ -126,3 +126,11 @@ def test_the_published_tables_ship_whole():
     for cell in (*cells, *jumpstart_extremes()):
         find_model(cell.model)
         find_instance(cell.instance_type)
+
+
+def test_every_count_of_a_mixture_with_latent_attention_is_read():
+    """DeepSeek-V3's config.json: 512 latent values and 64 rotary ones are cached for each token."""
+    shape = find_model("deepseek-v3")
+    assert (shape.experts, shape.experts_per_token, shape.shared_experts) == (256, 8, 1)
+    assert (shape.expert_ffn_size, shape.latent_kv_dim) == (2048, 512 + 64)
+    assert find_model("llama-2-7b").latent_kv_dim == find_model("llama-2-7b").experts == 0

@@ -15,6 +15,19 @@ from lmi_bench.deploy.properties import parse_properties, read_properties, rende
 FILES = Path(__file__).parents[1] / "data" / "deploy"
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a=b\\\\\nc=d\n", {"a": "b\\", "c": "d"}),  # an escaped backslash ends its line
+        ("a=b\\\\\\\nc=d\n", {"a": "b\\c=d"}),
+        ("a=b\\", {"a": "b"}),
+    ],
+)
+def test_an_odd_number_of_backslashes_continues_a_line(text, values):
+    """java.util.Properties: a line terminator is escaped by an odd number of backslashes."""
+    assert parse_properties(text) == values
+
+
 def test_separators_comments_continuations_and_escapes_are_javas():
     """What java.util.Properties documents for these lines."""
     text = (

@@ -95,6 +95,12 @@ def test_the_body_of_an_unstreamed_answer_is_one_event(body):
     )
 
 
+def test_an_unstreamed_answer_of_era_a_omits_the_id_of_token_0():
+    body = b"""{"generated_text": "ab", "details": {"generated_tokens": 2,
+        "tokens": [{"text": "a"}, {"id": 7, "text": "b"}]}}"""
+    assert LMI.parse(body).token_ids == (7,)
+
+
 def test_era_c_leaves_the_reason_of_an_unstreamed_answer_open():
     body = (
         b'{"generated_text": "ab", "details": {"finish_reason": null, "generated_tokens": 2, '

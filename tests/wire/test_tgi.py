@@ -68,6 +68,13 @@ def test_the_unstreamed_answer_is_one_event_also_in_an_array_of_one():
     assert TGI.path == "/generate_stream"
 
 
+def test_the_prefill_of_an_unstreamed_answer_counts_the_prompt():
+    body = b"""{"generated_text": "a", "details": {"generated_tokens": 1, "tokens": [{"id": 5}],
+        "prefill": [{"id": 1}, {"id": 2}, {"id": 3}]}}"""
+    event = find_format("tgi").parse(body)
+    assert (event.input_tokens, event.token_ids) == (3, (5,))
+
+
 @pytest.mark.parametrize(
     ("error_type", "kind"),
     [
