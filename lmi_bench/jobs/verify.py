@@ -153,8 +153,12 @@ def _overrides(
         "slo": slos,
         "seed": settings.seed,
     }
-    if question.rate_per_s is not None:
-        overrides["load.rate_per_s"] = [question.rate_per_s * share]
+    rate_per_s = question.rate_per_s
+    served = candidate.figures["throughput_tokens_per_s"]
+    if rate_per_s is None and question.users is None and slos and served is not None:
+        rate_per_s = served.value / question.output_tokens  # planned at its own capacity
+    if rate_per_s is not None:
+        overrides["load.rate_per_s"] = [rate_per_s * share]
         if question.burstiness < 1:
             overrides |= {"load.arrivals": "gamma", "load.burstiness": question.burstiness}
     else:

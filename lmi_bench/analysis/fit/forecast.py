@@ -110,7 +110,7 @@ def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
         key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()
     }
     return Forecast(
-        figures=_figures(sure, values),
+        figures=_figures(sure, values, (cell.rate_per_s or 0.0) * cell.output_tokens),
         capacity_tokens_per_s=sure.capacity_tokens_per_s,
         load_share=sure.load_share,
         withheld=sure.withheld,
@@ -119,13 +119,20 @@ def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
     )
 
 
-def _figures(sure: Uncertainty, values: Mapping[str, float | None]) -> dict[str, Estimate | None]:
-    """The values, by key, with their intervals; None where a latency is withheld or missing."""
+def _figures(
+    sure: Uncertainty, values: Mapping[str, float | None], offered: float
+) -> dict[str, Estimate | None]:
+    """The values, by key, with their intervals; None where a latency is withheld or missing.
+
+    offered  output tokens each second that arrive: the throughput of a stable queue; 0: unknown
+    """
     figures: dict[str, Estimate | None] = {}
     for key, value in values.items():
         metric = _SIMULATED_METRICS[key]
         silent = sure.withheld is not None and metric != "throughput_tokens_per_s"
         figures[key] = None if not value or silent else sure.factors[metric].around(value)
+        if metric == "throughput_tokens_per_s" and offered and sure.withheld is None:
+            figures[key] = Estimate(offered, offered, offered)
     return figures
 
 
@@ -161,9 +168,11 @@ def simulated_forecast(
     level = summarise_level(run)
     requests = [request(number) for number in range(spec.num_requests or level.sent)]
     sure = _uncertainty(setup, profile, spec, requests)
+    offered = (spec.rate_per_s or 0.0) * fmean(each.output_tokens for each in requests)
+    values = {key: _value(level, key) for key in _SIMULATED_METRICS}
     load = f"{spec.concurrency}" if spec.concurrency is not None else f"{spec.rate_per_s:.4g}/s"
     return SimulatedForecast(
-        figures=_figures(sure, {key: _value(level, key) for key in _SIMULATED_METRICS}),
+        figures=_figures(sure, values, offered),
         capacity_tokens_per_s=sure.capacity_tokens_per_s,
         load_share=sure.load_share,
         withheld=sure.withheld,

@@ -95,7 +95,7 @@ def _statistic_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool
     if len(done) < (1 if quantile is None else samples_needed(quantile)):
         return None
     latencies = [request_latency(record, open_loop=open_loop) for record in done]
-    return s_to_ms(Statistics(latencies).statistic_s(slo.metric, slo.statistic))
+    return s_to_ms(Statistics.of(latencies).statistic_s(slo.metric, slo.statistic))
 
 
 def _worst_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:

@@ -147,8 +147,10 @@ def operating_of(request: RecommendRequest, fleet: Fleet) -> Operating:
     layout, copy, machines = fleet
     steady = copy.plan.steady
     copies = request.availability.surviving(machines) * layout.copies
-    if request.rate_per_s is not None:
-        rate = request.rate_per_s / copies
+    if request.open_loop:
+        rate = copy.load_limit_per_s(keeps_slos=True)
+        if request.rate_per_s is not None:
+            rate = request.rate_per_s / copies
         return Operating(rate, steady.batch_at(rate))
     batch = float(copy.concurrency)
     if request.users is not None:

@@ -14,13 +14,16 @@ one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.uncertainty import TimeFactors
 from lmi_bench.analysis.level.layouts import CopyPlan
+from lmi_bench.analysis.level.queueing import QueueRun
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
 from lmi_bench.core.level import QUANTILES
@@ -29,11 +32,14 @@ from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 
+FloatArray = NDArray[np.float64]
+
 _SEARCH_STEPS = 30
-_CLOSE = 0.92  # ratio of neighbouring rates: the prediction is no finer
-_LOWEST_STEP = 40  # 4 % of the highest rate
+_CLOSE = 0.98  # ratio of neighbouring rates: the noise of the arrivals is no finer
+_LOWEST_STEP = 160  # 4 % of the highest rate
 _NEAR_SATURATION = 0.97
 _LARGEST_SIMULATED_BATCH = 128
+_SETTLED_REQUESTS = 3000  # a queue near saturation forgets slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +88,8 @@ def screen_batch(steady: SteadyState, slos: Sequence[Slo]) -> float:
 class CopySimulation:
     """Simulated levels of one copy, each load once (a cache, not compared).
 
-    Batches above 128 are left to the closed form: they vary little, and a level that fills them
-    takes seconds to simulate.
+    With speculation and for users, batches above 128 are left to the closed form: they vary little,
+    and a level that fills them takes seconds to simulate.
     """
 
     plan: CopyPlan
@@ -94,7 +100,7 @@ class CopySimulation:
     )
 
     def at_rate(self, rate_per_s: float) -> Statistics | None:
-        """Latencies under Poisson arrivals, without the ramp; None for large batches."""
+        """Latencies under random arrivals, without the ramp; None: see the class."""
         if rate_per_s not in self._seen:
             self._seen[rate_per_s] = self._run_rate(rate_per_s)
         return self._seen[rate_per_s]
@@ -110,7 +116,7 @@ class CopySimulation:
             spacing_s=steady.cycle_s(concurrency) / concurrency,
         )
         middle = level.records[concurrency : 3 * concurrency]
-        return Statistics([request_latency(record, open_loop=False) for record in middle])
+        return Statistics.of([request_latency(record, open_loop=False) for record in middle])
 
     def sustained_rate(
         self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = _NEAR_SATURATION
@@ -118,9 +124,6 @@ class CopySimulation:
         """Highest rate of a grid that keeps the SLOs under a fixed draw of arrivals; 0 if none.
 
         most_share  limit of the grid, as a share of the saturated rate
-
-        Steps up or down from the guess until the next rate misses them, so a stricter limit never
-        gets a higher rate.
         """
         if guess_per_s <= 0:
             return 0.0
@@ -129,20 +132,9 @@ class CopySimulation:
         # one grid for all limits, to share levels, with the highest allowed rate on top
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
-        step = min(range(len(rates)), key=lambda index: abs(math.log(rates[index] / guess_per_s)))
-
-        def keeps(step: int) -> bool:
-            return self._worst_ratio(rates[step], slos) <= 1
-
-        if keeps(step):
-            while step > 0 and keeps(step - 1):
-                step -= 1
-            return rates[step]
-        while step + 1 < len(rates):
-            step += 1
-            if keeps(step):
-                return rates[step]
-        return 0.0
+        rates.reverse()
+        kept = bisect_right(rates, False, key=lambda rate: self._worst_ratio(rate, slos) > 1)
+        return rates[kept - 1] if kept else 0.0
 
     def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
         steady, observed = self.plan.steady, self.at_rate(rate_per_s)
@@ -154,6 +146,9 @@ class CopySimulation:
     def _run_rate(self, rate_per_s: float) -> Statistics | None:
         steady = self.plan.steady
         ramp_requests = math.ceil(steady.batch_at(rate_per_s))  # Little: those of one cycle
+        if self.plan.workload.speculation is None:
+            run = self.plan.follow(rate_per_s, ramp_requests + _SETTLED_REQUESTS, seed=self.seed)
+            return Statistics.of_run(run, ramp_requests)
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
             return None
         needed = max(
@@ -164,28 +159,56 @@ class CopySimulation:
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
         level = self.plan.simulate(spec, seed=self.seed)
         settled = level.records[ramp_requests:]
-        return Statistics([request_latency(record, open_loop=True) for record in settled])
+        return Statistics.of([request_latency(record, open_loop=True) for record in settled])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Statistics of simulated requests, with the definitions of measured ones."""
+    """Statistics of simulated requests, with the definitions of measured ones.
 
-    def __init__(self, latencies: Sequence[RequestLatency]) -> None:
-        def present(values: Sequence[float | None]) -> np.ndarray:
+    values  of each metric in seconds
+    """
+
+    values: Mapping[str, FloatArray]
+
+    @classmethod
+    def of(cls, latencies: Sequence[RequestLatency]) -> Statistics:
+        """Of requests one by one."""
+
+        def present(values: Sequence[float | None]) -> FloatArray:
             return np.array([value for value in values if value is not None])
 
+        names = ("ttft", "tpot", "e2e", "latency_per_token")
+        fields = ("ttft_s", "tpot_s", "e2e_s", "latency_s_per_token")
         gaps = [each.itl_s for each in latencies]
-        self._values = {
-            "ttft": present([each.ttft_s for each in latencies]),
-            "itl": np.concatenate(gaps) if gaps else np.empty(0),
-            "tpot": present([each.tpot_s for each in latencies]),
-            "e2e": present([each.e2e_s for each in latencies]),
-            "latency_per_token": present([each.latency_s_per_token for each in latencies]),
-        }
+        return cls(
+            {"itl": np.concatenate(gaps) if gaps else np.empty(0)}
+            | {
+                name: present([getattr(each, field) for each in latencies])
+                for name, field in zip(names, fields, strict=True)
+            }
+        )
+
+    @classmethod
+    def of_run(cls, run: QueueRun, ramp_requests: int) -> Statistics:
+        """Of a followed copy without its first requests."""
+        settled = slice(ramp_requests, None)
+        ttft_s, e2e_s, tokens = run.ttft_s[settled], run.e2e_s[settled], run.output_tokens[settled]
+        late = run.gap_end_s > run.arrival_s[ramp_requests]
+        several = tokens > 1
+        return cls(
+            {
+                "ttft": ttft_s,
+                "itl": np.repeat(run.gap_s[late], run.gap_count[late].astype(np.int64)),
+                "tpot": (e2e_s - ttft_s)[several] / (tokens[several] - 1),
+                "e2e": e2e_s,
+                "latency_per_token": e2e_s / tokens,
+            }
+        )
 
     def statistic_s(self, metric: str, statistic: str) -> float:
         """One statistic in seconds; 0 where no request has the metric (a single token's ITL)."""
-        values = self._values[metric]
+        values = self.values[metric]
         if not values.size:
             return 0.0
         if statistic == "mean":

@@ -350,8 +350,8 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
     alone = replace(
         request,
         rate_per_s=None,
-        users=None,
-        think_time_s=None,
+        users=1,
+        think_time_s=0.0,
         availability=NO_SPARES,
         requirements=NO_REQUIREMENTS,
     )

@@ -34,7 +34,8 @@ class RecommendRequest:
 
     rate_per_s           requests each second of the whole fleet, random arrivals; or
     users, think_time_s  users with a pause between answer and next request; or
-                         neither: one machine, as full as the limits allow
+                         neither: one machine, at the highest rate of random arrivals that keeps
+                         the SLOs and 80 % of saturation; saturated without SLOs
     degrees              tensor-parallel degrees to consider; None: powers of two
     settings             of the engine to choose from, beside machines and degrees
     engine_version       of the server, if it is not the profile's
@@ -102,8 +103,8 @@ class RecommendRequest:
 
     @property
     def open_loop(self) -> bool:
-        """Whether requests arrive at a rate, independent of answers."""
-        return self.rate_per_s is not None
+        """Whether requests arrive at a rate, independent of answers; so they do at a capacity."""
+        return self.rate_per_s is not None or (self.users is None and bool(self.slos))
 
     @property
     def considered(self) -> tuple[Instance, ...]:
@@ -116,7 +117,7 @@ class RecommendRequest:
 
     @property
     def load(self) -> Load | None:
-        """The load on the whole fleet; None: one machine at saturation."""
+        """The load on the whole fleet; None: as much as one machine carries."""
         if self.rate_per_s is not None:
             shape = self.workload.burstiness
             return Load(
@@ -128,4 +129,8 @@ class RecommendRequest:
 
     def describe_load(self) -> str:
         """The load for people."""
-        return "one machine at saturation" if self.load is None else self.load.description
+        if self.load is not None:
+            return self.load.description
+        if self.slos:
+            return "one machine at its highest Poisson rate, at most 80 % of saturation"
+        return "one machine at saturation"

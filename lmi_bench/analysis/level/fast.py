@@ -345,7 +345,7 @@ def _run(
                 context += isl + 1
         else:
             until_s = arriving[0][0] - now_s if arriving and room > 0 else None
-            steps, took_s = _decode_run(price, rows, context, running[0][0] - step, until_s)
+            steps, took_s = decode_run(price, rows, context, running[0][0] - step, until_s)
             now_s += took_s
             step += steps
             context += steps * rows
@@ -362,7 +362,7 @@ def _run(
     return EqualRun(np.ones(len(ended)), first_s - sent_s, end_s - sent_s, wall_s)
 
 
-def _decode_run(
+def decode_run(
     price: Pricer, rows: int, context: int, steps: int, until_s: float | None
 ) -> tuple[int, float]:
     """Steps without prompts and their seconds: `steps`, or fewer if a request arrives before."""

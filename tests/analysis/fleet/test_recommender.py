@@ -8,14 +8,18 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.operating_point import Statistics
 from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_19
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_0_19
+from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.workload import LevelSpec
 
 LLAMA = Workload(find_model("llama-2-7b"), "float16", 256, 256)
 SEEN = tuple(
@@ -172,11 +176,11 @@ def test_stated_slos_hold_at_the_planned_load():
 SMALL_AND_LARGE = (SEEN[0], SEEN[3])
 
 
-def test_gaps_with_and_without_a_prompt_between_have_ends_of_their_own():
-    """Near one prompt in ten gaps the p90 jumps: 35 ms as simulated, 71 ms in a slower world.
+def test_a_fleet_does_not_stand_on_the_step_of_the_gaps():
+    """Near one prompt in ten gaps the p90 jumps from 36 to 71 ms and more.
 
-    The closed form stands on the other side of that step, so its growth alone is not taken: the
-    ends were below the p50's and promised the SLO for sure, which five minutes then broke.
+    With 120 simulated requests one machine kept the limit by luck; a quarter of the requests of
+    fifteen minutes then missed it.
     """
     mixtral = Workload(find_model("mixtral-8x7b"), "float16", 512, 256)
     answer = ask(
@@ -188,12 +192,11 @@ def test_gaps_with_and_without_a_prompt_between_have_ends_of_their_own():
         degrees=(2,),
         look_long=True,
     )
-    figures = answer.recommended.figures
-    assert figures["itl_p90_ms"].low >= 0.95 * figures["itl_p50_ms"].low
-    worst_ms = answer.recommended.attainment["worst_5_minutes_ms"]["itl_p90<=60ms"]
-    assert worst_ms > 60.0
-    assert figures["itl_p90_ms"].high > 60.0
-    assert [outlook.confidence for outlook in answer.recommended.slos] == ["likely"]
+    best = answer.recommended
+    assert best.instances == 2
+    assert best.attainment["joint_attainment"] > 0.99
+    assert best.attainment["worst_5_minutes_ms"]["itl_p90<=60ms"] < 40.0
+    assert [outlook.confidence for outlook in best.slos] == ["sure"]
 
 
 @pytest.mark.parametrize("load", [{"rate_per_s": 6.0}, {"users": 80, "think_time_s": 5.0}])
@@ -319,3 +322,44 @@ def test_the_rows_of_a_table_are_the_candidates_in_order(whole_catalog):
     rows = whole_catalog.rows(limit=3)
     assert [row["instance"] for row in rows] == [c.instance for c in whole_catalog.candidates[:3]]
     assert rows[0]["USD/h"] == whole_catalog.recommended.price_usd_per_hour
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "lengths", "profile", "limits"),
+    [
+        ("llama-2-7b", "ml.g5.2xlarge", (256, 256), TGI_2023, ["ttft_p90<=1s"]),
+        ("qwen3-32b", "ml.g7e.2xlarge", (1000, 300), VLLM_0_12, ["ttft_p90<=2s"]),
+        ("mistral-7b-v0.3", "ml.g6e.xlarge", (500, 200), VLLM_0_12, ["itl_p90<=50ms"]),
+    ],
+)
+def test_a_capacity_is_a_rate_that_the_simulator_keeps(model, machine, lengths, profile, limits):
+    """Of 1,500 Poisson arrivals; a twelfth more breaks an SLO."""
+    workload = Workload(find_model(model), "float16", *lengths)
+    request = RecommendRequest(
+        workload,
+        profile,
+        slos=tuple(parse_slo(text) for text in limits),
+        instances=(find_instance(machine),),
+        degrees=(1,),
+    )
+    ((_, copy),), _ = prepare(request, lambda _text, _share: None)
+
+    def kept(rate_per_s):
+        spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1500)
+        records = copy.plan.simulate(spec, seed=5).records
+        seen = Statistics.of([request_latency(each, open_loop=True) for each in records])
+        return all(
+            1e3 * seen.statistic_s(slo.metric, slo.statistic) <= slo.limit_ms
+            for slo in request.slos
+        )
+
+    assert kept(0.93 * copy.central_per_s)
+    assert not kept(1.08 * copy.central_per_s)
+
+
+def test_without_a_load_the_machine_is_planned_at_its_capacity():
+    answer = ask(["ttft_p90<=1s"], instances=SEEN[:1])
+    best = answer.recommended
+    served_per_s = best.figures["throughput_tokens_per_s"].value / 256
+    assert served_per_s == pytest.approx(best.figures["capacity_rate_per_s"].low)
+    assert "highest Poisson rate" in answer.question.load

@@ -1,0 +1,254 @@
+"""A copy under random arrivals, followed fast: the scheduler's rules without its blocks.
+
+Thousands of requests in a small part of the time of `simulator`, with which it agrees within the
+noise of random arrivals: first come, first served; prompts whole or in chunks; a full cache sends
+the youngest sequence back to be computed again. Left out: single blocks (a sequence holds half a
+block more than its tokens), speculation, prefix caches and time-outs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.analysis.level.fast import decode_run
+from lmi_bench.analysis.model.step_time import Pricer
+from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueRun:
+    """Requests in the order of their arrival, shape (requests,), and gaps, shape (gaps,).
+
+    gap_s      time between two tokens of one answer; gap_count: how many tokens had it
+    gap_end_s  time at which it ended
+    """
+
+    arrival_s: NDArray[np.float64]
+    ttft_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+    output_tokens: NDArray[np.float64]
+    gap_s: NDArray[np.float64]
+    gap_count: NDArray[np.float64]
+    gap_end_s: NDArray[np.float64]
+
+
+def follow(
+    price: Pricer,
+    config: SchedulerConfig,
+    arrivals_s: Sequence[float],
+    lengths: Sequence[tuple[int, int]],
+) -> QueueRun:
+    """One copy under requests that arrive in this order; lengths: input and output tokens."""
+    copy = _Copy(price, config)
+    requests = [_Request(number, *pair) for number, pair in enumerate(lengths)]
+    coming = deque(zip(arrivals_s, requests, strict=True))
+    while coming or copy.waiting or copy.running:
+        if not (copy.waiting or copy.running):
+            copy.now_s = max(copy.now_s, coming[0][0])
+        while coming and coming[0][0] <= copy.now_s:
+            copy.waiting.append(coming.popleft()[1])
+        copy.step(coming[0][0] if coming else None)
+    at_s = np.asarray(arrivals_s, dtype=np.float64)
+    gap_s, gap_count, gap_end_s = np.array(copy.gaps).reshape(-1, 3).T
+    return QueueRun(
+        at_s,
+        np.array([each.first_s for each in requests]) - at_s,
+        np.array([each.end_s for each in requests]) - at_s,
+        np.array([each.output for each in requests], dtype=np.float64),
+        gap_s,
+        gap_count,
+        gap_end_s,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """ends: number of the decode step of its last token; -1: not decoding."""
+
+    number: int
+    prompt: int
+    output: int
+    computed: int = 0
+    produced: int = 0
+    ends: int = -1
+    first_s: float = 0.0
+    last_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def to_fill(self) -> int:
+        """Tokens to compute before the next one is sampled."""
+        return self.prompt + self.produced
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """running: admitted sequences, the oldest first; filling: those with prompt tokens left.
+
+    ending    decoding sequences by their last step; entries of sequences sent back are stale
+    rows, context      decoding sequences and their tokens
+    since     number of decoding sequences by the time of their last token
+    step, decoded_s    number of decode steps, and the end of the last one
+    """
+
+    price: Pricer
+    config: SchedulerConfig
+    now_s: float = 0.0
+    decoded_s: float = 0.0
+    steps: int = 0
+    rows: int = 0
+    context: int = 0
+    reserved: int = 0
+    waiting: deque[_Request] = field(default_factory=deque)
+    running: list[_Request] = field(default_factory=list)
+    filling: list[_Request] = field(default_factory=list)
+    ending: list[tuple[int, int, _Request]] = field(default_factory=list)
+    since: dict[float, int] = field(default_factory=dict)
+    gaps: list[tuple[float, float, float]] = field(default_factory=list)
+
+    @property
+    def room(self) -> float:
+        """Tokens that the cache can still take."""
+        if self.config.kv_layout is KvLayout.CONTIGUOUS:
+            return self.config.cache_tokens - self.reserved
+        filling = sum(each.to_fill for each in self.filling)
+        blocks = self.config.block_size / 2 * len(self.running)
+        return self.config.cache_tokens - self.context - filling - blocks
+
+    def step(self, next_arrival_s: float | None) -> None:
+        """The next step, or a run of decode steps until something changes."""
+        chunked = self.config.chunked_prefill
+        if chunked:
+            self._make_room()
+        if prompts := self._prompts():
+            self._prefill(prompts, self.rows if chunked else 0)
+        else:
+            self._make_room()
+            self._decode(next_arrival_s)
+
+    def _make_room(self) -> None:
+        """Send the youngest back until every decoding sequence has room for a token."""
+        if self.config.kv_layout is KvLayout.CONTIGUOUS:
+            return
+        while len(self.running) > 1 and self.room < self.rows:
+            youngest = self.running.pop()
+            if youngest.ends < 0:
+                self.filling.remove(youngest)
+            else:
+                youngest.produced = youngest.output - (youngest.ends - self.steps)
+                youngest.last_s = max(youngest.last_s, self.decoded_s)
+                self._stop_decoding(youngest)
+            youngest.computed = 0
+            self.waiting.appendleft(youngest)
+
+    def _stop_decoding(self, request: _Request) -> None:
+        request.ends = -1
+        self.rows -= 1
+        self.context -= request.prompt + request.produced
+        self.since[request.last_s] -= 1
+
+    def _prompts(self) -> list[tuple[_Request, int]]:
+        """Prompts of the next step, begun ones first, each with its tokens in it."""
+        budget = limit = self.config.max_rolling_batch_prefill_tokens
+        chosen: list[tuple[_Request, int]] = []
+        while budget:
+            begun = self.filling[len(chosen)] if len(chosen) < len(self.filling) else None
+            request = begun or (self.waiting[0] if self._head_fits() else None)
+            if request is None:
+                break
+            left = request.to_fill - request.computed
+            if left > budget and not (self.config.chunked_prefill or request.to_fill > limit):
+                break
+            if begun is None:
+                self.waiting.popleft()
+                self.running.append(request)
+                self.filling.append(request)
+                self.reserved += request.prompt + request.output
+            chosen.append((request, min(left, budget)))
+            budget -= min(left, budget)
+        return chosen
+
+    def _head_fits(self) -> bool:
+        if not self.waiting or len(self.running) >= self.config.max_rolling_batch_size:
+            return False
+        head = self.waiting[0]
+        if self.config.kv_layout is KvLayout.CONTIGUOUS:
+            return head.prompt + head.output <= self.room
+        return head.to_fill + self.config.block_size * (0.5 + len(self.running)) <= self.room
+
+    def _prefill(self, prompts: list[tuple[_Request, int]], decoding: int) -> None:
+        tokens = sum(count for _, count in prompts)
+        pairs = sum(count * (each.computed + (count + 1) / 2) for each, count in prompts)
+        cached = sum(each.computed for each, _ in prompts)
+        context = self.context if decoding else 0
+        self.now_s += self.price(decoding, context, len(prompts), tokens, pairs, cached)
+        if decoding:
+            self._count_decoded(1)
+        for request, count in prompts:
+            request.computed += count
+            if request.computed == request.to_fill:
+                self.filling.remove(request)
+                self._start(request)
+        self._end_requests()
+
+    def _start(self, request: _Request) -> None:
+        """The step that ended its prompt sampled a token."""
+        if request.produced:
+            self.gaps.append((self.now_s - request.last_s, 1, self.now_s))
+        else:
+            request.first_s = self.now_s
+        request.produced += 1
+        request.last_s = self.now_s
+        request.ends = self.steps + request.output - request.produced
+        heapq.heappush(self.ending, (request.ends, request.number, request))
+        self.rows += 1
+        self.context += request.to_fill
+        self.since[self.now_s] = self.since.get(self.now_s, 0) + 1
+
+    def _decode(self, next_arrival_s: float | None) -> None:
+        """Decode until a sequence ends, a request arrives that may run, or the cache is full."""
+        steps = self.ending[0][0] - self.steps
+        if self.config.kv_layout is KvLayout.PAGED:
+            steps = max(1, min(steps, int(self.room / self.rows)))
+        until_s = None
+        if next_arrival_s is not None and not self.waiting:
+            until_s = next_arrival_s - self.now_s
+        first_s = self.price(self.rows, self.context, 0, 0, 0.0, 0)
+        steps, took_s = decode_run(self.price, self.rows, self.context, steps, until_s)
+        self.now_s += first_s if steps > 1 else took_s
+        self._count_decoded(1)
+        if steps > 1:
+            self.now_s += took_s - first_s
+            each_s = (took_s - first_s) / (steps - 1)
+            self.gaps.append((each_s, self.rows * (steps - 1), self.now_s))
+            self._count_decoded(steps - 1, counted=True)
+        self._end_requests()
+
+    def _count_decoded(self, steps: int, *, counted: bool = False) -> None:
+        """Every decoding sequence has got `steps` tokens, the last one now."""
+        if not counted:
+            found = self.since.items()
+            self.gaps += [(self.now_s - at_s, count, self.now_s) for at_s, count in found if count]
+        self.steps += steps
+        self.context += steps * self.rows
+        self.decoded_s = self.now_s
+        self.since = {self.now_s: self.rows}
+
+    def _end_requests(self) -> None:
+        while self.ending and (
+            self.ending[0][0] <= self.steps or self.ending[0][0] != self.ending[0][2].ends
+        ):
+            ends, _, request = heapq.heappop(self.ending)
+            if ends != request.ends:
+                continue  # it was sent back in between
+            request.produced = request.output
+            request.last_s = request.end_s = self.now_s
+            self._stop_decoding(request)
+            self.running.remove(request)
+            self.reserved -= request.prompt + request.output

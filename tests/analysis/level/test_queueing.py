@@ -1,0 +1,96 @@
+"""The fast follower of a copy under random arrivals, against the simulator on the same arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lmi_bench.analysis.fleet.operating_point import Statistics
+from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
+from lmi_bench.analysis.level.queueing import follow
+from lmi_bench.analysis.results.latency import request_latency
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
+from lmi_bench.core.workload import LevelSpec
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.targets.profiles import find_profile
+
+# model, machine, TP, input, output, profile: cache-bound, compute-bound and bandwidth-bound
+CELLS = [
+    ("llama-2-7b", "ml.g5.2xlarge", 1, 256, 256, "tgi-2023"),
+    ("llama-2-7b", "ml.g5.2xlarge", 1, 256, 256, "vllm-0.12"),
+    ("llama-2-13b", "ml.g5.12xlarge", 4, 512, 128, "vllm-0.12"),
+    ("qwen3-32b", "ml.g7e.2xlarge", 1, 1000, 300, "vllm-0.19"),
+    ("llama-3-70b", "ml.p4de.24xlarge", 2, 622, 250, "vllm-0.12"),
+    ("mistral-7b-v0.1", "ml.g6e.xlarge", 1, 500, 200, "vllm-0.12"),
+    ("llama-3.1-8b", "ml.p5.4xlarge", 1, 3000, 100, "vllm-0.12"),
+    ("llama-3.1-8b", "ml.p5.4xlarge", 1, 100, 500, "vllm-0.19"),
+    ("mixtral-8x7b", "ml.p4d.24xlarge", 8, 300, 200, "tgi-2023"),
+    ("gpt-oss-20b", "ml.g6e.xlarge", 1, 400, 300, "vllm-0.12"),
+]
+METRICS = (("ttft", "p50"), ("ttft", "p90"), ("itl", "p50"), ("e2e", "p90"), ("tpot", "mean"))
+
+
+def plan_of(model, instance, degree, input_tokens, output_tokens, profile, **more):
+    workload = Workload(find_model(model), "float16", input_tokens, output_tokens, **more)
+    layout = Layout(find_instance(instance), degree)
+    return plan_copy(layout, workload, find_profile(profile), open_loop=True)
+
+
+def both(plan, rate_per_s, number=600, ramp=60):
+    spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
+    records = plan.simulate(spec, seed=3).records[ramp:]
+    slow = Statistics.of([request_latency(each, open_loop=True) for each in records])
+    return slow, Statistics.of_run(plan.follow(rate_per_s, number, seed=3), ramp)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.93])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell[0]} {cell[1]} {cell[5]}")
+def test_thirty_cells_follow_the_simulator(cell, share):
+    plan = plan_of(*cell)
+    slow, fast = both(plan, share * plan.steady.saturated_rate_per_s)
+    for metric, statistic in METRICS:
+        # a queue for the cache magnifies the half block that stands for single blocks
+        room = {0.8: 0.1, 0.93: 0.25}.get(share, 0.03) if metric == "ttft" else 0.03
+        expected = slow.statistic_s(metric, statistic)
+        assert fast.statistic_s(metric, statistic) == pytest.approx(expected, rel=room)
+
+
+def test_a_mix_in_bursts_is_followed():
+    kinds = (RequestKind(50, 300, 1.0), RequestKind(900, 30, 2.0))
+    plan = plan_of("llama-3-8b", "ml.g5.2xlarge", 1, 617, 120, "vllm-0.12", kinds=kinds)
+    plan = replace(plan, workload=replace(plan.workload, burstiness=0.5))
+    slow, fast = both(plan, 0.6 * plan.steady.saturated_rate_per_s)
+    for metric, statistic in METRICS:
+        expected = slow.statistic_s(metric, statistic)
+        assert fast.statistic_s(metric, statistic) == pytest.approx(expected, rel=0.03)
+
+
+def flat(rows, context, prompts, tokens, pairs, cached):
+    return 1.0 * (rows > 0) + 0.5 * (prompts > 0)
+
+
+def test_a_full_cache_sends_the_youngest_back_and_counts_its_gap():
+    """Two sequences of 8 + 8 tokens in a cache of 26: the second waits for the first to end."""
+    config = SchedulerConfig(num_blocks=26, block_size=1, max_model_len=16)
+    run = follow(flat, config, [0.0, 0.1], [(8, 8), (8, 8)])
+    assert run.e2e_s[0] < run.e2e_s[1]
+    assert run.gap_s.max() > 2.0
+    assert run.gap_count.sum() == 14
+    alone = follow(flat, config, [0.0], [(8, 8)])
+    assert alone.ttft_s[0] == 0.5
+    assert alone.e2e_s[0] == pytest.approx(7.5)
+    assert np.repeat(alone.gap_s, alone.gap_count.astype(int)).tolist() == [1.0] * 7
+
+
+def test_an_answer_of_one_token_has_no_gap_and_prompts_are_split_where_they_may_be():
+    config = SchedulerConfig(
+        num_blocks=64, block_size=16, max_model_len=512, max_rolling_batch_prefill_tokens=100
+    )
+    whole = follow(flat, config, [0.0], [(100, 1)])
+    assert (whole.ttft_s[0], whole.e2e_s[0], whole.gap_s.size) == (0.5, 0.5, 0)
+    chunked = replace(config, chunked_prefill=True)
+    assert follow(flat, chunked, [0.0], [(250, 1)]).ttft_s[0] == 1.5
