@@ -23,7 +23,7 @@ from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
-from lmi_bench.engine.server.metrics import MetricsRoute
+from lmi_bench.engine.server.metrics import add_metrics
 from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import (
     UNARY_TIMEOUT_S,
@@ -91,7 +91,7 @@ def build_app(
     openai.add_to(app)
     TgiRoutes(state).add_to(app)
     sagemaker.add_to(app)
-    MetricsRoute(state).add_to(app)
+    add_metrics(app, state)
     return app
 
 
@@ -195,9 +195,8 @@ def check_address(host: str, port: int) -> None:
 
 def _cannot_listen(host: str, port: int, exc: OSError) -> InputError:
     reason = exc.strerror or str(exc)
-    if (
-        exc.errno is not None and exc.errno in errno.errorcode
-    ):  # asyncio's own text repeats the address
+    # asyncio's own text repeats the address
+    if exc.errno is not None and exc.errno in errno.errorcode:
         reason = os.strerror(exc.errno)
     unknown = isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL
     flag = "--host" if unknown else "--port"

@@ -55,47 +55,44 @@ class Fields:
     def _typed(self, name: str, kinds: tuple[type, ...], what: str) -> Any:
         """The value if it has one of these types; None if it is missing."""
         value = self.raw(name)
-        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        if value is not None and not fits:
+        if value is None or type(value) in kinds:
+            return value
+        if isinstance(value, bool) or not isinstance(value, kinds):  # bool is a subclass of int
             raise InputError(f"{name} must be {what}, got {_show(value)}")
         return value
 
-    def integer(self, name: str, default: int, *, minimum: int | None = None) -> int:
+    def integer(self, name: str, default: _T, *, minimum: int | None = None) -> int | _T:
         """An integer, at least `minimum`."""
-        return given(self.optional_integer(name, minimum=minimum), default)
-
-    def optional_integer(self, name: str, *, minimum: int | None = None) -> int | None:
-        """An integer or None."""
+        if name not in self.values:  # the fast path of most fields
+            return default
         value: int | None = self._typed(name, (int,), "an integer")
-        if value is not None and minimum is not None and value < minimum:
+        if value is None:
+            return default
+        if minimum is not None and value < minimum:
             raise InputError(f"{name} must be at least {minimum}, got {value}")
         return value
 
     def seed(self, name: str) -> int | None:
         """Any integer; None for -1, which means a random seed, as in vLLM."""
-        value = self.optional_integer(name)
+        value = self.integer(name, None)
         return None if value == -1 else value
 
-    def number(self, name: str, default: float) -> float:
-        return given(self.optional_number(name), default)
+    def number(self, name: str, default: _T) -> float | _T:
+        if name not in self.values:
+            return default
+        value = self._typed(name, (float, int), "a number")
+        return default if value is None else float(value)
 
-    def optional_number(self, name: str) -> float | None:
-        """A number or None."""
-        value = self._typed(name, (int, float), "a number")
-        return None if value is None else float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        return given(self.optional_flag(name), default)
-
-    def optional_flag(self, name: str) -> bool | None:
-        """True, False or None."""
+    def flag(self, name: str, default: _T) -> bool | _T:
+        if name not in self.values:
+            return default
         value: bool | None = self._typed(name, (bool,), "true or false")
-        return value
+        return default if value is None else value
 
     def strings(self, name: str, *, at_most: int) -> tuple[str, ...]:
         """A string, or a list of strings; none of them empty."""
-        value = given(self._typed(name, (str, list), "a list of non-empty strings"), [])
-        values = [value] if isinstance(value, str) else value
+        value = self._typed(name, (str, list), "a list of non-empty strings")
+        values = [value] if isinstance(value, str) else value or ()
         if not all(isinstance(v, str) and v for v in values):
             raise InputError(f"{name} must be a list of non-empty strings, got {_show(value)}")
         if len(values) > at_most:
@@ -103,7 +100,7 @@ class Fields:
         return tuple(values)
 
     def token_ids(self, name: str, *, at_most: int) -> tuple[int, ...]:
-        value = given(self._typed(name, (list,), "a list of token ids"), [])
+        value = self._typed(name, (list,), "a list of token ids") or ()
         if not all(type(v) is int and v >= 0 for v in value):
             raise InputError(f"{name} must be a list of token ids, got {_show(value)}")
         if len(value) > at_most:
@@ -130,8 +127,8 @@ class Fields:
 
     def refuse_unless_neutral(self, neutral: Mapping[str, Any]) -> None:
         """Raise InputError for unsupported fields, unless their value has no effect."""
-        for name, value in neutral.items():
-            sent = self.raw(name)
+        for name in [name for name in neutral if name in self.values]:
+            sent, value = self.raw(name), neutral[name]
             if sent is not None and sent != value:
                 raise InputError(
                     f"{name}={_show(sent)} is not supported by this server: "

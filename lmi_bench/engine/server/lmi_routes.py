@@ -74,9 +74,9 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
     )
     details, stream = parameters.flag("details", False), top.flag("stream", False)
     top_n_tokens = parameters.integer("top_n_tokens", 0, minimum=0)
-    # without `do_sample`, one of these implies sampling, as in LMI since 0.32
-    sampled = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
-    do_sample = parameters.flag("do_sample", sampled)
+    do_sample = parameters.flag("do_sample", None)
+    if do_sample is None:  # one of these then implies sampling, as in LMI since 0.32
+        do_sample = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
     ignore_eos = parameters.flag("ignore_eos_token", False)
     min_tokens = parameters.integer("min_new_tokens", 0, minimum=0)
     sampling = parameters.vllm_sampling(
@@ -96,7 +96,7 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
         stream=stream,
         details=details,
         return_full_text=parameters.flag("return_full_text", False),
-        truncate=parameters.optional_integer("truncate", minimum=1),
+        truncate=parameters.integer("truncate", None, minimum=1),
         ignored=top.unread() + parameters.unread(),
     )
 
@@ -306,4 +306,4 @@ class LmiRoutes:
             return json_response(reply.whole(), headers=headers)
         finally:
             answer.close()
-            state.count(answer)
+            state.totals.add(answer)

@@ -25,18 +25,14 @@ _COUNTERS = (
 """Name, field of SchedulerStats, help."""
 
 
-class MetricsRoute:
-    """Handler over one served model."""
+def add_metrics(app: web.Application, state: ServerState) -> None:
+    """Add the route over one served model."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/metrics", self.metrics)
-
-    async def metrics(self, request: web.Request) -> web.Response:
-        body = render_metrics(self._state).encode()
+    async def metrics(_: web.Request) -> web.Response:
+        body = render_metrics(state).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    app.router.add_get("/metrics", metrics)
 
 
 def render_metrics(state: ServerState) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.server.fields import NEUTRAL, Fields, given, load_json_object
+from lmi_bench.engine.server.fields import NEUTRAL, Fields, load_json_object
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 from lmi_bench.engine.server.streaming import MAX_CHOICES
 
@@ -79,7 +79,7 @@ def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiC
     top = Fields(load_json_object(body))
     prompt = _read_prompt(top.raw("prompt"))
     max_tokens = top.integer("max_tokens", DEFAULT_MAX_TOKENS, minimum=1)
-    num_logprobs = top.optional_integer("logprobs", minimum=0)
+    num_logprobs = top.integer("logprobs", None, minimum=0)
     echo = top.flag("echo", False)
     if echo and num_logprobs is not None:
         raise InputError(
@@ -93,8 +93,8 @@ def read_chat_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
     """Read a chat's body. Raises InputError that names the invalid field."""
     top = Fields(load_json_object(body))
     messages = _read_messages(top.raw("messages"))
-    older = top.optional_integer("max_tokens", minimum=1)
-    max_tokens = given(top.optional_integer("max_completion_tokens", minimum=1), older)
+    max_tokens = top.integer("max_tokens", None, minimum=1)  # the older name
+    max_tokens = top.integer("max_completion_tokens", max_tokens, minimum=1)
     num_logprobs = top.integer("top_logprobs", 0, minimum=0)
     num_wanted = num_logprobs if top.flag("logprobs", False) else None
     options = top.section("chat_template_kwargs").values
@@ -142,7 +142,7 @@ def _read_call(
         include_usage=options.flag("include_usage", False),
         continuous_usage=options.flag("continuous_usage_stats", False),
         return_token_ids=top.flag("return_token_ids", False),
-        truncate=top.optional_integer("truncate_prompt_tokens", minimum=1),
+        truncate=top.integer("truncate_prompt_tokens", None, minimum=1),
         ignored=top.unread() + options.unread(),
         **own,
     )

@@ -34,6 +34,10 @@ from lmi_bench.engine.server.streaming import (
 )
 
 _DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+}
 
 
 class OpenAiReply(ABC):
@@ -289,32 +293,18 @@ class OpenAiRoutes:
         try:
             headers = state.ignored_header(call.ignored)
             reply = reply_type(call, answers, state)
-            if call.stream:
-                return await self._stream(request, answers, reply, headers, envelope)
-            await complete_all(answers)
-            return json_response(reply.whole(), headers=headers)
+            if not call.stream:
+                await complete_all(answers)
+                return json_response(reply.whole(), headers=headers)
+            encoders = reply.event, reply.last_events, reply.failure_events
+            if len(answers) == 1:
+                writes = stream_writes(answers[0], *encoders)
+            else:
+                writes = choice_writes(answers, *encoders)
+            headers = _STREAM_HEADERS | headers
+            return await send_stream(request, writes, headers=headers, envelope=envelope)
         finally:
             end_all(state, answers)
-
-    async def _stream(
-        self,
-        request: web.Request,
-        answers: Sequence[Answer],
-        reply: OpenAiReply,
-        headers: dict[str, str],
-        envelope: Envelope,
-    ) -> web.StreamResponse:
-        headers = {
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            **headers,
-        }
-        encoders = reply.event, reply.last_events, reply.failure_events
-        if len(answers) == 1:
-            writes = stream_writes(answers[0], *encoders)
-        else:
-            writes = choice_writes(answers, *encoders)
-        return await send_stream(request, writes, headers=headers, envelope=envelope)
 
     async def _prompt(self, call: OpenAiCall) -> Prompt:
         token_ids = await self._token_ids(call)

@@ -220,8 +220,13 @@ class SageMakerRoutes:
         except web.RequestPayloadError as exc:
             return closing(_aws_error(400, "ValidationError", unreadable(exc)))
         if self._check is not None:
+            url = request.rel_url
             try:
-                self._check.verify(_as_signed(request, body))
+                self._check.verify(
+                    SignedRequest(
+                        request.method, url.raw_path, url.raw_query_string, request.headers, body
+                    )
+                )
             except SignatureError as exc:
                 return _aws_error(403, exc.code, str(exc))
         is_openai, handler = self._route(body)
@@ -252,16 +257,6 @@ def credentials_check(access_key: str | None, secret_key: str | None) -> Signatu
             "AWS_SECRET_ACCESS_KEY (any values, the same as the client's)"
         )
     return SignatureCheck(access_key, secret_key)
-
-
-def _as_signed(request: web.Request, body: bytes) -> SignedRequest:
-    return SignedRequest(
-        method=request.method,
-        path=request.rel_url.raw_path,
-        query=request.rel_url.raw_query_string,
-        headers=request.headers,
-        body=body,
-    )
 
 
 def _stream_headers(headers: dict[str, str]) -> dict[str, str]:

@@ -65,10 +65,11 @@ class RequestTotals:
         self.prompt_tokens = Histogram(TOKENS_BOUNDS)
         self.generation_tokens = Histogram(TOKENS_BOUNDS)
 
-    def add(self, generation: Generation, reason: str, num_prompt_tokens: int) -> None:
+    def add(self, answer: Answer) -> None:
         """Add a finished request; one that never ran has only an end-to-end latency."""
-        self.finished[reason] += 1
-        self.prompt_tokens.observe(num_prompt_tokens)
+        generation = answer.generation
+        self.finished[openai_finish_reason(answer.finish_reason)] += 1
+        self.prompt_tokens.observe(len(answer.prompt.token_ids))
         self.generation_tokens.observe(sum(len(event.token_ids) for event in generation.events))
         submitted_s, scheduled_s = generation.submitted_s, generation.first_scheduled_s
         first_s, finished_s = generation.first_token_s, generation.finished_s
@@ -121,15 +122,6 @@ class ServerState:
             token_ids = self.codec.encode(text)
         return token_ids if truncate is None else token_ids[-truncate:]
 
-    def _check_token_ids(self, token_ids: Sequence[int]) -> None:
-        """Raise InputError for ids outside the vocabulary, which would crash the engine's step."""
-        highest = max(token_ids)
-        if highest >= self.vocab_size:
-            raise InputError(
-                f"token id {highest} is not in the vocabulary: "
-                f"ids go from 0 to {self.vocab_size - 1}"
-            )
-
     def submit(self, prompt: Prompt, *, beside: Generation | None = None) -> Answer:
         """Start to generate; the caller must close the answer.
 
@@ -140,7 +132,12 @@ class ServerState:
         num_prompt, num_new = len(prompt.token_ids), prompt.sampling.max_new_tokens
         if num_prompt == 0:
             raise InputError("the prompt has no tokens: send at least one")
-        self._check_token_ids(prompt.token_ids)
+        highest = max(prompt.token_ids)
+        if highest >= self.vocab_size:  # it would crash the engine's step
+            raise InputError(
+                f"token id {highest} is not in the vocabulary: "
+                f"ids go from 0 to {self.vocab_size - 1}"
+            )
         if num_prompt + num_new > self.max_model_len:
             raise CapacityError(
                 f"this model's maximum context length is {self.max_model_len} tokens, but "
@@ -149,13 +146,6 @@ class ServerState:
             )
         generation = self.engine.submit(prompt.token_ids, prompt.sampling, beside=beside)
         return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
-
-    def count(self, answer: Answer) -> None:
-        self.totals.add(
-            answer.generation,
-            openai_finish_reason(answer.finish_reason),
-            len(answer.prompt.token_ids),
-        )
 
     def ignored_header(self, names: list[str]) -> dict[str, str]:
         """A header that lists fields unknown to this server; logs each name once."""

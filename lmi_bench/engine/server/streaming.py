@@ -126,7 +126,7 @@ def end_all(state: ServerState, answers: Sequence[Answer]) -> None:
     """Cancel unfinished answers, and count each."""
     for answer in answers:
         answer.close()
-        state.count(answer)
+        state.totals.add(answer)
 
 
 async def complete_all(answers: Sequence[Answer]) -> None:

@@ -75,17 +75,15 @@ def read_tgi_body(body: bytes) -> TgiBody:
     if not isinstance(inputs, str):
         raise InputError("inputs must be a string")
     parameters = top.section("parameters")
-    numbers: dict[str, Any] = {name: parameters.optional_number(name) for name in _NUMBERS}
-    counts: dict[str, Any] = {
-        name: parameters.optional_integer(name, minimum=0) for name in _COUNTS
-    }
+    numbers: dict[str, Any] = {name: parameters.number(name, None) for name in _NUMBERS}
+    counts: dict[str, Any] = {name: parameters.integer(name, None, minimum=0) for name in _COUNTS}
     return TgiBody(
         inputs=inputs,
         stream=top.flag("stream", False),
-        top_k=parameters.optional_integer("top_k"),
+        top_k=parameters.integer("top_k", None),
         # without `parameters` TGI samples; with any parameters it decodes greedily
         do_sample=parameters.flag("do_sample", top.raw("parameters") is None),
-        return_full_text=parameters.optional_flag("return_full_text"),
+        return_full_text=parameters.flag("return_full_text", None),
         stop=parameters.strings("stop", at_most=sys.maxsize),  # limited in check_values
         details=parameters.flag("details", False),
         decoder_input_details=parameters.flag("decoder_input_details", False),

@@ -19,7 +19,6 @@ from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import choose_precision, dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.loader import build_model
@@ -65,13 +64,12 @@ class ModelNumbers:
 class Loaded:
     """Result of loading: the runner and the numbers to show.
 
-    forwards, model  None if another back end has the weights
+    forwards  None if another back end has the weights
     """
 
     runner: ModelRunner
     numbers: ModelNumbers
     forwards: Forwards | None = None
-    model: Decoder | None = None
 
 
 class TorchExecutor(ModelNumbers):
@@ -87,7 +85,6 @@ class TorchExecutor(ModelNumbers):
         self._worker = worker
         self._owns_worker = owns_worker
         self._forwards = loaded.forwards
-        self._model = loaded.model
 
     @classmethod
     def load(
@@ -148,10 +145,10 @@ class TorchExecutor(ModelNumbers):
     async def time_products(self, rows: int) -> float | None:
         """Seconds for the matrix products of a decode step with `rows` sequences; None if another
         back end has the weights. Call only while no step runs."""
-        if self._model is None:
+        if self._forwards is None:
             return None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, product_time_s, self._model, rows)
+        loop, model = asyncio.get_running_loop(), self._forwards.eager.model
+        return await loop.run_in_executor(self._worker, product_time_s, model, rows)
 
     @property
     def step_counts(self) -> tuple[int, int] | None:
@@ -221,7 +218,7 @@ def _load(
         num_blocks=forwards.eager.num_blocks,
         free_memory_bytes=free,
         kv_bytes_per_block=layout.bytes_per_block,
-        kv_cache_bytes=forwards.cache.nbytes,
+        kv_cache_bytes=forwards.eager.cache.nbytes,
         kv_dtype=dtype_name(layout.dtype),
         weights_description=str(precision),
         weight_bytes=model.held_bytes,
@@ -229,4 +226,4 @@ def _load(
         prepared=forwards.prepared,
     )
     runner = ModelRunner(forwards.forward, sampling_seed=settings.seed())
-    return Loaded(runner, numbers, forwards, model)
+    return Loaded(runner, numbers, forwards)

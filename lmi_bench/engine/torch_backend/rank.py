@@ -219,7 +219,7 @@ class RankWorker:
             quantize=quantize,
         )
         self._runner = ModelRunner(forwards.forward, sampling_seed=sampling_seed)
-        return forwards.cache.nbytes, forwards.prepared
+        return forwards.eager.cache.nbytes, forwards.prepared
 
     def run(self, batch: StepBatch) -> list[StepOutput]:
         return self._loaded().run(batch)

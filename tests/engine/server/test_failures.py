@@ -309,3 +309,11 @@ def test_a_bug_of_the_server_is_logged_with_its_traceback(serve_toy, caplog):
     assert asyncio.run(main()) == 500
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert record.exc_info[0] is KeyError
+
+
+@pytest.mark.parametrize(
+    ("parameters", "ignored"),
+    [({"do_sample": False, "temperature": 0.5}, ["temperature"]), ({"temperature": 0}, [])],
+)
+def test_a_temperature_without_sampling_is_named_as_ignored(parameters, ignored):
+    assert read_lmi_call({"inputs": "a", "parameters": parameters}, ()).ignored == ignored

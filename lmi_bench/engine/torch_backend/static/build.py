@@ -114,7 +114,6 @@ class PreparedSteps:
 class Forwards:
     """A loaded model over a new cache: its eager steps and, if wanted, its prepared ones."""
 
-    cache: KvCache
     eager: TorchForward
     static: StaticForward | None = None
     prepared: PreparedSteps | None = None
@@ -146,11 +145,11 @@ def make_forwards(
     cache = KvCache(layout, num_blocks + spare, device)
     eager = TorchForward(model, cache, precision, num_blocks=num_blocks)
     if not settings.wanted:
-        return Forwards(cache, eager)
+        return Forwards(eager)
     static, prepared = with_prepared_steps(
         eager, settings, tensor_parallel=tensor_parallel, quantize=quantize, tell=tell
     )
-    return Forwards(cache, eager, static, prepared)
+    return Forwards(eager, static, prepared)
 
 
 def with_prepared_steps(
