@@ -35,13 +35,8 @@ class SloOutlook:
 
     def to_json(self) -> dict[str, Any]:
         """The outlook as plain values."""
-        return {
-            "slo": self.slo,
-            "predicted_ms": self.predicted_ms,
-            "limit_ms": self.limit_ms,
-            "slack_ms": self.slack_ms,
-            "confidence": self.confidence,
-        }
+        names = ("slo", "predicted_ms", "limit_ms", "slack_ms", "confidence")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SloOutlook:
@@ -113,8 +108,9 @@ class Candidate:
             **self._plain(*_MACHINES, *_PRICES, "blended_reason"),
             **{name: self._figure_json(name) for name in self.figures},
             "slos": [outlook.to_json() for outlook in self.slos],
-            **self._plain("memory", "limited_by", "basis", "price_provenance", "cost"),
-            **self._plain("attainment"),
+            **self._plain(
+                "memory", "limited_by", "basis", "price_provenance", "cost", "attainment"
+            ),
             "engine": self.setting.describe() or None,
             "setting": self.setting.to_json(),
             **self._plain("profile_provenance"),
@@ -162,6 +158,7 @@ _PRICES = (
     "usd_per_1m_total_tokens_at_saturation",
     "blended_3to1_as_published",
 )
+_PROBE = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
 _KEYS = {  # of the file, where they differ from the fields
     "copies": "replicas",
     "blended_reason": "blended_3to1_as_published_reason",
@@ -288,10 +285,7 @@ class Probe:
         return {
             "instance": self.layout.instance.instance_type,
             "tensor_parallel": self.layout.tensor_parallel,
-            "rate_per_s": self.rate_per_s,
-            "machines": self.machines,
-            "chance": self.chance,
-            "saves_usd_per_hour": self.saves_usd_per_hour,
+            **{name: getattr(self, name) for name in _PROBE},
         }
 
 

@@ -169,19 +169,8 @@ def compare_stairs(stairs: Sequence[Stairs], low: float, high: float) -> Variati
                 exhausted, k = bounds[from_per_s]
                 crossovers.append(exhausted.unit.times(k))
             layout = each.layout
-            intervals.append(
-                LoadInterval(
-                    from_per_s=from_per_s,
-                    to_per_s=end,
-                    instance=layout.instance.instance_type,
-                    tensor_parallel=layout.tensor_parallel,
-                    copies=layout.copies,
-                    fewest_machines=count,
-                    most_machines=count,
-                    least_usd_per_hour=cost,
-                    most_usd_per_hour=cost,
-                )
-            )
+            kind = (layout.instance.instance_type, layout.tensor_parallel, layout.copies)
+            intervals.append(LoadInterval(from_per_s, end, *kind, count, count, cost, cost))
         from_per_s = end
     return Variation(tuple(intervals), tuple(crossovers))
 
@@ -269,11 +258,8 @@ def _by_limits(
                 price = other.fleet_usd_per_hour(layout, machines)
                 cost = "" if price is None else f", USD {price:,.2f} per hour"
                 outcome = f"{machines} x {name}, TP {degree}{cost}"
-                if (name, degree, machines) == (
-                    best.instance,
-                    best.tensor_parallel,
-                    best.instances,
-                ):
+                same = (best.instance, best.tensor_parallel, best.instances)
+                if (name, degree, machines) == same:
                     outcome = "the same answer"
             yield {
                 "what": str(slo),
