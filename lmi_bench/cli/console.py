@@ -107,8 +107,9 @@ def _needed(rows: Sequence[Mapping[str, Any]], *, whole_headings: bool = False) 
 
 
 def say(text: str) -> None:
-    """Print a line of the answer on stdout."""
-    stdout().print(text, markup=False, soft_wrap=True)
+    """Print a line of the answer on stdout; a terminal wraps it at words, but no command."""
+    whole = not stdout().is_terminal or text.lstrip().startswith("lmi-bench ")
+    stdout().print(text, markup=False, soft_wrap=whole)
 
 
 def note(text: str) -> None:

@@ -30,7 +30,8 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
     step-time model first. Engine settings may be several values between commas: the best
     combination wins.
     """
-    from lmi_bench.cli.recommend_print import print_advice, print_portfolio
+    from lmi_bench.cli.plan_print import print_portfolio
+    from lmi_bench.cli.recommend_print import print_advice
     from lmi_bench.jobs.recommend import plan_portfolio
     from lmi_bench.jobs.recommend import recommend as run
 
@@ -40,7 +41,7 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
         write_json(json_file, portfolio.to_json(), "portfolio")
         return
     advice = heard(run, settings)
-    print_advice(advice)
+    print_advice(advice, explain=settings.explain)
     write_json(json_file, advice.to_json(), "recommendation")
     if advice.answer.exit_code:
         raise typer.Exit(advice.answer.exit_code)

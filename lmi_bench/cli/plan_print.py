@@ -17,6 +17,7 @@ from lmi_bench.analysis.fleet.accelerator_comparison import (
     sharding,
 )
 from lmi_bench.analysis.fleet.day import DayResult
+from lmi_bench.analysis.fleet.portfolio import Portfolio, SharedFleet
 from lmi_bench.analysis.fleet.verification import Verified
 from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
@@ -411,3 +412,40 @@ def _sharding_row(best: MachineFigures, whole: MachineFigures) -> dict[str, Any]
         "ms/token alone": format_figure(best.latency_ms_per_token),
         "of one copy": format_figure(whole.latency_ms_per_token),
     }
+
+
+def print_portfolio(answer: Portfolio) -> None:
+    """The shared machines, those of an endpoint each, and what sharing saves."""
+    rows = [
+        *_fleet_rows(answer.groups, "shared"),
+        *_fleet_rows(answer.separate, "an endpoint each"),
+    ]
+    print_table("Models on machines", rows, left=("models", "plan"), whole=("fleet",))
+    for group in answer.groups:
+        for place, machine in enumerate(group.placed, start=1):
+            copies = ", ".join(f"{name} (TP {degree})" for name, degree in machine)
+            say(f"{group.instance} no. {place}: {copies}")
+    saved = answer.separate_usd_per_hour - answer.usd_per_hour
+    say(
+        f"shared: USD {answer.usd_per_hour:,.2f} per hour; an endpoint each: USD "
+        f"{answer.separate_usd_per_hour:,.2f}; sharing saves USD {saved:,.2f} per hour"
+    )
+    say(
+        "a device serves one model; models on one machine fail together, and the plan does not "
+        "include how they slow each other down: measure both at once before buying"
+    )
+
+
+def _fleet_rows(fleets: tuple[SharedFleet, ...], plan: str) -> list[dict[str, str]]:
+    return [
+        {
+            "plan": plan,
+            "fleet": f"{fleet.machines} x {fleet.instance}",
+            "models": ", ".join(
+                f"{name}: {need.copies} at TP {need.tensor_parallel}"
+                for name, need in zip(fleet.names, fleet.needs, strict=True)
+            ),
+            "USD/h": f"{fleet.usd_per_hour:,.2f}",
+        }
+        for fleet in fleets
+    ]

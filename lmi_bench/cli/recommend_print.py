@@ -6,17 +6,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.attainment import fragile_slos
 from lmi_bench.analysis.fleet.money import price_line
-from lmi_bench.analysis.fleet.portfolio import Portfolio, SharedFleet
-from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.fleet.vary import Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
-from lmi_bench.cli.console import fit_columns, print_table, say, stdout, warn
+from lmi_bench.cli.console import fit_columns, note, print_table, say, stdout, warn
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.jobs.recommend import Advice
 from lmi_bench.report.formats import number
@@ -26,79 +25,63 @@ _GIVE_WAY = (
     "capacity req/s", "TTFT p90 ms",
 )  # fmt: skip
 """Columns to leave out in a narrow terminal, the least important first; an SLO's column stays."""
-_SHOWN_CANDIDATES = 12
+_SHOWN_CANDIDATES, _SHOWN_KINDS = 12, 8
 _SHOWN_REASONS = 6
 _NUMBER = re.compile(r"\d[\d,.]*")
 _SHOWN_UNPRICED = 5
 _SHOWN_PROBES = 2
-_OWN_GAPS = "; an ITL limit applies to the gaps of each request"
 _PROBE_REQUESTS = 2000  # p90 within some per cent, although neighbouring requests correlate
 
 
-def print_advice(advice: Advice) -> None:
-    """The candidates, why the others are out, and the answer."""
-    answer, request, basis = advice.answer, advice.request, advice.basis
+def print_advice(advice: Advice, *, explain: bool = False) -> None:
+    """The answer, the best layouts, and with `explain` the reasons for all of it."""
+    answer, basis = advice.answer, advice.basis
+    for text in (*answer_lines(answer), ""):
+        say(text)
     workload = basis.workload
     say(
         f"{workload.shape.name}, {workload.dtype}, {workload.input_tokens} in / "
-        f"{workload.output_tokens} out, {request.describe_load()}, for {request.objective}"
+        f"{workload.output_tokens} out, {answer.question.load}, for {advice.request.objective}"
     )
     say(basis.profile.provenance)
-    print_candidates(answer.candidates)
-    if basis.accuracy is not None:
-        print_table("Predicted against measured", accuracy_rows(basis.accuracy))
-    for text in (*rejection_lines(answer.rejected), *unpriced_lines(answer), *beside_lines(advice)):
-        say(text)
+    print_candidates(answer.candidates, every_layout=explain)
     if advice.variation is not None:
         print_table("Cheapest layout by load", load_rows(advice.variation), left=("layout",))
-    for text in (*basis.notes, *answer.warnings):
-        warn(text)
-    for text in answer_lines(answer, request):
+    for text in basis.notes:
+        note(text)
+    if explain:
+        _print_reasons(advice)
+    elif answer.candidates:
+        out = f"{len(answer.rejected)} layouts are out; " if answer.rejected else ""
+        say(f"{out}reasons, prices, warnings and what else to measure: --explain")
+    else:
+        for text in rejection_lines(answer.rejected):
+            say(text)
+
+
+def _print_reasons(advice: Advice) -> None:
+    """Everything beside the answer."""
+    answer, best = advice.answer, advice.answer.recommended
+    if advice.basis.accuracy is not None:
+        print_table("Predicted against measured", accuracy_rows(advice.basis.accuracy))
+    for text in (*rejection_lines(answer.rejected), *unpriced_lines(answer), *beside_lines(advice)):
         say(text)
+    if best is not None:
+        for text in (f"why: {best.reason}", *_money_lines(best)):
+            say(text)
+    for text in _probe_lines(answer):
+        say(text)
+    for text in answer.warnings:
+        warn(text)
 
 
-def print_portfolio(answer: Portfolio) -> None:
-    """The shared machines, those of an endpoint each, and what sharing saves."""
-    rows = [
-        *_fleet_rows(answer.groups, "shared"),
-        *_fleet_rows(answer.separate, "an endpoint each"),
-    ]
-    print_table("Models on machines", rows, left=("models", "plan"), whole=("fleet",))
-    for group in answer.groups:
-        for place, machine in enumerate(group.placed, start=1):
-            copies = ", ".join(f"{name} (TP {degree})" for name, degree in machine)
-            say(f"{group.instance} no. {place}: {copies}")
-    saved = answer.separate_usd_per_hour - answer.usd_per_hour
-    say(
-        f"shared: USD {answer.usd_per_hour:,.2f} per hour; an endpoint each: USD "
-        f"{answer.separate_usd_per_hour:,.2f}; sharing saves USD {saved:,.2f} per hour"
-    )
-    say(
-        "a device serves one model; models on one machine fail together, and the plan does not "
-        "include how they slow each other down: measure both at once before buying"
-    )
-
-
-def _fleet_rows(fleets: tuple[SharedFleet, ...], plan: str) -> list[dict[str, str]]:
-    return [
-        {
-            "plan": plan,
-            "fleet": f"{fleet.machines} x {fleet.instance}",
-            "models": ", ".join(
-                f"{name}: {need.copies} at TP {need.tensor_parallel}"
-                for name, need in zip(fleet.names, fleet.needs, strict=True)
-            ),
-            "USD/h": f"{fleet.usd_per_hour:,.2f}",
-        }
-        for fleet in fleets
-    ]
-
-
-def distinct_layouts(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The best setting of each machine and degree, in the candidates' order."""
+def distinct_layouts(
+    candidates: Sequence[Candidate], *, by: Literal["instance", "accelerator"] = "instance"
+) -> list[Candidate]:
+    """The best setting of each machine (or accelerator) and degree, in the candidates' order."""
     found: dict[tuple[str, int], Candidate] = {}
     for each in candidates:
-        found.setdefault((each.instance, each.tensor_parallel), each)
+        found.setdefault((getattr(each, by), each.tensor_parallel), each)
     return list(found.values())
 
 
@@ -117,10 +100,15 @@ def candidate_rows(
     return fit_columns(rows, [name for name in _GIVE_WAY if name not in held], width)
 
 
-def print_candidates(candidates: Sequence[Candidate]) -> None:
-    """The best dozen layouts, with as many columns as fit the terminal."""
+def print_candidates(candidates: Sequence[Candidate], *, every_layout: bool = True) -> None:
+    """The best layouts, with as many columns as fit the terminal.
+
+    every_layout  False: the best one of each accelerator and degree
+    """
     layouts = distinct_layouts(candidates)
-    rows, left_out = candidate_rows(layouts[:_SHOWN_CANDIDATES], stdout().width)
+    shown = layouts if every_layout else distinct_layouts(candidates, by="accelerator")
+    shown = shown[: _SHOWN_CANDIDATES if every_layout else _SHOWN_KINDS]
+    rows, left_out = candidate_rows(shown, stdout().width)
     print_table(
         "Candidates, the best first: predicted [80 % interval]",
         rows,
@@ -133,8 +121,8 @@ def print_candidates(candidates: Sequence[Candidate]) -> None:
         say("withheld: too near to saturation to predict a latency")
     if left_out:
         say(f"no room for {', '.join(left_out)}: a wider terminal, or --json")
-    if len(layouts) > _SHOWN_CANDIDATES:
-        say(f"{len(layouts) - _SHOWN_CANDIDATES} more layouts in the --json file")
+    if len(layouts) > len(shown):
+        say(f"{len(layouts) - len(shown)} more layouts in the --json file")
     if len(layouts) < len(candidates):
         say("each layout has its best engine setting here; the others are in the --json file")
 
@@ -238,45 +226,79 @@ def accuracy_rows(accuracy: Mapping[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def answer_lines(answer: Recommendation, request: RecommendRequest) -> Iterator[str]:
-    """What to rent, why, what it carries and costs, and what to measure before buying."""
+def answer_lines(answer: Recommendation) -> Iterator[str]:
+    """Fleet, price, capacity, SLOs with attainment, the biggest doubt and the next command."""
     best = answer.recommended
     if best is not None:
         yield f"recommended: {_fleet(best, with_copies=True)}"
-        yield from _figures(best, request)
-        yield f"  why: {best.reason}"
-        yield from (f"  {text}" for text in _money_lines(best))
-        yield from (f"  {text}" for text in _attainment_lines(best))
+        yield from _figures(best, answer)
+        yield from _sturdier_lines(answer)
     elif answer.nearest is not None:
         verb = "carries" if answer.missed == "the load" else "keeps"
         nearest = _fleet(answer.nearest, with_copies=True)
         yield f"no candidate {verb} {answer.missed}; the nearest: {nearest}"
         yield f"  {answer.nearest.reason}"
-        yield from _figures(answer.nearest, request)
-    yield from _measure_next_lines(answer)
-    if best is None and answer.nearest is None:
-        yield "the model fits none of these machines: see the reasons above"
+        yield from _figures(answer.nearest, answer)
+    else:
+        yield "no machine can serve it: see the reasons below"
+        return
+    if doubt := _doubt(answer):
+        yield f"  doubt: {doubt}"
+    yield from _next_lines(answer)
 
 
-def _figures(candidate: Candidate, request: RecommendRequest) -> Iterator[str]:
+def _figures(candidate: Candidate, answer: Recommendation) -> Iterator[str]:
     yield f"  cost: {_cost(candidate)}"
     carried = candidate.figures.get("capacity_rate_per_s")
     if carried is not None:
-        asked = "" if request.rate_per_s is None else f"; {request.rate_per_s:g} asked for"
+        rate = answer.question.rate_per_s
+        asked = "" if rate is None else f"; {rate:g} asked for"
         within = " within the SLOs" if candidate.slos else ""
         tokens = candidate.figures.get("throughput_tokens_per_s")
         speed = "" if tokens is None else f"; {interval(tokens)} output tok/s at this load"
         yield f"  carries {interval(carried)} req/s{within}{asked}{speed}"
+    fragile, found = fragile_slos(candidate.attainment), candidate.attainment
     for outlook in candidate.slos:
         key = "{}_ms".format(outlook.slo.split("<")[0])
         figure = candidate.figures.get(key)
         shown = "withheld" if figure is None else f"{interval(figure)} ms"
-        slack = ""
-        if outlook.predicted_ms is not None:
-            left = outlook.limit_ms - outlook.predicted_ms
-            slack = f", {number(abs(left))} ms {'to spare' if left >= 0 else 'too slow'}"
-        worst = _worst_minutes(candidate, outlook.slo)
-        yield f"  {outlook.slo}: {shown}{slack}, {outlook.confidence}{worst}"
+        share = found.get("attainment", {}).get(outlook.slo)
+        kept = "" if share is None else f"; {share:.1%} of requests keep it"
+        sure = "fragile" if outlook.slo in fragile else outlook.confidence
+        yield f"  {outlook.slo}: {shown}, {sure}{kept}{_worst_minutes(candidate, outlook.slo)}"
+    if found and found["reason"]:
+        yield f"  attainment: not simulated, {found['reason']}"
+    elif len(candidate.slos) > 1 and found:
+        yield (
+            f"  attainment: {found['joint_attainment']:.1%} of {found['requests']:,} simulated "
+            f"requests meet every SLO ({found['routing']} routing)"
+        )
+
+
+def _sturdier_lines(answer: Recommendation) -> Iterator[str]:
+    """The next fleet that is not fragile, if the recommended one is."""
+    best, *others = answer.candidates
+    if fragile_slos(best.attainment):
+        for each in others:
+            if each.attainment and not fragile_slos(each.attainment):
+                yield f"  not fragile: {_fleet(each, with_copies=True)}, {_cost(each)}"
+                return
+
+
+def _doubt(answer: Recommendation) -> str:
+    """What could make the answer wrong, the likeliest first; empty without a doubt."""
+    best = answer.recommended or answer.nearest
+    assert best is not None
+    for outlook in best.slos:
+        figure = best.figures.get("{}_ms".format(outlook.slo.split("<")[0]))
+        if outlook.confidence == "likely" and figure is not None:
+            return (
+                f"{outlook.slo} holds as predicted, but the interval reaches "
+                f"{number(figure.high)} ms"
+            )
+    if best.warnings:
+        return best.warnings[0]
+    return "" if answer.question.calibrated else "no level of your own was measured yet"
 
 
 def _cost(candidate: Candidate) -> str:
@@ -340,26 +362,34 @@ def _fleet(candidate: Candidate, *, with_copies: bool = False) -> str:
     return f"{text}, {setting}" if setting else text
 
 
-def _measure_next_lines(answer: Recommendation) -> Iterator[str]:
-    """The commands for measurements that would make the answer more certain."""
+def _next_lines(answer: Recommendation) -> Iterator[str]:
+    """The next command: a calibration first, then the replay of the load."""
     best = answer.recommended or answer.nearest
-    if best is None:
-        return
-    question = answer.question
-    lengths = f"--input-tokens {question.input_tokens} --output-tokens {question.output_tokens}"
-    if not question.calibrated:
+    assert best is not None
+    if not answer.question.calibrated:
         slots = max(1, int(best.memory["slots_per_copy"]))
-        loads = sorted({1, max(1, round(slots**0.5)), slots})
+        loads = ",".join(map(str, sorted({1, max(1, round(slots**0.5)), slots})))
         yield (
-            f"measure first, one copy on one {best.instance} at TP {best.tensor_parallel}"
-            f"{_set_to(best.setting)}: "
-            f"lmi-bench sweep URL {lengths} --concurrency {','.join(map(str, loads))} --out RUN; "
-            f"then lmi-bench recommend RUN --measured-on {_place(best)}"
+            f"  next: measure one copy on one {best.instance} at TP {best.tensor_parallel}"
+            f"{_set_to(best.setting)}, then recommend again"
         )
+        yield f"    lmi-bench sweep URL {_lengths(answer)} --concurrency {loads} --out RUN"
+        yield f"    lmi-bench recommend RUN --measured-on {_place(best)}"
+    elif answer.recommended is not None:
+        yield "  next: replay the load on the fleet before buying"
+        yield "    lmi-bench verify REC.json --target URL"
+
+
+def _lengths(answer: Recommendation) -> str:
+    question = answer.question
+    return f"--input-tokens {question.input_tokens} --output-tokens {question.output_tokens}"
+
+
+def _probe_lines(answer: Recommendation) -> Iterator[str]:
+    """Measurements that would make the answer more certain, each with its command."""
     for probe in answer.measure_next[:_SHOWN_PROBES]:
         instance, degree = probe.layout.instance.instance_type, probe.layout.tensor_parallel
         fleet = f"{probe.machines} x {instance}, TP {degree}"
-        setting = _set_to(probe.layout.setting)
         purpose = f"confirms {fleet}"
         if probe.saves_usd_per_hour:
             purpose = f"decides {fleet}, USD {probe.saves_usd_per_hour:,.2f} per hour less"
@@ -367,12 +397,15 @@ def _measure_next_lines(answer: Recommendation) -> Iterator[str]:
             purpose = f"decides {fleet}"
         yield (
             f"measure next, {purpose} (keeps the SLOs with a chance of {probe.chance:.0%}): one "
-            f"copy on one {instance} at TP {degree}{setting}: lmi-bench sweep URL {lengths} --rate "
-            f"{_rounded_up(probe.rate_per_s)} --requests-per-level {_PROBE_REQUESTS} --out RUN; "
-            "add RUN to the runs and recommend again"
+            f"copy on one {instance} at TP {degree}{_set_to(probe.layout.setting)}"
+        )
+        yield (
+            f"    lmi-bench sweep URL {_lengths(answer)} --rate {_rounded_up(probe.rate_per_s)} "
+            f"--requests-per-level {_PROBE_REQUESTS} --out RUN"
         )
     if answer.recommended is not None:
-        yield "before buying, replay the load on the fleet: lmi-bench verify REC.json --target URL"
+        yield "before buying, replay the load on the fleet"
+        yield "    lmi-bench verify REC.json --target URL"
 
 
 def _set_to(setting: EngineSetting) -> str:
@@ -395,21 +428,6 @@ def _place(candidate: Candidate) -> str:
     """The candidate's machine as `--measured-on` takes it."""
     degree = candidate.tensor_parallel
     return candidate.instance if degree == 1 else f"{candidate.instance}:{degree}"
-
-
-def _attainment_lines(chosen: Candidate) -> Iterator[str]:
-    """Joint attainment of the planned load."""
-    found = chosen.attainment
-    if not found:
-        return
-    if found["reason"]:
-        yield f"joint attainment: not simulated, {found['reason']}"
-        return
-    yield (
-        f"joint attainment: {found['joint_attainment']:.2%} of {found['requests']:,} simulated "
-        f"requests in {found['minutes']:.0f} minutes meet every SLO ({found['routing']} routing)"
-        f"{_OWN_GAPS if any(each.slo.startswith('itl') for each in chosen.slos) else ''}"
-    )
 
 
 def _worst_minutes(chosen: Candidate, slo: str) -> str:

@@ -14,15 +14,18 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.cli.console import stdout
 from lmi_bench.cli.recommend_print import (
     answer_lines,
     candidate_rows,
     distinct_layouts,
+    print_advice,
     rejection_lines,
 )
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import Slo
 from lmi_bench.jobs.planned import engine_axes, first_dtype
+from lmi_bench.jobs.recommend import Advice, Basis
 from lmi_bench.jobs.settings.planning import DraftSettings
 from lmi_bench.jobs.settings.recommend import AxisSettings
 
@@ -95,16 +98,41 @@ def test_reasons_that_differ_in_numbers_are_one_kind_with_an_example():
     ]
 
 
-def test_the_answer_says_what_to_rent_what_it_carries_and_what_is_left_to_each_slo(answer):
-    text = "\n".join(answer_lines(answer, REQUEST))
+def test_the_answer_is_what_to_rent_what_it_carries_and_the_next_command(answer):
+    lines = list(answer_lines(answer))
+    text = "\n".join(lines)
     best = answer.recommended
-    assert text.startswith(f"recommended: {best.instances} x {best.instance}, TP 1")
+    assert lines[0].startswith(f"recommended: {best.instances} x {best.instance}, TP 1")
     assert f"USD {best.price_usd_per_hour:,.2f} per hour" in text
     assert "4 asked for" in text
-    assert "itl_p90<=90ms: " in text
-    assert "ms to spare, sure; worst five minutes: " in text
-    assert "failure unit" in text
-    assert "measure first" in text
+    assert "% of requests keep it; worst five minutes: " in text
+    assert lines[-2].startswith("    lmi-bench sweep URL --input-tokens 128 --output-tokens 16 ")
+    assert lines[-1] == f"    lmi-bench recommend RUN --measured-on {best.instance}"
+    assert len(lines) <= 10
+
+
+def test_a_pooled_quantile_that_few_requests_keep_is_fragile_and_the_next_fleet_is_offered(answer):
+    slo = answer.recommended.slos[0].slo
+    kept = answer.recommended.attainment
+    best = replace(answer.candidates[0], attainment={**kept, "attainment": {slo: 0.71}})
+    changed = replace(answer, recommended=best, candidates=(best, answer.recommended))
+    text = "\n".join(answer_lines(changed))
+    assert ", fragile; 71.0% of requests keep it" in text
+    assert f"not fragile: {answer.recommended.instances} x " in text
+    assert "fragile" not in "\n".join(answer_lines(answer))
+
+
+@pytest.mark.parametrize("explain", [False, True])
+def test_the_answer_comes_first_and_the_reasons_on_request(answer, explain, capsys):
+    stdout.cache_clear()
+    basis = Basis(REQUEST.profile, None, REQUEST.workload, "llama-2-7b")
+    print_advice(Advice(answer, REQUEST, basis, ()), explain=explain)
+    stdout.cache_clear()
+    said = capsys.readouterr().out
+    assert said.startswith("recommended: ")
+    assert said.count("\n") <= 60
+    assert ("failure unit" in said) == explain
+    assert ("--explain" in said) != explain
 
 
 @pytest.mark.parametrize(

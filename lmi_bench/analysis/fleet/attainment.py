@@ -22,7 +22,7 @@ from lmi_bench.analysis.results.slo_results import goodput
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.slo import Slo
+from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import make_router
@@ -39,12 +39,14 @@ class Attainment:
     """SLO attainment by request and by window.
 
     joint_share  share of requests that meet every SLO, 0 to 1; None without SLOs
+    shares       share of requests that meet each SLO for themselves
     whole_ms     each SLO's statistic over all requests; None with too few of them
     worst_ms     its highest value over five minutes; None if no window has enough requests
     reason       the reason why nothing was simulated, or ""
     """
 
     joint_share: float | None = None
+    shares: Mapping[str, float | None] = field(default_factory=dict)
     whole_ms: Mapping[str, float | None] = field(default_factory=dict)
     worst_ms: Mapping[str, float | None] = field(default_factory=dict)
     requests: int = 0
@@ -55,6 +57,7 @@ class Attainment:
     def to_json(self) -> dict[str, Any]:
         return {
             "joint_attainment": self.joint_share,
+            "attainment": dict(self.shares),
             "fifteen_minutes_ms": dict(self.whole_ms),
             "worst_5_minutes_ms": dict(self.worst_ms),
             "requests": self.requests,
@@ -74,6 +77,7 @@ def attainment(
     first_s = min(record.due_s for record in records)
     return Attainment(
         joint_share=goodput(records, slos, open_loop=open_loop).share if slos else None,
+        shares={str(slo): goodput(records, [slo], open_loop=open_loop).share for slo in slos},
         whole_ms={str(slo): _statistic_ms(records, slo, open_loop=open_loop) for slo in slos},
         worst_ms={str(slo): _worst_ms(records, slo, open_loop=open_loop) for slo in slos},
         requests=len(records),
@@ -86,6 +90,21 @@ def keeps(found: Attainment, slos: Sequence[Slo]) -> bool:
     """Whether no SLO's statistic over all requests is above its limit."""
     values = [(found.whole_ms.get(str(slo)), slo.limit_ms) for slo in slos]
     return all(value is None or value <= limit for value, limit in values)
+
+
+def fragile_slos(found: Mapping[str, Any]) -> list[str]:
+    """SLOs on a quantile that fewer requests meet for themselves than the quantile promises.
+
+    found  `Attainment.to_json`
+
+    A pooled p90 of gaps may stand just below a step: it holds, and a quarter of the requests does
+    not.
+    """
+    return [
+        text
+        for text, share in found.get("attainment", {}).items()
+        if share is not None and share < QUANTILES.get(parse_slo(text).statistic, 0.0) - 0.02
+    ]
 
 
 def _statistic_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
 from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation, SloOutlook
-from lmi_bench.analysis.fleet.attainment import LongLook, fleet_of
+from lmi_bench.analysis.fleet.attainment import LongLook, fleet_of, fragile_slos
 from lmi_bench.analysis.fleet.candidates import (
     CopyCapacity,
     Fleet,
@@ -88,7 +88,7 @@ def recommend(
         first = fleet_of(met[0], ranked.fleets)
         overloaded = look.overloaded(first)
         if overloaded is None or again + 1 == _MOST_LOOKS:
-            met[0] = replace(met[0], attainment=look.at(first).to_json())
+            _look_at(met, ranked.fleets, look)
             break
         layouts = with_capacity(layouts, *overloaded)
     met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
@@ -116,6 +116,15 @@ def recommend(
         measure_next=tuple(decisive_probes(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
     )
+
+
+def _look_at(met: list[Candidate], fleets: Sequence[Fleet], look: LongLook) -> None:
+    """Add the attainment of the best fleet, and of those after it until one is not fragile."""
+    for place, candidate in enumerate(met[:_MOST_LOOKS]):
+        found = look.at(fleet_of(candidate, fleets)).to_json()
+        met[place] = replace(candidate, attainment=found)
+        if not fragile_slos(found):
+            return
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,10 @@ class RecommendSettings:
     discount: float = option(
         "Discount on the blended price, 0 to 1.", value=0.0, group=PRICES, rare=True
     )
-    explain: bool = option("Report of what would change the answer.", value=False)
+    explain: bool = option(
+        "Reasons, prices, warnings, what else to measure, and what would change the answer.",
+        value=False,
+    )
     seed: int = option(planning.SEED, value=0)
 
     def __post_init__(self) -> None:
