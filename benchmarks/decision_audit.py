@@ -180,7 +180,7 @@ def draw_world(number: int) -> World:
         Slo("ttft", "p90", 1e3 * (alone.prompt_step_s + alone.decode_step_s(1)) * between(3, 20)),
     )
     rate = reference.saturated_rate_per_s * between(0.3, 8.0)
-    return replace(world, rate_per_s=rate, slos=slos)
+    return replace(world, load=Load(rate_per_s=rate), slos=slos)
 
 
 def replace_open(steady):  # type: ignore[no-untyped-def]
@@ -327,7 +327,7 @@ def question(
     return RecommendRequest(
         world.workload,
         profile,
-        rate_per_s=world.rate_per_s,
+        load=world.load,
         slos=world.slos,
         instances=world.machines,
         degrees=(1, 2, 4, 8),

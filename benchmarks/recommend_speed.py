@@ -12,13 +12,14 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
 
 CASES = (
     ("llama-2-7b", 256, 256, {}, ()),
-    ("llama-2-7b", 256, 256, {"rate_per_s": 5.0}, ("ttft_p90<=1s", "itl_p50<=50ms")),
-    ("llama-3-70b", 622, 250, {"rate_per_s": 5.0}, ("ttft_p90<=2s", "itl_p90<=60ms")),
-    ("falcon-180b", 256, 256, {"users": 50, "think_time_s": 10.0}, ()),
+    ("llama-2-7b", 256, 256, Load(rate_per_s=5.0), ("ttft_p90<=1s", "itl_p50<=50ms")),
+    ("llama-3-70b", 622, 250, Load(rate_per_s=5.0), ("ttft_p90<=2s", "itl_p90<=60ms")),
+    ("falcon-180b", 256, 256, Load(50, think_time_s=10.0), ()),
 )
 
 
@@ -26,7 +27,7 @@ def main() -> None:
     for model, input_tokens, output_tokens, load, slos in CASES:
         workload = Workload(find_model(model), "float16", input_tokens, output_tokens)
         request = RecommendRequest(
-            workload, TGI_2023, slos=tuple(parse_slo(text) for text in slos), **load
+            workload, TGI_2023, slos=tuple(parse_slo(text) for text in slos), load=load
         )
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         answer = recommend(request)

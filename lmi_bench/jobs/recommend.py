@@ -35,6 +35,7 @@ from lmi_bench.catalog.instances import Instance, all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.jobs.files import checked, read_yaml
@@ -116,16 +117,13 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
 def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
-    is_load_stated = settings.rate is not None or settings.users is not None
     machines = all_instances() if basis.instances is None else basis.instances
     axes = engine_axes(settings.axes)
     return RecommendRequest(
         workload=basis.workload,
         profile=basis.profile,
         engine_version=settings.engine_version,
-        rate_per_s=settings.rate if is_load_stated else basis.rate_per_s,
-        users=settings.users,
-        think_time_s=settings.think_time,
+        load=_load(settings, basis),
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
         instances=repriced(machines, money.price_list),
@@ -142,6 +140,28 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
         calibrated=basis.accuracy is not None,
         settings=axes.settings(dtype=basis.workload.dtype, profile=basis.profile),
     )
+
+
+def _load(settings: RecommendSettings, basis: Basis) -> Load | None:
+    """The stated load, else the scenario's; raises InputError for one that is not whole."""
+    rate, users, think_time_s = settings.rate, settings.users, settings.think_time
+    if rate is not None and users is not None:
+        raise InputError("give either a rate (--rate) or users (--users), not both")
+    if rate is not None and rate <= 0:
+        raise InputError(f"--rate must be above 0 req/s, got {rate:g}")
+    if users is not None and users < 1:
+        raise InputError(f"--users must be at least 1, got {users}")
+    if (users is None) != (think_time_s is None):
+        raise InputError(
+            "--users and --think-time belong together: the seconds between an answer and "
+            "the next question decide how many users are waiting at once (0 for none)"
+        )
+    if think_time_s is not None and think_time_s < 0:
+        raise InputError(f"--think-time must be 0 s or more, got {think_time_s:g}")
+    if users is not None:
+        return Load(users, think_time_s=think_time_s)
+    rate = basis.rate_per_s if rate is None else rate
+    return None if rate is None else Load(rate_per_s=rate)
 
 
 class _Model(BaseModel):
@@ -181,7 +201,7 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
         request = RecommendRequest(
             planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
             find_profile(settings.profile),
-            rate_per_s=each.rate_per_s,
+            load=Load(rate_per_s=each.rate_per_s),
             slos=tuple(parse_slo(text) for text in each.slo),
             instances=tuple(machines),
             degrees=settings.tensor_parallel or None,

@@ -23,6 +23,7 @@ from lmi_bench.cli.recommend_print import (
     rejection_lines,
 )
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 from lmi_bench.jobs.planned import engine_axes, first_dtype
 from lmi_bench.jobs.recommend import Advice, Basis
@@ -32,7 +33,7 @@ from lmi_bench.jobs.settings.recommend import AxisSettings
 REQUEST = RecommendRequest(
     Workload(find_model("llama-2-7b"), "float16", 128, 16),
     TGI_2023,
-    rate_per_s=4.0,
+    load=Load(rate_per_s=4.0),
     slos=(Slo("itl", "p90", 90.0),),
     instances=(find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge")),
     degrees=(1,),

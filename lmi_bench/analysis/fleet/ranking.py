@@ -22,7 +22,7 @@ def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
     copies = machines * layout.copies
     price = request.fleet_usd_per_hour(layout, machines)
     cost = math.inf if price is None else price
-    per_token = request.load_kind == "saturation" and request.objective != "cost-per-hour"
+    per_token = request.load is None and request.objective != "cost-per-hour"
     if per_token or request.objective == "cost-per-1m":
         cost /= copies * copy.rate_per_s
     if request.objective == "latency":
@@ -121,7 +121,7 @@ def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
     if second is not None and cost is not None and other is not None:
         text += f"; best on another accelerator: {second.instances} x {second.instance} at "
         text += f"{other:,.2f} USD against {cost:,.2f} for 1M output tokens"
-        if request.load_kind == "saturation" and _too_close(best, second):
+        if request.load is None and _too_close(best, second):
             text += ", within the intervals: a tie"
     return text
 

@@ -358,9 +358,7 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
     )
     alone = replace(
         request,
-        rate_per_s=None,
-        users=1,
-        think_time_s=0.0,
+        load=Load(1, think_time_s=0.0),
         availability=NO_SPARES,
         requirements=NO_REQUIREMENTS,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
@@ -24,7 +24,6 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
-LoadKind = Literal["rate", "users", "saturation"]
 Routing = Literal["random", "round-robin", "least-outstanding"]
 
 
@@ -32,10 +31,9 @@ Routing = Literal["random", "round-robin", "least-outstanding"]
 class RecommendRequest:
     """A question to the planner.
 
-    rate_per_s           requests each second of the whole fleet, random arrivals; or
-    users, think_time_s  users with a pause between answer and next request; or
-                         neither: one machine, at the highest rate of random arrivals that keeps
-                         the SLOs and 80 % of saturation; saturated without SLOs
+    load                 of the whole fleet: random arrivals, or users with a pause between answer
+                         and next request; None: one machine, at the highest rate of random
+                         arrivals that keeps the SLOs and 80 % of saturation; saturated without SLOs
     degrees              tensor-parallel degrees to consider; None: powers of two
     settings             of the engine to choose from, beside machines and degrees
     engine_version       of the server, if it is not the profile's
@@ -49,9 +47,7 @@ class RecommendRequest:
 
     workload: Workload
     profile: EngineProfile
-    rate_per_s: float | None = None
-    users: int | None = None
-    think_time_s: float | None = None
+    load: Load | None = None
     slos: tuple[Slo, ...] = ()
     objective: Objective = "cost"
     instances: tuple[Instance, ...] | None = None
@@ -70,21 +66,8 @@ class RecommendRequest:
     settings: tuple[EngineSetting, ...] = (AS_STATED,)
 
     def __post_init__(self) -> None:
-        if self.rate_per_s is not None and self.users is not None:
-            raise InputError("give either a rate (--rate) or users (--users), not both")
-        if self.rate_per_s is not None and self.rate_per_s <= 0:
-            raise InputError(f"--rate must be above 0 req/s, got {self.rate_per_s:g}")
-        if self.users is not None and self.users < 1:
-            raise InputError(f"--users must be at least 1, got {self.users}")
-        if (self.users is None) != (self.think_time_s is None):
-            raise InputError(
-                "--users and --think-time belong together: the seconds between an answer and "
-                "the next question decide how many users are waiting at once (0 for none)"
-            )
         if any(degree < 1 for degree in self.degrees or ()):
             raise InputError(f"--tp must be at least 1, got {min(self.degrees or ())}")
-        if self.think_time_s is not None and self.think_time_s < 0:
-            raise InputError(f"--think-time must be 0 s or more, got {self.think_time_s:g}")
         if self.objective not in get_args(Objective):
             raise InputError(
                 f"objective {self.objective!r} is not one of {', '.join(get_args(Objective))}"
@@ -95,11 +78,19 @@ class RecommendRequest:
             raise InputError(f"the discount must be at least 0 and below 1, got {self.discount:g}")
 
     @property
-    def load_kind(self) -> LoadKind:
-        """The kind of load."""
-        if self.rate_per_s is not None:
-            return "rate"
-        return "users" if self.users is not None else "saturation"
+    def rate_per_s(self) -> float | None:
+        """Requests each second; None without a stated rate."""
+        return None if self.load is None else self.load.rate_per_s
+
+    @property
+    def users(self) -> int | None:
+        """Users of the fleet, waiting and thinking; None without."""
+        return None if self.load is None else self.load.concurrency
+
+    @property
+    def think_time_s(self) -> float | None:
+        """Seconds between an answer and the user's next request."""
+        return None if self.load is None else self.load.think_time_s
 
     @property
     def open_loop(self) -> bool:
@@ -115,22 +106,13 @@ class RecommendRequest:
         """USD for an hour of that many machines by the purchase; None: not known."""
         return self.purchase.usd_per_hour(layout.instance, machines)
 
-    @property
-    def load(self) -> Load | None:
-        """The load on the whole fleet; None: as much as one machine carries."""
-        if self.rate_per_s is not None:
-            shape = self.workload.burstiness
-            return Load(
-                rate_per_s=self.rate_per_s,
-                arrivals="poisson" if shape >= 1 else "gamma",
-                burstiness=shape,
-            )
-        return None if self.users is None else Load(self.users, think_time_s=self.think_time_s)
-
     def describe_load(self) -> str:
         """The load for people."""
-        if self.load is not None:
-            return self.load.description
+        load, burstiness = self.load, self.workload.burstiness
+        if load is not None and load.is_open and burstiness < 1:
+            load = replace(load, arrivals="gamma", burstiness=burstiness)
+        if load is not None:
+            return load.description
         if self.slos:
             return "one machine at its highest Poisson rate, at most 80 % of saturation"
         return "one machine at saturation"

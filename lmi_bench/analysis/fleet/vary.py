@@ -29,6 +29,7 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 
 _MOST_STAIRS = 2000  # limit on a layout's machines
 _SPAN = 2.0  # the load is halved and doubled
@@ -100,11 +101,11 @@ def vary_rate(
 ) -> Variation:
     """The cheapest layout for each load between two rates; raises InputError if there is none."""
     tell = progress or (lambda _text, _share: None)
-    lowest = replace(request, rate_per_s=low, users=None, think_time_s=None)
+    lowest = replace(request, load=Load(rate_per_s=low))
     layouts, _ = prepare(lowest, tell)
     for index, rate in enumerate((math.sqrt(low * high), high)):
         tell("simulating the finalists of higher loads", 0.6 + 0.2 * index)
-        for key, copy in best_copies(replace(lowest, rate_per_s=rate), layouts).items():
+        for key, copy in best_copies(replace(lowest, load=Load(rate_per_s=rate)), layouts).items():
             if not copy.simulated:
                 layouts = with_capacity(layouts, key, simulate_capacity(lowest, copy))
     stairs = [
@@ -119,7 +120,7 @@ def _stairs_of(
     request: RecommendRequest, layout: Layout, copy: CopyCapacity, most_per_s: float
 ) -> Stairs | None:
     """The staircase up to a load; None for a layout without a price or capacity."""
-    least = machines_needed(replace(request, rate_per_s=1e-9), layout, copy)
+    least = machines_needed(replace(request, load=Load(rate_per_s=1e-9)), layout, copy)
     if least is None or request.fleet_usd_per_hour(layout, 1) is None:
         return None
     planned = copy.load_limit_per_s(keeps_slos=bool(request.slos)) * layout.copies

@@ -88,7 +88,7 @@ def test_a_recommended_fleet_is_as_sure_as_the_prediction_of_its_copies(
         RecommendRequest(
             Workload(find_model(m), "float16", i, o),
             profile,
-            rate_per_s=rate * copies,
+            load=Load(rate_per_s=rate * copies),
             instances=(machine,),
             degrees=(d,),
         )

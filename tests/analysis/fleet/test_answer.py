@@ -17,13 +17,14 @@ from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
 
 LLAMA = find_model("llama-2-7b")
 REQUEST = RecommendRequest(
     Workload(LLAMA, "float16", 256, 256),
     TGI_2023,
-    rate_per_s=2.0,
+    load=Load(rate_per_s=2.0),
     slos=(parse_slo("ttft_p90<=1s"),),
     instances=(find_instance("ml.g5.2xlarge"), find_instance("ml.p5en.48xlarge")),
 )
@@ -44,7 +45,7 @@ def read_back(answer):
     [
         replace(REQUEST, look_long=True),
         replace(REQUEST, settings=SETTINGS),
-        replace(REQUEST, rate_per_s=None, users=40, think_time_s=3.0),
+        replace(REQUEST, load=Load(40, think_time_s=3.0)),
         replace(REQUEST, workload=Workload.mixed(LLAMA, "int4", KINDS, burstiness=0.5)),
         replace(REQUEST, slos=(parse_slo("itl_p50<=1ms"),)),
     ],

@@ -19,6 +19,7 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
 
@@ -27,7 +28,7 @@ LAYOUT = Layout(MACHINE, 1)
 REQUEST = RecommendRequest(
     Workload(find_model("llama-2-7b"), "float16", 128, 12),
     TGI_2023,
-    rate_per_s=20.0,
+    load=Load(rate_per_s=20.0),
     slos=(parse_slo("latency_per_token_p90<=80ms"),),
     instances=(MACHINE,),
     degrees=(1,),
@@ -127,7 +128,7 @@ def test_an_answer_changes_nothing_that_it_is_given():
     request = replace(
         REQUEST,
         workload=replace(REQUEST.workload, input_tokens=256, output_tokens=256),
-        rate_per_s=2.0,
+        load=Load(rate_per_s=2.0),
         slos=(parse_slo("ttft_p90<=60ms"),),
     )
     tight = replace(REQUEST, slos=(parse_slo("ttft_p90<=60ms"),), look_long=True)
@@ -148,7 +149,7 @@ def test_no_level_is_proposed_where_no_load_keeps_the_slos():
         RecommendRequest(
             Workload(find_model("llama-2-7b"), "float16", 256, 256),
             TGI_2023,
-            rate_per_s=2.0,
+            load=Load(rate_per_s=2.0),
             slos=(parse_slo("ttft_p90<=60ms"),),
             instances=machines,
         )

@@ -14,6 +14,7 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 
 ONE = replace(find_instance("ml.g5.2xlarge"), price_usd_per_hour=3.0)
 FOUR = replace(find_instance("ml.g5.12xlarge"), price_usd_per_hour=10.0)
@@ -79,10 +80,14 @@ def test_a_model_that_no_machine_carries_is_named():
 def test_a_members_copies_carry_its_rate():
     """Twice the load of one copy's limit needs two copies, three of it three."""
     workload = Workload(find_model("llama-2-7b"), "float16", 128, 12)
-    base = RecommendRequest(workload, TGI_2023, rate_per_s=1e-6, instances=(ONE,), degrees=(1,))
+    base = RecommendRequest(
+        workload, TGI_2023, load=Load(rate_per_s=1e-6), instances=(ONE,), degrees=(1,)
+    )
 
     def copies(rate):
-        member = member_of("a", replace(base, rate_per_s=rate), lambda _text, _share: None)
+        member = member_of(
+            "a", replace(base, load=Load(rate_per_s=rate)), lambda _text, _share: None
+        )
         return member.needs[ONE_NAME][0].copies
 
     least, limit = 1e-6, 1000.0

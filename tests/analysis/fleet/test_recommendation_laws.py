@@ -19,6 +19,7 @@ from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 
 WORKLOAD = Workload(find_model("llama-2-7b"), "float16", 128, 12)
@@ -37,7 +38,7 @@ def ask(rate, limit_ms, instances=MACHINES, **options):
         RecommendRequest(
             WORKLOAD,
             TGI_2023,
-            rate_per_s=rate,
+            load=Load(rate_per_s=rate),
             slos=slos,
             instances=instances,
             degrees=(1,),

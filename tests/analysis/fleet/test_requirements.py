@@ -20,6 +20,7 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
 
 LLAMA = Workload(find_model("llama-2-7b"), "float16", 256, 256)
@@ -28,7 +29,10 @@ SMALL, LARGE = find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge")
 
 def ask(instances=(SMALL, LARGE), rate_per_s=6.0, **options):
     limits = (parse_slo("latency_per_token_p90<=60ms"),)
-    options = {"slos": limits, "rate_per_s": rate_per_s} | options
+    options = {
+        "slos": limits,
+        "load": None if rate_per_s is None else Load(rate_per_s=rate_per_s),
+    } | options
     return recommend(RecommendRequest(LLAMA, TGI_2023, instances=instances, **options))
 
 

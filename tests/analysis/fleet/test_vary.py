@@ -17,6 +17,7 @@ from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
 
 SMALL = Layout(find_instance("ml.g5.2xlarge"), 1)
@@ -82,7 +83,7 @@ def test_the_winner_of_a_load_is_what_is_recommended_for_it():
     request = RecommendRequest(
         workload,
         TGI_2023,
-        rate_per_s=2.0,
+        load=Load(rate_per_s=2.0),
         slos=(parse_slo("latency_per_token_p90<=60ms"),),
         instances=(SMALL.instance, LARGE.instance),
     )

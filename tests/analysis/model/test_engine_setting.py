@@ -32,7 +32,7 @@ def ask(settings, **options):
     request = RecommendRequest(
         LLAMA,
         TGI_2023,
-        rate_per_s=8.0,
+        load=Load(rate_per_s=8.0),
         slos=(Slo("itl", "p90", 80.0),),
         instances=(G5, P4D),
         degrees=(1,),
@@ -193,7 +193,12 @@ def test_bursts_need_more_machines_than_even_arrivals():
         slos = (Slo("ttft", "p90", 800.0),)
         answer = recommend(
             RecommendRequest(
-                workload, TGI_2023, rate_per_s=1.0, slos=slos, instances=(G5,), degrees=(1,)
+                workload,
+                TGI_2023,
+                load=Load(rate_per_s=1.0),
+                slos=slos,
+                instances=(G5,),
+                degrees=(1,),
             )
         )
         return answer.recommended.figures["capacity_rate_per_s"].low
