@@ -8,7 +8,6 @@ import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import print_table, say, terminal, write_json
-from lmi_bench.core.errors import EXIT_SLO_MISSED
 from lmi_bench.jobs.settings.results import (
     CompareSettings,
     ExportSettings,
@@ -55,17 +54,20 @@ def compare(settings: CompareSettings, json_file: JsonFile = None) -> None:
 
 @spread_options
 def gate(settings: GateSettings) -> None:
-    """Exit 0 if every level meets every SLO and none got slower than the baseline, else 99."""
+    """Exit 0 if every level meets every SLO and none got slower than the baseline.
+
+    Exit 99 if a check was missed, 2 if an SLO was not measured: too few requests, or a level whose
+    load was not delivered.
+    """
     from lmi_bench.jobs.results import gate as run
-    from lmi_bench.report.gate_files import gate_rows
+    from lmi_bench.report.gate_files import gate_rows, gate_summary
 
     verdict = run(settings)
     left = ("", "level", "check", "why")
     print_table(f"Gate: {settings.run}", gate_rows(verdict.cases), left=left)
-    if verdict.missed:
-        say(f"gate: {verdict.missed} of {len(verdict.cases)} checks missed")
-        raise typer.Exit(EXIT_SLO_MISSED)
-    say("gate: passed")
+    say(f"gate: {gate_summary(verdict.cases)}")
+    if verdict.exit_code:
+        raise typer.Exit(verdict.exit_code)
 
 
 @spread_options

@@ -21,7 +21,7 @@ from lmi_bench.analysis.results.compare import (
 from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.core.durable import write_text
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
@@ -123,9 +123,13 @@ class GateVerdict:
     cases: tuple[GateCase, ...]
 
     @property
-    def missed(self) -> int:
-        """Number of checks that the run missed."""
-        return sum(not case.passed for case in self.cases)
+    def exit_code(self) -> int:
+        """99 if a check was missed, 2 if one that was asked for was not measured, else 0."""
+        if any(case.outcome == "missed" for case in self.cases):
+            return EXIT_SLO_MISSED
+        unknown = any(case.asked and case.outcome == "not measured" for case in self.cases)
+        nothing = all(case.outcome == "not measured" for case in self.cases)
+        return EXIT_BAD_INPUT if unknown or nothing else 0
 
 
 def gate(settings: GateSettings) -> GateVerdict:

@@ -1,7 +1,8 @@
 """A gate for continuous integration: every level meets every SLO, and none got slower.
 
-A level that is invalid, or has too few requests for the quantile, does not pass. A regression is
-a metric that is worse by more than the allowed share and by more than chance.
+An invalid level, or too few requests for the quantile, is "not measured": neither passed nor
+missed. A regression is a metric that is worse by more than the allowed share and by more than
+chance.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from lmi_bench.analysis.results.compare import Difference, compare_runs
 from lmi_bench.analysis.results.slo_results import FailureRule, check_slo, level_measured_ms
@@ -19,6 +21,8 @@ from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import format_figure
 
+Outcome = Literal["passed", "missed", "not measured"]
+
 
 @dataclass(frozen=True, slots=True)
 class GateCase:
@@ -26,14 +30,16 @@ class GateCase:
 
     measured, limit  formatted, with their unit
     detail           why it did not pass; empty if it did
+    asked            the user asked for this figure: without it the gate has no verdict
     """
 
     level: str
     name: str
     measured: str
     limit: str
-    passed: bool
+    outcome: Outcome
     detail: str = ""
+    asked: bool = True
 
 
 def gate_slos(
@@ -48,7 +54,7 @@ def gate_slos(
         cases += [_slo_case(line, records, slo, failures) for slo in slos]
         if not line.valid:
             reason = line.invalid_reason or "the load was not delivered"
-            cases.append(GateCase(line.name, "valid", "no", "yes", False, reason))
+            cases.append(GateCase(line.name, "valid", "no", "yes", "not measured", reason))
     return cases
 
 
@@ -93,14 +99,13 @@ def _slo_case(
     else:  # an imported level may have its statistics only
         result = check_slo(line, slo)
         measured, reason = result.measured_ms, result.reason
-    case = GateCase(
-        line.name, f"{slo.metric}_{slo.statistic}", "unknown", _ms(slo.limit_ms), passed=False
-    )
+    name, limit = f"{slo.metric}_{slo.statistic}", _ms(slo.limit_ms)
     if measured is None:
-        return replace(case, detail=f"cannot tell: {reason}")
+        return GateCase(line.name, name, "unknown", limit, "not measured", reason)
     if measured <= slo.limit_ms:
-        return replace(case, measured=_ms(measured), passed=True)
-    return replace(case, measured=_ms(measured), detail=f"{_ms(measured)} is over {case.limit}")
+        return GateCase(line.name, name, _ms(measured), limit, "passed")
+    detail = f"{_ms(measured)} is over {limit}"
+    return GateCase(line.name, name, _ms(measured), limit, "missed", detail)
 
 
 def _ms(value: float) -> str:
@@ -113,11 +118,11 @@ def _regression_case(difference: Difference, allowed: float) -> GateCase:
         name=f"{difference.metric} vs baseline",
         measured="unknown",
         limit=f"at most {allowed * 100:g} % worse",
-        passed=True,
+        outcome="passed",
+        asked=False,
     )
     if difference.change is None:
-        # a metric that this workload does not have (TPOT of one token) cannot regress
-        return replace(case, detail=difference.reason)
+        return replace(case, outcome="not measured", detail=difference.reason)
     shown = f"{difference.change:+.1%}"
     if difference.verdict != "slower" or (difference.worse_by or 0.0) <= allowed:
         return replace(case, measured=shown)
@@ -125,4 +130,4 @@ def _regression_case(difference: Difference, allowed: float) -> GateCase:
         f"{format_figure(difference.a)} became {format_figure(difference.b)} {difference.unit}: "
         f"{shown} (95 % {difference.low:+.1%} to {difference.high:+.1%})"
     )
-    return replace(case, measured=shown, passed=False, detail=detail)
+    return replace(case, measured=shown, outcome="missed", detail=detail)

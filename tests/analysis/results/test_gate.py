@@ -14,6 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, join_goodput, parse_goodput, parse_slo
+from lmi_bench.jobs.results import GateVerdict
 from lmi_bench.report.gate_files import gate_junit, gate_markdown
 from tests.analysis.results.test_compare import records_of, run_of
 from tests.levels import changed
@@ -32,24 +33,49 @@ def answers(n, *, failed=0):
 def test_every_slo_is_checked_at_every_level():
     run = run_of((1, answers(100)), (2, answers(200)))
     cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
-    assert [(case.level, case.passed) for case in cases] == [
-        ("concurrency 1", True),
-        ("concurrency 2", False),
+    assert [(case.level, case.outcome) for case in cases] == [
+        ("concurrency 1", "passed"),
+        ("concurrency 2", "missed"),
     ]
     assert cases[1].detail == "180.1 ms is over 100 ms"  # linear: 1 + 0.9 * 199
 
 
-def test_a_level_that_cannot_be_told_does_not_pass():
-    (case,) = gate_slos(run_of((1, answers(20))), [parse_slo("ttft_p90<=100ms")])
-    assert not case.passed
-    assert case.detail == "cannot tell: p90 needs 29 samples, has 20"
+def test_too_few_requests_are_neither_passed_nor_missed():
+    cases = gate_slos(run_of((1, answers(20))), [parse_slo("ttft_p90<=100ms")])
+    assert [case.outcome for case in cases] == ["not measured"]
+    assert cases[0].detail == "p90 needs 29 samples, has 20"
+    assert GateVerdict(tuple(cases)).exit_code == 2
+    group = ElementTree.fromstring(gate_junit(cases)).find("testsuite")
+    assert (group.get("failures"), group.get("skipped")) == ("0", "1")
+    assert group.find("testcase/skipped").get("message") == cases[0].detail
+    assert "1 not measured" in gate_markdown(cases, title="gate")
 
 
-def test_an_invalid_level_does_not_pass():
+def test_a_miss_counts_more_than_what_was_not_measured():
+    limits = [parse_slo("ttft_p90<=100ms")]
+    cases = gate_slos(run_of((1, answers(20)), (2, answers(200))), limits)
+    assert GateVerdict(tuple(cases)).exit_code == 99
+
+
+def test_a_quantile_of_the_baseline_that_nobody_asked_for_may_be_unknown():
+    few = run_of((4, answers(20)))
+    cases = gate_baseline(few, few, max_regression=0.05)
+    outcomes = {case.name: case.outcome for case in cases}
+    assert outcomes["ttft_p90 vs baseline"] == "not measured"
+    assert outcomes["ttft_p50 vs baseline"] == "passed"
+    assert GateVerdict(tuple(cases)).exit_code == 0
+    unknown = [case for case in cases if case.outcome == "not measured"]
+    assert GateVerdict(tuple(unknown)).exit_code == 2
+
+
+def test_a_level_whose_load_was_not_delivered_is_not_measured():
     run = run_of((1, answers(100)))
     run.levels[0] = replace(run.levels[0], valid=False, invalid_reason="client: late")
     cases = gate_slos(run, [parse_slo("ttft_p90<=100ms")])
-    assert [(case.name, case.passed) for case in cases] == [("ttft_p90", True), ("valid", False)]
+    assert [(case.name, case.outcome) for case in cases] == [
+        ("ttft_p90", "passed"),
+        ("valid", "not measured"),
+    ]
 
 
 def test_only_the_loads_asked_for_are_gated():
@@ -71,23 +97,28 @@ def test_six_failures_in_a_hundred_make_the_p95_endless():
     assert measured_ms("p95", "exclude") < 94
     run = run_of((1, records))
     (case,) = gate_slos(run, [parse_slo("ttft_p95<=1s")], failures="infinite")
-    assert (case.passed, case.measured) == (False, "endless")
+    assert (case.outcome, case.measured) == ("missed", "endless")
 
 
 def test_a_level_without_records_is_judged_by_its_line():
     run = run_of((1, ()))
     run.levels[0] = changed(run.levels[0], ttft_ms={"p90": 80.0})
-    assert [case.passed for case in gate_slos(run, [parse_slo("ttft_p90<=100ms")])] == [True]
+    assert [case.outcome for case in gate_slos(run, [parse_slo("ttft_p90<=100ms")])] == ["passed"]
 
 
 def test_a_regression_is_worse_by_more_than_allowed_and_by_more_than_chance():
     base = run_of((4, records_of(0)))
     slower = run_of((4, records_of(1, slower=1.1)))
     strict = gate_baseline(slower, base, max_regression=0.05)
-    assert not any(case.passed for case in strict if case.name.startswith("tpot"))
-    assert all(case.passed for case in gate_baseline(slower, base, max_regression=0.2))
-    assert all(case.passed for case in gate_baseline(base, slower, max_regression=0.05))
-    assert all(case.passed for case in gate_baseline(base, base, max_regression=0.0))
+    assert {case.outcome for case in strict if case.name.startswith("tpot")} == {"missed"}
+
+    def missed(run, earlier, allowed):
+        cases = gate_baseline(run, earlier, max_regression=allowed)
+        return [case.name for case in cases if case.outcome == "missed"]
+
+    assert missed(slower, base, 0.2) == []
+    assert missed(base, slower, 0.05) == []
+    assert missed(base, base, 0.0) == []
 
 
 def test_junit_counts_and_names_the_misses():
