@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.core.map import files, mermaid
+from benchmarks.package_map import files, mermaid
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lmi_bench"

@@ -1,7 +1,7 @@
 """The map of the package, made from the files themselves.
 
-    python -m lmi_bench.core.map [FOLDER]     every file with the first line of its docstring
-    python -m lmi_bench.core.map --rooms      the packages and which imports which, as mermaid
+    python -m benchmarks.package_map [FOLDER]     every file with the first line of its docstring
+    python -m benchmarks.package_map --rooms      the packages and which imports which, as mermaid
 
 An arrow that follows from others is left out: if `cli` imports `jobs` and `jobs` imports `core`,
 `cli --> core` is not drawn.
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1] / "lmi_bench"
 
 
 def files(folder: str = "") -> Iterator[tuple[str, str]]:
