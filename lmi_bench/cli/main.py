@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -13,6 +13,7 @@ from lmi_bench.cli import bundled, plan, results, sweep
 from lmi_bench.cli.command import Command
 from lmi_bench.cli.deploy import deploy
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, LmiBenchError
+from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.slo import join_goodput
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -78,10 +79,26 @@ def main() -> None:
         sys.exit(exc.exit_code)
     except OSError as exc:
         if exc.errno not in _NO_ROOM:
-            raise
+            _fail_unexpectedly(exc)
         where = f"cannot write {exc.filename}: " if exc.filename else ""
         typer.echo(f"error: {where}{exc.strerror}; make room and try again", err=True)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    except Exception as exc:  # noqa: BLE001 - the last resort
+        _fail_unexpectedly(exc)
+
+
+def _fail_unexpectedly(exc: Exception) -> NoReturn:
+    """End with one line; the traceback goes to a file."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="lmi-bench-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        file.write("".join(traceback.format_exception(exc)))
+    what = redact_text(f"{type(exc).__name__}: {exc}").partition("\n")[0]
+    typer.echo(f"error: {what}: a fault of lmi-bench; its trace is in {file.name}", err=True)
+    sys.exit(EXIT_FAILED)

@@ -33,6 +33,7 @@ from lmi_bench.models.shape import ModelShape
 _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
+_ENGINE_FACT = {"simulated": "profile", "imported": "back_end"}  # by the kind of target
 _ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # as servers name themselves
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
@@ -48,20 +49,42 @@ class PlacedRun:
     @property
     def degree(self) -> int:
         """Devices that one copy of the model was spread over."""
-        stated = self.run.manifest["scenario"]["engine"]["tensor_parallel"] or 1
-        return int(self.tensor_parallel or target_facts(self.run).get("tensor_parallel") or stated)
+        stated = run_section(self.run, "engine").get("tensor_parallel")
+        facts = target_facts(self.run)
+        return int(self.tensor_parallel or facts.get("tensor_parallel") or stated or 1)
+
+
+def run_section(run: Run, name: str) -> Mapping[str, Any]:
+    """A section of the run's scenario; empty for an imported run without it."""
+    return run.manifest["scenario"].get(name) or {}
 
 
 def run_lengths(run: Run) -> tuple[int, int]:
-    """Input and output tokens of the run's requests; raises InputError if they are not equal."""
-    workload = run.manifest["scenario"]["workload"]
+    """Input and output tokens of the run's requests; an imported run's: the means of a level.
+
+    Raises InputError if they are not equal, or not known.
+    """
+    workload = run_section(run, "workload")
     drawn = [name for name in _DRAWN_LENGTHS if workload.get(name)]
     if drawn:
         raise InputError(
             f"{run.path}: its requests differ in length ({', '.join(drawn)}); calibration needs a "
             "sweep of equal requests (--input-tokens N --output-tokens N)"
         )
+    if not (workload.get("input_tokens") and workload.get("output_tokens")):
+        return _mean_lengths(run, run.levels[0])
     return int(workload["input_tokens"]), int(workload["output_tokens"])
+
+
+def _mean_lengths(run: Run, line: Level) -> tuple[int, int]:
+    answered = line.sent - line.failed
+    if not (line.input_tokens and line.output_tokens and answered):
+        raise InputError(
+            f"{run.path}: {line.name} does not state its input and output tokens, so it cannot be "
+            "calibrated on"
+        )
+    tokens = line.input_tokens, line.output_tokens
+    return max(1, round(tokens[0] / answered)), max(1, round(tokens[1] / answered))
 
 
 def run_model(run: Run) -> str:
@@ -75,7 +98,7 @@ def run_model(run: Run) -> str:
 def run_dtype(run: Run) -> str:
     """Number format of the weights in the run."""
     facts = target_facts(run)
-    stated = run.manifest["scenario"]["engine"].get("dtype")
+    stated = run_section(run, "engine").get("dtype")
     if stated or facts.get("kind") == "engine":
         return str(stated or "bfloat16")
     return planned_dtype(run_model(run), facts.get("dtype"))
@@ -114,6 +137,8 @@ def cells_from_run(
     for line, records in zip(run.levels, run.records, strict=True):
         if not line.valid or line.errors or line.stopped_by:
             continue
+        if run.manifest.get("imported_from"):  # its files may differ in length
+            input_tokens, output_tokens = _mean_lengths(run, line)
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
@@ -184,11 +209,12 @@ def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
 def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:
     """The same for a run: the engine that its server said it is; vLLM where it did not say."""
     facts = target_facts(run)
-    said = facts.get("profile" if facts.get("kind") == "simulated" else "server")
+    said = facts.get(_ENGINE_FACT.get(str(facts.get("kind")), "server"))
     engine = str(said or "").lower()
     if not engine.startswith(_ENGINES):
         return prior_for("vllm", cells)
-    prior, version = prior_for(engine, cells), engine.partition(" ")[2]
+    version = engine.partition(" ")[2]
+    prior = prior_for("tgi 3.0" if engine == "tgi" else engine, cells)  # today's, not that of 2023
     return replace(prior, version=version) if version else prior
 
 

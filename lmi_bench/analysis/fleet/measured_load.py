@@ -29,7 +29,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths, target_facts
+from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths, run_section, target_facts
 from lmi_bench.analysis.level.layouts import EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import bisect
 from lmi_bench.analysis.results.latency import samples_needed
@@ -84,9 +84,8 @@ def settled(records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
 def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
     """The run's valid levels of Poisson arrivals with the workload's lengths; loads of a copy."""
     run = placed.run
-    scenario = run.manifest["scenario"]
-    load = scenario.get("load") or {}
-    if load.get("arrivals", "poisson") != "poisson" or scenario["workload"].get("trace"):
+    arrivals = run_section(run, "load").get("arrivals", "poisson")
+    if arrivals != "poisson" or run_section(run, "workload").get("trace"):
         return []
     if not any(line.load.is_open for line in run.levels):
         return []
@@ -102,7 +101,7 @@ def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
             cut_short=line.stopped_by in MISSED_BY,
         )
         for line, records in zip(run.levels, run.records, strict=True)
-        if line.load.is_open and line.valid
+        if line.load.is_open and line.valid and records
     ]
 
 
