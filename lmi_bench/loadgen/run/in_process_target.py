@@ -23,7 +23,7 @@ class InProcessTarget:
     """
 
     def __init__(
-        self, engine: ServingEngine, *, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
+        self, engine: ServingEngine, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
     ) -> None:
         self._engine = engine
         self._simulated = simulated

@@ -45,14 +45,35 @@ class StopRules:
                      level with a fixed duration is judged after `min_requests` requests
     ends_sweep       False: the sweep continues with the next level
     watch            gives a function that sees each answer of a level when it ends (decoded for it,
-                     on the loop) and returns True when enough is known: `stopped_by` is "decided"
+                     on the loop) and returns True when enough is known: `stopped_by` is "decided".
+                     Levels that it watches need one process
     """
 
     first_timeout: bool = True
     max_error_share: float | None = 0.5
     min_requests: int = 10
     ends_sweep: bool = True
-    watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] = lambda _: None
+    watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] | None = None
+
+    def watcher(self, spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
+        """The function that sees each answer of this level; None if none does."""
+        return None if self.watch is None else self.watch(spec)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelOrder:
+    """A level to send, whole or a worker's share of it.
+
+    timeout_s  seconds from sending to the end of the answer; None: no limit
+    spacing_s  seconds between the first sends of a closed loop's users
+    """
+
+    spec: LevelSpec
+    rules: StopRules
+    timeout_s: float | None
+    spacing_s: float
+    seed: int
+    share: Share = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +102,23 @@ class LevelRunner:
 
     def __init__(
         self,
-        spec: LevelSpec,
+        order: LevelOrder,
         target: Target,
         prompts: Prompts,
-        rules: StopRules,
         on_progress: Callable[[Progress], None],
-        timeout_s: float | None,
-        *,
-        share: Share = WHOLE,
     ) -> None:
-        self._spec = spec
+        self._order = order
+        self._spec = spec = order.spec
+        self._rules = rules = order.rules
+        self._share = share = order.share
         self._target = target
         self._resolved = resolve(target)
         self._prompts = prompts
-        self._rules = rules
-        self._is_decided = rules.watch(spec)
+        self._is_decided = rules.watcher(spec)
         self._on_progress = on_progress
-        self._timeout_s = timeout_s
-        self._guard = StallGuard() if timeout_s is None else None
+        self._guard = StallGuard() if order.timeout_s is None else None
         limits = [n for n in (spec.max_in_flight, self._resolved.max_connections) if n]
         self._max_in_flight = min(limits, default=None)
-        self._share = share
         self._num_requests = share.num_requests(spec)
         self._users = share.users(spec)
         self._reported_s = -math.inf
@@ -115,12 +132,7 @@ class LevelRunner:
         self._stop: Callable[[], None] = lambda: None
 
     async def run(
-        self,
-        attempt: int,
-        *,
-        spacing_s: float,
-        seed: int,
-        before_start: Callable[[], Awaitable[None]] | None = None,
+        self, attempt: int, before_start: Callable[[], Awaitable[None]] | None = None
     ) -> LevelRun:
         """Send the whole level; awaits `before_start` when all is ready."""
 
@@ -129,13 +141,11 @@ class LevelRunner:
                 await before_start()
             return asyncio.get_running_loop().time()
 
-        part = await self.run_part(spacing_s=spacing_s, seed=seed, start=start)
+        part = await self.run_part(start)
         run = merge_parts(self._spec, attempt, [part], max_error_share=self._rules.max_error_share)
         return replace(run, engine=self._engine)
 
-    async def run_part(
-        self, *, spacing_s: float, seed: int, start: Callable[[], Awaitable[float]]
-    ) -> LevelPart:
+    async def run_part(self, start: Callable[[], Awaitable[float]]) -> LevelPart:
         """Send this process's share of the level.
 
         start  awaited when all is ready; returns the level's start on the loop's clock
@@ -152,11 +162,11 @@ class LevelRunner:
             with watch.watching():
                 self._report("running")
                 if self._spec.load.sessions:
-                    measured = await self._sessions(spacing_s, seed)
+                    measured = await self._sessions()
                 elif self._spec.concurrency is not None:
-                    measured = await self._closed(spacing_s)
+                    measured = await self._closed()
                 else:
-                    measured = await self._open(seed)
+                    measured = await self._open()
         records = tuple(item.record().shifted(self._start_s) for item in measured)
         signals = ReceiveSignals() if level is None else level.end_level()
         self._errors = sum(not record.ok for record in records)
@@ -219,12 +229,13 @@ class LevelRunner:
     def _sender(self, max_in_flight: int | None) -> Sender:
         return Sender(
             self._resolved.send,
-            timeout_s=self._timeout_s,
+            timeout_s=self._order.timeout_s,
             guard=self._guard,
             max_in_flight=max_in_flight,
         )
 
-    async def _closed(self, spacing_s: float) -> list[Measured]:
+    async def _closed(self) -> list[Measured]:
+        share, spacing_s = self._share, self._order.spacing_s
         users = ClosedLoop(
             concurrency=self._users,
             num_requests=self._num_requests,
@@ -234,32 +245,33 @@ class LevelRunner:
         return await run_closed_loop(
             self._sender(self._max_in_flight),
             users,
-            lambda index: self._request(self._share.number(self._spec, index)),
-            start_s=self._start_s + self._share.index * spacing_s,
-            spacing_s=self._share.of * spacing_s,
+            lambda index: self._request(share.number(self._spec, index)),
+            start_s=self._start_s + share.index * spacing_s,
+            spacing_s=share.of * spacing_s,
             on_ended=self._ended,
         )
 
-    async def _open(self, seed: int) -> list[Measured]:
+    async def _open(self) -> list[Measured]:
         stop = asyncio.Event()
         self._stop = stop.set
         return await run_open_loop(
             self._sender(self._max_in_flight),
-            self._arrivals(seed),
+            self._arrivals(),
             start_s=self._start_s,
             on_ended=self._ended,
             stop=stop,
         )
 
-    async def _sessions(self, spacing_s: float, seed: int) -> list[Measured]:
+    async def _sessions(self) -> list[Measured]:
         """This process's conversations: every `of`-th of them, whole."""
         spec, source, share = self._spec, self._prompts, self._share
+        spacing_s = self._order.spacing_s
         if not isinstance(source, Dialogues):
             raise ValueError("a level of conversations needs dialogues, not single prompts")
         loop = SessionLoop(
             self._target,
             start_s=self._start_s,
-            timeout_s=self._timeout_s,
+            timeout_s=self._order.timeout_s,
             guard=self._guard,
             max_in_flight=self._max_in_flight,
             duration_s=spec.duration_s,
@@ -268,7 +280,7 @@ class LevelRunner:
         self._stop = loop.stop
         numbers = first_numbers(source.num_turns, spec.num_sessions)
         closed = spec.concurrency is not None
-        times = itertools.repeat(0.0) if closed else self._times(seed, spec.num_sessions)
+        times = itertools.repeat(0.0) if closed else self._times(spec.num_sessions)
         planned = (
             PlannedSession(functools.partial(source.begin, spec, session, first), at_s)
             for (session, first), at_s in zip(numbers, times, strict=False)
@@ -283,16 +295,16 @@ class LevelRunner:
             )
         return await loop.run_open(planned, max_sessions=spec.max_sessions)
 
-    def _arrivals(self, seed: int) -> Iterator[PlannedRequest]:
+    def _arrivals(self) -> Iterator[PlannedRequest]:
         if self._spec.load.arrivals == "trace":
             yield from self._recorded()
             return
-        for number, arrival_s in enumerate(self._times(seed, self._spec.num_requests)):
+        for number, arrival_s in enumerate(self._times(self._spec.num_requests)):
             if number % self._share.of != self._share.index:
                 continue
             yield replace(self._request(number), arrival_s=arrival_s)
 
-    def _times(self, seed: int, count: int | None) -> Iterator[float]:
+    def _times(self, count: int | None) -> Iterator[float]:
         """When an open loop's requests or conversations are due, after the level's start."""
         spec = self._spec
         if spec.rate_per_s is None:
@@ -300,7 +312,7 @@ class LevelRunner:
         return arrival_times_s(
             spec.rate_per_s,
             process=spec.load.arrivals,
-            seed=seed + spec.repeat,
+            seed=self._order.seed + spec.repeat,
             num_requests=count,
             duration_s=spec.duration_s,
             burstiness=spec.load.burstiness,

@@ -13,7 +13,7 @@ import asyncio
 import random
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -33,23 +33,6 @@ _TRANSIENT_STATUS = re.compile(r"HTTP (500|502|504)\b")
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Quota:
-    """Remaining retries: a server that fails every request does not get each one three times."""
-
-    left: int = _QUOTA
-
-    def take(self) -> bool:
-        if self.left < _RETRY_COST:
-            return False
-        self.left -= _RETRY_COST
-        return True
-
-    def give(self, retries: int) -> None:
-        """After a success: give back the cost of its last retry, or 1 without a retry."""
-        self.left = min(_QUOTA, self.left + (_RETRY_COST if retries else _SUCCESS_GAIN))
-
-
 class RetryingTarget:
     """A target that retries transient failures of another; an async context manager.
 
@@ -59,7 +42,7 @@ class RetryingTarget:
     def __init__(self, target: HttpTarget, draw: Callable[[], float] = random.random) -> None:
         self._target = target
         self._draw = draw
-        self._quota = _Quota()
+        self._quota = _QUOTA  # so that a server that fails every request gets few of them thrice
 
     @property
     def max_connections(self) -> int | None:
@@ -116,11 +99,13 @@ class RetryingTarget:
                 if not retries and exc.exchange is not None:
                     first_s = exc.exchange.sent_s
                 last = retries + 1 >= MAX_ATTEMPTS
-                if last or not _is_transient(exc) or not self._quota.take():
+                if last or not _is_transient(exc) or self._quota < _RETRY_COST:
                     _mark(exc, first_s, retries)
                     raise
+                self._quota -= _RETRY_COST
             else:
-                self._quota.give(retries)
+                gain = _RETRY_COST if retries else _SUCCESS_GAIN
+                self._quota = min(_QUOTA, self._quota + gain)
                 return result, first_s, retries
             try:
                 await asyncio.sleep(min(self._draw() * 2**retries, MAX_BACK_OFF_S))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lmi_bench.core.errors import TargetError, timeout_message
 from lmi_bench.core.exchange import Exchange
@@ -28,11 +29,9 @@ S_PER_TOKEN = 2.0
 class StallGuard:
     """Ends stalled requests of a level without a time-out.
 
-    A slow server still completes an answer now and then. When none has completed for far longer
-    than any answer took, the requests in flight fail, even if bytes keep arriving.
-
-    The requests in flight fail when none has ended for the longest of `least_s`, ten times the
-    longest answer so far, and 2 s for each requested token of the longest request in flight.
+    A slow server still completes an answer now and then. The requests in flight fail, even if bytes
+    keep arriving, when none has ended for the longest of `least_s`, ten times the longest answer so
+    far, and 2 s for each requested token of the longest request in flight.
     """
 
     def __init__(self, least_s: float = LEAST_S) -> None:
@@ -199,9 +198,7 @@ class Sender:
         guard: StallGuard | None = None,
         max_in_flight: int | None = None,
     ) -> None:
-        self._send = send
-        self._timeout_s = timeout_s
-        self._guard = guard
+        self._measure = partial(measure, send, timeout_s=timeout_s, guard=guard)
         self._gate = None if max_in_flight is None else asyncio.Semaphore(max_in_flight)
 
     async def measure(
@@ -219,8 +216,3 @@ class Sender:
             measured = await self._measure(request, due_s)
         measured.hold(held_s)
         return measured
-
-    async def _measure(self, request: PlannedRequest, due_s: float) -> Measured:
-        return await measure(
-            self._send, request, due_s, timeout_s=self._timeout_s, guard=self._guard
-        )

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_bench.core.clock import is_virtual
@@ -20,7 +19,7 @@ from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import RunStore
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.level_runner import LevelRunner, Progress, StopRules
+from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress, StopRules
 from lmi_bench.loadgen.run.levels import in_order
 from lmi_bench.loadgen.run.target import Target, resolve
 
@@ -77,15 +76,15 @@ async def run_sweep(
     while stopped_by is None and (spec := next_level(finished)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
+        order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
         pool = None if _needs_one_process(spec, target, rules) else workers
         count = 1 if pool is None else pool.count_for(spec, finished)
         async with _observed(server) as before_start:
             if pool is not None and count > 1:
-                send = partial(pool.run_level, spec, attempt, count, rules, on_progress, timeout_s)
+                run = await pool.run_level(order, attempt, count, on_progress, before_start)
             else:
-                runner = LevelRunner(spec, target, prompts, rules, on_progress, timeout_s)
-                send = partial(runner.run, attempt)
-            run = await send(spacing_s=spacing_s, seed=seed, before_start=before_start)
+                runner = LevelRunner(order, target, prompts, on_progress)
+                run = await runner.run(attempt, before_start)
         if server is not None:
             run = replace(run, server=server.summary(run.records))
         level = _by_the_wall_clock(summarise(run), started_at)
@@ -101,7 +100,7 @@ def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> boo
     """Whether a rule watches each answer as it ends, or a cap counts the requests in flight."""
     capped = spec.max_in_flight is not None or spec.max_sessions is not None
     capped = capped or resolve(target).max_connections is not None
-    return capped or rules.watch(spec) is not None
+    return capped or rules.watcher(spec) is not None
 
 
 @contextlib.asynccontextmanager
@@ -138,14 +137,7 @@ def _stopped_by(finished: Sequence[Level], rules: StopRules) -> str | None:
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show: a known failure if there is one, otherwise the first error."""
-    found: list[BaseException] = []
-
-    def walk(exc: BaseException) -> None:
-        if isinstance(exc, BaseExceptionGroup):
-            for part in exc.exceptions:
-                walk(part)
-        else:
-            found.append(exc)
-
-    walk(group)
-    return next((exc for exc in found if isinstance(exc, LmiBenchError)), found[0])
+    found: BaseException = group.subgroup(LmiBenchError) or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -16,11 +16,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lmi_bench.core.errors import LmiBenchError
-from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.level_parts import LevelPart, Share
-from lmi_bench.loadgen.run.level_runner import LevelRunner, Progress, StopRules
+from lmi_bench.loadgen.run.level_parts import LevelPart
+from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress
 from lmi_bench.loadgen.run.target import Target
 
 
@@ -33,20 +32,6 @@ class WorkerJob:
 
 
 @dataclass(frozen=True, slots=True)
-class LevelOrder:
-    """One level and the worker's share of it; the stop rules as in `StopRules`."""
-
-    spec: LevelSpec
-    share: Share
-    first_timeout: bool
-    max_error_share: float | None
-    min_requests: int
-    timeout_s: float | None
-    spacing_s: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
     """All workers are ready: the level begins at this time of CLOCK_MONOTONIC, seconds."""
 
@@ -55,7 +40,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Another worker met a stop rule: send nothing more."""
+    """Another worker has reached a stop rule's limit: send nothing more."""
 
     reason: str
 
@@ -137,16 +122,9 @@ async def _run_level(
         if state.state == "running":
             _tell(pipe, state)
 
-    rules = StopRules(
-        first_timeout=order.first_timeout,
-        max_error_share=order.max_error_share,
-        min_requests=order.min_requests,
-    )
-    runner = LevelRunner(
-        order.spec, target, prompts, rules, on_progress, order.timeout_s, share=order.share
-    )
+    runner = LevelRunner(order, target, prompts, on_progress)
     try:
-        part = await runner.run_part(spacing_s=order.spacing_s, seed=order.seed, start=start)
+        part = await runner.run_part(start)
     finally:
         if obeying is not None:
             obeying.cancel()

@@ -11,25 +11,24 @@ import asyncio
 import contextlib
 import math
 import multiprocessing
-import os
 import pickle
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.host import usable_cores
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
-from lmi_bench.loadgen.run.level_runner import Progress, StopRules
+from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress
 from lmi_bench.loadgen.run.worker import (
     Answer,
     Failed,
-    LevelOrder,
     Ready,
     Start,
     Stop,
@@ -86,42 +85,29 @@ class WorkerPool:
         most = spec.concurrency or spec.num_requests or 2**31
         if self._count != "auto":
             return min(self._count, most)
-        return min(_needed(spec, finished), _cores(), most)
+        return min(_needed(spec, finished), usable_cores(), most)
 
     async def run_level(
         self,
-        spec: LevelSpec,
+        order: LevelOrder,
         attempt: int,
         count: int,
-        rules: StopRules,
         on_progress: Callable[[Progress], None],
-        timeout_s: float | None,
-        *,
-        spacing_s: float,
-        seed: int,
         before_start: Callable[[], Awaitable[None]] | None = None,
     ) -> LevelRun:
         """Send a level with `count` workers.
 
         Raises LmiBenchError when a worker dies: the level is then lost, and the pool starts over.
         """
-        order = LevelOrder(
-            spec=spec,
-            share=Share(),
-            first_timeout=rules.first_timeout,
-            max_error_share=rules.max_error_share,
-            min_requests=rules.min_requests,
-            timeout_s=timeout_s,
-            spacing_s=spacing_s,
-            seed=seed,
-        )
+        limit = order.rules.max_error_share
+        order = replace(order, rules=replace(order.rules, watch=None))  # which no pipe can carry
         try:
             self._spawn(count)
             parts = await self._collect(self._workers[:count], order, on_progress, before_start)
         except BaseException:
             self.close()
             raise
-        return merge_parts(spec, attempt, parts, max_error_share=rules.max_error_share)
+        return merge_parts(order.spec, attempt, parts, max_error_share=limit)
 
     async def _collect(
         self,
@@ -222,15 +208,8 @@ def _needed(spec: LevelSpec, finished: Sequence[Level]) -> int:
     return max(1, math.ceil(share * workers * grown / MAX_CORE_SHARE))
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _sum(states: Any, spec: LevelSpec) -> Progress:
-    """What all workers have done."""
-    states = list(states)
+def _sum(states: Collection[Progress], spec: LevelSpec) -> Progress:
+    """The progress of all workers together."""
     return Progress(
         level=spec.index,
         label=spec.load.name,

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 MIN_SPAN_S = 5.0
 """Minimum level length: the driver averages power over up to a second."""
 _J_PER_MJ = 1e-3
@@ -69,12 +71,7 @@ class GpuPower:
         if self._energy_j is not None:
             energy_j = self._energy_j[-1] - self._energy_j[0]
         else:
-            energy_j = sum(
-                (after_s - before_s) * (before_w + after_w) / 2
-                for before_s, after_s, before_w, after_w in zip(
-                    times_s, times_s[1:], power_w, power_w[1:], strict=False
-                )
-            )
+            energy_j = float(np.trapezoid(power_w, times_s))
         return {
             "gpus": len(self._handles),
             "energy_j": energy_j,

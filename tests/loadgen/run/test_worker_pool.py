@@ -30,9 +30,9 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues
 from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
-from lmi_bench.loadgen.run.level_parts import Share
+from lmi_bench.loadgen.run.level_runner import LevelOrder, StopRules
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.loadgen.run.worker import LevelOrder, Ready, Start, WorkerJob, worker_main
+from lmi_bench.loadgen.run.worker import Ready, Start, WorkerJob, worker_main
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
 from tests.levels import level_of
@@ -89,6 +89,7 @@ def _sweep(url, levels, count, prompts=PROMPTS, **options):
                 on_progress=states.append,
                 spacing_s=SPACING_S,
                 workers=pool,
+                stop_rules=StopRules(watch=lambda _spec: None),  # no pipe can carry it
                 **options,
             )
 
@@ -219,7 +220,7 @@ def test_a_worker_whose_sweep_hears_nothing_goes_on_in_silence_until_the_pipe_cl
     )
     worker.start()
     spec = LevelSpec(0, Load(concurrency=2), num_requests=2000, warmup_requests=0)
-    ours.send(LevelOrder(spec, Share(0, 1), True, None, 10, None, SPACING_S, 0))
+    ours.send(LevelOrder(spec, StopRules(max_error_share=None), None, SPACING_S, 0))
     assert isinstance(ours.recv(), Ready)
     with socket.socket(fileno=os.dup(ours.fileno())) as deaf:
         deaf.shutdown(socket.SHUT_RD)  # whatever the worker sends from now on fails
