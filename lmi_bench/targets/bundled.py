@@ -31,7 +31,7 @@ from lmi_bench.models.folder import (
 )
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.back_ends import choose_back_end, step_facts, step_notes, step_settings
-from lmi_bench.targets.bench import Bench, Main
+from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.drafting import (
     NGRAM_DRAFT,
     check_same_vocabulary,
@@ -56,10 +56,9 @@ from lmi_bench.targets.parts import (
     replica_note,
     scheduler_config,
     scheduler_facts,
-    scheduler_limits,
 )
 from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
-from lmi_bench.targets.prompts import DEMO_NAMES, make_prompts
+from lmi_bench.targets.prompts import DEMO_NAMES
 from lmi_bench.targets.quantizing import (
     quantize_facts,
     quantize_notes,
@@ -74,8 +73,6 @@ if TYPE_CHECKING:
 
 def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | None) -> Bench:
     """The bundled engine with the scenario's model, loaded and ready to be measured."""
-    from lmi_bench.loadgen.run.in_process_target import InProcessTarget
-
     parts = open_torch_engine(scenario.model, scenario.engine, listener)
     try:
         refuse_emulated(parts.quantized)
@@ -86,22 +83,7 @@ def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | No
     assert tokenizer is not None  # a torch engine has read it from its folder
     special = max((0, *(eos + 1 for eos in tokenizer.eos_token_ids)))
     ids = TokenIds(tokenizer.vocab_size, first_id=special if special < 1000 else 0)
-    eos = () if scenario.workload.ignore_eos else tokenizer.eos_token_ids
-
-    async def run_in(main: Main) -> Any:
-        async with parts.engine(trace) as engine:
-            return await main(InProcessTarget(engine, eos_token_ids=eos))
-
-    return Bench(
-        scenario=scenario,
-        title=f"bundled engine, {parts.shape.name}",
-        facts=parts.facts,
-        prompts=lambda salt: make_prompts(scenario, ids, tokenizer, salt),
-        run=lambda main: asyncio.run(run_in(main)),
-        knee_facts=lambda _levels: scheduler_limits(parts, scenario),
-        notes=parts.notes,
-        salted=not scenario.workload.reuse_prompts,
-    )
+    return parts.bench(scenario, ids, trace)
 
 
 def open_torch_engine(

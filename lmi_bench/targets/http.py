@@ -71,14 +71,9 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
             HttpTarget,
             scenario.target,
             wire_format,
-            model=scenario.model,
             headers=headers,
-            stream=scenario.stream,
-            timestamps=scenario.client.timestamps,
-            connections=scenario.client.connections,
-            first_token_timeout_s=scenario.client.first_token_timeout_s,
-            native=receive.library,
             count_tokens=None if tokenizer is None else TextCounter(tokenizer),
+            **target_options(scenario, receive),
         ),
         title=f"{redact_text(scenario.target)}, {scenario.protocol}, {scenario.model}",
         facts=facts,
@@ -171,6 +166,19 @@ def choose_receiver(scenario: Scenario, url: str, listener: Listener) -> Receive
     if choice.why is not None and not tls:
         listener.note(f"receiver: {choice.note}")
     return choice
+
+
+def target_options(scenario: Scenario, receive: ReceiveChoice) -> dict[str, Any]:
+    """The options of an `HttpTarget` that a scenario states."""
+    client = scenario.client
+    return {
+        "model": scenario.model,
+        "stream": scenario.stream,
+        "timestamps": client.timestamps,
+        "connections": client.connections,
+        "first_token_timeout_s": client.first_token_timeout_s,
+        "native": receive.library,
+    }
 
 
 def several_addresses(url: str) -> tuple[str, ...]:

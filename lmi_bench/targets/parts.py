@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,6 +12,7 @@ from lmi_bench.analysis.model.capacity import step_time_model_for, theory_batch
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.knee_cause import KneeFacts
+from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.scenario import EngineSection, Scenario
@@ -27,9 +29,12 @@ from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.loadgen.prompts.prompts import PromptText
+from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 from lmi_bench.models.shape import ModelShape
+from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.drafting import speculation_facts
-from lmi_bench.targets.prompts import lengths_of
+from lmi_bench.targets.prompts import lengths_of, make_prompts
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.build import PreparedSteps
@@ -120,6 +125,29 @@ class EngineParts:
         ]
         return engines[0] if len(engines) == 1 else ReplicaGroup(engines, make_router(self.router))
 
+    def bench(self, scenario: Scenario, text: PromptText, trace: ChromeTrace | None) -> Bench:
+        """The engine as a target; a simulated one runs in virtual time."""
+        simulated, tokenizer, workload = self.setup, self.tokenizer, scenario.workload
+        eos = () if tokenizer is None or workload.ignore_eos else tokenizer.eos_token_ids
+        kind = "bundled engine"
+        if simulated is not None:
+            kind = f"simulated {simulated.instance.instance_type}"
+
+        async def run_in(main: Main) -> Any:
+            async with self.engine(trace) as engine:
+                return await main(InProcessTarget(engine, simulated is not None, eos))
+
+        return Bench(
+            scenario=scenario,
+            title=f"{kind}, {self.shape.name}",
+            facts=self.facts,
+            prompts=lambda salt: make_prompts(scenario, text, tokenizer, salt),
+            run=lambda main: (run_virtual if simulated else asyncio.run)(run_in(main)),
+            knee_facts=lambda levels: engine_limits(scenario, self, levels),
+            notes=self.notes,
+            salted=simulated is None and not workload.reuse_prompts,
+        )
+
 
 async def close_all(executors: Sequence[Executor]) -> None:
     """Close executors whose engine was never started."""
@@ -177,31 +205,29 @@ def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sched
     return replace(derived, **{key: value for key, value in stated.items() if value is not None})
 
 
-def scheduler_limits(parts: EngineParts, scenario: Scenario) -> KneeFacts:
-    """The scheduler's limits over all replicas: sequences in the cache, slots of the batch."""
-    lengths, config, copies = lengths_of(scenario), parts.config, len(parts.executors)
-    shares = sum(kind.share for kind in lengths)
-    full = sum((k.input_tokens + k.output_tokens) * k.share for k in lengths) / shares
-    half = sum((k.input_tokens + k.output_tokens / 2) * k.share for k in lengths) / shares
+def engine_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level]) -> KneeFacts:
+    """Limits over all replicas: sequences in the cache, slots of the batch.
+
+    Of a simulated engine also the part of its step model that binds at each level.
+    """
+    kinds, config, copies = lengths_of(scenario), parts.config, len(parts.executors)
+    shares = sum(kind.share for kind in kinds)
+    full = sum((k.input_tokens + k.output_tokens) * k.share for k in kinds) / shares
+    half = sum((k.input_tokens + k.output_tokens / 2) * k.share for k in kinds) / shares
     paged = config.kv_layout is KvLayout.PAGED
-    return KneeFacts(
+    limits = KneeFacts(
         b_max=config.cache_tokens // full * copies,
         b_max_expected=config.cache_tokens // (half if paged else full) * copies,
         max_batch=config.max_running * copies,
     )
-
-
-def simulated_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level]) -> KneeFacts:
-    """Limits of the simulated engine, and the part of its step model that binds at each level."""
-    assert parts.setup is not None  # a simulated engine has both
-    assert parts.profile is not None
+    if parts.setup is None or parts.profile is None:
+        return limits
     setup, profile = replace(parts.setup, speculation=None), parts.profile
-    lengths = max(lengths_of(scenario), key=lambda kind: kind.input_tokens + kind.output_tokens)
+    lengths = max(kinds, key=lambda kind: kind.input_tokens + kind.output_tokens)
     theory = theory_batch(
         setup, profile, input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
     )
     model = step_time_model_for(setup, profile)
-    limits, copies = scheduler_limits(parts, scenario), len(parts.executors)
     context = lengths.input_tokens + lengths.output_tokens // 2
     binding = {}
     for line in levels:

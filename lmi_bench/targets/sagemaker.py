@@ -11,12 +11,17 @@ from typing import Any
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, open_cloudwatch, read_levels
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, read_levels
 from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.targets.access import Access
 from lmi_bench.targets.bench import Bench
-from lmi_bench.targets.http import choose_receiver, endpoint_bench, several_addresses
+from lmi_bench.targets.http import (
+    choose_receiver,
+    endpoint_bench,
+    several_addresses,
+    target_options,
+)
 from lmi_bench.wire.format import find_format
 
 
@@ -57,13 +62,8 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
             aws,
             invocation,
             wire_format,
-            model=model,
-            stream=scenario.stream,
             headers=access.headers,
-            timestamps=scenario.client.timestamps,
-            connections=scenario.client.connections,
-            first_token_timeout_s=scenario.client.first_token_timeout_s,
-            native=receive.library,
+            **target_options(scenario, receive),
         ),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
@@ -82,12 +82,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
 def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
     """SageMaker's description of the endpoint, if its control plane can be reached."""
     if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
-        return read_endpoint_facts(
-            aws,
-            invocation.endpoint_name,
-            target_variant=invocation.target_variant,
-            inference_component=invocation.inference_component,
-        )
+        return read_endpoint_facts(aws, invocation)
     return EndpointFacts(
         {"kind": "sagemaker", "facts_unread": "the runtime is not at AWS"},
         notes=(f"{aws.runtime_url} is not AWS: no endpoint settings, no price",),
@@ -101,5 +96,6 @@ def _cloudwatch(
     if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
         return None
     variant = invocation.target_variant or str(found.facts.get("variant", "AllTraffic"))
-    client = open_cloudwatch(aws.session, aws.region)
-    return functools.partial(read_levels, client, invocation.endpoint_name, variant)
+    return functools.partial(
+        read_levels, aws.client("cloudwatch"), invocation.endpoint_name, variant
+    )

@@ -15,7 +15,6 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.scenario import SIMULATED_PREFIX, EngineSection, Scenario
 from lmi_bench.engine.drafting import DraftingExecutor
@@ -24,7 +23,7 @@ from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.prompts.prompts import NoText, PromptText, TokenIds
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
-from lmi_bench.targets.bench import Bench, Main
+from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.drafting import NGRAM_DRAFT, drafter_for, speculation_notes
 from lmi_bench.targets.parts import (
     EngineParts,
@@ -33,10 +32,9 @@ from lmi_bench.targets.parts import (
     replica_note,
     scheduler_config,
     scheduler_facts,
-    simulated_limits,
 )
 from lmi_bench.targets.profiles import find_profile
-from lmi_bench.targets.prompts import longest_request, make_prompts
+from lmi_bench.targets.prompts import longest_request
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
@@ -48,8 +46,6 @@ _PROMPT_IDS: Final = 32_000
 
 def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
     """A model on an instance, ready to be measured in virtual time."""
-    from lmi_bench.loadgen.run.in_process_target import InProcessTarget
-
     instance_type = scenario.target.removeprefix(SIMULATED_PREFIX)
     workload = scenario.workload
     if workload.dataset is not None or workload.conversations is not None:
@@ -63,21 +59,8 @@ def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=longest_request(scenario)
     )
-
-    async def run_in(main: Main) -> Any:
-        async with parts.engine(trace) as engine:
-            return await main(InProcessTarget(engine, simulated=True))
-
-    return Bench(
-        scenario=scenario.with_overrides({"engine.tensor_parallel": parts.tensor_parallel}),
-        title=f"simulated {instance_type}, {parts.shape.name}",
-        facts=parts.facts,
-        prompts=lambda salt: make_prompts(scenario, words, None, salt),
-        run=lambda main: run_virtual(run_in(main)),
-        knee_facts=lambda levels: simulated_limits(scenario, parts, levels),
-        notes=parts.notes,
-        salted=False,
-    )
+    scenario = scenario.with_overrides({"engine.tensor_parallel": parts.tensor_parallel})
+    return parts.bench(scenario, words, trace)
 
 
 def open_simulated_engine(

@@ -40,6 +40,16 @@ class AwsAccess:
     credentials: Any = field(repr=False)
     session: Any = field(repr=False)
 
+    def client(self, service: str) -> Any:
+        """botocore's client of another service, with short time-outs.
+
+        AWS_ENDPOINT_URL_<SERVICE> overrides its address.
+        """
+        from botocore.config import Config
+
+        config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+        return self.session.create_client(service, region_name=self.region, config=config)
+
 
 def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
     """Resolve the boto3 chain: environment, profiles, SSO, container and instance roles.
@@ -66,14 +76,18 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
                 "AWS_SECRET_ACCESS_KEY, or run `aws configure` (for a local server any will do)"
             )
         credentials.get_frozen_credentials()
-    except BotoCoreError as exc:
-        raise InputError(f"AWS: {exc}") from exc
-    except ValueError as exc:  # botocore's error for an invalid endpoint URL
+    except (BotoCoreError, ValueError) as exc:  # ValueError: an invalid endpoint URL
         raise InputError(f"AWS: {exc}") from exc
     url = str(client.meta.endpoint_url).rstrip("/")
     host = urllib.parse.urlsplit(url).hostname or ""
     is_aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
     return AwsAccess(region, url, is_aws, credentials, session)
+
+
+def error_text(exc: Exception) -> str:
+    """Code and message of an error that AWS returned; the text of any other."""
+    error = getattr(exc, "response", {}).get("Error")
+    return str(exc) if error is None else f"{error.get('Code')}: {error.get('Message')}"
 
 
 class Signer:

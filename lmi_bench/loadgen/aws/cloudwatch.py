@@ -15,6 +15,7 @@ from typing import Any
 
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import Level
+from lmi_bench.loadgen.aws.access import error_text
 
 PERIOD_S = 60
 US_PER_MS = 1000.0
@@ -70,14 +71,6 @@ def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
     ]
 
 
-def open_cloudwatch(session: Any, region: str) -> Any:
-    """botocore's own client; AWS_ENDPOINT_URL_CLOUDWATCH overrides its address."""
-    from botocore.config import Config
-
-    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    return session.create_client("cloudwatch", region_name=region, config=config)
-
-
 def read_levels(
     client: Any, endpoint_name: str, variant: str, spans: Sequence[LevelSpan]
 ) -> list[dict[str, Any]]:
@@ -120,20 +113,14 @@ def _series(
     }
     found: dict[str, dict[datetime, float]] = {}
     try:
-        while True:
-            reply = client.get_metric_data(**asked)
+        for reply in client.get_paginator("get_metric_data").paginate(**asked):
             for result in reply["MetricDataResults"]:
                 kept = found.setdefault(result["Id"], {})
                 pairs = zip(result["Timestamps"], result["Values"], strict=True)
                 kept |= {when.astimezone(UTC): float(value) for when, value in pairs}
-            if not reply.get("NextToken"):
-                return dict(found)
-            asked["NextToken"] = reply["NextToken"]
-    except ClientError as exc:
-        error = exc.response.get("Error", {})
-        raise LmiBenchError(f"CloudWatch: {error.get('Code')}: {error.get('Message')}") from exc
-    except BotoCoreError as exc:
-        raise LmiBenchError(f"CloudWatch: {exc}") from exc
+    except (ClientError, BotoCoreError) as exc:
+        raise LmiBenchError(f"CloudWatch: {error_text(exc)}") from exc
+    return dict(found)
 
 
 def _of_level(

@@ -13,7 +13,8 @@ from typing import Any
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED
-from lmi_bench.loadgen.aws.access import AwsAccess
+from lmi_bench.loadgen.aws.access import AwsAccess, error_text
+from lmi_bench.loadgen.aws.target import Invocation
 
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH"}
 _MODEL_NAMES = ("HF_MODEL_ID", "OPTION_MODEL_ID", "SM_VLLM_MODEL", "MODEL_ID")
@@ -50,87 +51,63 @@ class EndpointFacts:
         return "openai-chat" if "vllm" in image and "djl" not in image else "lmi"
 
 
-def read_endpoint_facts(
-    access: AwsAccess,
-    endpoint_name: str,
-    *,
-    target_variant: str | None = None,
-    inference_component: str | None = None,
-) -> EndpointFacts:
-    """Describe an endpoint with the clients of this access.
+def read_endpoint_facts(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
+    """Describe an endpoint.
 
     Raises InputError if it does not exist or is not in service.
     """
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
     try:
-        sagemaker, scaling = (
-            access.session.create_client(name, region_name=access.region, config=config)
-            for name in ("sagemaker", "application-autoscaling")
-        )
-        return describe_endpoint(
-            sagemaker,
-            scaling,
-            endpoint_name,
-            region=access.region,
-            target_variant=target_variant,
-            inference_component=inference_component,
-        )
-    except ClientError as exc:
-        error = exc.response.get("Error", {})
-        message = str(error.get("Message", exc))
-        if error.get("Code") == "ValidationException" and "Could not find" in message:
+        return _describe(access, invocation)
+    except (ClientError, BotoCoreError) as exc:
+        reason = error_text(exc)
+        if reason.startswith("ValidationException: ") and "Could not find" in reason:
             raise InputError(
-                f"SageMaker has no endpoint {endpoint_name!r} in {access.region}: {message}"
+                f"SageMaker has no endpoint {invocation.endpoint_name!r} in {access.region}: "
+                + reason.partition(": ")[2]
             ) from exc
-        return _without(f"{error.get('Code')}: {message}")
-    except BotoCoreError as exc:
-        return _without(str(exc))
+        return EndpointFacts(
+            {"kind": "sagemaker", "facts_unread": reason},
+            notes=(f"the endpoint's settings could not be read, so it has no price: {reason}",),
+        )
 
 
-def describe_endpoint(
-    sagemaker: Any,
-    scaling: Any,
-    endpoint_name: str,
-    *,
-    region: str,
-    target_variant: str | None = None,
-    inference_component: str | None = None,
-) -> EndpointFacts:
-    """The same over given boto3 clients of `sagemaker` and `application-autoscaling`.
+def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
+    """Without a target variant the settings are those of the variant with the greatest weight.
 
-    Without a target variant the settings are those of the variant with the greatest weight; price
-    and instances are those of all variants, because they share the requests.
+    Price and instances are those of all variants, because they share the requests.
     """
+    sagemaker, endpoint_name = access.client("sagemaker"), invocation.endpoint_name
     endpoint = sagemaker.describe_endpoint(EndpointName=endpoint_name)
     status = endpoint["EndpointStatus"]
     if status not in ("InService", "Updating", "SystemUpdating"):
-        raise InputError(f"endpoint {endpoint_name!r} is {status}, not InService: {_why(endpoint)}")
+        why = endpoint.get("FailureReason") or "wait until it is"
+        raise InputError(f"endpoint {endpoint_name!r} is {status}, not InService: {why}")
     config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
-    running = _pick_variant(endpoint.get("ProductionVariants", ()), endpoint_name, target_variant)
+    variants = endpoint.get("ProductionVariants", ())
+    running = _pick_variant(variants, endpoint_name, invocation.target_variant)
     name = running["VariantName"]
     planned = next(v for v in config["ProductionVariants"] if v["VariantName"] == name)
-    container, component = _container(sagemaker, planned, inference_component)
+    container, component = _container(sagemaker, planned, invocation.inference_component)
     instance_type = planned.get("InstanceType")
-    answering = [running] if target_variant is not None else endpoint["ProductionVariants"]
-    price, price_facts = _price_of_all(answering, config["ProductionVariants"], region)
+    answering = variants if invocation.target_variant is None else [running]
+    price, price_facts = _price_of_all(answering, config["ProductionVariants"], access.region)
     environment = _without_secrets(container.get("Environment", {}))
     facts = {
         "kind": "sagemaker",
         "endpoint": endpoint_name,
-        "region": region,
+        "region": access.region,
         "status": status,
         "endpoint_config": endpoint["EndpointConfigName"],
         "variant": name,
-        "variants": len(endpoint.get("ProductionVariants", ())),
+        "variants": len(variants),
         "instance": instance_type,
         "instances": running.get("CurrentInstanceCount"),
         "serverless": planned.get("ServerlessConfig"),
         "routing": planned.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM"),
         "managed_scaling": planned.get("ManagedInstanceScaling"),
-        "autoscaling": _autoscaling(scaling, endpoint_name, name, inference_component),
+        "autoscaling": _autoscaling(access, invocation, name),
         "inference_component": component,
         "image": container.get("Image"),
         "environment": environment,
@@ -186,17 +163,6 @@ def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]
     return total
 
 
-def _without(reason: str) -> EndpointFacts:
-    return EndpointFacts(
-        {"kind": "sagemaker", "facts_unread": reason},
-        notes=(f"the endpoint's settings could not be read, so it has no price: {reason}",),
-    )
-
-
-def _why(endpoint: Mapping[str, Any]) -> str:
-    return str(endpoint.get("FailureReason") or "wait until it is")
-
-
 def _pick_variant(
     variants: Sequence[Mapping[str, Any]], endpoint_name: str, wanted: str | None
 ) -> Mapping[str, Any]:
@@ -238,15 +204,16 @@ def _container(
 
 
 def _autoscaling(
-    scaling: Any, endpoint_name: str, variant: str, inference_component: str | None
+    access: AwsAccess, invocation: Invocation, variant: str
 ) -> list[dict[str, Any]] | None:
     """The scalable targets with their policies; None if they cannot be read."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    resources = [f"endpoint/{endpoint_name}/variant/{variant}"]
-    if inference_component is not None:
-        resources.append(f"inference-component/{inference_component}")
+    resources = [f"endpoint/{invocation.endpoint_name}/variant/{variant}"]
+    if invocation.inference_component is not None:
+        resources.append(f"inference-component/{invocation.inference_component}")
     try:
+        scaling = access.client("application-autoscaling")
         targets = scaling.describe_scalable_targets(
             ServiceNamespace="sagemaker", ResourceIds=resources
         )["ScalableTargets"]

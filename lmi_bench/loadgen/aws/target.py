@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.aws.access import AwsAccess, Signer
-from lmi_bench.loadgen.http.target import Connections, HttpTarget, Timestamps
+from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.sagemaker import SageMakerFormat
 
@@ -59,6 +59,7 @@ class SageMakerTarget(HttpTarget):
 
     wire_format  protocol of the container
     headers      unsigned headers of every request
+    options      as for HttpTarget
     """
 
     def __init__(
@@ -67,13 +68,9 @@ class SageMakerTarget(HttpTarget):
         invocation: Invocation,
         wire_format: WireFormat,
         *,
-        model: str,
         stream: bool = True,
         headers: Mapping[str, str] | None = None,
-        timestamps: Timestamps | None = None,
-        connections: Connections = "reuse",
-        first_token_timeout_s: float | None = None,
-        native: Path | None = None,
+        **options: Any,
     ) -> None:
         operation = "invocations-response-stream" if stream else "invocations"
         url = f"{access.runtime_url}/endpoints/{invocation.endpoint_name}/{operation}"
@@ -82,14 +79,10 @@ class SageMakerTarget(HttpTarget):
         super().__init__(
             url,
             SageMakerFormat(wire_format),
-            model=model,
             headers={**(headers or {}), **signed},
             stream=stream,
             sign=self._signer.sign,
-            timestamps=timestamps,
-            first_token_timeout_s=first_token_timeout_s,
-            native=native,
-            connections=connections,
+            **options,
         )
 
     async def open_level(self, connections: int) -> None:

@@ -6,19 +6,19 @@ import json
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
-import botocore.session
 import pytest
 
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.jobs.sweep.watch import read_cloudwatch
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans, open_cloudwatch, read_levels
+from lmi_bench.loadgen.aws.access import open_aws_access
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans, read_levels
 from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import lmi_bench
 from tests.jobs.hearing import Hearing
 from tests.levels import level_of
 from tests.loadgen.aws.cloudwatch_server import cloudwatch_server
-from tests.loadgen.aws.runtime_server import REGION, dummy_credentials, runtime_server
+from tests.loadgen.aws.runtime_server import dummy_credentials, runtime_server
 
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
@@ -52,7 +52,7 @@ def aws(monkeypatch, tmp_path):
 def read(aws, values, spans, **options):
     with cloudwatch_server(values, **options) as (url, asked):
         aws(url)
-        client = open_cloudwatch(botocore.session.Session(), REGION)
+        client = open_aws_access().client("cloudwatch")
         return read_levels(client, "mine", "AllTraffic", spans), asked
 
 

@@ -9,7 +9,8 @@ from botocore.stub import Stubber
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.aws.access import AwsAccess
-from lmi_bench.loadgen.aws.facts import describe_endpoint, read_endpoint_facts
+from lmi_bench.loadgen.aws.facts import read_endpoint_facts
+from lmi_bench.loadgen.aws.target import Invocation
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 ARN = "arn:aws:sagemaker:us-east-1:000000000000:"
@@ -99,7 +100,9 @@ def described(*replies, targets=(), policies=(), scaling_error=None, region="us-
             )
         for policy in policies:
             scaling_stub.add_response("describe_scaling_policies", {"ScalingPolicies": [policy]})
-        return describe_endpoint(sagemaker, scaling, "mine", region=region, **asked)
+        session = Session({"sagemaker": sagemaker, "application-autoscaling": scaling})
+        access = AwsAccess(region, "https://x", True, None, session)
+        return read_endpoint_facts(access, Invocation("mine", **asked))
 
 
 def plain(**more):
@@ -268,7 +271,7 @@ def read_with_error(code, message):
     access = AwsAccess("us-east-1", "https://x", True, None, session)
     with Stubber(sagemaker) as stub:
         stub.add_client_error("describe_endpoint", code, message)
-        return read_endpoint_facts(access, "mine")
+        return read_endpoint_facts(access, Invocation("mine"))
 
 
 def test_who_may_not_describe_may_still_measure():
