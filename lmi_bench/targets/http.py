@@ -6,7 +6,7 @@ import functools
 import socket
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
@@ -27,7 +27,7 @@ from lmi_bench.targets.access import Access
 from lmi_bench.targets.applies import idle_in_engine, kind_of
 from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.prompts import find_tokenizer, longest_request, make_prompts
-from lmi_bench.wire.format import WireFormat, find_format
+from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
 
 _NOT_FORCED = (
@@ -42,14 +42,18 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     Raises InputError if no known protocol is answered, or the workload does not fit.
     """
     headers = access.all_headers()
-    scenario, asked = _ask(scenario, headers, listener)
-    tokenizers = (scenario.model, asked.found.tokenizer if asked.found else None)
+    scenario, answer, notes = _ask(scenario, headers, listener)
+    found = answer if isinstance(answer, Discovery) else None
+    tokenizers = (scenario.model, found.tokenizer if found else None)
     tokenizer = _first_tokenizer(tokenizers)
-    notes = asked.notes
-    wire_format = asked.wire_format or find_format(scenario.protocol, stream=scenario.stream)
+    wire_format = answer.wire_format or find_format(scenario.protocol, stream=scenario.stream)
     if scenario.protocol == OpenAiCompletionsFormat.name and tokenizer is not None:
-        wire_format, more = _with_token_ids(scenario, headers, listener)
-        notes += more
+        token_ids = takes_token_ids(
+            scenario.target, model=scenario.model, **_asked(scenario, headers, listener)
+        )
+        wire_format = OpenAiCompletionsFormat(token_ids=token_ids)
+        if not token_ids:
+            notes += ("the server takes no token ids: prompts are sent as text",)
     receive = choose_receiver(scenario, scenario.target, listener)
     facts: dict[str, Any] = {
         "kind": "http",
@@ -59,11 +63,11 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         "headers": sorted(headers),
         "receiver": receive.note,
     }
-    if asked.found is not None:
+    if found is not None:
         facts |= {
-            "server": asked.found.server,
-            "max_model_len": asked.found.max_model_len,
-            "token_counts": asked.found.token_source(tokenizer=tokenizer is not None),
+            "server": found.server,
+            "max_model_len": found.max_model_len,
+            "token_counts": found.token_source(tokenizer=tokenizer is not None),
         }
     bench = endpoint_bench(
         scenario,
@@ -84,51 +88,46 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     return replace(bench, metrics_url=_metrics_url(scenario.target), metrics_headers=headers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the server's answers showed. found: only if a protocol or model was to be found."""
-
-    notes: tuple[str, ...]
-    wire_format: WireFormat | None
-    found: Discovery | None = None
+def _asked(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> dict[str, Any]:
+    """The arguments of every test request."""
+    return {"stream": scenario.stream, "headers": headers, "tell": listener.note}
 
 
 def _ask(
     scenario: Scenario, headers: Mapping[str, str], listener: Listener
-) -> tuple[Scenario, _Asked]:
-    """The scenario with the server's protocol, model and control of lengths."""
+) -> tuple[Scenario, Accepted, tuple[str, ...]]:
+    """The scenario with the server's protocol, model and control of lengths; its answer; notes.
+
+    The answer is a Discovery if the protocol or the model was to be found.
+    """
     url, protocol, model = scenario.target, scenario.protocol, scenario.model
+    asked = _asked(scenario, headers, listener)
     overrides: dict[str, Any] = {}
-    answer: Accepted | Discovery
+    answer: Accepted
     if AUTO in (protocol, model):
         answer = found = discover(
             url,
             protocol=None if protocol == AUTO else protocol,
             model=None if model == AUTO else model,
-            stream=scenario.stream,
-            headers=headers,
-            tell=listener.note,
+            **asked,
         )
         overrides = {"protocol": found.protocol, "model": found.model}
         has_tokenizer = _first_tokenizer((found.model, found.tokenizer)) is not None
         notes = (found.describe(tokenizer=has_tokenizer), *found.notes)
-        asked = _Asked(notes, found.wire_format, found)
         _check_lengths(scenario, found.max_model_len)
     else:
         answer = accepts(
             url,
             protocol=protocol,
             model=model,
-            stream=scenario.stream,
             ignore_eos=scenario.workload.ignore_eos,
-            headers=headers,
-            tell=listener.note,
+            **asked,
         )
-        asked = _Asked(answer.notes, answer.wire_format)
+        notes = answer.notes
     if scenario.workload.ignore_eos and not answer.forces_length:
         overrides["workload.ignore_eos"] = False
-        asked = replace(asked, notes=(*asked.notes, _NOT_FORCED))
-    return scenario.with_overrides(overrides) if overrides else scenario, asked
+        notes += (_NOT_FORCED,)
+    return scenario.with_overrides(overrides) if overrides else scenario, answer, notes
 
 
 def _check_lengths(scenario: Scenario, max_model_len: int | None) -> None:
@@ -142,21 +141,6 @@ def _check_lengths(scenario: Scenario, max_model_len: int | None) -> None:
             f"workload has up to {longest:,}, input and output: lower --input-tokens or "
             "--output-tokens"
         )
-
-
-def _with_token_ids(
-    scenario: Scenario, headers: Mapping[str, str], listener: Listener
-) -> tuple[OpenAiCompletionsFormat, tuple[str, ...]]:
-    """The wire format with prompts as token ids if the server accepts them, or a note."""
-    token_ids = takes_token_ids(
-        scenario.target,
-        model=scenario.model,
-        stream=scenario.stream,
-        headers=headers,
-        tell=listener.note,
-    )
-    refused = ("the server takes no token ids: prompts are sent as text",)
-    return OpenAiCompletionsFormat(token_ids=token_ids), () if token_ids else refused
 
 
 def choose_receiver(scenario: Scenario, url: str, listener: Listener) -> ReceiveChoice:
@@ -214,7 +198,7 @@ def endpoint_bench(
         )
     opened: Callable[[], HttpTarget | RetryingTarget] = open_target
     if scenario.client.retries is not None:
-        opened = functools.partial(_retrying, open_target)
+        opened = functools.partial(_retrying, open_target)  # which can be pickled
 
     async def run_in(main: Main) -> Any:
         async with opened() as target:

@@ -101,11 +101,8 @@ def loading_deadline(model: str, limit_s: float | None) -> Iterator[None]:
         raise InputError(f"model_loading_timeout must be above 0 seconds, got {limit_s:g}")
 
     def give_up() -> None:
-        text = (
-            f"error: {model} was not loaded within {limit_s:g} s (model_loading_timeout): raise "
-            "it, or use faster storage\n"
-        )
-        sys.stderr.write(text)
+        text = f"error: {model} was not loaded within {limit_s:g} s (model_loading_timeout): raise "
+        sys.stderr.write(text + "it, or use faster storage\n")
         sys.stderr.flush()
         os._exit(EXIT_FAILED)
 

@@ -16,7 +16,7 @@ from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.worker import WorkerJob
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
-from lmi_bench.loadgen.watch.server_watch import ServerWatch, has_known_metrics, why_unreadable
+from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 from lmi_bench.targets.bench import Bench
 
 DEFAULT_WAIT_S = 120.0  # CloudWatch has the values of a minute one to two minutes later
@@ -75,7 +75,7 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
         if url.startswith(("http://", "https://")) and (why := why_unreadable(url, headers)):
             raise InputError(f"--metrics-url {url} cannot be used: {why}")
     own = bench.metrics_url
-    if not urls and own is not None and has_known_metrics(own, bench.metrics_headers):
+    if not urls and own is not None and why_unreadable(own, bench.metrics_headers) is None:
         urls, headers = (own,), dict(bench.metrics_headers)  # the key is for this server only
     host = urllib.parse.urlsplit(own or "").hostname
     power = open_gpu_power() if host in _LOCAL_HOSTS else None

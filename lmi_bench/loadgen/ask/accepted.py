@@ -41,13 +41,31 @@ def ask_for_two(
 
     A chat server may know only the older field for the length. It then answers with more tokens
     than requested, so its answer is always read.
+
+    whole  False: do not wait for the body
     """
     chat = isinstance(wire_format, OpenAiChatFormat)
+    request = PlannedRequest(
+        *(0, 0.0, 1, _ASKED_TOKENS), prompt_text="Hello", ignore_eos=ignore_eos
+    )
+
+    def generate(form: WireFormat) -> tuple[WireFormat, Reply, bool]:
+        """Without `ignore_eos` if the server refuses that field, and only that."""
+
+        def post(planned: PlannedRequest) -> Reply:
+            body = form.request_body(planned, model=model, stream=stream)
+            return probe.post(form, body, whole=whole or chat)
+
+        reply = post(request)
+        if reply.status not in REFUSED_FIELDS or not ignore_eos:
+            return form, reply, ignore_eos
+        again = post(replace(request, ignore_eos=False))
+        return (form, again, False) if 200 <= again.status < 300 else (form, reply, True)
+
     endless: EndlessError | None = None
     usual: tuple[WireFormat, Reply, bool] | None = None
-    asked = {"stream": stream, "ignore_eos": ignore_eos, "whole": whole or chat}
     try:
-        usual = (wire_format, *_generate(probe, wire_format, model, **asked))
+        usual = generate(wire_format)
         if not chat or not _is_too_long(wire_format, usual[1], stream=stream):
             return usual
     except EndlessError as exc:
@@ -55,11 +73,11 @@ def ask_for_two(
             raise
         endless = exc
     try:
-        reply, forced = _generate(probe, OLD_LENGTH, model, **asked)
+        older = generate(OLD_LENGTH)
     except UnansweredError:
-        reply, forced = Reply(0), False
-    if 200 <= reply.status < 300 and not _is_too_long(OLD_LENGTH, reply, stream=stream):
-        return OLD_LENGTH, reply, forced
+        older = OLD_LENGTH, Reply(0), False
+    if 200 <= older[1].status < 300 and not _is_too_long(OLD_LENGTH, older[1], stream=stream):
+        return older
     if usual is None:
         assert endless is not None  # otherwise there is an answer
         raise endless
@@ -74,39 +92,6 @@ def _is_too_long(wire_format: WireFormat, reply: Reply, *, stream: bool) -> bool
         return False
     stated = max((event.output_tokens or 0 for event in events), default=0)
     return (stated or sum(event.num_tokens for event in events)) >= _TOO_MANY_TOKENS
-
-
-def _generate(
-    probe: Probe,
-    wire_format: WireFormat,
-    model: str,
-    *,
-    stream: bool,
-    ignore_eos: bool = True,
-    whole: bool = True,
-) -> tuple[Reply, bool]:
-    """One request for two tokens, and whether its length was forced.
-
-    A server without `ignore_eos` may refuse the field; the request is then repeated without it.
-
-    whole  False: do not wait for the body
-    """
-    request = PlannedRequest(
-        0,
-        0.0,
-        input_tokens=1,
-        output_tokens=_ASKED_TOKENS,
-        prompt_text="Hello",
-        ignore_eos=ignore_eos,
-    )
-    body = wire_format.request_body(request, model=model, stream=stream)
-    reply = probe.post(wire_format, body, whole=whole)
-    if reply.status not in REFUSED_FIELDS or not ignore_eos:
-        return reply, ignore_eos
-    plain = replace(request, ignore_eos=False)
-    body = wire_format.request_body(plain, model=model, stream=stream)
-    again = probe.post(wire_format, body, whole=whole)
-    return (again, False) if 200 <= again.status < 300 else (reply, True)
 
 
 def events_of(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterator[WireEvent]:
@@ -141,9 +126,13 @@ _MAY_PASS = (408, 409, 425)
 """Client error statuses that may be temporary."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """How a server handles requests of the stated protocol and model; fields as in `Discovery`."""
+    """How a server handles requests of a protocol and a model.
+
+    forces_length  whether it accepts `ignore_eos`
+    wire_format    request format, if it is not the protocol's usual one
+    """
 
     forces_length: bool = True
     wire_format: WireFormat | None = None

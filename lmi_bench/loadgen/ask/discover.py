@@ -15,12 +15,13 @@ from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.loadgen.ask.accepted import (
     OLD_LENGTH,
     WANTS_KEY,
+    Accepted,
     ask_for_two,
     events_of,
     length_notes,
     wants_key,
 )
-from lmi_bench.loadgen.ask.probe import Probe
+from lmi_bench.loadgen.ask.probe import Probe, Reply
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import FORMAT_NAMES, find_format
 
@@ -41,16 +42,14 @@ _NO_NAMES: Final = ("", "me")  # llama-cpp-python is "me"
 _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx", "n_ctx_train")
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
-    """Protocol, model and limits of a server.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery(Accepted):
+    """Protocol, model and limits of a server, and how it handles requests.
 
     server         name of the server, for display
     tokenizer      another place of the model's tokenizer, beside its name
     max_model_len  maximum tokens of a request, input and output; None: unknown
     states_counts  whether answers contain the server's own token counts
-    forces_length  whether it accepts `ignore_eos`
-    wire_format    request format, if it is not the protocol's usual one
     """
 
     protocol: str
@@ -59,9 +58,6 @@ class Discovery:
     tokenizer: str | None = None
     max_model_len: int | None = None
     states_counts: bool = False
-    forces_length: bool = True
-    notes: tuple[str, ...] = ()
-    wire_format: WireFormat | None = None
 
     def token_source(self, *, tokenizer: bool) -> str:
         """Source of token counts: server, tokenizer (this model's, if available here) or chunks."""
@@ -113,28 +109,17 @@ def discover(
     Raises InputError if nothing answers, a key is needed, or no protocol fits.
     """
     probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
-    by_path = next((names for end, names in _SUFFIXES.items() if _path_ends(probe, end)), ())
     hints = _ask(probe)
     name = _pick_model(model, hints, probe.url)
     tried: list[tuple[str, str]] = []
-    for candidate in _candidates(protocol, by_path, hints):
+    for candidate in _candidates(protocol, probe.path, hints):
         wire_format, reply, forced = ask_for_two(
             probe, find_format(candidate, stream=stream), name, stream=stream
         )
-        if reply.status in _NOT_THIS_PATH:
-            tried.append((candidate, f"HTTP {reply.status}"))
-            continue
         if reply.status in WANTS_KEY:
             raise wants_key(probe, wire_format, reply)
-        if not 200 <= reply.status < 300:
-            tried.append((candidate, str(wire_format.error(reply.status, reply.body))))
-            continue
-        if reply.content_type == "text/html":
-            tried.append((candidate, f"a web page: {reply.body[:80].decode(errors='replace')!r}"))
-            continue
         try:
-            events = list(events_of(wire_format, reply, stream=stream))
-            _check(events)
+            events = _answer(wire_format, reply, stream=stream)
         except TargetError as exc:
             tried.append((candidate, str(exc)))
             continue
@@ -166,14 +151,11 @@ def _by_reason(tried: Sequence[tuple[str, str]]) -> str:
     return "; ".join(f"{', '.join(group)}: {reason}" for reason, group in names.items())
 
 
-def _path_ends(probe: Probe, end: str) -> bool:
-    return probe.path.endswith(end)
-
-
-def _candidates(protocol: str | None, by_path: Sequence[str], hints: _Hints) -> list[str]:
+def _candidates(protocol: str | None, path: str, hints: _Hints) -> list[str]:
     """Protocols to try, most likely first."""
     if protocol is not None:
         return [protocol]
+    by_path = next((names for end, names in _SUFFIXES.items() if path.endswith(end)), ())
     return list(dict.fromkeys(by_path or (*hints.protocols, *FORMAT_NAMES)))
 
 
@@ -252,9 +234,19 @@ def _end_notes(protocol: str, events: Sequence[WireEvent], *, stream: bool) -> t
     return ("warning: answers end without a finish_reason: one that was cut cannot be known",)
 
 
-def _check(events: Sequence[WireEvent]) -> None:
+def _answer(wire_format: WireFormat, reply: Reply, *, stream: bool) -> list[WireEvent]:
+    """The events of a reply; raises TargetError if it is no answer of this protocol."""
+    if reply.status in _NOT_THIS_PATH:
+        raise TargetError("client_error", f"HTTP {reply.status}")
+    if not 200 <= reply.status < 300:
+        raise wire_format.error(reply.status, reply.body)
+    if reply.content_type == "text/html":
+        start = reply.body[:80].decode(errors="replace")
+        raise TargetError("malformed_frame", f"a web page: {start!r}")
+    events = list(events_of(wire_format, reply, stream=stream))
     for event in events:
         if event.error is not None:
             raise TargetError("server_error", event.error)
     if not any(event.num_tokens or event.finish_reason for event in events):
         raise TargetError("short_output", "the answer holds no token")
+    return events

@@ -11,14 +11,21 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.traces import RecordedConversation, read_conversations
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
-from lmi_bench.loadgen.prompts.prompts import CHARACTERS_PER_TOKEN, Prompts, Tokenizer, level_place
+from lmi_bench.loadgen.prompts.prompts import (
+    Prompts,
+    TextCounter,
+    Tokenizer,
+    estimated_tokens,
+    level_place,
+    text_request,
+)
 
 NumTurns = Callable[[int], int]
 """Turns of a conversation, by its number."""
@@ -193,24 +200,11 @@ class RecordedDialogues:
 
     def _request(self, number: int, system: str, asked: str, answered: str) -> PlannedRequest:
         text = f"{system}\n{asked}" if system else asked
-        ids = tuple(self.tokenizer.encode(text)) if self.tokenizer is not None else ()
-        answer_tokens = self._count(answered) if answered else self.output_tokens
+        count = estimated_tokens if self.tokenizer is None else TextCounter(self.tokenizer)
+        output_tokens = max(1, count(answered) if answered else self.output_tokens)
         messages = (("system", system), ("user", asked)) if system else (("user", asked),)
-        return PlannedRequest(
-            request_id=number,
-            arrival_s=0.0,
-            input_tokens=len(ids) or self._count(text),
-            output_tokens=max(1, answer_tokens),
-            prompt_token_ids=ids,
-            prompt_text=text,
-            messages=messages,
-            ignore_eos=self.ignore_eos,
-        )
-
-    def _count(self, text: str) -> int:
-        if self.tokenizer is not None:
-            return len(self.tokenizer.encode(text)) - len(self.tokenizer.encode(""))
-        return max(1, round(len(text) / CHARACTERS_PER_TOKEN))
+        options: dict[str, Any] = {"messages": messages, "ignore_eos": self.ignore_eos}
+        return text_request(number, text, output_tokens, self.tokenizer, **options)
 
 
 def num_turns(workload: WorkloadSection, seed: int) -> NumTurns:

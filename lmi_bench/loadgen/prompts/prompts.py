@@ -165,6 +165,22 @@ class ExactText:
         )
 
 
+def text_request(
+    number: int, text: str, output_tokens: int, tokenizer: Tokenizer | None, **more: Any
+) -> PlannedRequest:
+    """A request with this text; without a tokenizer its length is an estimate."""
+    ids = () if tokenizer is None else tuple(tokenizer.encode(text))
+    length = len(ids) or estimated_tokens(text)
+    return PlannedRequest(
+        number, 0.0, length, output_tokens, prompt_token_ids=ids, prompt_text=text, **more
+    )
+
+
+def estimated_tokens(text: str) -> int:
+    """Tokens of a text, by its characters; at least one."""
+    return max(1, round(len(text) / CHARACTERS_PER_TOKEN))
+
+
 class TextCounter:
     """Tokens of a text that goes on from a prompt: what is put before a text is not counted."""
 
@@ -333,16 +349,8 @@ class DatasetPrompts:
         text = entry.text
         if self.salt:
             text = f"[{self.salt}-{level_place(level)}-{number}] {text}"
-        ids = tuple(self.tokenizer.encode(text)) if self.tokenizer is not None else ()
-        return PlannedRequest(
-            request_id=number,
-            arrival_s=0.0,
-            input_tokens=max(1, len(ids) or round(len(text) / CHARACTERS_PER_TOKEN)),
-            output_tokens=entry.output_tokens or self.output_tokens,
-            prompt_token_ids=ids,
-            prompt_text=text,
-            ignore_eos=self.ignore_eos,
-        )
+        output_tokens = entry.output_tokens or self.output_tokens
+        return text_request(number, text, output_tokens, self.tokenizer, ignore_eos=self.ignore_eos)
 
 
 def load_dataset(path: Path) -> list[DatasetEntry]:

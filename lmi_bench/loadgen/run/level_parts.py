@@ -101,24 +101,18 @@ def merge_parts(
     stopped_by = next((part.stopped_by for part in parts if part.stopped_by), None)
     if stopped_by == "decided" and len(records) == spec.num_requests:
         stopped_by = None  # all had been sent when the verdict was reached: nothing was cut
-    errors = sum(not record.ok for record in records)
-    if (
-        stopped_by is None
-        and max_error_share is not None
-        and errors > max_error_share * len(records)
-    ):
+    errors, limit = sum(not record.ok for record in records), max_error_share
+    if stopped_by is None and limit is not None and errors > limit * len(records):
         stopped_by = "errors"
+    planned = None if spec.duration_s is None else spec.num_requests
+    if stopped_by is None and planned is not None and len(records) < planned:
+        stopped_by = "duration"
     run = LevelRun(
         spec=spec,
         attempt=attempt,
         records=records,
-        stopped_by=stopped_by or _cut_by_duration(spec, len(records)),
+        stopped_by=stopped_by,
         connect_s=tuple(signals.connect_s),
         tls_s=tuple(signals.tls_s),
     )
     return replace(run, check=check_level(spec, records, watch, signals, workers=len(parts)))
-
-
-def _cut_by_duration(spec: LevelSpec, sent: int) -> str | None:
-    both = spec.num_requests is not None and spec.duration_s is not None
-    return "duration" if both and sent < (spec.num_requests or 0) else None

@@ -296,13 +296,16 @@ class LevelRunner:
         return await loop.run_open(planned, max_sessions=spec.max_sessions)
 
     def _arrivals(self) -> Iterator[PlannedRequest]:
-        if self._spec.load.arrivals == "trace":
-            yield from self._recorded()
+        """The requests in order of arrival; those of a trace are due at their recorded times."""
+        spec, share = self._spec, self._share
+        if spec.load.arrivals == "trace":
+            limit_s = math.inf if spec.duration_s is None else spec.duration_s
+            planned = map(self._request, () if spec.num_requests is None else share.numbers(spec))
+            yield from itertools.takewhile(lambda each: each.arrival_s < limit_s, planned)
             return
-        for number, arrival_s in enumerate(self._times(self._spec.num_requests)):
-            if number % self._share.of != self._share.index:
-                continue
-            yield replace(self._request(number), arrival_s=arrival_s)
+        for number, arrival_s in enumerate(self._times(spec.num_requests)):
+            if number % share.of == share.index:
+                yield replace(self._request(number), arrival_s=arrival_s)
 
     def _times(self, count: int | None) -> Iterator[float]:
         """When an open loop's requests or conversations are due, after the level's start."""
@@ -318,17 +321,6 @@ class LevelRunner:
             burstiness=spec.load.burstiness,
             ramp_s=spec.load.ramp_s,
         )
-
-    def _recorded(self) -> Iterator[PlannedRequest]:
-        """The trace's requests, each due at its recorded time."""
-        if self._spec.num_requests is None:
-            return
-        for number in self._share.numbers(self._spec):
-            request = self._request(number)
-            limit_s = self._spec.duration_s
-            if limit_s is not None and request.arrival_s >= limit_s:
-                return
-            yield request
 
     def _ended(self, measured: Measured) -> bool:
         """Count a request that ended; False when a rule ends the level."""

@@ -159,11 +159,6 @@ def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
     return "it holds no metric that is known here (vLLM's, TGI's, LMI's or lmi-bench's names)"
 
 
-def has_known_metrics(url: str, headers: Mapping[str, str]) -> bool:
-    """Whether a page exists and has known metrics."""
-    return why_unreadable(url, headers) is None
-
-
 def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
     request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310
