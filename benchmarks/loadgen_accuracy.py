@@ -52,8 +52,7 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
-from lmi_bench.loadgen.run.worker import WorkerJob
-from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
 from lmi_bench.wire.format import find_format
 
 sys.path.insert(0, str(Path(__file__).parent))

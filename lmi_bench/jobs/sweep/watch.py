@@ -13,8 +13,7 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.worker import WorkerJob
-from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 from lmi_bench.targets.bench import Bench

@@ -3,6 +3,9 @@
 One core carries some 80,000 token events a second. Beyond it the plan is split by number
 (`level_parts.Share`); all workers begin at one time of CLOCK_MONOTONIC, which is one clock for the
 whole machine, so their times need no conversion.
+
+A worker and the sweep send each other messages over a pipe, between levels and a few times a second
+within one. The sweep handles Ctrl-C: a worker ends when it closes the pipe.
 """
 
 from __future__ import annotations
@@ -12,35 +15,140 @@ import contextlib
 import math
 import multiprocessing
 import pickle
+import signal
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
-from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress
-from lmi_bench.loadgen.run.worker import (
-    Answer,
-    Failed,
-    Ready,
-    Start,
-    Stop,
-    WorkerJob,
-    worker_main,
-)
+from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress
+from lmi_bench.loadgen.run.target import Target
 
 MAX_CORE_SHARE = 0.6
 """Share of a core above which `auto` takes another worker: beyond some 0.8 times become late."""
 START_DELAY_S = 0.05
-"""Seconds from the last worker's being ready to the level's start: the news must reach all."""
+"""Seconds from the moment when all workers are ready to the level's start, so that the message
+reaches each before."""
 _JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """What every worker sends to, and what it sends; must be picklable."""
+
+    open_target: Callable[[], AbstractAsyncContextManager[Target]]
+    prompts: Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """All workers are ready: the level begins at this time of CLOCK_MONOTONIC, seconds."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Another worker has reached a stop rule's limit: send nothing more."""
+
+    reason: str
+
+
+class Ready:
+    """The worker's connections are open and its warm-up is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The level cannot go on."""
+
+    message: str
+
+
+Answer = Ready | Progress | LevelPart | Failed
+
+
+def _tell(pipe: Connection, answer: Answer) -> None:
+    """Send `answer`; if the sweep has ended, the closed pipe ends the worker."""
+    with contextlib.suppress(OSError):
+        pipe.send(answer)
+
+
+def worker_main(pipe: Connection, job: WorkerJob) -> None:
+    """Serve levels until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(asyncio.CancelledError):
+        run_on_sockets(_serve(pipe, job))
+
+
+async def _serve(pipe: Connection, job: WorkerJob) -> None:
+    orders: asyncio.Queue[Any] = asyncio.Queue()
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+    assert serving is not None
+
+    def receive() -> None:
+        try:
+            orders.put_nowait(pipe.recv())
+        except (EOFError, OSError):  # the sweep is gone
+            loop.remove_reader(pipe.fileno())
+            serving.cancel()
+
+    loop.add_reader(pipe.fileno(), receive)
+    async with job.open_target() as target:
+        while True:
+            order = await orders.get()
+            if not isinstance(order, LevelOrder):
+                continue  # a stop that came when the level had ended here
+            try:
+                await _run_level(pipe, orders, order, target, job.prompts)
+            except* LmiBenchError as group:
+                _tell(pipe, Failed(str(group.exceptions[0])))
+
+
+async def _run_level(
+    pipe: Connection,
+    orders: asyncio.Queue[Any],
+    order: LevelOrder,
+    target: Target,
+    prompts: Prompts,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    obeying: asyncio.Task[None] | None = None
+
+    async def start() -> float:
+        nonlocal obeying
+        _tell(pipe, Ready())
+        message = await orders.get()
+        obeying = asyncio.create_task(obey())
+        await asyncio.sleep(message.at_s - loop.time())
+        return float(message.at_s)
+
+    async def obey() -> None:
+        runner.stop((await orders.get()).reason)
+
+    def on_progress(state: Progress) -> None:
+        if state.state == "running":
+            _tell(pipe, state)
+
+    runner = LevelRunner(order, target, prompts, on_progress)
+    try:
+        part = await runner.run_part(start)
+    finally:
+        if obeying is not None:
+            obeying.cancel()
+    _tell(pipe, part)
 
 
 class _Worker:
@@ -158,7 +266,7 @@ class WorkerPool:
         if isinstance(answer, Failed):
             raise LmiBenchError(answer.message)
         if not isinstance(answer, kinds):
-            raise LmiBenchError(f"a worker said {type(answer).__name__} out of turn")
+            raise LmiBenchError(f"a worker sent {type(answer).__name__} at the wrong moment")
         return answer
 
     def _spawn(self, count: int) -> None:

@@ -32,8 +32,7 @@ from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues
 from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
 from lmi_bench.loadgen.run.level_runner import LevelOrder, StopRules
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.loadgen.run.worker import Ready, Start, WorkerJob, worker_main
-from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.loadgen.run.worker_pool import Ready, Start, WorkerJob, WorkerPool, worker_main
 from lmi_bench.wire.format import find_format
 from tests.levels import level_of
 
