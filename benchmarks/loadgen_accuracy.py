@@ -50,7 +50,7 @@ from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
-from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
 from lmi_bench.wire.format import find_format
@@ -306,7 +306,7 @@ def measure(port: int, row: Row, rounds: int, options: argparse.Namespace) -> Re
         timestamps=row.timestamps or options.timestamps,
         native=choose_receive(row.receive).library,
     )
-    prompts = SyntheticPrompts([Lengths(64, options.tokens)], CommonWords(), seed=1)
+    prompts = SyntheticPrompts([Lengths(64, options.tokens)], common_words, seed=1)
 
     async def main() -> None:
         job = WorkerJob(open_target, prompts)

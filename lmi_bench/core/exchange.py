@@ -63,6 +63,13 @@ class Exchange:
                 f"{len(self.token_times_s)} token times but {len(self.token_counts)} counts"
             )
 
+    @property
+    def last_s(self) -> float:
+        """The answer's end as far as known: its last token, or else when it was sent."""
+        if self.ended_s is not None:
+            return self.ended_s
+        return self.token_times_s[-1] if self.token_times_s else self.sent_s
+
     def shifted(self, start_s: float) -> Exchange:
         """The same exchange with times relative to `start_s`, without its text and token ids.
 

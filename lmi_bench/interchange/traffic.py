@@ -1,23 +1,18 @@
 """Reads recorded traffic for the planner: a log of requests, or a trace.
 
-A log is JSON lines, a CSV with a heading, or lines of a web server or load balancer (nginx, Apache,
-ALB). Its fields have the names that servers, gateways and their exports use, in any case and with
-or without underscores, also below `usage`, `request`, `response` and `body`. If it has texts but no
-token counts, four characters count as a token.
+A log is JSON lines, one request on each. Its fields have the names that servers and gateways use,
+also below `usage`, `request`, `response` and `body`. If it has texts but no token counts, four
+characters count as a token.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lmi_bench.core.errors import InputError, file_reason
@@ -25,24 +20,20 @@ from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trac
 
 _CHARACTERS_PER_TOKEN = 4
 _TIMES = (
-    "timestamp", "time", "ts", "created", "createdat", "starttime", "startedat", "requesttime",
-    "arrivaltime", "arrivedat", "@timestamp",
+    "timestamp", "time", "ts", "created", "created_at", "start_time", "started_at",
+    "request_time", "arrival_time", "arrived_at", "@timestamp",
 )  # fmt: skip
 _INPUT = (
-    "inputtokens", "prompttokens", "numprompttokens", "inputlength", "contexttokens",
-    "inputtokencount", "promptlen", "inputusage",
+    "input_tokens", "prompt_tokens", "num_prompt_tokens", "input_length", "ContextTokens",
+    "inputTokenCount", "prompt_len",
 )  # fmt: skip
 _OUTPUT = (
-    "outputtokens", "completiontokens", "generatedtokens", "outputlength", "outputtokencount",
-    "outputlen", "outputusage",
+    "output_tokens", "completion_tokens", "generated_tokens", "output_length", "GeneratedTokens",
+    "outputTokenCount", "output_len",
 )  # fmt: skip
-_BELOW = ("usage", "usagedetails", "request", "response", "body", "metrics")
+_BELOW = ("usage", "request", "response", "body", "metrics")
 _PROMPTS = ("prompt", "messages", "inputs", "input")
-_ANSWERS = ("completion", "generatedtext", "outputtext", "output", "choices")
-_FIELDS = ("time", "input", "output")
-_WEB_LOG = re.compile(r'\[(\d+/\w+/\d+:\d+:\d+:\d+ [+-]\d+)\] "(\w+) [^"]*" (\d{3})')
-_ALB_LOG = re.compile(r'^\w+ (\d{4}-\d\d-\d\dT\S+) .*? (\d{3}|-) (?:\d{3}|-) \d+ \d+ "(\w+) ')
-_AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+_ANSWERS = ("completion", "generated_text", "output_text", "output", "choices")
 _EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
 
 
@@ -79,28 +70,21 @@ class Traffic:
     notes: tuple[str, ...]
 
 
-def read_traffic(
-    path: Path,
-    *,
-    fields: Mapping[str, str] = MappingProxyType({}),
-    assumed: tuple[int, int] | None = None,
-) -> Traffic:
-    """Read a log or a trace, recognised by its fields; raises InputError for anything else.
-
-    fields   names in the log of `time`, `input` and `output` (tokens)
-    assumed  input and output tokens of requests whose line has none
-    """
+def read_traffic(path: Path) -> Traffic:
+    """Read a log or a trace, recognised by its fields; raises InputError for anything else."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             first = next((line for line in file if line.strip()), "")
     except (OSError, UnicodeDecodeError) as exc:
         raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
-    rows = _rows(path, first)
-    head = next(rows, {})
-    trace = (_AZURE, {"timestamp", "input_length", "output_length"})
-    if any(names <= head.keys() for names in trace) and not fields:
+    if not first.lstrip().startswith("{"):
         return _trace(path)
-    return _log(path, [head, *rows], fields, assumed)
+    try:
+        row = json.loads(first)
+    except ValueError as exc:
+        raise InputError(f"{path} is not JSON lines: {exc}") from exc
+    is_mooncake = {"timestamp", "input_length", "output_length"} <= row.keys()
+    return _trace(path) if is_mooncake else _log(path)
 
 
 def _trace(path: Path) -> Traffic:
@@ -127,65 +111,43 @@ def _of_blocks(requests: Sequence[TraceRequest]) -> SharedPrefix:
     return replace(found, common=found.common * MOONCAKE_BLOCK_TOKENS)
 
 
-def _log(
-    path: Path,
-    rows: Sequence[Mapping[str, Any]],
-    fields: Mapping[str, str],
-    assumed: tuple[int, int] | None,
-) -> Traffic:
-    times, inputs, outputs = (
-        (_plain(fields[name]), *known) if name in fields else known
-        for name, known in zip(_FIELDS, (_TIMES, _INPUT, _OUTPUT), strict=True)
-    )
+def _log(path: Path) -> Traffic:
+    rows = list(_rows(path))
     kept: list[tuple[float | None, int, int]] = []
     texts: list[str] = []
-    estimated = guessed = left_out = 0
-    for row in map(_normalised, rows):
+    estimated = left_out = 0
+    for row in rows:
         prompt = _first(row, _PROMPTS, _text)
-        tokens_in, tokens_out = _number(row, inputs), _number(row, outputs)
+        tokens_in, tokens_out = _number(row, _INPUT), _number(row, _OUTPUT)
         if tokens_in is None and prompt:
             tokens_in, estimated = len(prompt) / _CHARACTERS_PER_TOKEN, estimated + 1
         if tokens_out is None and (answer := _first(row, _ANSWERS, _text)):
             tokens_out = len(answer) / _CHARACTERS_PER_TOKEN
-        if assumed is not None:
-            guessed += not (tokens_in and tokens_out)
-            tokens_in, tokens_out = tokens_in or assumed[0], tokens_out or assumed[1]
         if not tokens_in or not tokens_out or _failed(row):
             left_out += 1
             continue
         kept.append(
-            (_first(row, times, _epoch_s), max(1, round(tokens_in)), max(1, round(tokens_out)))
+            (_first(row, _TIMES, _epoch_s), max(1, round(tokens_in)), max(1, round(tokens_out)))
         )
         if prompt:
             texts.append(prompt)
     if len(kept) < 2:
-        seen = ", ".join(map(str, list(rows[0])[:12])) or "none"
         raise InputError(
-            f"{path}: {len(kept)} of {len(rows)} lines have prompt and answer lengths; expected "
-            "are input_tokens or prompt_tokens, output_tokens or completion_tokens (also below "
-            f"usage), or text in prompt or messages. Its fields: {seen}. Name them with --fields "
-            "input=NAME,output=NAME, or give lengths with --assume 500/200"
+            f"{path}: {len(kept)} of {len(rows)} lines have prompt and answer lengths; "
+            f"expected are {_INPUT[0]} or {_INPUT[1]}, {_OUTPUT[0]} or {_OUTPUT[1]} (also below "
+            "usage), or text in prompt or messages"
         )
-    found = _put_together(kept, texts, estimated=estimated, left_out=left_out, times=times)
-    if not guessed:
-        return found
-    return replace(found, notes=(*found.notes, f"{guessed} lines have no lengths: as --assume"))
+    return _put_together(kept, texts, estimated=estimated, left_out=left_out)
 
 
 def _put_together(
-    kept: list[tuple[float | None, int, int]],
-    texts: list[str],
-    *,
-    estimated: int,
-    left_out: int,
-    times: Sequence[str],
+    kept: list[tuple[float | None, int, int]], texts: list[str], *, estimated: int, left_out: int
 ) -> Traffic:
     unknown, notes = list(_NEVER), []
     has_times = all(at is not None for at, _, _ in kept)
     start = min((at for at, _, _ in kept if at is not None), default=0.0)
     if not has_times:
-        tried = ", ".join(times[:6])
-        unknown.insert(0, f"rate, bursts, daily curve: not every line has a time ({tried} ...)")
+        unknown.insert(0, f"rate, bursts, daily curve: not every line has a time ({_TIMES[0]} ...)")
     elif len({at for at, _, _ in kept}) < 2:
         has_times = False
         unknown.insert(0, "rate, bursts, daily curve: all lines have the same time")
@@ -220,58 +182,18 @@ def _put_together(
     )
 
 
-def _rows(path: Path, first: str) -> Iterator[Mapping[str, Any]]:
-    """The requests as mappings; `first` is the first line, which tells the kind of file."""
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open(encoding="utf-8-sig") as file:
-        if first.lstrip().startswith("{"):
-            yield from _json_rows(path, file)
-        elif _WEB_LOG.search(first) or _ALB_LOG.search(first):
-            yield from filter(None, map(_web_row, file))
-        else:
-            mark = next((mark for mark in ("\t", ";") if mark in first), ",")
-            yield from csv.DictReader(file, delimiter=mark)
-
-
-def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as exc:
-            raise InputError(f"{path}, line {number}: not JSON: {exc}") from exc
-        if not isinstance(row, Mapping):
-            raise InputError(f"{path}, line {number}: expected a JSON object with one request")
-        yield row
-
-
-def _web_row(line: str) -> Mapping[str, Any] | None:
-    """Time and status of a POST in an access log; None for other lines."""
-    if found := _WEB_LOG.search(line):
-        at, method, status = found.groups()
-        time = datetime.strptime(at, "%d/%b/%Y:%H:%M:%S %z").isoformat()
-    elif found := _ALB_LOG.search(line):
-        time, status, method = found.groups()
-    else:
-        return None
-    return {"time": time, "status": status} if method == "POST" else None
-
-
-def _plain(name: str) -> str:
-    """A field's name in any spelling: `startTime`, `start_time`, `Start Time`."""
-    return re.sub(r"[_\- ]", "", name).lower()
-
-
-def _normalised(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
-        _plain(str(name)): _normalised(value) if isinstance(value, Mapping) else value
-        for name, value in row.items()
-    }
-    for usage in (found.get("usage"), found.get("usagedetails")):
-        if isinstance(usage, dict):  # Langfuse's; elsewhere these names are texts
-            usage.setdefault("inputtokens", usage.get("input"))
-            usage.setdefault("outputtokens", usage.get("output"))
-    return found
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as exc:
+                raise InputError(f"{path}, line {number}: not JSON: {exc}") from exc
+            if not isinstance(row, Mapping):
+                raise InputError(f"{path}, line {number}: expected a JSON object with one request")
+            yield row
 
 
 def _places(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -296,13 +218,8 @@ def _first(
 
 def _number(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
     def read(value: object) -> float | None:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            return None
-        try:
-            number = float(value)
-        except ValueError:
-            return None
-        return number if math.isfinite(number) else None
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if real else None  # type: ignore[arg-type]
 
     return _first(row, names, read)
 
@@ -317,8 +234,6 @@ def _epoch_s(value: object) -> float | None:
             number /= 1000
         return number
     if isinstance(value, str):
-        if re.fullmatch(r"\d+(\.\d+)?", value):
-            return _epoch_s(float(value))
         try:
             at = datetime.fromisoformat(value)
         except ValueError:
@@ -347,7 +262,7 @@ def _text(value: object) -> str | None:
 
 
 def _failed(row: Mapping[str, Any]) -> bool:
-    status = _number(row, ("status", "statuscode", "httpstatus", "elbstatuscode"))
+    status = _number(row, ("status", "status_code", "http_status"))
     return (status is not None and status >= 400) or bool(row.get("error"))
 
 

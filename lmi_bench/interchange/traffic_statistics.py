@@ -27,7 +27,7 @@ _FEWEST_GAPS = 200
 _FEWEST_IN_A_WINDOW = 20
 _COUNT_WINDOW_S = 10.0
 _SURE = 3.0  # standard errors from a Poisson process
-_LEAST_SHAPE, _MOST_SHAPE = 0.02, 100.0  # equal gaps would have an endless one
+_LEAST_SHAPE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,7 @@ def burstiness(times_s: Sequence[float]) -> Burstiness:
     error = math.sqrt((2.0 if whole else 8.0) / count)
     if abs(ratio - 1) <= _SURE * error:
         return Burstiness(1.0, f"{how}: like Poisson within chance")
-    shape = min(_MOST_SHAPE, max(_LEAST_SHAPE, 1 / max(ratio, 1 / _MOST_SHAPE)))
-    return Burstiness(shape, f"{how}: {ratio:.2f} times Poisson's variance")
+    return Burstiness(max(_LEAST_SHAPE, 1 / ratio), f"{how}: {ratio:.2f} times Poisson's variance")
 
 
 def _windows(times: np.ndarray, length_s: float) -> Iterator[np.ndarray]:

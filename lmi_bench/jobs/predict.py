@@ -34,7 +34,7 @@ from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.planned import planned_speculation
 from lmi_bench.jobs.settings.load import numbers
 from lmi_bench.jobs.settings.plan import PredictSettings
-from lmi_bench.loadgen.prompts.prompts import NoText
+from lmi_bench.loadgen.prompts.prompts import no_text
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.targets.profiles import default_note, find_profile
 from lmi_bench.targets.prompts import longest_request, make_prompts
@@ -170,7 +170,7 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
     router = scenario.engine.router
     shared = settings.shared_prefix
     setup = _setup(blank, shared + 1, 1, shared)
-    prompts = make_prompts(scenario, NoText(), None, "")
+    prompts = make_prompts(scenario, no_text, None, "")
     forecasts = []
     levels = levels_of(scenario)
     for place, level in enumerate(levels):

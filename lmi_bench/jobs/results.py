@@ -234,8 +234,7 @@ def workload_from(settings: WorkloadFromSettings) -> WrittenWorkload:
     if source.startswith(PROMETHEUS):
         found = of_metrics(read_metrics(source.removeprefix(PROMETHEUS), hours=settings.hours))
     else:
-        fields, assumed = _fields_of(settings.fields), _lengths_of(settings.assume)
-        found = of_traffic(read_traffic(Path(source), fields=fields, assumed=assumed))
+        found = of_traffic(read_traffic(Path(source)))
     content = scenario_content(found, name=out.stem, model=settings.model, growth=settings.speed)
     parse_scenario(content, source=str(out))
     header = f"# Written by `lmi-bench workload from {source}`.\n"
@@ -246,24 +245,6 @@ def workload_from(settings: WorkloadFromSettings) -> WrittenWorkload:
     if day is not None:
         write_text(day, curve)
     return WrittenWorkload(found, out, day)
-
-
-def _fields_of(text: str | None) -> dict[str, str]:
-    """`time=startTime,input=in` as a mapping; raises InputError for another form."""
-    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
-    found = {name.strip(): value.strip() for name, _, value in pairs}
-    if not all(found.values()) or not found.keys() <= {"time", "input", "output"}:
-        raise InputError(f"--fields {text}: write time=NAME,input=NAME,output=NAME")
-    return found
-
-
-def _lengths_of(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    tokens_in, _, tokens_out = text.partition("/")
-    if not (tokens_in.isdecimal() and tokens_out.isdecimal() and int(tokens_in) * int(tokens_out)):
-        raise InputError(f"--assume {text}: write INPUT/OUTPUT tokens, such as 500/200")
-    return int(tokens_in), int(tokens_out)
 
 
 def of_traffic(traffic: Traffic) -> Summary:

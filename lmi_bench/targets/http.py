@@ -18,10 +18,10 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
-from lmi_bench.loadgen.http.native_harvest import ReceiveChoice, choose_receive
+from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
-from lmi_bench.loadgen.prompts.prompts import CommonWords, ExactText, PromptText, TextCounter
+from lmi_bench.loadgen.prompts.prompts import ExactText, PromptText, TextCounter, common_words
 from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.targets.access import Access
 from lmi_bench.targets.applies import idle_in_engine, kind_of
@@ -31,7 +31,7 @@ from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiCompletionsFormat
 
 _NOT_FORCED = (
-    "warning: the server cannot be told to ignore the end of the text, so answers may be shorter "
+    "warning: the server cannot be made to ignore the end of the text, so answers may be shorter "
     "than planned"
 )
 
@@ -54,14 +54,12 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         wire_format = OpenAiCompletionsFormat(token_ids=token_ids)
         if not token_ids:
             notes += ("the server takes no token ids: prompts are sent as text",)
-    receive = choose_receiver(scenario, scenario.target, listener)
     facts: dict[str, Any] = {
         "kind": "http",
         "url": scenario.target,
         "protocol": scenario.protocol,
         "model": scenario.model,
         "headers": sorted(headers),
-        "receiver": receive.note,
     }
     if found is not None:
         facts |= {
@@ -70,19 +68,18 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
             "token_counts": found.token_source(tokenizer=tokenizer is not None),
         }
     bench = endpoint_bench(
-        scenario,
+        *(scenario, scenario.target, listener),
         functools.partial(
             HttpTarget,
             scenario.target,
             wire_format,
             headers=headers,
             count_tokens=None if tokenizer is None else TextCounter(tokenizer),
-            **target_options(scenario, receive),
         ),
         title=f"{redact_text(scenario.target)}, {scenario.protocol}, {scenario.model}",
         facts=facts,
         tokenizers=tokenizers,
-        notes=(*notes, *several_addresses(scenario.target)),
+        notes=notes,
         secrets=access.secrets(),
     )
     return replace(bench, metrics_url=_metrics_url(scenario.target), metrics_headers=headers)
@@ -143,29 +140,7 @@ def _check_lengths(scenario: Scenario, max_model_len: int | None) -> None:
         )
 
 
-def choose_receiver(scenario: Scenario, url: str, listener: Listener) -> ReceiveChoice:
-    """The receiver that reads this endpoint's sockets; notes why it is not the native one."""
-    tls = url.lower().startswith("https:")
-    choice = choose_receive(scenario.client.receive, tls=tls, tell=listener.note)
-    if choice.why is not None and not tls:
-        listener.note(f"receiver: {choice.note}")
-    return choice
-
-
-def target_options(scenario: Scenario, receive: ReceiveChoice) -> dict[str, Any]:
-    """The options of an `HttpTarget` that a scenario states."""
-    client = scenario.client
-    return {
-        "model": scenario.model,
-        "stream": scenario.stream,
-        "timestamps": client.timestamps,
-        "connections": client.connections,
-        "first_token_timeout_s": client.first_token_timeout_s,
-        "native": receive.library,
-    }
-
-
-def several_addresses(url: str) -> tuple[str, ...]:
+def _several_addresses(url: str) -> tuple[str, ...]:
     """A note if the host name has several addresses."""
     at = parse_endpoint(url, find_format(OpenAiCompletionsFormat.name))
     try:
@@ -180,7 +155,9 @@ def several_addresses(url: str) -> tuple[str, ...]:
 
 def endpoint_bench(
     scenario: Scenario,
-    open_target: Callable[[], HttpTarget],
+    url: str,
+    listener: Listener,
+    open_target: Callable[..., HttpTarget],
     *,
     title: str,
     facts: Mapping[str, Any],
@@ -188,17 +165,35 @@ def endpoint_bench(
     notes: tuple[str, ...],
     secrets: tuple[str, ...],
 ) -> Bench:
-    """A server elsewhere, with retries if the scenario asks for them."""
+    """A server elsewhere, with retries if the scenario states them.
+
+    open_target  opens it, given the options that the scenario states
+    """
+    client, tls = scenario.client, url.lower().startswith("https:")
+    receive = choose_receive(client.receive, tls=tls, tell=listener.note)
+    if receive.why is not None and not tls:
+        listener.note(f"receiver: {receive.note}")
+    facts = {key: value for key, value in facts.items() if value is not None}
+    notes += _several_addresses(url)
     tokenizer = _first_tokenizer(tokenizers)
-    text: PromptText = CommonWords() if tokenizer is None else ExactText(tokenizer)
+    text: PromptText = common_words if tokenizer is None else ExactText(tokenizer)
     if tokenizer is None:
         notes += (
             f"no tokenizer of {scenario.model} on this machine: prompts are words, about one token "
             "each; the server's own counts are recorded if it states them",
         )
-    opened: Callable[[], HttpTarget | RetryingTarget] = open_target
-    if scenario.client.retries is not None:
-        opened = functools.partial(_retrying, open_target)  # which can be pickled
+    plain = functools.partial(
+        open_target,
+        model=scenario.model,
+        stream=scenario.stream,
+        timestamps=client.timestamps,
+        connections=client.connections,
+        first_token_timeout_s=client.first_token_timeout_s,
+        native=receive.library,
+    )
+    opened: Callable[[], HttpTarget | RetryingTarget] = plain
+    if client.retries is not None:
+        opened = functools.partial(_retrying, plain)  # not a lambda, which cannot be pickled
 
     async def run_in(main: Main) -> Any:
         async with opened() as target:
@@ -207,7 +202,7 @@ def endpoint_bench(
     return Bench(
         scenario=scenario,
         title=title,
-        facts={key: value for key, value in facts.items() if value is not None},
+        facts=facts | {"receiver": receive.note},
         prompts=lambda salt: make_prompts(scenario, text, tokenizer, salt),
         run=lambda main: run_on_sockets(run_in(main)),
         knee_facts=lambda _levels: KneeFacts(),

@@ -16,12 +16,7 @@ from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.targets.access import Access
 from lmi_bench.targets.bench import Bench
-from lmi_bench.targets.http import (
-    choose_receiver,
-    endpoint_bench,
-    several_addresses,
-    target_options,
-)
+from lmi_bench.targets.http import endpoint_bench
 from lmi_bench.wire.format import find_format
 
 
@@ -53,22 +48,16 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         "target_variant": settings.target_variant,
         "headers": sorted(access.headers),
     }
-    receive = choose_receiver(scenario, aws.runtime_url, listener)
-    facts["receiver"] = receive.note
     keys = aws.credentials.get_frozen_credentials()
     bench = endpoint_bench(
-        scenario,
-        lambda: SageMakerTarget(
-            aws,
-            invocation,
-            wire_format,
-            headers=access.headers,
-            **target_options(scenario, receive),
+        *(scenario, aws.runtime_url, listener),
+        lambda **options: SageMakerTarget(
+            aws, invocation, wire_format, headers=access.headers, **options
         ),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
         tokenizers=(model,),
-        notes=(*found.notes, *several_addresses(aws.runtime_url)),
+        notes=found.notes,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
     )
     return replace(

@@ -20,7 +20,7 @@ from lmi_bench.core.scenario import SIMULATED_PREFIX, EngineSection, Scenario
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.loadgen.prompts.prompts import NoText, PromptText, TokenIds
+from lmi_bench.loadgen.prompts.prompts import PromptText, TokenIds, no_text
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench
@@ -55,7 +55,7 @@ def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
             + ("a data set" if workload.conversations is None else "recorded conversations")
         )
     cached = bool(scenario.engine.prefix_caching)  # only a prefix cache reads the prompts
-    words: PromptText = TokenIds(_PROMPT_IDS, first_id=_FIRST_ID) if cached else NoText()
+    words: PromptText = TokenIds(_PROMPT_IDS, first_id=_FIRST_ID) if cached else no_text
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=longest_request(scenario)
     )

@@ -14,7 +14,7 @@ from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
 from lmi_bench.loadgen.run import sender
 from lmi_bench.loadgen.run.sweep import StopRules, run_sweep
 from lmi_bench.wire.format import find_format
@@ -62,7 +62,7 @@ def _run(
     specs = [
         LevelSpec(i, Load(concurrency=users), num_requests=num_requests) for i in range(levels)
     ]
-    prompts = SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0)
+    prompts = SyntheticPrompts([Lengths(4, 3)], common_words, seed=0)
 
     async def main():
         async with (

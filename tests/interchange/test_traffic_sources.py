@@ -9,7 +9,6 @@ import pytest
 from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.prometheus import read_metrics
 from lmi_bench.interchange.traffic import read_traffic
-from lmi_bench.interchange.traffic_statistics import burstiness
 
 
 def log(tmp_path, rows):
@@ -78,64 +77,6 @@ def test_without_times_there_is_no_rate(tmp_path):
     traffic = read_traffic(log(tmp_path, [{"input_tokens": 3, "output_tokens": 2}] * 3))
     assert not traffic.has_times
     assert any(text.startswith("rate, bursts") for text in traffic.unknown)
-
-
-LOGS = {
-    "gateway.csv": "timestamp,prompt_tokens,completion_tokens\n"
-    "2026-01-01T00:00:00Z,100,50\n2026-01-01T00:00:03Z,300,70\n",
-    "excel.csv": "Start Time;Input Tokens;Output Tokens\n1767225600;100;50\n1767225603;300;70\n",
-    "litellm.jsonl": '{"startTime": "2026-01-01T00:00:00Z", "prompt_tokens": 100, '
-    '"completion_tokens": 50}\n{"startTime": "2026-01-01T00:00:03Z", "prompt_tokens": 300, '
-    '"completion_tokens": 70}\n',
-    "langfuse.jsonl": '{"startTime": "2026-01-01T00:00:00Z", "input": "hi", "usage": '
-    '{"input": 100, "output": 50}}\n{"startTime": "2026-01-01T00:00:03Z", "input": "ho", '
-    '"usage": {"input": 300, "output": 70}}\n',
-}
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_logs_are_read_as_gateways_and_their_exports_write_them(name, tmp_path):
-    path = tmp_path / "log"
-    path.write_text(LOGS[name])
-    found = read_traffic(path)
-    assert lengths(found) == [(0.0, 100, 50), (3.0, 300, 70)]
-    assert found.has_times
-    assert found.start_epoch_s == 1767225600
-
-
-def test_names_of_ones_own_are_given(tmp_path):
-    path = tmp_path / "log.csv"
-    path.write_text("at,in,out\n1767225600,100,50\n1767225603,300,70\n")
-    with pytest.raises(InputError, match=r"Its fields: at, in, out\. Name them with --fields"):
-        read_traffic(path)
-    found = read_traffic(path, fields={"time": "at", "input": "in", "output": "out"})
-    assert [each.input_tokens for each in found.requests] == [100, 300]
-    assert found.has_times
-
-
-WEB_LOGS = {
-    "nginx": '1.2.3.4 - - [01/Jan/2026:00:00:0{0} +0000] "{1} /v1/chat/completions HTTP/1.1" {2} 9',
-    "alb": "https 2026-01-01T00:00:0{0}.0Z app/lb/5 1.2.3.4:5 10.0.0.1:80 0.0 0.1 0.0 {2} {2} "
-    '34 366 "{1} https://host:443/v1/chat/completions HTTP/1.1" "curl" - -',
-}
-
-
-@pytest.mark.parametrize("kind", WEB_LOGS)
-def test_an_access_log_has_times_and_its_lengths_are_assumed(kind, tmp_path):
-    path = tmp_path / "access.log"
-    rows = [(0, "POST", 200), (1, "GET", 200), (2, "POST", 503), (4, "POST", 200)]
-    path.write_text("".join(WEB_LOGS[kind].format(*row) + "\n" for row in rows))
-    with pytest.raises(InputError, match="--assume 500/200"):
-        read_traffic(path)
-    found = read_traffic(path, assumed=(500, 200))
-    assert [(each.at_s, each.input_tokens) for each in found.requests] == [(0.0, 500), (4.0, 500)]
-    assert "3 lines have no lengths: as --assume" in found.notes
-    assert "1 lines failed or have no lengths: left out" in found.notes
-
-
-def test_evenly_spaced_arrivals_are_no_fault():
-    found = burstiness([0.5 * number for number in range(1000)])
-    assert found.shape == 100.0
 
 
 def test_a_log_without_lengths_says_what_is_looked_for(tmp_path):

@@ -94,19 +94,13 @@ class WorkloadFromSettings:
     """A source of traffic and the scenario to write."""
 
     source: str = option(
-        "Log (JSON lines, CSV, nginx, ALB), trace (Azure's CSV, Mooncake's JSON lines), or "
-        "prometheus:URL of a Prometheus server or of an engine's /metrics page.",
+        "Log (JSON lines), trace (Azure's CSV, Mooncake's JSON lines), or prometheus:URL of a "
+        "Prometheus server or of an engine's /metrics page.",
         value=REQUIRED,
         argument=True,
         metavar="SOURCE",
     )
     out: Path = option("Scenario file to write (YAML).", "--out", "-o", value=REQUIRED)
-    fields: str | None = option(
-        "Names in the log of the time and the token counts, such as time=startTime,input=in."
-    )
-    assume: str | None = option(
-        "Input and output tokens of requests without any in the log, such as 500/200."
-    )
     model: str | None = option("Model for the scenario.", "--model", "-m")
     hours: float = option(
         "Period in hours, up to now, to read from a Prometheus server.", value=24.0

@@ -23,7 +23,7 @@ REFUSED_FIELDS: Final = (400, 422, 424)
 WANTS_KEY: Final = (401, 403)
 OLD_LENGTH: Final = OpenAiChatFormat(length_field="max_tokens")
 _OLD_LENGTH_NOTE: Final = (
-    "the server does not keep to max_completion_tokens: lengths are asked for as max_tokens"
+    "the server ignores max_completion_tokens: lengths are requested as max_tokens"
 )
 _ASKED_TOKENS, _TOO_MANY_TOKENS = 2, 5
 
@@ -37,7 +37,8 @@ def ask_for_two(
     ignore_eos: bool = True,
     whole: bool = True,
 ) -> tuple[WireFormat, Reply, bool]:
-    """Request two tokens; the format that the server obeys, its reply, whether a length was forced.
+    """Request two tokens; gives the format that the server obeys, its reply, and whether the
+    length was forced.
 
     A chat server may know only the older field for the length. It then answers with more tokens
     than requested, so its answer is always read.
@@ -50,7 +51,7 @@ def ask_for_two(
     )
 
     def generate(form: WireFormat) -> tuple[WireFormat, Reply, bool]:
-        """Without `ignore_eos` if the server refuses that field, and only that."""
+        """One request; repeated without `ignore_eos` if the server may refuse that field."""
 
         def post(planned: PlannedRequest) -> Reply:
             body = form.request_body(planned, model=model, stream=stream)

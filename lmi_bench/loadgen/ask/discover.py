@@ -231,7 +231,7 @@ def _end_notes(protocol: str, events: Sequence[WireEvent], *, stream: bool) -> t
     says_why = any(event.finish_reason is not None for event in events)
     if says_why or not stream or not protocol.startswith("openai"):
         return ()
-    return ("warning: answers end without a finish_reason: one that was cut cannot be known",)
+    return ("warning: answers end without a finish_reason: a truncated one looks complete",)
 
 
 def _answer(wire_format: WireFormat, reply: Reply, *, stream: bool) -> list[WireEvent]:

@@ -117,7 +117,7 @@ class Probe:
         except _OverrunError as exc:
             raise EndlessError(
                 f"{self.url} does not end its answer to POST {path}: asked for a few tokens, it "
-                f"sent {exc} and goes on. Does it keep to the number of tokens asked for? With "
+                f"sent {exc} and goes on. Does it obey the requested number of tokens? With "
                 "--protocol and --model it is measured all the same"
             ) from exc
         except (OSError, http.client.HTTPException) as exc:

@@ -25,27 +25,22 @@ class EndpointFacts:
     """An endpoint as it was when the sweep began.
 
     facts               plain values for the manifest
-    instance_type       None for a serverless endpoint
-    num_instances       running now
     price_usd_per_hour  of all its instances, from the catalog; None: unknown
-    model, image        from the container's settings
-    count_instances     asks again how many instances run; None: unknown
+    model               from the container's settings
+    count_instances     counts the instances that run now; None: unknown
     notes               notes to print at start
     """
 
     facts: dict[str, Any]
-    instance_type: str | None = None
-    num_instances: int | None = None
     price_usd_per_hour: float | None = None
     model: str | None = None
-    image: str | None = None
     count_instances: Callable[[], int | None] | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def protocol(self) -> str:
         """The likely protocol of the container, from its image; LMI by default."""
-        image = self.image or ""
+        image = self.facts.get("image", "")
         if "tgi" in image:
             return "tgi"
         return "openai-chat" if "vllm" in image and "djl" not in image else "lmi"
@@ -90,7 +85,6 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     name = running["VariantName"]
     planned = next(v for v in config["ProductionVariants"] if v["VariantName"] == name)
     container, component = _container(sagemaker, planned, invocation.inference_component)
-    instance_type = planned.get("InstanceType")
     answering = variants if invocation.target_variant is None else [running]
     price, price_facts = _price_of_all(answering, config["ProductionVariants"], access.region)
     environment = _without_secrets(container.get("Environment", {}))
@@ -102,7 +96,7 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         "endpoint_config": endpoint["EndpointConfigName"],
         "variant": name,
         "variants": len(variants),
-        "instance": instance_type,
+        "instance": planned.get("InstanceType"),
         "instances": running.get("CurrentInstanceCount"),
         "serverless": planned.get("ServerlessConfig"),
         "routing": planned.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM"),
@@ -116,11 +110,8 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     model = next((environment[key] for key in _MODEL_NAMES if environment.get(key)), None)
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
-        instance_type=instance_type,
-        num_instances=running.get("CurrentInstanceCount"),
         price_usd_per_hour=price,
         model=model,
-        image=container.get("Image"),
         count_instances=lambda: _count_instances(
             sagemaker, endpoint_name, [each["VariantName"] for each in answering]
         ),

@@ -1,6 +1,6 @@
-"""What the bytes of a response meant: tokens, times, usage, or why it is no answer.
+"""What the bytes of a response mean: tokens, times, usage, or why it is no answer.
 
-Works on what was kept while the response came in, when the clock no longer matters.
+Works on the kept reads after the response has ended, when the time it takes no longer matters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KernelTime = Callable[[bytes | None, int], int | None]
 NS_PER_S = 1e9
 _Stamp = tuple[float, float, float, bool]
 """When a read's bytes came; by how much that may be too late; by how much the read was late, or a
-bound of it; whether the kernel's time was wanted and not to be had. Seconds."""
+bound of it; whether the kernel's time was requested and is missing. Seconds."""
 _FAILED_REASONS: Mapping[str, TargetErrorKind] = {
     "error": "server_error",
     "abort": "cancelled",
@@ -168,7 +168,7 @@ def decode_answer(
     kernel_time     None: the reads' user times count
     sent_by_ns      when the request had left for certain; 0: with `sent_ns`
     clock_bound_ns  by how much a kernel time may be off
-    stream          False: the answer was asked for whole
+    stream          False: the answer was requested in one piece
     whole           False: the response broke off; what came is returned, and nothing is judged
 
     Raises TargetError, with what had arrived, if the response is not a complete answer.
@@ -247,8 +247,8 @@ def _collect_document(
 ) -> bool:
     """Read an answer of one JSON document, all tokens at its end; whether it was one.
 
-    Servers that cannot stream send it whatever was asked for. Lines under its content type are
-    left to be read as lines.
+    Servers that cannot stream send one although a stream was requested. Lines of JSON under its
+    content type are left to the stream's reader.
     """
     kind = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json" or stamp is None:

@@ -39,7 +39,7 @@ Address = tuple[socket.AddressFamily, tuple[str, int]]
 
 @dataclass(slots=True)
 class TlsLayer:
-    """The TLS half of a connection whose socket is read by hand."""
+    """The TLS half of a connection whose socket the receiver reads."""
 
     session: ssl.SSLObject
     incoming: ssl.MemoryBIO
@@ -75,8 +75,8 @@ class Connection:
     reads       what came for the present request, whole when it ended; num_bytes: their bytes
     native      whether the native receiver reads
     status      of the last whole response
-    sent_by_ns  when all of the present request was in the kernel's hands; 0: not yet
-    connect_s   what opening it took, the TLS handshake included; tls_s: the handshake alone
+    sent_by_ns  when the kernel had all of the present request; 0: not yet
+    connect_s   seconds to open it, the TLS handshake included; tls_s: the handshake alone
     reusable    whether another request may follow
     address     peer address
     """
@@ -340,7 +340,7 @@ async def connect(
 
 
 def _why(exc: OSError) -> str:
-    """The system's words: asyncio puts its own in their place."""
+    """The system's message, which asyncio replaces by its own."""
     return os.strerror(exc.errno) if exc.errno else str(exc)
 
 

@@ -49,7 +49,7 @@ does not end it."""
 
 @dataclass(frozen=True, slots=True)
 class ReceiveChoice:
-    """Who reads the sockets.
+    """The reader of the sockets: the native receiver or Python.
 
     library  the compiled receiver; None: Python reads
     why      why Python reads, unless the user asked for it
@@ -182,7 +182,7 @@ class KeptStream:
 
 
 class _Library:
-    """The C interface. What may wait lets other threads run meanwhile; the rest need not."""
+    """The C interface. Only the function that waits releases the interpreter lock."""
 
     def __init__(self, path: Path) -> None:
         waiting, brief = ctypes.CDLL(str(path), use_errno=True), ctypes.PyDLL(str(path))
@@ -235,7 +235,7 @@ class NativeHarvester:
     ) -> Iterator[tuple[int, int, int, int]]:
         """Read until the loop must act: (descriptor, kind, epoll events, errno) of each event.
 
-        Nobody after `timeout_s`, or sooner, to let Python look for signals.
+        Returns without events after `timeout_s`, or sooner, so that Python can handle signals.
 
         num_descriptors  of the epoll
         """

@@ -270,7 +270,7 @@ class HarvestLoop(asyncio.SelectorEventLoop):
 
 
 def receiver_of(loop: asyncio.AbstractEventLoop) -> Receiver:
-    """Who reads stream sockets on this loop."""
+    """The receiver of this loop's stream sockets."""
     return loop.receiver if isinstance(loop, HarvestLoop) else LoopReceiver(loop)
 
 

@@ -37,7 +37,7 @@ from lmi_bench.wire.event import WireFormat
 
 SPACING_S = 0.0004
 """Seconds between the first sends of neighbouring users. If hundreds are sent at once, they wait
-for each other in the server's accept and read queues, which is no property of the model."""
+for each other in the server's accept and read queues, which says nothing about the model."""
 MAX_UNDECODED_BYTES = 256 * 2**20
 """Most bytes of answers kept undecoded during a level; more are decoded as they end."""
 LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 4 * 2**20, 64 * 2**10
@@ -165,7 +165,7 @@ class HttpTarget:
         _allow_descriptors(connections)
         if self._connections == "per-request":
             return
-        await asyncio.sleep(0)  # one look at the sockets: the server may have closed some meanwhile
+        await asyncio.sleep(0)  # reads the sockets: the server may have closed some meanwhile
         self._idle = [connection for connection in self._idle if connection.reusable]
         missing = connections - len(self._idle)
         if missing > 0:
@@ -205,18 +205,16 @@ class HttpTarget:
         return self._decode(response)
 
     async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
-        """Send one request; decoding is left until the exchange is asked for.
+        """Send one request; its answer is decoded when the exchange is needed.
 
-        What may be a failure is decoded at once, so that it counts while the level runs. Raises
+        A possible failure is decoded at once, so that it counts while the level runs. Raises
         TargetError.
         """
         response = await self._respond(request)
         num_bytes = response.num_bytes
         if self._undecoded_bytes + num_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
             exchange = self._decode(response)
-            return UndecodedAnswer(
-                _ended_s(exchange), len(exchange.token_times_s), lambda: exchange
-            )
+            return UndecodedAnswer(exchange.last_s, len(exchange.token_times_s), lambda: exchange)
         self._undecoded_bytes += num_bytes
         user_ns, control, _, _ = response.reads[-1]
         kernel_ns = self._kernel_time(control, user_ns) if self._kernel_time is not None else None
@@ -315,9 +313,9 @@ class HttpTarget:
         return asyncio.get_running_loop().call_later(limit_s, look)
 
     async def _take(self) -> tuple[Connection, float | None]:
-        """An idle connection that is still open, or a new one and what opening it took."""
+        """An idle connection that is still open; or a new one, and the seconds to open it."""
         while self._idle:
-            connection = self._idle.pop(self._whose_turn())
+            connection = self._idle.pop(self._next_idle())
             if connection.reusable:
                 return connection, None
             self._open.discard(connection)
@@ -344,11 +342,11 @@ class HttpTarget:
             self._signals.tls_s.append(connection.tls_s)
         return connection
 
-    def _whose_turn(self) -> int:
-        """Place among the idle connections of the one to use: the last one that was freed.
+    def _next_idle(self) -> int:
+        """Index of the idle connection to use: the last one that was freed.
 
-        Of a host with several addresses it is the last one to the address whose turn it is, or few
-        requests at once would all go where the first one went.
+        Several addresses are used in turn; otherwise few requests at once would all go to the first
+        one.
         """
         if self._ask is None or len(self._ask.all) == 1:
             return -1
@@ -414,12 +412,6 @@ class HttpTarget:
         self._clock.sample()
         loop = asyncio.get_running_loop()
         self._sampler = loop.call_later(SAMPLE_EVERY_S, self._sample_clock)
-
-
-def _ended_s(exchange: Exchange) -> float:
-    if exchange.ended_s is not None:
-        return exchange.ended_s
-    return exchange.token_times_s[-1] if exchange.token_times_s else exchange.sent_s
 
 
 def _refuse_virtual_time() -> None:

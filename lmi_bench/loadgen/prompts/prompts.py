@@ -69,15 +69,9 @@ Part = tuple[int, random.Random]
 """Number of tokens of a part of a prompt, and its random generator."""
 
 
-class PromptText(Protocol):
-    """Makes the prompt of a request; `draw` is seeded for this prompt.
-
-    shared  parts at its beginning, each with a generator of the same seed in all prompts
-    """
-
-    def fill(
-        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
-    ) -> PlannedRequest: ...
+PromptText = Callable[[PlannedRequest, random.Random, Sequence[Part]], PlannedRequest]
+"""Adds its prompt to a request, from a generator seeded for this prompt and the parts at its
+beginning, each with a generator of the same seed in all prompts."""
 
 
 def _drawn(
@@ -99,13 +93,11 @@ class Lengths:
     share: float = 1.0
 
 
-class NoText:
+def no_text(
+    request: PlannedRequest, _draw: random.Random, _shared: Sequence[Part]
+) -> PlannedRequest:
     """For targets that need lengths only, such as a simulated engine."""
-
-    def fill(
-        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
-    ) -> PlannedRequest:
-        return request
+    return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,25 +107,23 @@ class TokenIds:
     vocab_size: int
     first_id: int = 0
 
-    def fill(
-        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
+    def __call__(
+        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
     ) -> PlannedRequest:
         ids = _drawn(range(self.first_id, self.vocab_size), request.input_tokens, draw, shared)
         return replace(request, prompt_token_ids=tuple(ids))
 
 
-class CommonWords:
+def common_words(
+    request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
+) -> PlannedRequest:
     """Text for a server whose tokenizer is unavailable: about one token a word."""
-
-    def fill(
-        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
-    ) -> PlannedRequest:
-        words = _drawn(_WORDS, request.input_tokens, draw, shared)
-        return replace(request, prompt_text=" ".join(words))
+    words = _drawn(_WORDS, request.input_tokens, draw, shared)
+    return replace(request, prompt_text=" ".join(words))
 
 
 class ExactText:
-    """Text that the tokenizer reads as exactly the asked number of tokens.
+    """Text that the tokenizer reads as exactly the requested number of tokens.
 
     Made of tokens that survive decoding and encoding unchanged, alone and beside each other. Tokens
     that the tokenizer puts before a text are counted as the server counts them.
@@ -145,8 +135,8 @@ class ExactText:
         self._ids = _stable_ids(tokenizer)
         self._num_special = len(tokenizer.encode(""))
 
-    def fill(
-        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part] = ()
+    def __call__(
+        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
     ) -> PlannedRequest:
         wanted = request.input_tokens
         ids = _drawn(self._ids, max(1, wanted - self._num_special), draw, shared)
@@ -182,7 +172,7 @@ def estimated_tokens(text: str) -> int:
 
 
 class TextCounter:
-    """Tokens of a text that goes on from a prompt: what is put before a text is not counted."""
+    """Counts the tokens of a text that follows a prompt, without those put before every text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -229,7 +219,7 @@ class SyntheticPrompts:
             number, 0.0, lengths.input_tokens, lengths.output_tokens, ignore_eos=self.ignore_eos
         )
         draw = random.Random(f"{self._place(level)}/{number}")
-        return self.text.fill(planned, draw, self._shared(level, number))
+        return self.text(planned, draw, self._shared(level, number))
 
     def _place(self, level: LevelSpec) -> str:
         return f"{self.seed}/{self.salt}/{level_place(level)}"

@@ -80,7 +80,7 @@ def ttft_bound(
 
 
 def mean_bound(ttft_s: Sequence[float], bounds_s: Sequence[float | None]) -> QuantileBound | None:
-    """Likewise of the mean, over the answers whose bound is known; None if there is none.
+    """The bound of the mean TTFT, over the answers whose bound is known; None if there is none.
 
     A TTFT is never below zero, however late its read was.
     """

@@ -61,7 +61,7 @@ class InProcessTarget:
             raise cancelled(_exchange(request, generation)) from exc
         exchange = _exchange(request, generation)
         if generation.finish_reason == "error":
-            raise TargetError("server_error", "the engine gave the request up", exchange=exchange)
+            raise TargetError("server_error", "the engine failed the request", exchange=exchange)
         return exchange
 
 

@@ -34,7 +34,7 @@ generator adds to the latency is then no longer small beside the latency."""
 MIN_DELAY_S = 0.005
 """Delays below this are never held against the generator, however short the answers."""
 MIN_ACHIEVED_SHARE = 0.95
-"""Share of the asked rate that an open-loop level must have sent."""
+"""Share of the requested rate that an open-loop level must have sent."""
 MAX_UNSURE_FIRST_SHARE = 0.001
 """Share of the first tokens that a late read hid among later ones, above which TTFT is unknown."""
 MAX_UNSURE_FIRSTS = 2
@@ -89,9 +89,9 @@ def check_level(
     *,
     workers: int = 1,
 ) -> GeneratorCheck:
-    """Judge a level by what it left; records in any order, times on one clock.
+    """Judge a level by its records (in any order, times on one clock) and the generator's signals.
 
-    watch  that of the busiest worker, if there are several
+    watch  of the busiest worker, if there are several
     """
     delays_s = sorted(
         max(0.0, record.sent_s - record.due_s - record.exchange.held_s) for record in records
@@ -122,9 +122,9 @@ def check_level(
 
 
 def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | None, float | None]:
-    """What was asked for and what was reached: req/s, or users in flight while all were at it.
+    """Requested and achieved load: req/s, or mean users in flight while all users were active.
 
-    All users are at it from the last one's first send to the last send of all.
+    All are active from the last user's first send to the last send of the level.
     """
     if spec.load.sessions:  # how many are in flight is left to think times and answers
         return spec.rate_per_s or float(spec.concurrency or 1), None
@@ -140,21 +140,16 @@ def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | N
         return float(users), None
     start_s, end_s = sent_s[users - 1], sent_s[-1]
     busy_s = sum(
-        max(0.0, min(_ended_s(record), end_s) - max(record.sent_s, start_s)) for record in records
+        max(0.0, min(record.exchange.last_s, end_s) - max(record.sent_s, start_s))
+        for record in records
     )
     return float(users), busy_s / (end_s - start_s)
-
-
-def _ended_s(record: RequestRecord) -> float:
-    if record.ended_s is not None:
-        return record.ended_s
-    return record.token_times_s[-1] if record.token_times_s else record.sent_s
 
 
 def _receive_facts(
     records: Sequence[RequestRecord], signals: ReceiveSignals, *, virtual: bool
 ) -> dict[str, Any]:
-    """The fields that tell how true the times are."""
+    """The fields that state how exact the times are."""
     delays_s = sorted(delay for delay in signals.delays_s if math.isfinite(delay))
     facts: dict[str, Any] = {
         "receive_delay_p99_s": quantile(delays_s, 0.99),
@@ -273,8 +268,8 @@ def _limited(check: GeneratorCheck, hidden: int, ttft_doubt: str | None) -> str 
 def _ttft_doubt(records: Sequence[RequestRecord], *, virtual: bool) -> str | None:
     """The figure of TTFT that may be furthest off, if one may be by too much.
 
-    Looked at are the mean, the p50 and the highest quantile that so many answers can support; and
-    the p99 in any case, by a wider limit where it is as good as their maximum.
+    Checked are the mean, the p50 and the highest quantile that so many answers can support; and the
+    p99 always, by a wider limit if it is nearly their maximum.
     """
     ttft_s, bounds_s = _ttfts(records, virtual=virtual)
     tail = supported_quantile(len(ttft_s))

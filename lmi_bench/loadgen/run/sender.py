@@ -81,8 +81,8 @@ class StallGuard:
 class Measured:
     """A request that ended: its record, made at once or on first use.
 
-    ended_s     when its user was free again; never before it was due
-    held_s      part of its dispatch delay that a cap asked for
+    ended_s     when its user could send again; never before it was due
+    held_s      part of its dispatch delay that a cap caused
     num_tokens  tokens that came, or the number of reads where nothing is decoded yet
     """
 
@@ -167,7 +167,7 @@ def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchan
     if guard is not None and guard.gave_up_after_s is not None:
         return (
             f"stuck after {came} tokens: no answer of the level ended for "
-            f"{guard.gave_up_after_s:g} s; --timeout sets a limit of one's own"
+            f"{guard.gave_up_after_s:g} s; set a limit with --timeout"
         )
     assert timeout_s is not None  # or nothing was late
     return timeout_message(timeout_s, came)

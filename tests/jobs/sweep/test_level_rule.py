@@ -13,10 +13,10 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
-from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.sweep import run_sweep
 
-PROMPTS = SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0)
+PROMPTS = SyntheticPrompts([Lengths(8, 4)], no_text, seed=0)
 MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
 
 

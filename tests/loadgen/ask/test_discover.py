@@ -435,7 +435,7 @@ def test_a_chat_server_that_knows_only_the_older_length_is_asked_by_it(monkeypat
         taken = accepts(url, protocol="openai-chat", model="m")
         assert found.wire_format is taken.wire_format
         assert found.wire_format.length_field == "max_tokens"
-        assert "asked for as max_tokens" in found.notes[0]
+        assert "requested as max_tokens" in found.notes[0]
         assert json.loads(asked[-1][2])["max_tokens"] == 2
 
 

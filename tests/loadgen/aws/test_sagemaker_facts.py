@@ -117,7 +117,7 @@ def test_instances_container_and_price_are_read():
     """The price is the catalog's, for each of the two instances."""
     found = described(*plain())
     each = find_instance("ml.g5.2xlarge").price_usd_per_hour
-    assert (found.instance_type, found.num_instances) == ("ml.g5.2xlarge", 2)
+    assert (found.facts["instance"], found.facts["instances"]) == ("ml.g5.2xlarge", 2)
     assert found.price_usd_per_hour == pytest.approx(2 * each)
     assert found.facts["routing"] == "RANDOM"
     assert found.facts["autoscaling"] == []
@@ -176,9 +176,9 @@ def test_the_heaviest_variant_stands_for_the_endpoint_unless_one_is_named():
         ),
         ("describe_model", MODEL),
     )
-    assert described(*replies).instance_type == "ml.g5.12xlarge"
-    assert described(*replies).num_instances == 3
-    assert described(*replies, target_variant="a").instance_type == "ml.g5.xlarge"
+    assert described(*replies).facts["instance"] == "ml.g5.12xlarge"
+    assert described(*replies).facts["instances"] == 3
+    assert described(*replies, target_variant="a").facts["instance"] == "ml.g5.xlarge"
     with pytest.raises(InputError, match="no variant 'c': it has a, b"):
         described(*replies, target_variant="c")
 
@@ -228,7 +228,7 @@ def test_an_inference_component_has_its_own_container_and_copies():
         inference_component="ic-1",
     )
     assert found.facts["inference_component"]["copies"] == 2
-    assert found.image == "x/vllm:0.27"
+    assert found.facts["image"] == "x/vllm:0.27"
     assert found.protocol == "openai-chat"
     assert found.model == "m"
 

@@ -23,7 +23,7 @@ from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.kernel_time import KernelStamps
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts, TextCounter
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, TextCounter, common_words
 from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.target import resolve
@@ -308,7 +308,7 @@ def test_a_sweep_over_http_counts_every_request():
                     [LevelSpec(0, Load(concurrency=4), num_requests=20, warmup_requests=2)],
                     target,
                     None,
-                    prompts=SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0),
+                    prompts=SyntheticPrompts([Lengths(4, 3)], common_words, seed=0),
                     summarise=summarise_level,
                     on_level=lambda run, line: runs.append(run),
                     spacing_s=0.001,
@@ -377,7 +377,7 @@ def test_a_level_names_who_counted_its_tokens(stated, counter, named):
                     [LevelSpec(0, Load(concurrency=2), num_requests=4)],
                     target,
                     None,
-                    prompts=SyntheticPrompts([Lengths(4, 1)], CommonWords(), seed=0),
+                    prompts=SyntheticPrompts([Lengths(4, 1)], common_words, seed=0),
                     summarise=summarise_level,
                 )
         return result.levels
@@ -397,7 +397,7 @@ def test_a_cancelled_sweep_hangs_up_on_the_server():
                         [LevelSpec(0, Load(concurrency=8), num_requests=8)],
                         target,
                         None,
-                        prompts=SyntheticPrompts([Lengths(4, 3)], CommonWords(), seed=0),
+                        prompts=SyntheticPrompts([Lengths(4, 3)], common_words, seed=0),
                         summarise=summarise_level,
                     )
                 )

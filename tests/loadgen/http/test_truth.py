@@ -24,7 +24,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
-from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
 from lmi_bench.loadgen.run.level_runner import StopRules
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.wire.format import find_format
@@ -70,7 +70,7 @@ def _level(protocol: str, *options: str, users: int = 8):
                     [LevelSpec(0, Load(concurrency=users), num_requests=users * 3)],
                     target,
                     None,
-                    prompts=SyntheticPrompts([Lengths(16, TOKENS)], CommonWords(), seed=0),
+                    prompts=SyntheticPrompts([Lengths(16, TOKENS)], common_words, seed=0),
                     summarise=summarise_level,
                     on_level=lambda run, line: runs.append(run),
                     stop_rules=StopRules(max_error_share=None),

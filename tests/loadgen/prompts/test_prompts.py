@@ -10,14 +10,14 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.prompts.prompts import (
-    CommonWords,
     DatasetPrompts,
     ExactText,
     Lengths,
-    NoText,
     SyntheticPrompts,
     TokenIds,
+    common_words,
     load_dataset,
+    no_text,
 )
 
 LEVEL = LevelSpec(0, Load(concurrency=1), num_requests=1)
@@ -86,7 +86,7 @@ def test_ids_stay_in_the_vocabulary_and_skip_special_ones():
 
 def test_one_seed_and_salt_give_one_prompt_and_another_salt_another():
     def text(**options):
-        source = SyntheticPrompts([Lengths(32, 4)], CommonWords(), **options)
+        source = SyntheticPrompts([Lengths(32, 4)], common_words, **options)
         return source.request(LEVEL, 0).prompt_text
 
     assert text(seed=1, salt="a") == text(seed=1, salt="a")
@@ -95,7 +95,7 @@ def test_one_seed_and_salt_give_one_prompt_and_another_salt_another():
 
 
 def test_no_two_requests_of_a_run_share_a_prefix():
-    source = SyntheticPrompts([Lengths(64, 4)], CommonWords(), seed=1)
+    source = SyntheticPrompts([Lengths(64, 4)], common_words, seed=1)
     levels = [LevelSpec(i, Load(concurrency=1), num_requests=1) for i in range(4)]
     starts = {
         " ".join(source.request(level, number).prompt_text.split()[:8])
@@ -107,7 +107,7 @@ def test_no_two_requests_of_a_run_share_a_prefix():
 
 def test_a_mix_keeps_its_shares_in_every_stretch():
     """Shares 1:3, so every block of four holds one of the first kind."""
-    source = SyntheticPrompts([Lengths(20, 500, 0.25), Lengths(500, 20, 0.75)], NoText(), seed=1)
+    source = SyntheticPrompts([Lengths(20, 500, 0.25), Lengths(500, 20, 0.75)], no_text, seed=1)
     kinds = [source.request(LEVEL, number).input_tokens for number in range(400)]
     for start in range(0, 400, 4):
         assert Counter(kinds[start : start + 4]) == {20: 1, 500: 3}
@@ -123,14 +123,14 @@ LOGGED = (
 def test_the_shares_of_a_log_are_kept_within_a_thousand_requests():
     """What `workload from` writes: their common measure made a block of millions of requests."""
     kinds = [Lengths(20 + index, 10, share) for index, share in enumerate(LOGGED)]
-    source = SyntheticPrompts(kinds, NoText(), seed=1)
+    source = SyntheticPrompts(kinds, no_text, seed=1)
     asked = Counter(source.request(LEVEL, number).input_tokens for number in range(1000))
     assert [asked[20 + index] for index in range(18)] == [round(1000 * each) for each in LOGGED]
 
 
 def test_lengths_are_the_same_in_every_level_and_run():
     def lengths(level, salt):
-        source = SyntheticPrompts([Lengths(20, 500), Lengths(500, 20)], NoText(), seed=1, salt=salt)
+        source = SyntheticPrompts([Lengths(20, 500), Lengths(500, 20)], no_text, seed=1, salt=salt)
         return [source.request(level, number).output_tokens for number in range(20)]
 
     other = LevelSpec(3, Load(concurrency=4), num_requests=9)

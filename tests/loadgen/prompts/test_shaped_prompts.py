@@ -19,7 +19,7 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.loadgen.prompts.prompts import DrawnLengths, NoText, SyntheticPrompts, TracePrompts
+from lmi_bench.loadgen.prompts.prompts import DrawnLengths, SyntheticPrompts, TracePrompts, no_text
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.loadgen.run.sweep import run_sweep
 
@@ -49,7 +49,7 @@ class Instant:
 def test_lengths_are_drawn_alike_at_every_level():
     prompts = SyntheticPrompts(
         DrawnLengths(parse_lengths("normal(622,50)"), parse_lengths("uniform(1,9)")),
-        NoText(),
+        no_text,
         seed=1,
     )
     low, high = (
@@ -68,7 +68,7 @@ def test_a_trace_is_replayed_at_its_own_times(trace_file, tmp_path, speed, due):
     scenario = parse_scenario(
         {"workload": {"trace": str(trace_file)}, "load": {"speed": speed, "warmup_requests": 0}}
     )
-    prompts = TracePrompts(read_trace(trace_file), NoText(), seed=0)
+    prompts = TracePrompts(read_trace(trace_file), no_text, seed=0)
     manifest = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
     with RunStore.create(tmp_path / "run", manifest) as store:
         run_virtual(
@@ -87,7 +87,7 @@ def test_the_simulator_replays_a_trace_at_the_same_times(trace_file):
         def step_time_s(self, shape):
             return 0.01
 
-    prompts = TracePrompts(read_trace(trace_file), NoText(), seed=0)
+    prompts = TracePrompts(read_trace(trace_file), no_text, seed=0)
     (spec,) = levels_of(parse_scenario({"workload": {"trace": str(trace_file)}}))
     config = SchedulerConfig(num_blocks=64, block_size=16, max_model_len=128)
     run = simulate_level(spec, lambda n: prompts.request(spec, n), config, Step())

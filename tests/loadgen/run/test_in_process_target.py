@@ -15,7 +15,7 @@ from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.sweep import run_sweep
@@ -76,7 +76,7 @@ def test_a_level_says_what_the_engine_did_in_it_and_not_before():
             [spec],
             target,
             None,
-            prompts=SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0),
+            prompts=SyntheticPrompts([Lengths(8, 4)], no_text, seed=0),
             summarise=summarise_level,
             on_level=lambda run, line: runs.append(run),
         )
@@ -129,7 +129,7 @@ def test_an_engine_that_dies_ends_the_sweep_with_its_error():
             [LevelSpec(0, Load(concurrency=2), num_requests=4)],
             target,
             None,
-            prompts=SyntheticPrompts([Lengths(8, 8)], NoText(), seed=0),
+            prompts=SyntheticPrompts([Lengths(8, 8)], no_text, seed=0),
             summarise=summarise_level,
         )
 
@@ -154,7 +154,7 @@ def test_a_closed_loop_keeps_the_batch_full():
             [LevelSpec(0, Load(concurrency=2), num_requests=6)],
             target,
             None,
-            prompts=SyntheticPrompts([Lengths(8, 8)], NoText(), seed=0),
+            prompts=SyntheticPrompts([Lengths(8, 8)], no_text, seed=0),
             summarise=summarise_level,
             on_level=lambda run, line: runs.append(run),
         )

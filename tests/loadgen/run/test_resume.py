@@ -19,7 +19,7 @@ from lmi_bench.core.run_store import load_run
 SWEEP = """
 import asyncio, sys
 from pathlib import Path
-from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, no_text, SyntheticPrompts
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.core.exchange import Exchange
@@ -54,7 +54,7 @@ with store:
     try:
         run_on_sockets(run_sweep(
             levels, Server(), store,
-            prompts=SyntheticPrompts([Lengths(8, 1)], NoText(), seed=0), summarise=summarise_level,
+            prompts=SyntheticPrompts([Lengths(8, 1)], no_text, seed=0), summarise=summarise_level,
         ))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -12,7 +12,7 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, of_sessions
-from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.sender import Sender
 from lmi_bench.loadgen.run.sweep import run_sweep
 from tests.loadgen.run.test_sessions import Answering, dialogues
@@ -30,7 +30,7 @@ def level(**fields):
             [spec],
             target,
             None,
-            prompts=SyntheticPrompts([Lengths(8, 1)], NoText(), seed=0),
+            prompts=SyntheticPrompts([Lengths(8, 1)], no_text, seed=0),
             summarise=summarise_level,
             on_level=lambda run, _line: runs.append(run),
         )
@@ -102,7 +102,7 @@ def sweep_of(target, *specs, timeout_s):
             specs,
             target,
             None,
-            prompts=SyntheticPrompts([Lengths(8, 1)], NoText(), seed=0),
+            prompts=SyntheticPrompts([Lengths(8, 1)], no_text, seed=0),
             summarise=summarise_level,
             timeout_s=timeout_s,
         )

@@ -19,11 +19,11 @@ from lmi_bench.core.traces import read_conversations
 from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues
 from lmi_bench.loadgen.prompts.prompts import (
-    CommonWords,
     Lengths,
-    NoText,
     SyntheticPrompts,
     TokenIds,
+    common_words,
+    no_text,
 )
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.wire.openai import OpenAiChatFormat
@@ -63,7 +63,7 @@ class Answering:
 
 def dialogues(text=None, *, turns=3, pause="2", prefix=0):
     first, later = (
-        SyntheticPrompts([Lengths(10, 4)], text or NoText(), seed=0, shared_prefix=tokens)
+        SyntheticPrompts([Lengths(10, 4)], text or no_text, seed=0, shared_prefix=tokens)
         for tokens in (prefix, 0)
     )
     return MadeUpDialogues(first, later, lambda _: turns, parse_seconds(pause), seed=0)
@@ -125,7 +125,7 @@ def test_token_ids_of_a_turn_begin_with_those_of_the_turn_before_and_its_answer(
 
 def test_a_chat_gets_its_messages_with_the_answers_that_came():
     target = Answering()
-    sweep(target, dialogues(CommonWords()), concurrency=1, num_sessions=1)
+    sweep(target, dialogues(common_words), concurrency=1, num_sessions=1)
     body = json.loads(OpenAiChatFormat().request_body(target.asked[-1], model="m"))
     assert [message["role"] for message in body["messages"]] == [
         *("user", "assistant", "user", "assistant", "user")
@@ -152,7 +152,7 @@ def test_what_was_thought_is_no_part_of_the_next_turn():
             )
 
     target = Thinking()
-    run, _ = sweep(target, dialogues(CommonWords()), concurrency=1, num_sessions=1)
+    run, _ = sweep(target, dialogues(common_words), concurrency=1, num_sessions=1)
     said = [text for role, text in target.asked[-1].messages if role == "assistant"]
     assert said == ["answer 0", "answer 1"]
     assert "let me see" not in target.asked[-1].prompt_text

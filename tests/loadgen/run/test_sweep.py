@@ -16,11 +16,11 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
-from lmi_bench.loadgen.prompts.prompts import Lengths, NoText, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.sweep import StopRules, run_sweep
 
 MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
-PROMPTS = SyntheticPrompts([Lengths(8, 4)], NoText(), seed=0)
+PROMPTS = SyntheticPrompts([Lengths(8, 4)], no_text, seed=0)
 
 
 def _levels(*concurrencies: int, per_user: int = 2, warmup: int = 0) -> list[LevelSpec]:

@@ -29,7 +29,7 @@ from lmi_bench.core.workload import LevelSpec, of_sessions
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues
-from lmi_bench.loadgen.prompts.prompts import CommonWords, Lengths, SyntheticPrompts
+from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
 from lmi_bench.loadgen.run.level_runner import LevelOrder, StopRules
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.worker_pool import Ready, Start, WorkerJob, WorkerPool, worker_main
@@ -38,7 +38,7 @@ from tests.levels import level_of
 
 SUPPORT = Path(__file__).parents[3] / "benchmarks" / "support"
 TTFT_MS, ITL_MS, TOKENS = 60.0, 5.0, 16
-PROMPTS = SyntheticPrompts([Lengths(16, TOKENS)], CommonWords(), seed=0)
+PROMPTS = SyntheticPrompts([Lengths(16, TOKENS)], common_words, seed=0)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the truth server needs epoll")
 
@@ -144,7 +144,7 @@ def test_an_open_loop_is_split_request_by_request(url):
 @pytest.mark.parametrize("load", [Load(concurrency=4), Load(rate_per_s=20.0, arrivals="constant")])
 def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
     """Nine of three turns: all 27 requests once, turn after turn with the pause between them."""
-    first, later = (SyntheticPrompts([Lengths(8, TOKENS)], CommonWords(), seed=n) for n in (1, 2))
+    first, later = (SyntheticPrompts([Lengths(8, TOKENS)], common_words, seed=n) for n in (1, 2))
     turns_of = functools.partial(operator.getitem, [3] * 9)  # workers get it by name
     source = MadeUpDialogues(first, later, turns_of, parse_seconds("0.05"), seed=0)
     spec = LevelSpec(0, load, num_requests=1)
