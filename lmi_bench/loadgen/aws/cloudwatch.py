@@ -17,7 +17,7 @@ from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import Level
 from lmi_bench.loadgen.aws.access import error_text
 
-PERIOD_S = 60
+PERIOD = timedelta(minutes=1)
 US_PER_MS = 1000.0
 _INVOCATIONS, _INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
 _QUERIES = (
@@ -49,12 +49,8 @@ class LevelSpan:
     @property
     def minutes(self) -> list[datetime]:
         """The minutes that it touches."""
-        minute = self.start.astimezone(UTC).replace(second=0, microsecond=0)
-        found = []
-        while minute <= self.end:
-            found.append(minute)
-            minute += timedelta(seconds=PERIOD_S)
-        return found
+        first = self.start.astimezone(UTC).replace(second=0, microsecond=0)
+        return [first + place * PERIOD for place in range((self.end - first) // PERIOD + 1)]
 
 
 def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
@@ -91,7 +87,7 @@ def _series(
     minutes = [minute for span in spans for minute in span.minutes]
     asked: dict[str, Any] = {
         "StartTime": min(minutes),
-        "EndTime": max(minutes) + timedelta(seconds=PERIOD_S),
+        "EndTime": max(minutes) + PERIOD,
         "MetricDataQueries": [
             {
                 "Id": name,
@@ -104,7 +100,7 @@ def _series(
                             {"Name": "VariantName", "Value": variant},
                         ],
                     },
-                    "Period": PERIOD_S,
+                    "Period": int(PERIOD.total_seconds()),
                     "Stat": statistic,
                 },
             }

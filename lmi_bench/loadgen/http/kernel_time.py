@@ -105,10 +105,10 @@ def clock_offset_ns() -> tuple[int, int, int]:
 
 
 class KernelStamps:
-    """Whether this host stamps received packets; holds a socket open so that it goes on doing so.
+    """Whether this host stamps received packets; keeps a socket open so that it continues to.
 
-    The kernel switches its stamping on with the first socket that asks for it, a little later than
-    asked, so it must be on before the first connection that counts.
+    The kernel starts to stamp shortly after the first socket requests it, so the request must come
+    before the first connection that counts.
     """
 
     def __init__(self) -> None:

@@ -125,12 +125,12 @@ class MadeUpDialogues:
     """Conversations whose turns have the lengths of a workload.
 
     first, later  prompts of the first turn, and what each later turn adds
-    turns_of      number of turns of a conversation
+    num_turns     number of turns of a conversation
     """
 
     first: Prompts
     later: Prompts
-    turns_of: NumTurns
+    num_turns: NumTurns
     pauses: Pauses
     _: KW_ONLY
     seed: int
@@ -140,15 +140,11 @@ class MadeUpDialogues:
         """A request on its own, for the warm-up."""
         return self.first.request(level, number)
 
-    def num_turns(self, session: int) -> int:
-        """Turns of a conversation."""
-        return self.turns_of(session)
-
     def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
         """A conversation; its requests are numbered from `first_number`."""
         draw = random.Random(f"{self.seed}/pauses/{session}")
         turns = [PlannedTurn(self.first.request(level, first_number))]
-        for place in range(1, self.turns_of(session)):
+        for place in range(1, self.num_turns(session)):
             said = self.later.request(level, first_number + place)
             turns.append(PlannedTurn(said, self.pauses.draw(draw)))
         return Dialogue(session, turns, self.tokenizer)

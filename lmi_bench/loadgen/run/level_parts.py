@@ -74,9 +74,7 @@ class LevelPart:
 
     records: tuple[RequestRecord, ...]
     signals: ReceiveSignals
-    lags_s: tuple[float, ...]
-    cpu_share: float
-    virtual: bool
+    watch: LoopWatch
     stopped_by: str | None
 
 
@@ -95,9 +93,9 @@ def merge_parts(
     )
     signals = functools.reduce(operator.add, (part.signals for part in parts))
     watch = LoopWatch()
-    watch.lags_s = [lag_s for part in parts for lag_s in part.lags_s]
-    watch.cpu_share = max(part.cpu_share for part in parts)
-    watch.virtual = all(part.virtual for part in parts)
+    watch.lags_s = [lag_s for part in parts for lag_s in part.watch.lags_s]
+    watch.cpu_share = max(part.watch.cpu_share for part in parts)
+    watch.virtual = all(part.watch.virtual for part in parts)
     stopped_by = next((part.stopped_by for part in parts if part.stopped_by), None)
     if stopped_by == "decided" and len(records) == spec.num_requests:
         stopped_by = None  # all had been sent when the verdict was reached: nothing was cut

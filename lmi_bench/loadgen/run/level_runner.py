@@ -80,10 +80,10 @@ class LevelOrder:
 class Progress:
     """Progress of a level, for display.
 
-    total     requests of the level; None if only its duration is fixed
-    tokens    tokens so far, or reads if answers are decoded later
-    state     "warm-up", "running" or "finished"
-    stopped_by  the rule that was met, when one was
+    state       "warm-up", "running" or "finished"
+    total       requests of the level; None if only its duration is fixed
+    tokens      tokens so far, or reads if answers are decoded later
+    stopped_by  the stop rule that applied, if one did
     """
 
     level: int
@@ -98,7 +98,7 @@ class Progress:
 
 
 class LevelRunner:
-    """One level: its requests, its loop, and the rules that cut it short."""
+    """One level: its requests, its loop, and the rules that stop it early."""
 
     def __init__(
         self,
@@ -174,14 +174,7 @@ class LevelRunner:
         self._report("finished")
         if engine is not None and before is not None:
             self._engine = engine.engine_stats().since(before)
-        return LevelPart(
-            records=records,
-            signals=signals,
-            lags_s=tuple(watch.lags_s),
-            cpu_share=watch.cpu_share,
-            virtual=watch.virtual,
-            stopped_by=self._stopped_by,
-        )
+        return LevelPart(records, signals, watch, self._stopped_by)
 
     def stop(self, reason: str) -> None:
         """Send nothing more; requests in flight finish."""

@@ -32,7 +32,7 @@ MAX_DELAY_SHARE = 0.05
 """Dispatch delay p99, as a share of the median latency, above which a level is invalid: what the
 generator adds to the latency is then no longer small beside the latency."""
 MIN_DELAY_S = 0.005
-"""Delays below this are never held against the generator, however short the answers."""
+"""Delays below this never make a level invalid, however short the answers."""
 MIN_ACHIEVED_SHARE = 0.95
 """Share of the requested rate that an open-loop level must have sent."""
 MAX_UNSURE_FIRST_SHARE = 0.001
@@ -40,11 +40,11 @@ MAX_UNSURE_FIRST_SHARE = 0.001
 MAX_UNSURE_FIRSTS = 2
 """Up to two hidden first tokens are too few for a rate; judge them by their effect on TTFT."""
 MAX_BOUND_SHARE = 0.05
-"""Error bound of a TTFT figure, as a share of it, above which a level is the generator's own."""
+"""Error bound of a TTFT figure, as a share of it, above which a level is invalid."""
 MAX_TAIL_BOUND_SHARE = 0.25
-"""The same of a p99 that the level has too few requests to report: it is nearly their maximum."""
+"""The same for the p99 of a level with too few requests to report it: it is nearly the maximum."""
 MIN_BOUND_S = 0.001
-"""Bounds below this are never held against the generator."""
+"""Bounds below this never make a level invalid."""
 
 
 class LoopWatch:

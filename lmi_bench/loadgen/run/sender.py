@@ -93,7 +93,7 @@ class Measured:
     outcome: RequestRecord | UndecodedAnswer
     held_s: float = 0.0
 
-    def hold(self, seconds: float) -> None:
+    def add_held(self, seconds: float) -> None:
         """Add the seconds that a cap made the request wait before it was sent."""
         self.held_s += seconds
 
@@ -214,5 +214,5 @@ class Sender:
                 return None
             held_s = loop.time() - asked_s if waits else 0.0
             measured = await self._measure(request, due_s)
-        measured.hold(held_s)
+        measured.add_held(held_s)
         return measured

@@ -82,7 +82,7 @@ class SessionLoop:
                 planned = next(supply, None)
                 if planned is None:
                     return
-                due_s = await self._hold(planned.begin(), due_s)
+                due_s = await self._converse(planned.begin(), due_s)
 
         async with asyncio.TaskGroup() as group:
             for number in range(users):
@@ -98,7 +98,7 @@ class SessionLoop:
 
         async def one(planned: PlannedSession, due_s: float) -> None:
             async with gate:
-                await self._hold(planned.begin(), due_s, held_s=max(0.0, loop.time() - due_s))
+                await self._converse(planned.begin(), due_s, held_s=max(0.0, loop.time() - due_s))
 
         async with asyncio.TaskGroup() as group:
             for planned in sessions:
@@ -108,7 +108,7 @@ class SessionLoop:
                 group.create_task(one(planned, due_s))
         return self._in_order()
 
-    async def _hold(self, dialogue: Dialogue, due_s: float, *, held_s: float = 0.0) -> float:
+    async def _converse(self, dialogue: Dialogue, due_s: float, *, held_s: float = 0.0) -> float:
         """One conversation, to its end or first failure; returns when its user is free again."""
         loop = asyncio.get_running_loop()
         reply: Exchange | None = None
@@ -121,7 +121,7 @@ class SessionLoop:
             measured = await self._sender.measure(request, due_s, self._stop.is_set)
             if measured is None:
                 break
-            measured.hold(held_s)
+            measured.add_held(held_s)
             held_s = 0.0
             self._ended.append(measured)
             if not self._on_ended(measured):

@@ -125,17 +125,17 @@ async def _run_level(
 ) -> None:
     loop = asyncio.get_running_loop()
 
-    obeying: asyncio.Task[None] | None = None
+    stopping: asyncio.Task[None] | None = None
 
     async def start() -> float:
-        nonlocal obeying
+        nonlocal stopping
         _tell(pipe, Ready())
         message = await orders.get()
-        obeying = asyncio.create_task(obey())
+        stopping = asyncio.create_task(stop_when_asked())
         await asyncio.sleep(message.at_s - loop.time())
         return float(message.at_s)
 
-    async def obey() -> None:
+    async def stop_when_asked() -> None:
         runner.stop((await orders.get()).reason)
 
     def on_progress(state: Progress) -> None:
@@ -146,8 +146,8 @@ async def _run_level(
     try:
         part = await runner.run_part(start)
     finally:
-        if obeying is not None:
-            obeying.cancel()
+        if stopping is not None:
+            stopping.cancel()
     _tell(pipe, part)
 
 

@@ -115,9 +115,9 @@ class ServerWatch:
     def summary(self, records: Sequence[RequestRecord]) -> ServerMetrics | None:
         """The summary of the level; None if there is nothing to report."""
         found: dict[str, Any] = {}
-        heard = [replica for replica in self._replicas if replica.before and replica.after]
-        if heard:
-            found |= _of_servers(heard, records, surprised=not self._shares_prefixes)
+        scraped = [replica for replica in self._replicas if replica.before and replica.after]
+        if scraped:
+            found |= _of_servers(scraped, records, expects_hits=self._shares_prefixes)
         if self._failed:
             found["unreachable"] = dict(self._failed)
         if self._power is not None:
@@ -166,7 +166,7 @@ def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
 
 
 def _of_servers(
-    replicas: Sequence[_Replica], records: Sequence[RequestRecord], *, surprised: bool
+    replicas: Sequence[_Replica], records: Sequence[RequestRecord], *, expects_hits: bool
 ) -> dict[str, Any]:
     grown = add_up([replica.grown for replica in replicas])
     found: dict[str, Any] = {"sources": [replica.url for replica in replicas]}
@@ -191,7 +191,7 @@ def _of_servers(
     if grown.get("prefix_cache_queries"):
         rate = grown.get("prefix_cache_hits", 0.0) / grown["prefix_cache_queries"]
         found["prefix_cache_hit_rate"] = rate
-        if surprised and rate > MAX_PREFIX_HIT_RATE:
+        if not expects_hits and rate > MAX_PREFIX_HIT_RATE:
             warnings.append(
                 f"{rate:.1%} of the prompt tokens came from the server's prefix cache: TTFT is "
                 "lower than with prompts it has not seen; leave --reuse-prompts out"

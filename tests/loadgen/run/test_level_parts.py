@@ -16,6 +16,7 @@ from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
+from lmi_bench.loadgen.run.self_check import LoopWatch
 
 SPEC = LevelSpec(0, Load(concurrency=8), num_requests=400)
 
@@ -67,7 +68,7 @@ def _line(records, workers):
             late = [record.exchange.ttft_bound_s * 1.0] * len(record.token_times_s)
             signals.add_answer(record.token_times_s, late)
             signals.delays_s.extend(late)
-        parts.append(LevelPart(tuple(own), signals, (), 0.3, False, None))
+        parts.append(LevelPart(tuple(own), signals, LoopWatch(), None))
     run = merge_parts(SPEC, 1, parts, max_error_share=0.5)
     assert [record.request_id for record in run.records] == list(range(400))
     return summarise_level(run)
@@ -83,7 +84,7 @@ def test_one_two_and_four_workers_give_equal_counts_and_equal_percentiles(worker
 
 def test_a_stop_of_one_part_stops_the_level():
     parts = [
-        LevelPart((), ReceiveSignals(), (), 0.1, False, None),
-        LevelPart((), ReceiveSignals(), (), 0.1, False, "timeout"),
+        LevelPart((), ReceiveSignals(), LoopWatch(), None),
+        LevelPart((), ReceiveSignals(), LoopWatch(), "timeout"),
     ]
     assert merge_parts(SPEC, 1, parts, max_error_share=None).stopped_by == "timeout"
