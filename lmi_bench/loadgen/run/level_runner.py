@@ -20,10 +20,14 @@ from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_parts
-from lmi_bench.loadgen.run.loops import run_closed_loop, run_open_loop
+from lmi_bench.loadgen.run.loops import (
+    PlannedSession,
+    SessionLoop,
+    run_closed_loop,
+    run_open_loop,
+)
 from lmi_bench.loadgen.run.self_check import LoopWatch
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
-from lmi_bench.loadgen.run.session_loop import PlannedSession, SessionLoop
 from lmi_bench.loadgen.run.target import Target, resolve
 
 PREPARED_REQUESTS = 16_384

@@ -90,8 +90,12 @@ class RetryingTarget:
         """An attempt's result, when the first attempt was sent, and the number of retries."""
         first_s = asyncio.get_running_loop().time()
         retries = 0
+        back_off_s: float | None = None
         while True:
             try:
+                if back_off_s is not None:
+                    await asyncio.sleep(back_off_s)
+                    retries += 1
                 result = await attempt()
             except asyncio.CancelledError as exc:
                 raise _with_retries(exc, first_s, retries) from exc
@@ -103,15 +107,11 @@ class RetryingTarget:
                     _mark(exc, first_s, retries)
                     raise
                 self._quota -= _RETRY_COST
+                back_off_s = min(self._draw() * 2**retries, MAX_BACK_OFF_S)
             else:
                 gain = _RETRY_COST if retries else _SUCCESS_GAIN
                 self._quota = min(_QUOTA, self._quota + gain)
                 return result, first_s, retries
-            try:
-                await asyncio.sleep(min(self._draw() * 2**retries, MAX_BACK_OFF_S))
-            except asyncio.CancelledError as exc:
-                raise _with_retries(exc, first_s, retries) from exc
-            retries += 1
 
 
 def _is_transient(exc: TargetError) -> bool:
