@@ -27,7 +27,7 @@ PROBE_TIMEOUT_S = 3.0
 
 
 class Turns:
-    """Addresses in turn, round and round; at least one."""
+    """Addresses in turn, repeated without end; at least one."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self.all = tuple(addresses)

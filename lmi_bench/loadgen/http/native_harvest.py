@@ -1,4 +1,4 @@
-"""The receiving of `harvest.c`: found or built, attached to a loop's epoll, and what it kept.
+"""The native receiver `harvest.c`: built if needed, attached to a loop's epoll; its kept reads.
 
 Python sees a stream again when its response may have ended; each token event costs one recvmsg and
 two copies of its bytes, without the interpreter.
@@ -149,7 +149,7 @@ class KeptStream:
         self._stream = _Stream.from_address(address)
 
     def restart(self, limit_bytes: int) -> None:
-        """Forget what came; each read beyond the limit will wake Python."""
+        """Drop the received bytes; each read beyond the limit will wake Python."""
         if self._address is not None:
             self._library.restart(self._address, limit_bytes)
 
@@ -164,18 +164,18 @@ class KeptStream:
 
     @property
     def num_bytes(self) -> int:
-        """What came since the restart."""
+        """Bytes received since the restart."""
         return int(self._stream.num_bytes)
 
     def since(self, begin: int) -> bytes:
-        """The bytes that came, from this one on."""
+        """The received bytes from this index on."""
         stream = self._stream
         if stream.num_bytes <= begin:
             return b""
         return ctypes.string_at(stream.data + begin, stream.num_bytes - begin)
 
     def reads(self) -> KeptReads:
-        """A copy of all that came."""
+        """A copy of all received bytes, read by read."""
         stream = self._stream
         rows = ctypes.string_at(stream.rows, stream.num_rows * _ROW.size) if stream.rows else b""
         return KeptReads(self.since(0), rows)

@@ -1,4 +1,4 @@
-"""Receiving on sockets with true times: the loop's selector does the reading itself.
+"""Receiving on sockets with exact times: the loop's selector does the reading itself.
 
 asyncio would wake a task for every token. Here `select()` reads the stream sockets, keeps (time,
 kernel time, bytes) and wakes a future only when a response ends, so one ordinary loop on one core
@@ -33,7 +33,7 @@ _READABLE = getattr(select, "EPOLLIN", 1)
 
 
 class Stream(Protocol):
-    """A socket that the loop's selector reads for. Its methods neither block nor raise."""
+    """A socket that the loop's selector watches. Its methods neither block nor raise."""
 
     @property
     def fd(self) -> int:
@@ -41,7 +41,7 @@ class Stream(Protocol):
         ...
 
     def on_readable(self, bound_ns: int) -> None:
-        """Read once. What is read came after `bound_ns`; 0 where that is not known."""
+        """Read once. The bytes arrived after `bound_ns`; 0: unknown."""
         ...
 
     def on_writable(self) -> None:
@@ -50,7 +50,7 @@ class Stream(Protocol):
 
 
 class WokenStream(Stream, Protocol):
-    """A socket that the native receiver may read for."""
+    """A stream that the native receiver may read."""
 
     def on_woken(self, kind: int, error: int) -> None:
         """Look at what was kept; kind is one of `native_harvest`'s, `error` the errno of FAILED."""
@@ -58,10 +58,10 @@ class WokenStream(Stream, Protocol):
 
 
 class Receiver(Protocol):
-    """Where a stream socket is watched."""
+    """Watches stream sockets and calls their streams."""
 
     def add(self, stream: Stream) -> None:
-        """Read for this socket from now on."""
+        """Read this socket from now on."""
         ...
 
     def use_native(self, library: Path) -> None:
@@ -69,7 +69,7 @@ class Receiver(Protocol):
         ...
 
     def add_kept(self, stream: WokenStream) -> KeptStream | None:
-        """Read for this socket natively from now on; None: not here, `add` it."""
+        """Read this socket natively from now on; None: impossible here, `add` it."""
         ...
 
     def remove(self, stream: Stream) -> None:
@@ -77,11 +77,11 @@ class Receiver(Protocol):
         ...
 
     def want_write(self, stream: Stream, wanted: bool) -> None:
-        """Tell the stream when it can write again, or stop telling it."""
+        """Call `on_writable` when the stream can write again, or stop doing so."""
         ...
 
     def look_every(self, tick_s: float | None) -> None:
-        """Look for data this often even while none comes: what is read came within the tick."""
+        """Look for data at least this often, so that what is read arrived within the tick."""
         ...
 
 
@@ -105,11 +105,11 @@ if sys.platform == "linux":
             self._tick_s: float | None = None
 
         def look_every(self, tick_s: float | None) -> None:
-            """Look for data this often even while none comes: what is read came within the tick."""
+            """Look for data at least this often, so that what is read arrived within the tick."""
             self._tick_s = tick_s
 
         def add(self, stream: Stream) -> None:
-            """Read for this socket from now on."""
+            """Read this socket from now on."""
             self._streams[stream.fd] = stream
             self._epoll.register(stream.fd, select.EPOLLIN)
 
@@ -128,7 +128,7 @@ if sys.platform == "linux":
                 self._native = NativeHarvester(library, self._epoll_fd)
 
         def add_kept(self, stream: WokenStream) -> KeptStream | None:
-            """Read for this socket natively from now on; None: not here, `add` it."""
+            """Read this socket natively from now on; None: impossible here, `add` it."""
             if self._native is None:
                 return None
             kept = self._native.add(stream.fd)
@@ -137,7 +137,7 @@ if sys.platform == "linux":
             return kept
 
         def want_write(self, stream: Stream, wanted: bool) -> None:
-            """Tell the stream when it can write again, or stop telling it."""
+            """Call `on_writable` when the stream can write again, or stop doing so."""
             events = select.EPOLLOUT if wanted else 0
             if stream.fd in self._streams:
                 self._epoll.modify(stream.fd, events | select.EPOLLIN)
@@ -145,7 +145,7 @@ if sys.platform == "linux":
                 self._epoll.modify(stream.fd, events | native_harvest.WATCHED)
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            """Read every stream that has something; return what is ready of all others."""
+            """Read every stream that has data; return the other descriptors that are ready."""
             if self._native is not None and self._kept:
                 return self._select_natively(self._native, timeout)
             wait_s = -1.0 if timeout is None else max(0.0, timeout)
@@ -178,7 +178,7 @@ if sys.platform == "linux":
         def _serve(
             self, fd: int, event: int, bound_ns: int, ready: list[tuple[selectors.SelectorKey, int]]
         ) -> None:
-            """Let a stream read and write, or note what is ready of any other descriptor."""
+            """Let a stream read and write, or note that another descriptor is ready."""
             stream = self._streams.get(fd)
             if stream is not None:
                 if event & select.EPOLLOUT:
@@ -193,7 +193,7 @@ if sys.platform == "linux":
         def _select_natively(
             self, native: NativeHarvester, timeout: float | None
         ) -> list[tuple[selectors.SelectorKey, int]]:
-            """The same, the kept streams being read without Python until one may have ended."""
+            """The same; kept streams are read without Python until one may have ended."""
             ready: list[tuple[selectors.SelectorKey, int]] = []
             kept = self._kept
             watched = len(self.get_map()) + len(self._streams) + len(kept)
@@ -209,7 +209,7 @@ if sys.platform == "linux":
             return ready
 
         def _wait_in_ticks(self, tick_s: float, timeout: float | None) -> None:
-            """Wait until something is ready, noting in between that nothing was."""
+            """Wait until a descriptor is ready; each empty look in between is a time bound."""
             now_ns = time.monotonic_ns()
             end_ns = None if timeout is None else now_ns + int(timeout * 1e9)
             while end_ns is None or now_ns < end_ns:
@@ -222,20 +222,20 @@ if sys.platform == "linux":
 
 
 class LoopReceiver:
-    """The same service by any selector loop's own readers: user time, without a bound."""
+    """A receiver over any selector loop's own readers: user time, without a bound."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def add(self, stream: Stream) -> None:
-        """Read for this socket from now on."""
+        """Read this socket from now on."""
         self._loop.add_reader(stream.fd, stream.on_readable, 0)
 
     def use_native(self, library: Path) -> None:
         """Nothing to do: these readers read in Python."""
 
     def add_kept(self, stream: WokenStream) -> KeptStream | None:
-        """Not here."""
+        """None: this receiver is not native."""
         return None
 
     def remove(self, stream: Stream) -> None:
@@ -244,14 +244,14 @@ class LoopReceiver:
         self._loop.remove_writer(stream.fd)
 
     def want_write(self, stream: Stream, wanted: bool) -> None:
-        """Tell the stream when it can write again, or stop telling it."""
+        """Call `on_writable` when the stream can write again, or stop doing so."""
         if wanted:
             self._loop.add_writer(stream.fd, stream.on_writable)
         else:
             self._loop.remove_writer(stream.fd)
 
     def look_every(self, tick_s: float | None) -> None:
-        """Nothing to do: these readers know no bound."""
+        """Nothing to do: these readers have no time bound."""
 
 
 class HarvestLoop(asyncio.SelectorEventLoop):

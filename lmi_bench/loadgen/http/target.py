@@ -193,7 +193,7 @@ class HttpTarget:
         self._sample_clock()
 
     def end_level(self) -> ReceiveSignals:
-        """What the receiver saw since `open_level`."""
+        """Observations of the receiver since `open_level`."""
         self._signals.clock_steps = self._clock.steps
         if self._receiver is not None:
             self._signals.receiver = self._receiver

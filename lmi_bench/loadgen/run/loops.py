@@ -5,7 +5,7 @@ has ended; the time from then to the send is the generator's own delay, which th
 reports. Open loop: each begins when it is due, however slow the answers are. Latency counts from
 the due time, so that a generator or a server that falls behind cannot hide the delay that it caused
 (coordinated omission). A turn of a conversation is due a pause after the answer before it, never
-sooner; the wait that a cap caused is recorded separately.
+sooner; the wait that a limit caused is recorded separately.
 """
 
 from __future__ import annotations

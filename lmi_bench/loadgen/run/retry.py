@@ -74,7 +74,7 @@ class RetryingTarget:
         await self._target.open_level(connections)
 
     def end_level(self) -> ReceiveSignals:
-        """What the receiver saw."""
+        """Observations of the receiver."""
         return self._target.end_level()
 
     async def __aenter__(self) -> Self:

@@ -82,7 +82,7 @@ class Measured:
     """A request that ended: its record, made at once or on first use.
 
     ended_s     when its user could send again; never before it was due
-    held_s      part of its dispatch delay that a cap caused
+    held_s      part of its dispatch delay that a limit on requests in flight caused
     num_tokens  tokens that came, or the number of reads where nothing is decoded yet
     """
 
@@ -94,7 +94,7 @@ class Measured:
     held_s: float = 0.0
 
     def add_held(self, seconds: float) -> None:
-        """Add the seconds that a cap made the request wait before it was sent."""
+        """Add the seconds that a limit made the request wait before it was sent."""
         self.held_s += seconds
 
     @property

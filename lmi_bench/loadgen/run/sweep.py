@@ -1,7 +1,7 @@
 """A sweep: level after level against one target, each saved when it ends.
 
-What cuts a level short ends the sweep after it; a cancellation in mid-level loses that level only,
-and the run resumes there.
+A stop rule that ends a level early ends the sweep, too; a cancellation loses only the level that
+is running, and the run resumes there.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def run_sweep(
 
 
 def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> bool:
-    """Whether a rule watches each answer as it ends, or a cap counts the requests in flight."""
+    """Whether a rule watches each answer, or a limit counts the requests in flight."""
     capped = spec.max_in_flight is not None or spec.max_sessions is not None
     capped = capped or resolve(target).max_connections is not None
     return capped or rules.watcher(spec) is not None
