@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from lmi_bench.targets.access import Access
 from lmi_bench.targets.profiles import SHIPPED
 
 _FEWEST_REQUESTS = 300
+_LATENCIES = 20
 _UNFITTED = ("speculation", "cuda_graphs")
 _ENGINE_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -133,9 +135,11 @@ def _overrides(
 ) -> dict[str, Any]:
     """The planned load as fields of a scenario: the rate, or the number of users."""
     question, candidate = plan.answer.question, plan.best
-    slos = list(question.slos)
+    slos, copies = list(question.slos), _serving(candidate) * candidate.copies
+    running = candidate.memory["mean_batch_per_copy"] * copies * share
     requests = settings.requests or max(
         _FEWEST_REQUESTS,
+        math.ceil(_LATENCIES * running),  # Little: so many latencies, to be steady for most of it
         *(2 * samples_needed(QUANTILES.get(parse_slo(slo).statistic, 0.5)) for slo in slos),
         0,
     )
@@ -162,8 +166,7 @@ def _overrides(
         if question.burstiness < 1:
             overrides |= {"load.arrivals": "gamma", "load.burstiness": question.burstiness}
     else:
-        copies = _serving(candidate) * candidate.copies
-        users = max(1, round(candidate.memory["mean_batch_per_copy"] * copies * share))
+        users = max(1, round(running))
         overrides["load.concurrency"] = [users]
         overrides["load.requests_per_level"] = max(requests, 3 * users)
     if settings.target.startswith("sim:"):

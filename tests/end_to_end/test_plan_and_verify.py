@@ -33,7 +33,7 @@ def test_a_plan_names_price_purchase_spares_failure_unit_and_what_would_change_i
     assert "more than 75% of the hours" in text
     assert "1 more add USD 1.14 per hour" in text  # 1.515 * 0.75
     assert "failure unit: one ml.g5.2xlarge" in text
-    assert "joint attainment" in text
+    assert "simulated requests meet every SLO" in text
     assert "would change the answer?" in text
     content = json.loads(path.read_text())
     assert content["vary"]["intervals"][0]["from_per_s"] == 2.0
