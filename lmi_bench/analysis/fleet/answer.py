@@ -378,39 +378,3 @@ class Recommendation:
             raise InputError(
                 f"not a recommendation as this version writes it, {exc}: {_AGAIN}"
             ) from exc
-
-    def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """The candidates as rows of a table, the best first."""
-        rows = [candidate_row(candidate) for candidate in self.candidates[:limit]]
-        several = any(row["engine"] for row in rows)
-        for row in rows:
-            if several:
-                row["engine"] = row["engine"] or "as given"
-            else:
-                del row["engine"]
-        return rows
-
-
-def candidate_row(candidate: Candidate) -> dict[str, Any]:
-    """One candidate as a row of plain values; None is not known."""
-
-    def value(name: str) -> float | None:
-        figure = candidate.figures.get(name)
-        return None if figure is None else figure.value
-
-    return {
-        "instance": candidate.instance,
-        "machines": candidate.instances,
-        "TP": candidate.tensor_parallel,
-        "copies": candidate.copies,
-        "engine": candidate.setting.describe(),
-        "USD/h": candidate.price_usd_per_hour,
-        "USD/1M out": candidate.usd_per_1m_output_tokens,
-        "capacity req/s": value("capacity_rate_per_s"),
-        "tok/s": value("throughput_tokens_per_s"),
-        "TTFT p90 ms": value("ttft_p90_ms"),
-        "ITL p50 ms": value("itl_p50_ms"),
-        "ms/token p90": value("latency_per_token_p90_ms"),
-        "limited by": candidate.limited_by,
-        "basis": candidate.basis,
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -207,24 +207,6 @@ class EngineProfile:
         if known:
             correlation[:known, :known] = self.log_correlation
         return np.asarray(correlation * np.outer(sd, sd), dtype=np.float64)
-
-    def draws(self, count: int, seed: int) -> list[EngineProfile]:
-        """`count` profiles drawn from the uncertainty."""
-        chance = np.random.default_rng(seed)
-        logs = chance.multivariate_normal(
-            np.zeros(len(PARAMETER_NAMES)), self.log_covariance(), size=count, method="eigh"
-        )
-        return [replace(self, parameters=self._scaled(np.exp(row))) for row in logs]
-
-    def _scaled(self, factors: NDArray[np.float64]) -> StepParameters:
-        values = {
-            name: getattr(self.parameters, name) * float(factor)
-            for name, factor in zip(PARAMETER_NAMES, factors, strict=True)
-        }
-        for name in values:
-            if name.endswith("_share"):  # no kernel is faster than its hardware
-                values[name] = min(values[name], 1.0)
-        return StepParameters(**values)
 
 
 def _same_version(one: str, other: str) -> bool:

@@ -161,11 +161,10 @@ def test_rounded_weights_come_with_the_caveat_on_quality():
     assert not any("what rounding does" in text for text in ask((AS_STATED,)).warnings)
 
 
-def test_a_setting_stands_in_the_file_and_in_the_rows():
+def test_a_setting_stands_in_the_file():
     answer = ask((AS_STATED, EngineSetting(dtype="int4", max_batch_size=16)))
     document = answer.to_json()
     assert {c["setting"]["max_batch_size"] for c in document["candidates"]} == {None, 16}
-    assert {row["engine"] for row in answer.rows()} == {"as given", "int4, batch 16"}
 
 
 KINDS = (RequestKind(100, 10, 3.0), RequestKind(1000, 50, 1.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from lmi_bench.analysis.model.builtin_profiles import (
@@ -60,27 +59,6 @@ def test_a_profile_warns_before_it_judges_another_engine():
     assert "version 0.19" in (VLLM_0_12.warning_for_engine("vllm 0.19.0") or "")
     assert VLLM_0_12.warning_for_engine("vllm 0.12.0") is None
     assert VLLM_0_12.warning_for_engine("") is None
-
-
-def test_draws_have_the_stated_spread_and_correlation():
-    """4,000 draws: the sample's log deviation and correlation are the profile's."""
-    draws = TGI_2023.draws(4000, seed=1)
-    names = ("host_stretch_per_rank", "host_per_layer_s")
-    logs = np.log([[getattr(d.parameters, n) for n in names] for d in draws])
-    stretch, launch = (PARAMETER_NAMES.index(name) for name in names)
-    stated = TGI_2023.log_sd["host_stretch_per_rank"]
-    assert logs[:, 0].std() == pytest.approx(stated, rel=0.05)
-    correlation = np.corrcoef(logs[:, 1], logs[:, 0])[0, 1]
-    assert correlation == pytest.approx(TGI_2023.log_correlation[launch][stretch], abs=0.05)
-
-
-def test_no_draw_is_faster_than_its_hardware():
-    """NVLink's share of 0.71 with 30 % spread would often exceed 1."""
-    assert max(d.parameters.nvlink_share for d in TGI_2023.draws(500, seed=2)) == 1.0
-
-
-def test_the_same_seed_draws_the_same_profiles():
-    assert TGI_2023.draws(3, seed=7) == TGI_2023.draws(3, seed=7)
 
 
 def test_a_prior_takes_from_its_base_what_it_does_not_state():
