@@ -18,7 +18,7 @@ from lmi_bench.deploy.backend_choice import (
     degree_note,
 )
 from lmi_bench.deploy.checks import container_of
-from lmi_bench.deploy.images import Image, all_images
+from lmi_bench.deploy.images import all_images
 from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 from lmi_bench.deploy.option_table import ERAS, all_options, find_option
@@ -198,7 +198,9 @@ def print_images(family: str | None, region: str, account: str | None) -> None:
             {
                 "family": image.family,
                 "engine": f"{image.engine} {image.engine_version}".rstrip(),
-                "needs": _needs(image),
+                "needs": "Neuron devices"
+                if image.accelerator == "neuron"
+                else f"{image.cuda}, compute capability {image.compute_capability}, {image.arch}",
                 "address": image.uri(region, account),
             }
             for image in all_images()
@@ -206,12 +208,6 @@ def print_images(family: str | None, region: str, account: str | None) -> None:
         ],
         left=("family", "engine", "needs", "address"),
     )
-
-
-def _needs(image: Image) -> str:
-    if image.accelerator == "neuron":
-        return "Neuron devices"
-    return f"{image.cuda}, compute capability {image.compute_capability}, {image.arch}"
 
 
 def print_presets(found: Sequence[Preset]) -> None:

@@ -62,7 +62,8 @@ def print_sweep(result: SweepResult) -> None:
         say(level_block(_best_level(pooled.levels, knees)))
     say(f"run folder: {folder}   next: lmi-bench report {folder}")
     if result.failed:
-        fail(f"no level is usable: {_failures(levels)}{_first_error(result)}")
+        failed = f"{sum(x.failed for x in levels):,} of {sum(x.sent for x in levels):,}"
+        fail(f"no level is usable: {failed} requests failed{_first_error(result)}")
 
 
 def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
@@ -75,11 +76,6 @@ def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
         note("no SLO broke up to the highest level; --search concurrency tries higher loads")
     if doubtful := _invalid_beside(answer, levels):
         warn(f"the answer depends on invalid levels: {', '.join(doubtful)}")
-
-
-def _failures(levels: Sequence[Level]) -> str:
-    errors, requests = sum(x.failed for x in levels), sum(x.sent for x in levels)
-    return f"{errors:,} of {requests:,} requests failed"
 
 
 def _invalid_beside(answer: SloAnswer, levels: Sequence[Level]) -> list[str]:

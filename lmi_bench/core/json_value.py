@@ -74,7 +74,9 @@ class JsonValue:
             slot = slots.get(key)
             if slot is None:
                 unknown[key] = value
-            elif type(value) not in slot.accepts and not _is_accepted(value, slot):
+            elif type(value) not in slot.accepts and (  # NumPy's are subclasses; true is no number
+                isinstance(value, bool) or not isinstance(value, tuple(slot.accepts))
+            ):
                 expected = _names(slot)
                 raise InputError(f"{where}: {key} must be {expected}, not {_shown(value)}")
             elif slot.of is not None and value is not None:
@@ -147,11 +149,6 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
             yield from _alternatives(each)
     else:
         yield get_origin(annotation) or annotation
-
-
-def _is_accepted(value: object, slot: Slot) -> bool:
-    """For subclasses of JSON types, such as NumPy's; true is no number."""
-    return not isinstance(value, bool) and isinstance(value, tuple(slot.accepts))
 
 
 def _names(slot: Slot) -> str:

@@ -9,7 +9,7 @@ function. Nothing here knows a terminal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 
@@ -106,23 +106,20 @@ def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterat
         if is_dataclass(hint):
             assert isinstance(hint, type)
             yield from settings_of(hint, common)
-        elif (found := _option_of_field(each, hint)) is not None:
-            kind, mark = found
-            mark = replace(
-                mark,
-                group=mark.group or vars(group).get("GROUP"),
-                rare=mark.rare or (common is not None and each.name not in common),
-            )
-            made = each.default_factory
-            default = each.default if made is MISSING else made()
-            yield Setting(each.name, kind, default, mark)
-
-
-def _option_of_field(each: Field[Any], hint: Any) -> tuple[Any, Option] | None:
-    """The type and the option of a field, wherever its option stands."""
-    if (mark := each.metadata.get(_METADATA)) is not None:
-        return hint, mark
-    return option_of(hint)
+            continue
+        mark = each.metadata.get(_METADATA)
+        found = option_of(hint) if mark is None else (hint, mark)
+        if found is None:
+            continue
+        kind, mark = found
+        mark = replace(
+            mark,
+            group=mark.group or vars(group).get("GROUP"),
+            rare=mark.rare or (common is not None and each.name not in common),
+        )
+        made = each.default_factory
+        default = each.default if made is MISSING else made()
+        yield Setting(each.name, kind, default, mark)
 
 
 def option_of(hint: Any) -> tuple[Any, Option] | None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg", "pdf")
 _INK, _MUTED, _GRID, _LIMIT = "#16191f", "#5b6472", "#e1e5ec", "#b3261e"
+# without a date, the same report gives the same bytes
+_NO_DATE: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _SIZE_INCHES = (7.2, 4.3)
 
 
@@ -47,14 +49,9 @@ def write_figures(
         _dress(axes)
         path = folder / f"{chart.name}.{file_format}"
         with rc_context({"svg.hashsalt": chart.name}):  # the same report gives the same ids
-            figure.savefig(path, dpi=dots_per_inch, metadata=_metadata(file_format))
+            figure.savefig(path, dpi=dots_per_inch, metadata=_NO_DATE.get(file_format))
         paths.append(path)
     return paths
-
-
-def _metadata(file_format: str) -> dict[str, str | None]:
-    """No date in the file: the same report gives the same bytes."""
-    return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format, {})  # type: ignore[return-value]
 
 
 def _draw(axes: Axes, chart: Chart) -> None:

@@ -183,17 +183,13 @@ def sensitivity(request: RecommendRequest, answer: Recommendation) -> list[dict[
     """
     if answer.recommended is None:
         return []
-    rivals = _rivals(request, answer)
+    names = list(dict.fromkeys(candidate.instance for candidate in answer.candidates))[:_RIVALS]
+    rivals = tuple(each for each in request.considered if each.instance_type in names)
     return [
         *_by_price(request, answer),
         *_by_load(request, answer.recommended, rivals),
         *_by_limits(request, answer.recommended, rivals),
     ]
-
-
-def _rivals(request: RecommendRequest, answer: Recommendation) -> tuple[Instance, ...]:
-    names = list(dict.fromkeys(candidate.instance for candidate in answer.candidates))[:_RIVALS]
-    return tuple(each for each in request.considered if each.instance_type in names)
 
 
 def _by_price(request: RecommendRequest, answer: Recommendation) -> Iterator[dict[str, Any]]:

@@ -117,10 +117,6 @@ class OpenAiReply(ABC):
             choice["token_ids"] = [piece.token_id for piece in pieces]
         return choice
 
-    def _own_text(self, piece: Piece) -> str:
-        """A token's own text, regardless of what the answer has shown."""
-        return self._codec.decode([piece.token_id])
-
     def _usage(self) -> dict[str, int]:
         """Token counts: the prompt once, and the output of all choices so far."""
         num_prompt = len(self._answers[0].prompt.token_ids)
@@ -151,7 +147,7 @@ class CompletionReply(OpenAiReply):
         return self._stream_choice(text, pieces, number)
 
     def _logprobs(self, pieces: list[Piece], number: int) -> dict[str, Any]:
-        tokens = [self._own_text(piece) for piece in pieces]
+        tokens = [self._codec.decode([piece.token_id]) for piece in pieces]
         offsets = []
         for piece in pieces:
             offsets.append(self._text_offsets[number])

@@ -179,7 +179,9 @@ class LoadSettings:
         A rate with a concurrency is a rate with at most so many requests at once; an infinite
         rate, which other tools write for none, leaves the concurrency alone.
         """
-        concurrency = _concurrency(self.concurrency)
+        concurrency: Sequence[float | int] | str | None = self.concurrency
+        if concurrency not in (None, "auto"):
+            concurrency = numbers("--concurrency", str(concurrency))
         rate = None if self.rate is None else numbers("--rate", self.rate)
         cap = None
         if rate is not None and any(value == float("inf") for value in rate):
@@ -204,10 +206,6 @@ class LoadSettings:
             "load.max_in_flight": cap,
             "load.arrivals": "gamma" if is_gamma else self.arrivals,
         }
-
-
-def _concurrency(text: str | None) -> Sequence[float | int] | str | None:
-    return text if text in (None, "auto") else numbers("--concurrency", text)
 
 
 def numbers(flag: str, text: str) -> list[float | int]:

@@ -59,6 +59,7 @@ from lmi_bench.targets.open import open_bench
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?")  # an address without its http://
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,18 +211,13 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
                 f"two targets: {scenario_or_url} and --target {overrides['target']}; give one"
             )
         scenario, overrides["target"] = parse_scenario({}), scenario_or_url
-    elif _is_host_and_port(scenario_or_url):
+    elif _HOST_AND_PORT.fullmatch(scenario_or_url) and not Path(scenario_or_url).exists():
         raise InputError(
             f"there is no file {scenario_or_url}; for a server write http://{scenario_or_url}"
         )
     else:
         scenario = load_scenario(Path(scenario_or_url))
     return scenario.with_overrides(overrides)
-
-
-def _is_host_and_port(text: str) -> bool:
-    """Whether the text may be an address without its http://."""
-    return re.fullmatch(r"[\w.-]+:\d+(/.*)?", text) is not None and not Path(text).exists()
 
 
 def _default_folder(scenario: Scenario) -> Path:

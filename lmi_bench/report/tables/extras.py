@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmi_bench.core.findings import SloAnswer
-from lmi_bench.core.level import Judgement, Level, Sessions, Spread
+from lmi_bench.core.level import Level, Sessions, Spread
 from lmi_bench.report.formats import MISSING, count, load_name, number, share, statistic_cell
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.tables.levels import Lines, load_field, per_level
@@ -21,6 +21,7 @@ _SHAPES = {
     "smooth": "the SLO is passed gradually",
     "cliff": "a cliff: one step of the load breaks it by far",
 }
+_MET, _MISSED = Cell("met", "", "good"), Cell("missed", "", "bad")
 
 
 def search_headline(answer: SloAnswer | None) -> Headline | None:
@@ -69,14 +70,10 @@ def search_table(axis: str, lines: Lines) -> Table | None:
             of(lambda found: number(found.ratio) if math.isfinite(found.ratio) else "endless"),
         ),
         field("Nearest to its limit", of(lambda found: found.binding or MISSING), numeric=False),
-        field("SLOs", of(_search_verdict), numeric=False),
+        field("SLOs", of(lambda found: _MET if found.passed else _MISSED), numeric=False),
     ]
     note = "A level is cut short as soon as no further answer can save it."
     return table_of("How the highest load was found", fields, tried, note)
-
-
-def _search_verdict(found: Judgement) -> Cell:
-    return Cell("met", "", "good") if found.passed else Cell("missed", "", "bad")
 
 
 _Attempts = tuple[Level, str, Spread]
