@@ -61,11 +61,6 @@ def all_model_entries() -> tuple[CatalogModel, ...]:
     return tuple(_from_row(row) for row in read_rows("models.csv"))
 
 
-def all_models() -> tuple[ModelShape, ...]:
-    """The shapes of all models in the catalog, in table order."""
-    return tuple(entry.shape for entry in all_model_entries())
-
-
 _INDEX = Index(
     "model",
     "Give a catalog name, or a folder with a config.json.",

@@ -221,7 +221,9 @@ def print_presets(found: Sequence[Preset]) -> None:
             "TP": preset.cell.tensor_parallel,
             "concurrency": preset.cell.concurrency,
             "tok/s": format_figure(preset.cell.throughput_tokens_per_s, 0),
-            "ms/token": format_figure(_ms(preset.cell.latency_s_per_token), 0),
+            "ms/token": format_figure(
+                (each_s := preset.cell.latency_s_per_token) and s_to_ms(each_s), 0
+            ),
             "USD/1M out": format_figure(preset.usd_per_1m_output, 2),
         }
         for preset in found
@@ -229,10 +231,6 @@ def print_presets(found: Sequence[Preset]) -> None:
     left = ("model", "in/out", "choose for", "machines")
     print_table("Measured configurations (JumpStart, 2023)", rows, left=left)
     note("measured with TGI of 2023; `recommend` predicts other machines, lengths and engines")
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else s_to_ms(seconds)
 
 
 def _versions(eras: str) -> str:

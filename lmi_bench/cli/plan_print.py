@@ -111,7 +111,6 @@ def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:
 
 
 def _load(cell: MeasuredLevel, users: str = "", rate: str = "/s") -> str:
-    """The load of a level with its units."""
     if cell.rate_per_s is None:
         return f"{cell.concurrency}{users}"
     return f"{cell.rate_per_s:g}{rate}"

@@ -60,7 +60,6 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
 
 
 def _print_reasons(advice: Advice) -> None:
-    """Everything beside the answer."""
     answer, best = advice.answer, advice.answer.recommended
     if advice.basis.accuracy is not None:
         print_table("Predicted against measured", accuracy_rows(advice.basis.accuracy))
@@ -128,6 +127,7 @@ def print_candidates(candidates: Sequence[Candidate], *, every_layout: bool = Tr
 
 
 def _row(candidate: Candidate) -> dict[str, str]:
+    served = candidate.figures.get("throughput_tokens_per_s")
     row = {
         "fleet": f"{candidate.instances} x {candidate.instance}",
         "TP x copies": f"{candidate.tensor_parallel} x {candidate.copies}",
@@ -135,7 +135,7 @@ def _row(candidate: Candidate) -> dict[str, str]:
         "USD/h": _money(candidate.price_usd_per_hour),
         "USD/1M out": _money(candidate.usd_per_1m_output_tokens),
         "capacity req/s": interval(candidate.figures.get("capacity_rate_per_s")),
-        "tok/s": _plain(candidate.figures.get("throughput_tokens_per_s")),
+        "tok/s": "" if served is None else f"{served.value:,.0f}",
         "TTFT p90 ms": interval(candidate.figures.get("ttft_p90_ms")),
         "ITL p50 ms": interval(candidate.figures.get("itl_p50_ms")),
         "ms/token p90": interval(candidate.figures.get("latency_per_token_p90_ms")),
@@ -156,7 +156,6 @@ def _row(candidate: Candidate) -> dict[str, str]:
 
 
 def _title(slo: str) -> str:
-    """The column of an SLO: `ITL p90 ms`, `ms/token p90`."""
     found = parse_slo(slo)
     if found.metric == "latency_per_token":
         return f"ms/token {found.statistic}"
@@ -165,10 +164,6 @@ def _title(slo: str) -> str:
 
 def _money(value: float | None) -> str:
     return "?" if value is None else f"{value:,.2f}"
-
-
-def _plain(figure: Estimate | None) -> str:
-    return "" if figure is None else f"{figure.value:,.0f}"
 
 
 def interval(figure: Estimate | None) -> str:
@@ -374,7 +369,8 @@ def _next_lines(answer: Recommendation) -> Iterator[str]:
             f"{_set_to(best.setting)}, then recommend again"
         )
         yield f"    lmi-bench sweep URL {_lengths(answer)} --concurrency {loads} --out RUN"
-        yield f"    lmi-bench recommend RUN --measured-on {_place(best)}"
+        place = best.instance + (f":{best.tensor_parallel}" if best.tensor_parallel > 1 else "")
+        yield f"    lmi-bench recommend RUN --measured-on {place}"
     elif answer.recommended is not None:
         yield "  next: replay the load on the fleet before buying"
         yield "    lmi-bench verify REC.json --target URL"
@@ -422,12 +418,6 @@ def _rounded_up(rate_per_s: float) -> str:
     """
     step = 10.0 ** (math.floor(math.log10(rate_per_s)) - 3)
     return f"{math.ceil(rate_per_s / step - 1e-9) * step:.4g}"
-
-
-def _place(candidate: Candidate) -> str:
-    """The candidate's machine as `--measured-on` takes it."""
-    degree = candidate.tensor_parallel
-    return candidate.instance if degree == 1 else f"{candidate.instance}:{degree}"
 
 
 def _worst_minutes(chosen: Candidate, slo: str) -> str:

@@ -17,7 +17,6 @@ from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import load_name
-from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
@@ -200,7 +199,8 @@ def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
     if not unsure:
         return f"SLO missed at every level: {stated}"
     if not broken:
-        most = max((_counted(records, failures) for records in run.records), default=0)
+        every = failures == "infinite"  # otherwise failed requests count in no quantile
+        most = max((sum(every or r.ok for r in records) for records in run.records), default=0)
         return (
             f"no level is known to meet {stated}: this needs {needed} answered requests a level, "
             f"and no level has more than {most} (--requests-per-level {needed})"
@@ -216,11 +216,6 @@ def _names(lines: Sequence[Level]) -> str:
     first, *others = (line.name for line in lines)
     word, _, _ = first.partition(" ")
     return ", ".join((first, *(name.removeprefix(f"{word} ") for name in others)))
-
-
-def _counted(records: Sequence[RequestRecord], failures: FailureRule) -> int:
-    """Number of requests that count in the level's quantiles."""
-    return len(records) if failures == "infinite" else sum(record.ok for record in records)
 
 
 def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> None:

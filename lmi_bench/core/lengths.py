@@ -81,11 +81,6 @@ class Pauses:
     first: float
     second: float = 0.0
 
-    @property
-    def mean_s(self) -> float:
-        """Mean pause, seconds."""
-        return (self.first + self.second) / 2 if self.kind == "uniform" else self.first
-
     def draw(self, draw: random.Random) -> float:
         """One pause, seconds, at least 0."""
         if self.kind == "fixed" or not self.first + self.second:
@@ -106,8 +101,8 @@ def _lognormal(draw: random.Random, mean: float, deviation: float) -> float:
 def parse_seconds(text: str) -> Pauses:
     """Read a distribution of pauses; raises InputError with the grammar if it cannot be parsed.
 
-    >>> parse_seconds("exponential(2)").mean_s
-    2.0
+    >>> parse_seconds("exponential(2)")
+    Pauses(kind='exponential', first=2.0, second=0.0)
     """
     text = text.strip()
     match = _PAUSES.fullmatch(text)

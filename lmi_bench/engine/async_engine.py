@@ -288,7 +288,6 @@ class AsyncEngine:
             raise
 
     async def _serve(self) -> None:
-        """Plan, run and commit steps until cancelled."""
         loop = asyncio.get_running_loop()
         overlap = self._executor.max_in_flight > 1
         steps: deque[tuple[StepBatch, float, asyncio.Task[list[StepOutput]]]] = deque()
@@ -356,7 +355,6 @@ class AsyncEngine:
         self._news.set()
 
     def _fail(self, error: EngineError) -> None:
-        """End every request with the engine's error."""
         self._error = error
         self._error_seen = bool(self._generations)
         self._failed.set()

@@ -80,7 +80,6 @@ def burstiness(times_s: Sequence[float]) -> Burstiness:
 
 
 def _windows(times: np.ndarray, length_s: float) -> Iterator[np.ndarray]:
-    """The times of each whole window."""
     number = ((times - times[0]) // length_s).astype(int)
     for index in range(int(number[-1]) + 1):
         yield times[number == index]

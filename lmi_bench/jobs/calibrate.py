@@ -403,7 +403,6 @@ def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
 def _rows(
     settings: ValidateSettings, profile: EngineProfile | None, listener: Listener
 ) -> list[TableRow]:
-    """The lines of a table, or the levels of sweeps."""
     folders = [source for source in settings.sources if source.is_dir()]
     if not folders and len(settings.sources) == 1:
         rows = read_table(settings.sources[0])

@@ -208,7 +208,6 @@ def sequence_limits(
 
 
 def _doubling(longest: int) -> Iterator[int]:
-    """Doubling from 512, ending with the longest."""
     tokens = 512
     while tokens < longest:
         yield tokens

@@ -73,7 +73,6 @@ def _keywords(
 
 
 def _described(setting: Setting) -> str:
-    """A keyword's entry of the help."""
     text = setting.option.help.replace("; repeatable.", "; a list.")
     text += default_note(setting.option, setting.default)
     if setting.default is MISSING:

@@ -179,7 +179,6 @@ async def _generate(
 
 
 async def _one_request(engine: ServingEngine, prompt: Prompt, chain: _Chain) -> list[int]:
-    """Run one request; returns its token ids."""
     generation = engine.submit(prompt.token_ids, prompt.sampling)
     token_ids: list[int] = []
     try:

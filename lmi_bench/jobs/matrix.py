@@ -214,7 +214,9 @@ def run_matrix(
             f"{folder} exists: name another folder with --out, or continue it with --resume"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    states = [_state_of(folder, cell) for cell in cells]
+    states = [CellState(cell, _state(folder / cell.folder)) for cell in cells]
+    for each in states:
+        each.run = None if each.state == "waiting" else load_run(folder / each.cell.folder)
     interrupted = False
     for place, each in enumerate(states, start=1):
         name = f"cell {place}/{len(states)}: {each.cell.title}"
@@ -245,7 +247,6 @@ def _run_cell(
     states: Sequence[CellState],
     listener: Listener,
 ) -> SweepResult:
-    """Sweep one cell and set its state."""
     cell = each.cell
     run_folder = folder / cell.folder
     scenario = parse_scenario(cell.fields).with_overrides({**overrides, "name": None})
@@ -253,7 +254,8 @@ def _run_cell(
     if cell.usd_per_hour is not None or cell.instance is not None:
         budget = Budget(cell.usd_per_hour, cell.instance, budget.max_usd)
     if budget.max_usd is not None:
-        left = budget.max_usd - sum(_spent_usd(s.run) for s in states if s.state == "finished")
+        runs = [each.run for each in states if each.state == "finished"]
+        left = budget.max_usd - sum(r.levels[-1].spent_usd or 0.0 for r in runs if r and r.levels)
         if left <= 0:
             raise InputError(f"--max-spend {budget.max_usd:g} USD is spent; this cell is left out")
         budget = replace(budget, max_usd=left)
@@ -272,21 +274,11 @@ def _run_cell(
     return result
 
 
-def _state_of(folder: Path, cell: Combination) -> CellState:
-    state = _state(folder / cell.folder)
-    run = None if state == "waiting" else load_run(folder / cell.folder)
-    return CellState(cell, state, run=run)
-
-
 def _state(folder: Path) -> str:
     """The state of a run folder; its knees are written when its sweep is over."""
     if (folder / KNEES).exists():
         return "finished"
     return "unfinished" if (folder / MANIFEST).exists() else "waiting"
-
-
-def _spent_usd(run: Run | None) -> float:
-    return (run.levels[-1].spent_usd or 0.0) if run and run.levels else 0.0
 
 
 def _write_state(folder: Path, path: Path, states: Sequence[CellState]) -> None:
@@ -304,7 +296,6 @@ def _write_state(folder: Path, path: Path, states: Sequence[CellState]) -> None:
 
 
 def _write_report(folder: Path, states: Sequence[CellState]) -> Path | None:
-    """One page over the cells that have a level."""
     from lmi_bench.report.html import render_html
     from lmi_bench.report.view import build_view
 

@@ -157,7 +157,6 @@ def engine_axes(settings: AxisSettings) -> EngineAxes:
 
 
 def _listed(flag: str, text: str | None, read: Callable[[str], Any]) -> tuple[Any, ...]:
-    """The values between commas."""
     if text is None:
         return ()
     try:

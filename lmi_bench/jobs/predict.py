@@ -200,7 +200,6 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
 
 
 def _scenario(settings: PredictSettings) -> Scenario:
-    """The workload and the loads as a scenario of a sweep."""
     workload: dict[str, Any] = {
         "input_tokens": settings.input_tokens,
         "output_tokens": settings.output_tokens,

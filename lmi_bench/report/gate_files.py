@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lmi_bench.analysis.results.gate import GateCase
 
+_CELL = str.maketrans({"|": "\\|", "\n": " "})
 _MARK = {"missed": "✗", "not measured": "?", "passed": "✓"}
 
 
@@ -35,7 +36,7 @@ def gate_markdown(cases: Sequence[GateCase], *, title: str) -> str:
              "|---|---|---|---:|---:|---|"]  # fmt: skip
     lines += [
         f"| {_MARK[case.outcome]} | {case.level} | {case.name} | {case.measured} | "
-        f"{case.limit} | {_cell(case.detail)} |"
+        f"{case.limit} | {case.detail.translate(_CELL)} |"
         for case in sorted(cases, key=lambda case: list(_MARK).index(case.outcome))
     ]
     return "\n".join(lines) + "\n"
@@ -63,7 +64,3 @@ def gate_rows(cases: Sequence[GateCase]) -> list[dict[str, str]]:
         }
         for case in cases
     ]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

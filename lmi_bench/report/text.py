@@ -193,7 +193,6 @@ def _row(name: str, value: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Text escaped for a table cell."""
     for old, new in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("\r", " "), ("\n", " ")):
         text = text.replace(old, new)
     return text

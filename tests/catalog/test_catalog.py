@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.catalog.accelerators import all_accelerators, find_accelerator
 from lmi_bench.catalog.instances import all_instances, find_instance
-from lmi_bench.catalog.models import all_model_entries, all_models, find_model, find_model_entry
+from lmi_bench.catalog.models import all_model_entries, find_model, find_model_entry
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
@@ -76,7 +76,7 @@ def test_published_names_of_accelerators_are_known(name, expected):
 def test_every_row_has_a_source_and_every_price_a_region_a_date_and_a_source():
     for accelerator in all_accelerators():
         assert accelerator.source, accelerator.name
-    for model in all_models():
+    for model in (entry.shape for entry in all_model_entries()):
         assert model.source, model.name
     for instance in all_instances():
         assert instance.source, instance.instance_type

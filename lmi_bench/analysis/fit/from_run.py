@@ -104,12 +104,6 @@ def run_dtype(run: Run) -> str:
     return planned_dtype(run_model(run), facts.get("dtype"))
 
 
-def run_kv_dtype(run: Run) -> str | None:
-    """Number format of the run's KV cache, if its engine states it."""
-    stated = target_facts(run).get("kv_dtype")
-    return None if stated is None else str(stated)
-
-
 def target_facts(run: Run) -> Mapping[str, Any]:
     """The description of the target in the run's manifest."""
     target = run.manifest.get("target")
@@ -144,7 +138,9 @@ def cells_from_run(
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
         cells.append(
             MeasuredLevel(
-                Setup(shape, instance, degree, dtype or run_dtype(run), kv_dtype=run_kv_dtype(run)),
+                Setup(
+                    shape, instance, degree, dtype or run_dtype(run), kv_dtype=facts.get("kv_dtype")
+                ),
                 input_tokens=input_tokens,
                 output_tokens=answered_tokens,
                 load=line.load,

@@ -214,7 +214,8 @@ def _factors(
     guessed = _limit_is_guessed(profile, cell, predicted)
     transfer = _transfer_sd(fit, cell)
     unmeasured = [(0.0, 0.0)] * len(metrics)
-    if not fit.cells and not _fitted_by_the_user(profile):
+    # a prior has no device, and a shipped profile marks: this one is not of the user's levels
+    if not fit.cells and (profile.fitted_cells or not profile.accelerators):
         unmeasured = _unmeasured_sd(profile, cell, predicted, metrics, spread=spread)
     scales = fit.scales.of(wanted)
     factors = {}
@@ -247,14 +248,6 @@ def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
 def _kind(cell: MeasuredLevel) -> tuple[bool, bool]:
     """Whether its model is a mixture of experts, and whether its weights have few bits."""
     return cell.setup.shape.is_moe, weight_format(cell.setup.dtype).nominal_bits < _FEW_BITS
-
-
-def _fitted_by_the_user(profile: EngineProfile) -> bool:
-    """Whether it was fitted to the user's own levels, as `recommend RUN` does.
-
-    A shipped profile names the levels it was fitted to; a prior has no device.
-    """
-    return bool(profile.accelerators) and not profile.fitted_cells
 
 
 def _limit_is_guessed(

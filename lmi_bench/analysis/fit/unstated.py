@@ -29,7 +29,10 @@ def fit_unstated(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     The `length_spread` and `kv_dtype` of the fit's own cells show which it was.
     """
     best = fit_cells(base, cells)
-    if any(map(_may_be_in_step, cells)):
+    if any(
+        cell.concurrency > cell.replicas and cell.length_spread > 0 and cell.ttft_mean_s is not None
+        for cell in cells
+    ):
         level = [replace(cell, length_spread=0.0) for cell in best.cells]
         best = _likelier(best, base, level)
     if any(map(_may_be_narrow, cells)):
@@ -60,11 +63,6 @@ def as_assumed(cell: MeasuredLevel, engine: str) -> MeasuredLevel:
     if cell.rate_per_s is None:
         cell = replace(cell, length_spread=0.0)
     return _narrow(cell) if _may_be_narrow(cell) and engine.startswith(_NARROW_CACHES) else cell
-
-
-def _may_be_in_step(cell: MeasuredLevel) -> bool:
-    several = cell.concurrency > cell.replicas
-    return several and cell.length_spread > 0 and cell.ttft_mean_s is not None
 
 
 def _narrow(cell: MeasuredLevel) -> MeasuredLevel:

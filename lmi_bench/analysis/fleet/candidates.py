@@ -135,7 +135,6 @@ def machines_needed(request: RecommendRequest, layout: Layout, copy: CopyCapacit
 
 
 def _users_of(request: RecommendRequest, copy: CopyCapacity) -> float:
-    """Users of a copy, waiting and thinking."""
     steady = copy.plan.steady
     response_s = steady.latency_s("e2e", "mean", copy.concurrency)
     think_s = request.think_time_s or 0.0

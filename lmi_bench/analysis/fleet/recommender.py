@@ -385,7 +385,6 @@ def _question(request: RecommendRequest) -> Question:
 
 
 def _warnings(request: RecommendRequest, shown: list[Candidate]) -> Iterator[str]:
-    """Warnings of the whole answer, each once."""
     yield from dict.fromkeys(warning for candidate in shown[:1] for warning in candidate.warnings)
     yield from request.profile.notes
     if shown and shown[0].slos and any(o.confidence == "likely" for o in shown[0].slos):

@@ -267,7 +267,6 @@ def can_run(profile: EngineProfile, cell: MeasuredLevel) -> bool:
 
 
 def _slowed(price: Pricer, factor: float) -> Pricer:
-    """The price of a step, times the factor."""
     if factor == 1.0:
         return price
     return lambda *counts: factor * price(*counts)

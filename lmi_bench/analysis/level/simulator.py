@@ -94,7 +94,6 @@ def simulate_level(
 
 
 def _arrivals_s(spec: LevelSpec, requests: Requests, seed: int) -> Iterator[float]:
-    """Due times of an open loop's requests."""
     assert spec.rate_per_s is not None
     if spec.load.arrivals == "trace":
         recorded = (requests(number).arrival_s for number in range(spec.num_requests or 0))
@@ -147,8 +146,6 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """The engine of every replica."""
-
     config: SchedulerConfig
     step_time: StepTime
     speculation: Speculation | None

@@ -78,10 +78,11 @@ class Answer:
         If the request is stopped without a last token, the last chunk is empty. Raises
         EngineError if the engine fails.
         """
-        num_events = 0
-        async for event in self.generation:
+        num_events, generation = 0, self.generation
+        async for event in generation:
             num_events += 1
-            yield self._take(event, is_last=self._ended_after(num_events))
+            ended = generation.finish_reason is not None and num_events == len(generation.events)
+            yield self._take(event, is_last=ended)
             if self.finish_reason is not None:
                 return
         self.finish_reason = self.generation.finish_reason
@@ -100,10 +101,6 @@ class Answer:
             self.generation.stop("cancelled")
         if self.finish_reason is None:
             self.finish_reason = self.generation.finish_reason
-
-    def _ended_after(self, num_events: int) -> bool:
-        generation = self.generation
-        return generation.finish_reason is not None and num_events == len(generation.events)
 
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
         chunk: list[Piece] = []

@@ -141,6 +141,5 @@ class Fields:
 
 
 def _show(value: Any) -> str:
-    """A value as JSON, truncated."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

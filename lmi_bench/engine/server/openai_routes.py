@@ -217,7 +217,6 @@ class ChatReply(OpenAiReply):
 
 
 def _stop_reason(answer: Answer) -> str | int | None:
-    """The stop string, or the stop token's id."""
     if answer.stop_string is not None or not answer.pieces:
         return answer.stop_string
     return answer.pieces[-1].token_id

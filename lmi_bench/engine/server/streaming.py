@@ -114,7 +114,8 @@ async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list
         if shares:
             await first.started()
         for number in range(1, count):
-            own = replace(prompt, sampling=replace(prompt.sampling, seed=_seed(prompt, number)))
+            seed = None if prompt.sampling.seed is None else prompt.sampling.seed + number
+            own = replace(prompt, sampling=replace(prompt.sampling, seed=seed))
             answers.append(state.submit(own, beside=first if shares else None))
     except BaseException:
         end_all(state, answers)
@@ -187,8 +188,3 @@ def _shares_blocks(state: ServerState, prompt: Prompt) -> bool:
     """True if a second request would find part of the prompt in the prefix cache."""
     config = state.engine.config
     return config.prefix_caching and len(prompt.token_ids) > config.block_size
-
-
-def _seed(prompt: Prompt, number: int) -> int | None:
-    seed = prompt.sampling.seed
-    return None if seed is None else seed + number

@@ -32,7 +32,8 @@ def free_memory_bytes(
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return int(free)
-    bounds = [_mem_available(meminfo), *_cgroup_room(cgroups)]
+    kib = _entry(meminfo, "MemAvailable:")
+    bounds = [None if kib is None else kib * 1024, *_cgroup_room(cgroups)]
     known = [bound for bound in bounds if bound is not None]
     if known:
         return max(0, min(known))
@@ -73,12 +74,6 @@ def blocks_that_fit(
             "--memory-share, or use a smaller model or block size"
         )
     return blocks if most is None else min(blocks, most)
-
-
-def _mem_available(meminfo: Path) -> int | None:
-    """MemAvailable in bytes; the file counts in KiB."""
-    kib = _entry(meminfo, "MemAvailable:")
-    return None if kib is None else kib * 1024
 
 
 def _entry(file: Path, name: str) -> int | None:

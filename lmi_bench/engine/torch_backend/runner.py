@@ -78,8 +78,6 @@ class TorchForward:
 
 
 class _SequenceState:
-    """State of one sequence between steps."""
-
     __slots__ = ("block_table", "history", "last_sampled")
 
     def __init__(self, cached_token_ids: Sequence[int]) -> None:

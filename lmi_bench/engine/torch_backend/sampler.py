@@ -96,7 +96,6 @@ def uniform_draw(seed: int, position: int) -> float:
 
 
 def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
-    """The likeliest token of every row, after its penalties."""
     picked: list[int] = logits.argmax(dim=-1).tolist()
     penalised = [
         i

@@ -6,6 +6,7 @@ the scenario, and then to the engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -217,7 +218,6 @@ def stated_settings(*groups: Any) -> dict[str, Any]:
 
 
 def _degree(text: str) -> int | str:
-    """A tensor-parallel degree or `max`."""
     if text == "max":
         return text
     if text.isdecimal() and int(text) > 0:
@@ -232,19 +232,15 @@ def _eager(text: str) -> bool:
     return text == "off"
 
 
-def _router(text: str) -> str:
-    return text.replace("-", "_")
-
-
 def _scheme(text: str) -> str:
     from lmi_bench.engine.quantization import parse_scheme
 
     return parse_scheme(text).value
 
 
-_READERS: Final = {
+_READERS: Final[dict[str, Callable[[str], Any]]] = {
     "tensor_parallel": _degree,
     "enforce_eager": _eager,
     "quantize": _scheme,
-    "router": _router,
+    "router": lambda text: text.replace("-", "_"),
 }

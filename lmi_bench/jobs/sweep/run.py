@@ -134,7 +134,11 @@ def sweep_scenario(
     if found is not None:
         listener.note(f"{out} is finished, {len(found.levels)} level(s): nothing is left to send")
         return found
-    tracer = None if options.trace is None else _step_trace(options.trace)
+    tracer: ChromeTrace | None = None
+    if options.trace is not None:
+        from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
+
+        tracer = ChromeTrace(options.trace)
     bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
     folder = out or _default_folder(bench.scenario)
     try:
@@ -312,12 +316,6 @@ def _heard(
         listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
 
     return on_progress, on_level
-
-
-def _step_trace(path: Path) -> ChromeTrace:
-    from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
-
-    return ChromeTrace(path)
 
 
 def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:

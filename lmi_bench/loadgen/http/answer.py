@@ -204,7 +204,8 @@ def decode_answer(
         bodies = [response.feed(read[2]) for read in reads]
         if response.headers_complete and not 200 <= response.status < 300:
             raise wire_format.error(response.status, b"".join(bodies), response.headers)
-        if _is_web_page(response):
+        content_type = response.headers.get(b"content-type", b"").strip().lower()
+        if content_type.startswith(b"text/html"):
             raise TargetError(
                 "malformed_frame",
                 "a web page came instead of an answer: is the address right? "
@@ -232,10 +233,6 @@ def decode_answer(
                 "malformed_frame", f"not an HTTP/1.1 response: {exc}", exchange=exchange()
             ) from exc
     return exchange()
-
-
-def _is_web_page(response: _Response) -> bool:
-    return response.headers.get(b"content-type", b"").strip().lower().startswith(b"text/html")
 
 
 def _collect_document(

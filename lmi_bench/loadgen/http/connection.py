@@ -333,15 +333,11 @@ async def connect(
         raise TargetError("tls", f"TLS with {host}:{place[1]} failed: {detail}") from exc
     except OSError as exc:
         sock.close()
-        raise TargetError("connect", f"cannot connect to {host}:{place[1]}: {_why(exc)}") from exc
+        why = os.strerror(exc.errno) if exc.errno else str(exc)  # asyncio has a message of its own
+        raise TargetError("connect", f"cannot connect to {host}:{place[1]}: {why}") from exc
     except BaseException:
         sock.close()
         raise
-
-
-def _why(exc: OSError) -> str:
-    """The system's message, which asyncio replaces by its own."""
-    return os.strerror(exc.errno) if exc.errno else str(exc)
 
 
 async def _handshake(sock: socket.socket, context: ssl.SSLContext, host: str) -> TlsLayer:

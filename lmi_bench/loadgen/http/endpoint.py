@@ -65,7 +65,6 @@ async def find_addresses(host: str, port: int) -> list[Address]:
 
 
 async def _answers(address: Address) -> bool:
-    """Whether an address accepts a connection."""
     with contextlib.suppress(TargetError):
         probe = await connect(
             receiver_of(asyncio.get_running_loop()),

@@ -57,8 +57,6 @@ Sign = Callable[[bytes], Mapping[str, str]]
 
 @dataclass(slots=True)
 class _Response:
-    """A response, or the part of it that arrived."""
-
     reads: Sequence[Read]
     sent_ns: int
     sent_by_ns: int

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths
+from lmi_bench.core.lengths import Pauses, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.traces import RecordedConversation, read_conversations
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
@@ -209,11 +209,7 @@ def num_turns(workload: WorkloadSection, seed: int) -> NumTurns:
         recorded = _shuffled(read_conversations(Path(workload.conversations)), seed)
         return lambda session: len(recorded[session % len(recorded)].turns)
     distribution = parse_lengths(workload.turns or "1")
-    return lambda session: _drawn(distribution, seed, session)
-
-
-def _drawn(distribution: LengthDistribution, seed: int, session: int) -> int:
-    return distribution.draw(random.Random(f"{seed}/turns/{session}"))
+    return lambda session: distribution.draw(random.Random(f"{seed}/turns/{session}"))
 
 
 def _shuffled(

@@ -9,7 +9,7 @@ from lmi_bench.analysis.model.memory import (
     kv_bytes_per_token,
     kv_heads_per_rank,
 )
-from lmi_bench.catalog.models import all_models, find_model
+from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import CapacityError
 
@@ -25,7 +25,7 @@ def test_a_llama_2_7b_sequence_of_4096_tokens_takes_2_gib():
 def test_every_model_agrees_with_the_tables_own_column():
     """The table counted its bytes apart from this code, at both ends of a window."""
     rows = {row["model"]: row for row in read_rows("models.csv")}
-    for shape in all_models():
+    for shape in (entry.shape for entry in all_model_entries()):
         row = rows[shape.name]
         assert kv_bytes_per_token(shape) == int(row["kv_bytes_per_token_16bit_all_layers"])
         far = 10**7

@@ -70,7 +70,10 @@ def export_quantized(
     make_new_folder(out)
     writer = ShardWriter(out)
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
-        names = [name for name in sorted(checkpoint.names) if not _is_factor(name)]
+        factors = (COLUMN_FACTORS, OUTPUT_DIVISORS, LARGEST_INPUT, "none")
+        names = [
+            name for name in sorted(checkpoint.names) if name.rpartition(".")[2] not in factors
+        ]
         for number, name in enumerate(names, start=1):
             rounded = checkpoint.whole(name).to(stored_dtype)
             if not any(part in name for part in _LAYERS):
@@ -93,10 +96,6 @@ def export_quantized(
     config.pop("torch_dtype", None)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return writer.finish()
-
-
-def _is_factor(name: str) -> bool:
-    return name.rpartition(".")[2] in (COLUMN_FACTORS, OUTPUT_DIVISORS, LARGEST_INPUT, "none")
 
 
 def _tensors(weight: QuantizedWeight) -> Mapping[str, Tensor]:
