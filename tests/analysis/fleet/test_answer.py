@@ -59,6 +59,11 @@ def test_an_answer_is_read_back_but_for_levels_to_measure_and_rejected_settings(
     assert json.dumps(again.to_json()) == json.dumps(known.to_json())
 
 
+@pytest.fixture(scope="module")
+def written():
+    return json.dumps(recommend(REQUEST).to_json())
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -71,8 +76,8 @@ def test_an_answer_is_read_back_but_for_levels_to_measure_and_rejected_settings(
         (lambda content: content.update(schema_version=0), "schema version 0"),
     ],
 )
-def test_a_damaged_file_or_one_of_another_version_is_one_line(change, says):
-    content = json.loads(json.dumps(recommend(REQUEST).to_json()))
+def test_a_damaged_file_or_one_of_another_version_is_one_line(written, change, says):
+    content = json.loads(written)
     change(content)
     with pytest.raises(InputError, match=says) as refused:
         Recommendation.from_json(content)
