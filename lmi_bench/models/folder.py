@@ -24,8 +24,11 @@ _ONCE_CUSTOM: Final = ("FalconForCausalLM", "RWForCausalLM")
 
 
 def is_model_folder(path: Path) -> bool:
-    """True if the path is a folder with a config.json."""
-    return (path / "config.json").is_file()
+    """True if the path is a readable folder with a config.json."""
+    try:
+        return (path / "config.json").is_file()
+    except OSError:  # a name longer than the system allows, or a folder without permission
+        return False
 
 
 def folder_name(folder: Path) -> str:
@@ -44,20 +47,21 @@ def make_new_folder(path: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json; InputError if it is missing or invalid."""
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give a model folder with a config.json")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder")
-    return read_object(path)
+    """The folder's config.json; InputError if it is missing, unreadable or invalid."""
+    if not is_model_folder(folder):
+        raise InputError(
+            f"{folder} is not a folder with a readable config.json: give a Hugging Face model's"
+        )
+    return read_object(folder / "config.json")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; InputError if the file holds none."""
+    """The JSON object in a file; InputError if the file cannot be read or holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+    except OSError as exc:
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+    except ValueError as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object")

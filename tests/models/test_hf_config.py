@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import folder_name
+from lmi_bench.models.folder import folder_name, read_object
 from lmi_bench.models.hf_config import shape_from_hf_config, spec_from_hf_config
 
 LLAMA3_ROPE = {
@@ -214,3 +214,17 @@ def test_a_model_served_from_within_its_folder_has_the_folders_name(tmp_path, mo
     monkeypatch.chdir(inside)
     names = [folder_name(Path(text)) for text in (".", "..", "../", str(tmp_path / "link"))]
     assert names == ["inside", "llama-x", "llama-x", "link"]
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(InputError, match=r"cannot read .*config.json: Is a directory") as told:
+        read_object(tmp_path / "config.json")
+    assert "\n" not in str(told.value)
+    with pytest.raises(InputError, match="No such file"):
+        read_object(tmp_path / "generation_config.json")
+
+
+def test_a_name_longer_than_a_path_may_be_is_an_unknown_model():
+    with pytest.raises(InputError, match="is not in the catalog"):
+        find_model("m" * 300)
