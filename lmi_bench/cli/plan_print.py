@@ -72,10 +72,9 @@ def _explanations(prediction: Prediction) -> Iterator[str]:
         yield f"{each.regime}: {CAUSES[each.regime]}"
     for one in prediction.simulated:
         if one.errors:
-            yield f"{one.errors} of {one.requests} requests at load {one.load} do not fit"
-    reasons = [each.withheld for each in prediction.forecasts]
-    for reason in (*reasons, *(each.withheld for each in prediction.simulated)):
-        if reason:
+            yield f"{one.errors} of {one.requests} requests at load {one.load_name} do not fit"
+    for any_load in (*prediction.forecasts, *prediction.simulated):
+        if reason := any_load.uncertainty.withheld:
             yield f"no latency where {reason}"
 
 
@@ -86,7 +85,7 @@ def _forecast_row(each: Forecast) -> dict[str, Any]:
         "ms/token": _interval(each.figures["latency_ms_per_token"]),
         "TPOT ms": _interval(each.figures["tpot_ms"]),
         "TTFT ms": _interval(each.figures["ttft_ms"]),
-        "capacity tok/s": _interval(each.capacity_tokens_per_s),
+        "capacity tok/s": _interval(each.uncertainty.capacity_tokens_per_s),
         "binds": each.regime,
     }
 
@@ -94,15 +93,16 @@ def _forecast_row(each: Forecast) -> dict[str, Any]:
 def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
     figures = each.figures
     return {
-        "load": each.load,
+        "load": each.load_name,
         "tok/s": _interval(figures["throughput_tokens_per_s"]),
         "ms/token": _interval(figures["latency_ms_per_token"]),
         "TPOT ms": _interval(figures["tpot_ms"]),
         "TTFT ms": _interval(figures["ttft_ms"]),
         "TTFT p90 ms": _interval(
-            figures["ttft_p90_ms"], absent="withheld" if each.withheld else "too few requests"
+            figures["ttft_p90_ms"],
+            absent="withheld" if each.uncertainty.withheld else "too few requests",
         ),
-        "capacity tok/s": _interval(each.capacity_tokens_per_s),
+        "capacity tok/s": _interval(each.uncertainty.capacity_tokens_per_s),
     }
 
 

@@ -26,6 +26,7 @@ from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_confi
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.level import LATENCY_KEY, Level
+from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import Router
 
@@ -41,32 +42,30 @@ CAUSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
-    """The predicted figures of one load.
+class _AtLoad:
+    """The predicted figures of one load, and their uncertainty.
 
-    figures     by key, means unless the key says p90; None where withheld
-    capacity_tokens_per_s  output tokens each second with every slot busy
-    load_share  of an open loop, offered over capacity
-    withheld    why latencies are withheld; None where they are not
+    figures  by key, means unless the key says p90; None where withheld
     """
 
     figures: Mapping[str, Estimate | None]
-    capacity_tokens_per_s: Estimate
-    load_share: float | None
-    withheld: str | None
+    uncertainty: Uncertainty
 
-    def _json(self, **load: Any) -> dict[str, Any]:
-        figures = {**self.figures, "capacity_tokens_per_s": self.capacity_tokens_per_s}
+    def _json(self, load: Load, **more: Any) -> dict[str, Any]:
+        sure = self.uncertainty
+        figures = {**self.figures, "capacity_tokens_per_s": sure.capacity_tokens_per_s}
         return {
-            **load,
-            "load_share": self.load_share,
-            "withheld": self.withheld,
+            "concurrency": load.concurrency,
+            "rate_per_s": load.rate_per_s,
+            **more,
+            "load_share": sure.load_share,
+            "withheld": sure.withheld,
             **{key: None if each is None else each.to_json() for key, each in figures.items()},
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast(_Expected):
+class Forecast(_AtLoad):
     """The forecast of one load of equal requests."""
 
     cell: MeasuredLevel
@@ -74,32 +73,27 @@ class Forecast(_Expected):
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as one object; intervals as predicted, low, high."""
-        return self._json(
-            concurrency=self.cell.load.concurrency,
-            rate_per_s=self.cell.rate_per_s,
-            regime=self.regime,
-            cause=CAUSES[self.regime],
-        )
+        return self._json(self.cell.load, regime=self.regime, cause=CAUSES[self.regime])
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedForecast(_Expected):
+class SimulatedForecast(_AtLoad):
     """The simulated forecast of one load; a figure with too few requests is None, too."""
 
-    load: str
-    concurrency: int | None
-    rate_per_s: float | None
+    load: Load
     requests: int
     errors: int
 
+    @property
+    def load_name(self) -> str:
+        """Users or rate, for display."""
+        rate = self.load.rate_per_s
+        name = f"{self.load.concurrency}" if rate is None else f"{rate:.4g}/s"
+        return f"trace, {name}" if self.load.arrivals == "trace" else name
+
     def to_json(self) -> dict[str, Any]:
         """The forecast as one object; intervals as predicted, low, high."""
-        return self._json(
-            concurrency=self.concurrency,
-            rate_per_s=self.rate_per_s,
-            requests=self.requests,
-            errors=self.errors,
-        )
+        return self._json(self.load, requests=self.requests, errors=self.errors)
 
 
 def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
@@ -111,9 +105,7 @@ def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
     }
     return Forecast(
         figures=_figures(sure, values, (cell.rate_per_s or 0.0) * cell.output_tokens),
-        capacity_tokens_per_s=sure.capacity_tokens_per_s,
-        load_share=sure.load_share,
-        withheld=sure.withheld,
+        uncertainty=sure,
         cell=cell,
         regime=regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True)),
     )
@@ -170,15 +162,10 @@ def simulated_forecast(
     sure = _uncertainty(setup, profile, spec, requests)
     offered = (spec.rate_per_s or 0.0) * fmean(each.output_tokens for each in requests)
     values = {key: _value(level, key) for key in _SIMULATED_METRICS}
-    load = f"{spec.concurrency}" if spec.concurrency is not None else f"{spec.rate_per_s:.4g}/s"
     return SimulatedForecast(
         figures=_figures(sure, values, offered),
-        capacity_tokens_per_s=sure.capacity_tokens_per_s,
-        load_share=sure.load_share,
-        withheld=sure.withheld,
-        load=load if spec.load.arrivals != "trace" else f"trace, {load}",
-        concurrency=spec.concurrency,
-        rate_per_s=spec.rate_per_s,
+        uncertainty=sure,
+        load=spec.load,
         requests=level.sent,
         errors=level.failed,
     )

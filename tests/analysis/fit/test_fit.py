@@ -226,12 +226,12 @@ def test_an_open_loop_near_its_capacity_gets_the_capacity_and_no_latency():
     lasting = replace(cell(rate=1.0), num_requests=10**6)
     full = capacity_tokens_per_s(TGI_2023, lasting) / 256
     calm, busy = (forecast(fit, cell(rate=share * full)) for share in (0.5, 0.9))
-    assert calm.withheld is None
+    assert calm.uncertainty.withheld is None
     assert calm.figures["tpot_ms"] is not None
-    assert "90%" in busy.withheld
+    assert "90%" in busy.uncertainty.withheld
     assert busy.figures["tpot_ms"] is None
     assert busy.figures["ttft_ms"] is None
-    assert busy.capacity_tokens_per_s.low < busy.capacity_tokens_per_s.high
+    assert busy.uncertainty.capacity_tokens_per_s.low < busy.uncertainty.capacity_tokens_per_s.high
 
 
 def test_a_latency_near_capacity_is_given_where_it_was_calibrated_on():
@@ -413,5 +413,5 @@ def test_a_prompt_that_is_half_cached_leaves_room_for_more():
 def test_capacity_does_not_depend_on_the_load_that_is_asked_for():
     cells = [cell(rate=rate, instance="ml.p4d.24xlarge", tp=2) for rate in (0.2, 5.0)]
     fit = prior_fit(TGI_2023, cells)
-    one, other = (forecast(fit, each).capacity_tokens_per_s for each in cells)
+    one, other = (forecast(fit, each).uncertainty.capacity_tokens_per_s for each in cells)
     assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))

@@ -63,16 +63,16 @@ def test_a_mix_of_one_kind_is_as_sure_as_requests_of_its_lengths(profile, m, n, 
         seed=0,
         router=RoundRobin(),
     )
-    assert mixed.withheld == like.withheld
-    assert (mixed.withheld is not None) == (share is not None and share > 0.8)
-    assert mixed.load_share == like.load_share
-    assert mixed.capacity_tokens_per_s == like.capacity_tokens_per_s
+    assert mixed.uncertainty.withheld == like.uncertainty.withheld
+    assert (mixed.uncertainty.withheld is not None) == (share is not None and share > 0.8)
+    assert mixed.uncertainty.load_share == like.uncertainty.load_share
+    assert mixed.uncertainty.capacity_tokens_per_s == like.uncertainty.capacity_tokens_per_s
     for key, figure in like.figures.items():
         other = mixed.figures[key]
         assert (other is None) == (figure is None)
         if figure is not None:
             assert relative(other) == pytest.approx(relative(figure))
-    assert (mixed.figures["ttft_p90_ms"] is None) == (mixed.withheld is not None)
+    assert (mixed.figures["ttft_p90_ms"] is None) == (mixed.uncertainty.withheld is not None)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
@@ -98,7 +98,7 @@ def test_a_recommended_fleet_is_as_sure_as_the_prediction_of_its_copies(
     like = forecast(fit_of_profile(profile, [load]), load)
     assert fleet.basis == "simulated"
     assert relative(fleet.figures["capacity_rate_per_s"]) == pytest.approx(
-        relative(like.capacity_tokens_per_s), rel=1e-6
+        relative(like.uncertainty.capacity_tokens_per_s), rel=1e-6
     )
     for name, key in (
         ("ttft_p90_ms", "ttft_ms"),
