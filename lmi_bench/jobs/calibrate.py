@@ -13,19 +13,14 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import (
+    cell_of_summary,
     cells_from_run,
     prior_for,
     prior_for_run,
     profile_for_run,
     run_model,
 )
-from lmi_bench.analysis.fit.measured_files import (
-    TableRow,
-    cell_of_summary,
-    model_named_in,
-    read_summary,
-    read_table,
-)
+from lmi_bench.analysis.fit.measured_files import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated
 from lmi_bench.analysis.fit.validation import (
@@ -56,6 +51,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.units import plural
+from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.jobs.planned import planned_setup
 from lmi_bench.jobs.settings.plan import CalibrateSettings, ValidateSettings
 from lmi_bench.targets.profiles import SHIPPED, find_profile
@@ -156,13 +152,19 @@ def _fitted_on(sources: Sequence[Path], cells: Sequence[MeasuredLevel]) -> str:
 
 
 def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) -> None:
-    content = read_summary(source)
-    model = settings.model or model_named_in(content)
+    try:
+        found = read_results(source)
+    except InputError as exc:
+        raise InputError(
+            f"{exc}; `lmi-bench import` takes a file's load as an option and makes a run, which "
+            "`calibrate` reads"
+        ) from exc
+    model = settings.model or found.facts.get("model")
     if model is None or settings.instance is None:
         missing = "--model" if model is None else "--instance"
         raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
     setup = planned_setup(model, settings.instance, settings.tensor_parallel, settings.dtype)
-    gathered.cells.append(cell_of_summary(source, content, setup))
+    gathered.cells += [cell_of_summary(source, each.level, setup) for each in found.levels]
     gathered.base = gathered.base or GRAPH_GPU_PRIOR
 
 

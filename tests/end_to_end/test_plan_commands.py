@@ -107,6 +107,7 @@ def test_summaries_of_other_tools_calibrate(tmp_path):
                 "request_rate": "inf",
                 "total_input_tokens": 80 * 512,
                 "total_output_tokens": 80 * 128,
+                "request_throughput": 7.4,
                 "output_throughput": 950.0,
                 "mean_ttft_ms": 60.0,
                 "mean_tpot_ms": 8.0,
@@ -127,6 +128,7 @@ def test_summaries_of_other_tools_calibrate(tmp_path):
                 "output_token_throughput": {"avg": 148.0},
                 "time_to_first_token": {"avg": 35.0},
                 "inter_token_latency": {"avg": 6.6},
+                "request_latency": {"avg": 873.2, "unit": "ms"},
             }
         )
     )
@@ -245,15 +247,17 @@ def test_what_cannot_be_predicted_is_one_line(more, says):
 
 
 def test_files_of_other_tools_calibrate_or_say_how(tmp_path):
-    """GenAI-Perf's file names four users in a place of its own; GuideLLM's has to be imported."""
+    """GenAI-Perf names four users in a place of its own; AIPerf's single requests name no load."""
     machine = ("-m", "qwen2.5-0.5b", "--instance", "ml.g6.xlarge")
-    names = ("vllm.json", "aiperf.json", "genai_perf.json")
+    names = ("vllm.json", "aiperf.json", "genai_perf.json", "guidellm.json")
     out = tmp_path / "profile.json"
     lmi_bench("calibrate", *(IMPORTS / name for name in names), *machine, "-o", out)
     levels = json.loads(out.read_text(encoding="utf-8"))["levels"]
-    assert [level["concurrency"] for level in levels] == [8, 4, 4]
-    done = lmi_bench("calibrate", IMPORTS / "guidellm.json", *machine, expect=2)
+    assert [level["concurrency"] for level in levels] == [8, 4, 4, 4]
+    assert [level["length_spread"] for level in levels] == [0.1] * 4
+    done = lmi_bench("calibrate", IMPORTS / "aiperf_requests.jsonl", *machine, expect=2)
     assert "lmi-bench import" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_validate_without_a_table_recomputes_the_errors_of_the_shipped_profiles(tmp_path):

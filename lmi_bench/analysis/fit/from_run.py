@@ -1,7 +1,7 @@
-"""A sweep's run folder as calibration cells, and the profile that explains it.
+"""Measured levels of runs and of other tools' files as calibration cells, and the fitted profile.
 
-Levels count if all their requests are equal and were answered: closed loops, and open loops whose
-requests were sent when they were due. The means are used, since a few requests support no
+A run's levels count if all their requests are equal and were answered: closed loops, and open loops
+whose requests were sent when they were due. The means are used, since a few requests support no
 quantile.
 """
 
@@ -15,7 +15,12 @@ from typing import Any
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, shown_value
-from lmi_bench.analysis.level.cells import MeasuredLevel, marks_of, predict_cell
+from lmi_bench.analysis.level.cells import (
+    LENGTH_SPREAD,
+    MeasuredLevel,
+    marks_of,
+    predict_cell,
+)
 from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -72,15 +77,15 @@ def run_lengths(run: Run) -> tuple[int, int]:
             "sweep of equal requests (--input-tokens N --output-tokens N)"
         )
     if not (workload.get("input_tokens") and workload.get("output_tokens")):
-        return _mean_lengths(run, run.levels[0])
+        return _mean_lengths(run.path, run.levels[0])
     return int(workload["input_tokens"]), int(workload["output_tokens"])
 
 
-def _mean_lengths(run: Run, line: Level) -> tuple[int, int]:
+def _mean_lengths(source: Path, line: Level) -> tuple[int, int]:
     answered = line.sent - line.failed
     if not (line.input_tokens and line.output_tokens and answered):
         raise InputError(
-            f"{run.path}: {line.name} does not state its input and output tokens, so it cannot be "
+            f"{source}: {line.name} does not state its input and output tokens, so it cannot be "
             "calibrated on"
         )
     tokens = line.input_tokens, line.output_tokens
@@ -127,29 +132,23 @@ def cells_from_run(
             f"{run.path}: measured on {facts['replicas']} replicas at once; a profile is of one: "
             "sweep again without --replicas"
         )
+    dtype = dtype or run_dtype(run)
+    setup = Setup(shape, instance, degree, dtype, kv_dtype=facts.get("kv_dtype"))
     cells = []
     for line, records in zip(run.levels, run.records, strict=True):
         if not line.valid or line.errors or line.stopped_by:
             continue
         if run.manifest.get("imported_from"):  # its files may differ in length
-            input_tokens, output_tokens = _mean_lengths(run, line)
+            input_tokens, output_tokens = _mean_lengths(run.path, line)
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
+        cell = _cell(setup, line, input_tokens, answered_tokens)
         cells.append(
-            MeasuredLevel(
-                Setup(
-                    shape, instance, degree, dtype or run_dtype(run), kv_dtype=facts.get("kv_dtype")
-                ),
-                input_tokens=input_tokens,
-                output_tokens=answered_tokens,
-                load=line.load,
+            replace(
+                cell,
                 arrivals_s=tuple(each.due_s for each in records) if line.load.is_open else (),
-                num_requests=line.sent,
-                throughput_tokens_per_s=line.throughput_tokens_per_s,
                 latency_mean_s_per_token=_mean_s(line, "latency_per_token"),
-                ttft_mean_s=_mean_s(line, "ttft"),
-                tpot_mean_s=_mean_s(line, "tpot"),
                 max_sequences=_max_sequences(run, input_tokens + output_tokens),
             )
         )
@@ -159,6 +158,28 @@ def cells_from_run(
             "errors (--concurrency 1,4,16)"
         )
     return cells
+
+
+def cell_of_summary(source: Path, line: Level, setup: Setup) -> MeasuredLevel:
+    """A level of another tool's file as a cell, with the means of its lengths.
+
+    Raises InputError where the file does not state its tokens.
+    """
+    cell = _cell(setup, line, *_mean_lengths(source, line))
+    return cell if line.load.is_open else replace(cell, length_spread=LENGTH_SPREAD)
+
+
+def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> MeasuredLevel:
+    return MeasuredLevel(
+        setup,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        load=line.load,
+        num_requests=line.sent,
+        throughput_tokens_per_s=line.throughput_tokens_per_s,
+        ttft_mean_s=_mean_s(line, "ttft"),
+        tpot_mean_s=_mean_s(line, "tpot"),
+    )
 
 
 def _mean_s(line: Level, metric: str) -> float | None:

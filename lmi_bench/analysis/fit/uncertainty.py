@@ -20,6 +20,7 @@ from typing import Any, Final
 from lmi_bench.analysis.fit.discrepancy import observe
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
 from lmi_bench.analysis.level.cells import (
+    LENGTH_SPREAD,
     MEASURED,
     CellPrediction,
     MeasuredLevel,
@@ -58,7 +59,6 @@ _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
 _UNSEEN_KIND = 0.12  # mixtures of experts, weights of few bits
 _UNSEEN_SETUP, _UNSEEN_SETUP_TTFT = 0.10, 0.30
 _FEW_BITS = 8
-_LENGTH_SPREAD: Final = 0.1  # of answers that end by themselves or have drawn lengths
 _ROUNDING = 1e-9  # a load planned at the limit does not exceed it
 _LASTING_REQUESTS = 1 << 20  # of one copy: more than any cache holds
 _REQUESTS_PER_USER = 10
@@ -184,7 +184,7 @@ def under_load(cell: MeasuredLevel, profile: EngineProfile, load: Load) -> Measu
     else:
         requests = math.ceil(load.rate_per_s * _OPEN_LOOP_S)
         requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, requests))
-    spread = _LENGTH_SPREAD if profile.chunked_prefill else 0.0
+    spread = LENGTH_SPREAD if profile.chunked_prefill else 0.0
     return replace(cell, load=load, num_requests=requests, length_spread=spread)
 
 
@@ -281,7 +281,7 @@ def _unmeasured_sd(
     """
     other = predicted
     if not spread and cell.rate_per_s is None and cell.concurrency > cell.replicas:
-        lengths = 0.0 if cell.length_spread else _LENGTH_SPREAD
+        lengths = 0.0 if cell.length_spread else LENGTH_SPREAD
         other = predict_cell(profile, replace(cell, length_spread=lengths))
     found = []
     for metric in metrics:

@@ -49,6 +49,8 @@ Metric = Literal[
 ]
 MEASURED: tuple[Metric, ...] = get_args(Metric)
 
+LENGTH_SPREAD = 0.1
+"""Relative variation of output lengths that are drawn, or of answers that end by themselves."""
 _NEARLY = 0.9  # the number of slots is known to about 10 %
 _SLOWER_STEP = 0.05  # small against the model's error, large against a simulation's jumps
 

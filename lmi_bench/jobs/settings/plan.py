@@ -111,7 +111,7 @@ class CalibrateSettings:
     """Measured levels to fit a profile to, and what their source does not state."""
 
     sources: tuple[Path, ...] = option(
-        "Sweeps, tables of levels, results of vllm bench serve or AIPerf; none with --next.",
+        "Sweeps, tables of levels, result files of other tools; none with --next.",
         value=(),
         argument=True,
         metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
