@@ -148,13 +148,33 @@ class Power(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class CloudWatch(JsonValue):
-    """CloudWatch metrics of a level (cloudwatch.json)."""
+    """CloudWatch metrics of a level (cloudwatch.json), summed or averaged over its minutes.
 
+    first_minute    ISO 8601, UTC; the key is `from`
+    shared_minutes  minutes that other levels touch, too
+    """
+
+    level: int | None = None
+    attempt: int | None = None
+    first_minute: str | None = None
+    minutes: int | None = None
+    shared_minutes: int | None = None
     invocations: float | None = field(default=None, metadata=OPTIONAL)
+    errors_4xx: float | None = field(default=None, metadata=OPTIONAL)
+    errors_5xx: float | None = field(default=None, metadata=OPTIONAL)
     model_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
     overhead_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
     gpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
     gpu_memory_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
+    cpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
+
+    @classmethod
+    def slots(cls) -> Mapping[str, Slot]:
+        """`from` is no name of a field in Python."""
+        return {
+            "from" if key == "first_minute" else key: slot
+            for key, slot in super(CloudWatch, cls).slots().items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

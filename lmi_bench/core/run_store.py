@@ -190,11 +190,10 @@ class RunStore:
         """Save the highest load that a search found."""
         self._write(SLO_ANSWER, answer.to_json())
 
-    def write_cloudwatch(self, levels: Sequence[Mapping[str, Any]]) -> None:
+    def write_cloudwatch(self, levels: Sequence[CloudWatch]) -> None:
         """Save CloudWatch's metrics of levels; earlier levels keep theirs."""
-        known = {(line["level"], line["attempt"]): dict(line) for line in _cloudwatch(self.path)}
-        known |= {(line["level"], line["attempt"]): dict(line) for line in levels}
-        self._write(CLOUDWATCH, list(known.values()))
+        known = _cloudwatch(self.path) | {(each.level, each.attempt): each for each in levels}
+        self._write(CLOUDWATCH, [each.to_json() for each in known.values()])
 
     def close(self) -> None:
         """Unlock the folder for other sweeps."""
@@ -238,11 +237,10 @@ def load_run(path: Path) -> Run:
         raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
     manifest = _read_manifest(path)
     levels = _read_levels(path)
-    seen = {(each["level"], each["attempt"]): each for each in _cloudwatch(path)}
+    seen = _cloudwatch(path)
     for place, level in enumerate(levels):
-        content = seen.get((level.index, level.attempt))
-        if content is not None:
-            cloudwatch = CloudWatch.from_json(content, str(path / CLOUDWATCH))
+        cloudwatch = seen.get((level.index, level.attempt))
+        if cloudwatch is not None:
             server = replace(level.server or ServerMetrics(), cloudwatch=cloudwatch)
             levels[place] = replace(level, server=server)
     records: dict[tuple[int, int], list[RequestRecord]] = {
@@ -270,8 +268,11 @@ def _found(file: Path) -> Any:
     return json.loads(file.read_bytes()) if file.exists() else None
 
 
-def _cloudwatch(path: Path) -> list[dict[str, Any]]:
-    return list(_found(path / CLOUDWATCH) or ())
+def _cloudwatch(path: Path) -> dict[tuple[int | None, int | None], CloudWatch]:
+    """CloudWatch's metrics by level and attempt."""
+    lines = _found(path / CLOUDWATCH) or ()
+    found = [CloudWatch.from_json(line, str(path / CLOUDWATCH)) for line in lines]
+    return {(each.level, each.attempt): each for each in found}
 
 
 _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import CloudWatch, Level
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
 from lmi_bench.loadgen.prompts.prompts import Prompts
@@ -50,7 +50,7 @@ class Bench:
     count_instances: Callable[[], int | None] | None = None
     open_target: Callable[[], AbstractAsyncContextManager[Target]] | None = None
     metrics_url: str | None = None
-    cloudwatch: Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None = None
+    cloudwatch: Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None = None
     metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def new_salt(self) -> str:

@@ -6,8 +6,8 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from lmi_bench.core.level import CloudWatch
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
@@ -51,9 +51,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
     keys = aws.credentials.get_frozen_credentials()
     bench = endpoint_bench(
         *(scenario, aws.runtime_url, listener),
-        lambda **options: SageMakerTarget(
-            aws, invocation, wire_format, headers=access.headers, **options
-        ),
+        functools.partial(SageMakerTarget, aws, invocation, wire_format, headers=access.headers),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
         facts=facts,
         tokenizers=(model,),
@@ -80,11 +78,11 @@ def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
 
 def _cloudwatch(
     aws: AwsAccess, invocation: Invocation, found: EndpointFacts
-) -> Callable[[Sequence[LevelSpan]], list[dict[str, Any]]] | None:
+) -> Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None:
     """A function that reads the endpoint's metrics for given spans; None without CloudWatch."""
     if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
         return None
-    variant = invocation.target_variant or str(found.facts.get("variant", "AllTraffic"))
+    variant = invocation.target_variant or found.variant
     return functools.partial(
         read_levels, aws.client("cloudwatch"), invocation.endpoint_name, variant
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from lmi_bench.core.errors import InputError, LmiBenchError
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import CloudWatch, Level
 from lmi_bench.core.listener import Listener
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
@@ -86,7 +86,7 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
 
 def read_cloudwatch(
     bench: Bench, lines: Sequence[Level], listener: Listener, *, wait_s: float = DEFAULT_WAIT_S
-) -> list[dict[str, Any]]:
+) -> list[CloudWatch]:
     """CloudWatch's figures of the levels; empty if it has none or may not be read.
 
     wait_s  maximum wait until it has counted every invocation; Ctrl-C ends the wait
@@ -96,7 +96,7 @@ def read_cloudwatch(
         return []
     sent = sum(line.sent for line in lines if line.started_at)
     end_s = time.monotonic() + wait_s
-    found: list[dict[str, Any]] = []
+    found: list[CloudWatch] = []
     try:
         found = _ask(bench, spans)
         if wait_s and _counted(found) < sent:
@@ -109,7 +109,7 @@ def read_cloudwatch(
     except LmiBenchError as exc:
         listener.note(f"{exc}; the levels have no CloudWatch figures")
         return []
-    if not any("invocations" in level for level in found):
+    if all(level.invocations is None for level in found):
         listener.note(
             "CloudWatch has no invocations of these minutes: the levels have no figures of it"
         )
@@ -121,11 +121,11 @@ def read_cloudwatch(
     return found
 
 
-def _ask(bench: Bench, spans: Sequence[LevelSpan]) -> list[dict[str, Any]]:
+def _ask(bench: Bench, spans: Sequence[LevelSpan]) -> list[CloudWatch]:
     assert bench.cloudwatch is not None
     return bench.cloudwatch(spans)
 
 
-def _counted(levels: Sequence[Mapping[str, Any]]) -> float:
+def _counted(levels: Sequence[CloudWatch]) -> float:
     """Invocations of all levels; a minute shared by two levels counts twice, which ends a wait."""
-    return float(sum(level.get("invocations", 0.0) for level in levels))
+    return sum(level.invocations or 0.0 for level in levels)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,10 @@ class AwsAccess:
     is_aws: bool
     credentials: Any = field(repr=False)
     session: Any = field(repr=False)
+
+    def __reduce__(self) -> tuple[Callable[[str], AwsAccess], tuple[str]]:
+        """Another process resolves the chain itself: no credentials pass, and its own refresh."""
+        return open_aws_access, (self.runtime_url,)
 
     def client(self, service: str) -> Any:
         """botocore's client of another service, with short time-outs.

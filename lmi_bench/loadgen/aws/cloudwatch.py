@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lmi_bench.core.errors import LmiBenchError
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import CloudWatch, Level
 from lmi_bench.loadgen.aws.access import error_text
 
 PERIOD = timedelta(minutes=1)
@@ -69,7 +69,7 @@ def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
 
 def read_levels(
     client: Any, endpoint_name: str, variant: str, spans: Sequence[LevelSpan]
-) -> list[dict[str, Any]]:
+) -> list[CloudWatch]:
     """The known values of each level; raises LmiBenchError if AWS refuses."""
     if not spans:
         return []
@@ -121,27 +121,25 @@ def _series(
 
 def _of_level(
     span: LevelSpan, series: Mapping[str, Series], users: Mapping[datetime, int]
-) -> dict[str, Any]:
+) -> CloudWatch:
     minutes = span.minutes
 
     def values(name: str) -> list[float]:
         return [series[name][m] for m in minutes if m in series.get(name, {})]
 
-    level: dict[str, Any] = {
-        "level": span.level,
-        "attempt": span.attempt,
-        "from": minutes[0].isoformat(),
-        "minutes": len(minutes),
-        "shared_minutes": sum(users[minute] > 1 for minute in minutes),
-    }
-    for name in _COUNTS:
-        if values(name):
-            level[name] = sum(values(name))
+    known: dict[str, Any] = {name: sum(values(name)) for name in _COUNTS if values(name)}
     for name in ("model_latency", "overhead_latency"):
         count = sum(values(f"{name}_count"))
         if count:
-            level[f"{name}_mean_ms"] = sum(values(f"{name}_sum")) / count / US_PER_MS
+            known[f"{name}_mean_ms"] = sum(values(f"{name}_sum")) / count / US_PER_MS
     for name in _MEANS:
         if values(name):
-            level[f"{name}_mean_percent"] = sum(values(name)) / len(values(name))
-    return level
+            known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name))
+    return CloudWatch(
+        level=span.level,
+        attempt=span.attempt,
+        first_minute=minutes[0].isoformat(),
+        minutes=len(minutes),
+        shared_minutes=sum(users[minute] > 1 for minute in minutes),
+        **known,
+    )

@@ -25,6 +25,8 @@ class EndpointFacts:
     """An endpoint as it was when the sweep began.
 
     facts               plain values for the manifest
+    image               of the container; empty: unknown
+    variant             of which the settings are
     price_usd_per_hour  of all its instances, from the catalog; None: unknown
     model               from the container's settings
     count_instances     counts the instances that run now; None: unknown
@@ -32,6 +34,8 @@ class EndpointFacts:
     """
 
     facts: dict[str, Any]
+    image: str = ""
+    variant: str = "AllTraffic"
     price_usd_per_hour: float | None = None
     model: str | None = None
     count_instances: Callable[[], int | None] | None = None
@@ -40,10 +44,9 @@ class EndpointFacts:
     @property
     def protocol(self) -> str:
         """The likely protocol of the container, from its image; LMI by default."""
-        image = self.facts.get("image", "")
-        if "tgi" in image:
+        if "tgi" in self.image:
             return "tgi"
-        return "openai-chat" if "vllm" in image and "djl" not in image else "lmi"
+        return "openai-chat" if "vllm" in self.image and "djl" not in self.image else "lmi"
 
 
 def read_endpoint_facts(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
@@ -110,6 +113,8 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     model = next((environment[key] for key in _MODEL_NAMES if environment.get(key)), None)
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
+        image=container.get("Image") or "",
+        variant=name,
         price_usd_per_hour=price,
         model=model,
         count_instances=lambda: _count_instances(

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from lmi_bench.core.level import Power
+
 MIN_SPAN_S = 5.0
 """Minimum level length: the driver averages power over up to a second."""
 _J_PER_MJ = 1e-3
@@ -59,28 +61,29 @@ class GpuPower:
             except nvml.NVMLError:
                 self._energy_j = None
 
-    def summary(self, output_tokens: int) -> dict[str, Any]:
+    def summary(self, output_tokens: int) -> Power:
         """Energy between the first and the last reading, and joules for each output token.
 
-        `valid` is False if the level was too short or had too few readings.
+        `valid` is False if the level was too short or had too few readings; with less than two, the
+        file has no figures either.
         """
         times_s, power_w = self._times_s, self._power_w
         if len(times_s) < 2:
-            return {"gpus": len(self._handles), "valid": False}
+            return Power.from_json({"gpus": len(self._handles), "valid": False})
         span_s = times_s[-1] - times_s[0]
         if self._energy_j is not None:
             energy_j = self._energy_j[-1] - self._energy_j[0]
         else:
             energy_j = float(np.trapezoid(power_w, times_s))
-        return {
-            "gpus": len(self._handles),
-            "energy_j": energy_j,
-            "mean_power_w": energy_j / span_s if span_s > 0 else None,
-            "gpu_use_frac": sum(self._use_frac) / len(self._use_frac),
-            "joules_per_output_token": energy_j / output_tokens if output_tokens else None,
-            "source": "power samples" if self._energy_j is None else "energy counter",
-            "valid": span_s >= MIN_SPAN_S and len(times_s) >= 5,
-        }
+        return Power(
+            gpus=len(self._handles),
+            energy_j=energy_j,
+            mean_power_w=energy_j / span_s if span_s > 0 else None,
+            gpu_use_frac=sum(self._use_frac) / len(self._use_frac),
+            joules_per_output_token=energy_j / output_tokens if output_tokens else None,
+            source="power samples" if self._energy_j is None else "energy counter",
+            valid=span_s >= MIN_SPAN_S and len(times_s) >= 5,
+        )
 
 
 def open_gpu_power() -> GpuPower | None:

@@ -12,7 +12,7 @@ import statistics
 import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi_bench.core.errors import InputError
@@ -120,10 +120,11 @@ class ServerWatch:
             found |= _of_servers(scraped, records, expects_hits=self._shares_prefixes)
         if self._failed:
             found["unreachable"] = dict(self._failed)
-        if self._power is not None:
-            tokens = sum(record.output_tokens for record in records if record.ok)
-            found["power"] = self._power.summary(tokens)
-        return ServerMetrics.from_json(found, "server") if found else None
+        metrics = ServerMetrics.from_json(found, "server") if found else None
+        if self._power is None:
+            return metrics
+        tokens = sum(record.output_tokens for record in records if record.ok)
+        return replace(metrics or ServerMetrics(), power=self._power.summary(tokens))
 
     def _watch(self, stop: threading.Event) -> None:
         wait_s = min(FIRST_S, self._every_s)

@@ -60,12 +60,13 @@ def test_a_level_gets_the_minutes_that_it_touches(aws):
     """(60 + 40) s over 40 invocations: 2,500 ms; 10 ms of overhead each."""
     span = LevelSpan(0, 1, at(0.2), at(1.9))
     (level,), asked = read(aws, known, [span])
-    assert (level["minutes"], level["shared_minutes"]) == (2, 0)
-    assert level["invocations"] == 40
-    assert level["model_latency_mean_ms"] == pytest.approx(2500)
-    assert level["overhead_latency_mean_ms"] == pytest.approx(10)
-    assert level["gpu_utilization_mean_percent"] == 80
-    assert "errors_5xx" not in level
+    assert (level.minutes, level.shared_minutes) == (2, 0)
+    assert level.invocations == 40
+    assert level.model_latency_mean_ms == pytest.approx(2500)
+    assert level.overhead_latency_mean_ms == pytest.approx(10)
+    assert level.gpu_utilization_mean_percent == 80
+    assert "errors_5xx" not in level.to_json()
+    assert level.to_json()["from"] == "2026-01-02T12:00:00+00:00"
     times = (asked[0]["StartTime"], asked[0]["EndTime"])
     assert times == (at(0).timestamp(), at(2).timestamp())
     dimensions = asked[0]["MetricDataQueries"][0]["MetricStat"]["Metric"]["Dimensions"]
@@ -75,14 +76,14 @@ def test_a_level_gets_the_minutes_that_it_touches(aws):
 def test_levels_that_share_a_minute_are_told_so(aws):
     spans = [LevelSpan(0, 1, at(0.1), at(0.4)), LevelSpan(1, 1, at(0.5), at(1.5))]
     (first, second), _ = read(aws, known, spans)
-    assert (first["shared_minutes"], second["shared_minutes"]) == (1, 1)
-    assert (first["invocations"], second["invocations"]) == (30, 40)
+    assert (first.shared_minutes, second.shared_minutes) == (1, 1)
+    assert (first.invocations, second.invocations) == (30, 40)
 
 
 def test_all_pages_of_a_reply_are_read(aws):
     (level,), asked = read(aws, known, [LevelSpan(0, 1, at(0.2), at(1.9))], page=3)
     assert len(asked) == 4
-    assert level["gpu_utilization_mean_percent"] == 80
+    assert level.gpu_utilization_mean_percent == 80
 
 
 def test_a_refusal_says_what_aws_said(aws):

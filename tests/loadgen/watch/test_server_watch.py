@@ -199,10 +199,10 @@ def test_constant_power_gives_watts_times_seconds(counter):
         now[0] = float(second)
         meter.read()
     seen = meter.summary(6000)
-    assert seen["energy_j"] == pytest.approx(3000.0)
-    assert seen["joules_per_output_token"] == pytest.approx(0.5)
-    assert seen["gpu_use_frac"] == pytest.approx(0.8)
-    assert seen["valid"]
+    assert seen.energy_j == pytest.approx(3000.0)
+    assert seen.joules_per_output_token == pytest.approx(0.5)
+    assert seen.gpu_use_frac == pytest.approx(0.8)
+    assert seen.valid
 
 
 def test_energy_of_a_short_level_is_not_valid():
@@ -211,4 +211,4 @@ def test_energy_of_a_short_level_is_not_valid():
     for second in (0.0, 1.0):
         now[0] = second
         meter.read()
-    assert not meter.summary(10)["valid"]
+    assert not meter.summary(10).valid
