@@ -17,7 +17,7 @@ from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
-from lmi_bench.core.scenario import load_scenario, parse_scenario
+from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario
 from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
@@ -40,14 +40,13 @@ class _MatrixFile(BaseModel):
 class Combination:
     """One payload on one target.
 
-    fields          of its scenario, as plain values
-    instance, usd_per_hour  what the target runs on and costs, where the file says so
-    api_key_env     environment variable that holds the target's key
+    instance, usd_per_hour  type and price of the target's machines, if the file states them
+    api_key_env             environment variable that holds the target's key
     """
 
     target: str
     payload: str
-    fields: dict[str, Any]
+    scenario: Scenario
     instance: str | None = None
     usd_per_hour: float | None = None
     api_key_env: str | None = None
@@ -122,11 +121,11 @@ def _cell(
     stated = {name: value for name, value in target.items() if name not in _OWN_OF_TARGETS}
     fields = _merged(_merged(defaults, payload), stated)
     fields["name"] = f"{payload['name']} on {own['name']}"
-    parse_scenario(fields, source=f"{path}, {fields['name']}")
+    scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")
     return Combination(
         target=str(own["name"]),
         payload=str(payload["name"]),
-        fields=fields,
+        scenario=scenario,
         instance=own.get("instance"),
         usd_per_hour=own.get("price_per_hour"),
         api_key_env=own.get("api_key_env"),
@@ -249,7 +248,7 @@ def _run_cell(
 ) -> SweepResult:
     cell = each.cell
     run_folder = folder / cell.folder
-    scenario = parse_scenario(cell.fields).with_overrides({**overrides, "name": None})
+    scenario = cell.scenario.with_overrides({**overrides, "name": None})
     budget = options.budget
     if cell.usd_per_hour is not None or cell.instance is not None:
         budget = Budget(cell.usd_per_hour, cell.instance, budget.max_usd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,16 +46,16 @@ _REQUESTS_PER_USER, _LEAST_REQUESTS = 10, 200
 class Prediction:
     """The prediction of every load, and what it is for.
 
-    workload   the requests, by the keys of the JSON file
-    forecasts  of equal requests; simulated: of all others
+    forecasts  of equal requests
+    simulated  of all others, which `scenario` describes
     """
 
     settings: PredictSettings
     setup: Setup
     profile: EngineProfile
     warnings: list[str]
-    workload: Mapping[str, Any]
     forecasts: tuple[Forecast, ...] = ()
+    scenario: Scenario | None = None
     simulated: tuple[SimulatedForecast, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Prediction:
             content["speculation"] = self.setup.speculation.to_json()
         return {
             **content,
-            **self.workload,
+            **self._workload(),
             "predictions": [
                 *(each.to_json() for each in self.forecasts),
                 *(each.to_json() for each in self.simulated),
@@ -81,6 +81,17 @@ class Prediction:
             "interval": "80 %",
             "warnings": self.warnings,
         }
+
+    def _workload(self) -> dict[str, Any]:
+        if self.scenario is not None:
+            return {
+                "workload": self.scenario.workload.model_dump(exclude_defaults=True),
+                "shared_tokens": self.settings.shared_prefix,
+                "router": self.scenario.engine.router,
+            }
+        first = self.forecasts[0].cell
+        lengths = {"input_tokens": first.input_tokens, "output_tokens": first.output_tokens}
+        return lengths | ({"cached_tokens": first.cached_tokens} if first.cached_tokens else {})
 
 
 def predict(settings: PredictSettings, listener: Listener = SILENT) -> Prediction:
@@ -112,13 +123,7 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     if settings.tensor_parallel is None:
         longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
         setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
-    blank = Prediction(
-        settings=settings,
-        setup=setup,
-        profile=profile,
-        warnings=[*warnings, *profile.notes],
-        workload={},
-    )
+    blank = Prediction(settings, setup, profile, [*warnings, *profile.notes])
     answer = _simulated(blank, listener) if settings.is_simulated else _forecast(blank)
     if not is_local and (text := default_note(settings.profile)) is not None:
         listener.note(text)
@@ -129,11 +134,7 @@ def _forecast(blank: Prediction) -> Prediction:
     """Equal requests, by closed forms."""
     cells = list(_cells(blank))
     fit = fit_of_profile(blank.profile, cells)
-    first = cells[0]
-    workload = {"input_tokens": first.input_tokens, "output_tokens": first.output_tokens}
-    if first.cached_tokens:
-        workload["cached_tokens"] = first.cached_tokens
-    return replace(blank, workload=workload, forecasts=tuple(forecast(fit, cell) for cell in cells))
+    return replace(blank, forecasts=tuple(forecast(fit, cell) for cell in cells))
 
 
 def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
@@ -167,7 +168,6 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
     """Unequal requests, simulated with the engine's own scheduler."""
     settings = blank.settings
     scenario = _scenario(settings)
-    router = scenario.engine.router
     shared = settings.shared_prefix
     setup = _setup(blank, shared + 1, 1, shared)
     prompts = make_prompts(scenario, no_text, None, "")
@@ -188,15 +188,10 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
                 request,
                 total_tokens=longest_request(scenario),
                 seed=scenario.seed,
-                router=make_router(router),
+                router=make_router(scenario.engine.router),
             )
         )
-    workload = {
-        "workload": scenario.workload.model_dump(exclude_defaults=True),
-        "shared_tokens": shared,
-        "router": router,
-    }
-    return replace(blank, workload=workload, simulated=tuple(forecasts))
+    return replace(blank, scenario=scenario, simulated=tuple(forecasts))
 
 
 def _scenario(settings: PredictSettings) -> Scenario:

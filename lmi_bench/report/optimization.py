@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.core.units import MIB
@@ -20,36 +21,107 @@ _STAGES = (
     ("device_s", "device-seconds"),
 )
 
-Result = Mapping[str, Any]
-_VARIANT: Field[Result] = field(
-    "Variant", lambda each: Cell(each["name"], each.get("kernels") or ""), numeric=False
+
+@dataclass(frozen=True, slots=True)
+class VariantQuality:
+    """The scores of a text, and greedy outputs beside the baseline's.
+
+    output_error_of_layer  relative error of each matrix's outputs by its name, and their mean
+    """
+
+    perplexity: float
+    scored_tokens: int
+    agreement_frac: float
+    logprob_shift: float
+    mean_output_error: float | None
+    output_error_of_layer: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantMemory:
+    """Memory of weights and cache, and the cache's size if both take the baseline's memory."""
+
+    weight_bytes: int
+    kv_bytes_per_token: float
+    kv_tokens_in_baseline_memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class VariantLevel:
+    """Speed at one number of users."""
+
+    concurrency: int | None
+    throughput_tokens_per_s: float | None
+    latency_ms_per_token_mean: float | None
+    latency_ms_per_token_p90: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """Seconds of each stage of a variant; prepare_s: of writing quantized weights."""
+
+    load_s: float
+    quality_s: float
+    sweep_s: float
+    prepare_s: float
+    devices: int
+    device_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class VariantResult:
+    """A variant, as `optimize.json` keeps it: the fields are its keys.
+
+    engine             settings that differ from the defaults
+    products_ms        time of a decode step's matrix products, by its sequences
+    levels             empty if the arithmetic is only emulated
+    throughput_ratios  to the baseline, by level: ratio and its 95 % interval
+    saved              folder of the quantized weights
+    """
+
+    name: str
+    engine: Mapping[str, Any]
+    quality: VariantQuality
+    memory: VariantMemory
+    products_ms: Mapping[str, float]
+    kernels: str | None
+    emulated: bool
+    levels: Sequence[VariantLevel]
+    throughput_ratios: Mapping[str, Sequence[float | None]]
+    usd_per_1m_output: float | None
+    job: JobTimes
+    saved: str | None
+
+
+_VARIANT: Field[VariantResult] = field(
+    "Variant", lambda each: Cell(each.name, each.kernels or ""), numeric=False
 )
 
 
-def optimization_tables(results: Sequence[Result]) -> tuple[Table, ...]:
+def optimization_tables(results: Sequence[VariantResult]) -> tuple[Table, ...]:
     """The variants side by side, the worst matrices, the matrix products, and the jobs' times.
 
-    results  as `optimize.json` keeps them, the baseline first
+    results  the baseline first
     """
     tables = (_side_by_side(results), _errors(results), _products(results), _jobs(results))
     return tuple(table for table in tables if table is not None)
 
 
-def _products(results: Sequence[Result]) -> Table | None:
+def _products(results: Sequence[VariantResult]) -> Table | None:
     """Times of the matrix products, and their ratio to the baseline's."""
-    base = results[0].get("products_ms") or {}
+    base = results[0].products_ms
     if not base:
         return None
     fields = [_VARIANT]
     for rows, base_ms in base.items():
         fields += [
-            field(f"ms at {rows}", lambda each, rows=rows: number(each["products_ms"][rows])),  # type: ignore[misc]
+            field(f"ms at {rows}", lambda each, rows=rows: number(each.products_ms[rows])),  # type: ignore[misc]
             field(
                 f"of the baseline's at {rows}",
-                lambda each, rows=rows, ms=base_ms: number(each["products_ms"][rows] / ms),  # type: ignore[misc]
+                lambda each, rows=rows, ms=base_ms: number(each.products_ms[rows] / ms),  # type: ignore[misc]
             ),
         ]
-    timed = [each for each in results if each.get("products_ms") and not each["emulated"]]
+    timed = [each for each in results if each.products_ms and not each.emulated]
     note = (
         "Products of attention and MLPs in one decode step, by sequences, unpacking included; "
         "above 1, unpacking costs more than the smaller weights save. Not measured over ranks."
@@ -57,52 +129,52 @@ def _products(results: Sequence[Result]) -> Table | None:
     return table_of("Matrix products of a decode step", fields, timed, note)
 
 
-def _jobs(results: Sequence[Result]) -> Table:
+def _jobs(results: Sequence[VariantResult]) -> Table:
     stages = (
-        field(title, lambda each, key=key: number(each["job"][key]))  # type: ignore[misc]
+        field(title, lambda each, key=key: number(getattr(each.job, key)))  # type: ignore[misc]
         for key, title in _STAGES
     )
     note = "Loading holds calibration unless an earlier job left its factors; speculation has none."
     return table_of("What the job took", (_VARIANT, *stages), results, note)
 
 
-def _side_by_side(results: Sequence[Result]) -> Table:
-    loads = [level["concurrency"] for level in results[0]["levels"]]
+def _side_by_side(results: Sequence[VariantResult]) -> Table:
+    loads = [level.concurrency for level in results[0].levels]
 
-    def missing(each: Result) -> str:
-        return _EMULATED if each["emulated"] else MISSING
+    def missing(each: VariantResult) -> str:
+        return _EMULATED if each.emulated else MISSING
 
-    def speed(title: str, load: int, key: str) -> Field[Result]:
-        def cell(each: Result) -> str:
-            by_load = {level["concurrency"]: level for level in each["levels"]}
-            value = by_load.get(load, {}).get(key)
+    def speed(title: str, load: int | None, key: str) -> Field[VariantResult]:
+        def cell(each: VariantResult) -> str:
+            by_load = {level.concurrency: getattr(level, key) for level in each.levels}
+            value = by_load.get(load)
             return missing(each) if value is None else number(value)
 
         return field(title, cell, "Speed")
 
     first = loads[0] if loads else 1
-    fields: tuple[Field[Result], ...] = (
+    fields: tuple[Field[VariantResult], ...] = (
         _VARIANT,
-        field("perplexity", lambda each: number(each["quality"]["perplexity"], 4), "Quality"),
-        field("same tokens", lambda each: share(each["quality"]["agreement_frac"]), "Quality"),
-        field("logprob shift", lambda each: number(each["quality"]["logprob_shift"]), "Quality"),
-        field("output error", lambda each: share(each["quality"]["mean_output_error"]), "Quality"),
-        field("weights, MiB", lambda each: number(each["memory"]["weight_bytes"] / MIB), "Memory"),
+        field("perplexity", lambda each: number(each.quality.perplexity, 4), "Quality"),
+        field("same tokens", lambda each: share(each.quality.agreement_frac), "Quality"),
+        field("logprob shift", lambda each: number(each.quality.logprob_shift), "Quality"),
+        field("output error", lambda each: share(each.quality.mean_output_error), "Quality"),
+        field("weights, MiB", lambda each: number(each.memory.weight_bytes / MIB), "Memory"),
         field(
             "KV tokens",
-            lambda each: count(each["memory"]["kv_tokens_in_baseline_memory"]),
+            lambda each: count(each.memory.kv_tokens_in_baseline_memory),
             "Memory",
         ),
         *(speed(f"tok/s at {load}", load, "throughput_tokens_per_s") for load in loads),
         speed(f"ms/token at {first}", first, "latency_ms_per_token_mean"),
         field(
             "tok/s against the baseline",
-            lambda each: _ratio(each["throughput_ratios"]) or missing(each),
+            lambda each: _ratio(each.throughput_ratios) or missing(each),
             "Speed",
         ),
         field(
             "USD/1M out",
-            lambda each: _EMULATED if each["emulated"] else usd(each["usd_per_1m_output"]),
+            lambda each: _EMULATED if each.emulated else usd(each.usd_per_1m_output),
             "Price",
         ),
     )
@@ -124,12 +196,12 @@ def _ratio(ratios: Mapping[str, Sequence[float | None]]) -> str:
     return f"{number(middle)} ({number(low)} to {number(high)})"
 
 
-def _errors(results: Sequence[Result]) -> Table | None:
+def _errors(results: Sequence[VariantResult]) -> Table | None:
     worst = [
-        (result["name"], name, error)
+        (result.name, name, error)
         for result in results
         for name, error in sorted(
-            result["quality"]["output_error_of_layer"].items(), key=lambda item: -item[1]
+            result.quality.output_error_of_layer.items(), key=lambda item: -item[1]
         )[:_WORST]
     ]
     if not worst:

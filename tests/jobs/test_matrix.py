@@ -49,23 +49,23 @@ def test_credentials_in_an_address_name_neither_folder_nor_cell(tmp_path):
     url = "http://me:hidden@b:1/v1?sig=alsohidden"
     (cell,) = read_matrix(matrix_file(tmp_path, [url], [SHORT]))
     assert "hidden" not in cell.folder + cell.title
-    assert cell.fields["target"] == url
+    assert cell.scenario.target == url
 
 
 def test_the_target_wins_over_the_payload_and_the_payload_over_the_defaults(tmp_path):
     target = {"name": "a", **SIMULATED, "load": {"warmup_requests": 3}}
     payload = {**SHORT, "load": {"concurrency": [8], "warmup_requests": 2}}
     (cell,) = read_matrix(matrix_file(tmp_path, [target], [payload], {"seed": 7, **QUICK}))
-    assert cell.fields["load"] == {"concurrency": [8], "warmup_requests": 3}
-    assert cell.fields["seed"] == 7
+    assert (cell.scenario.load.concurrency, cell.scenario.load.warmup_requests) == ((8,), 3)
+    assert cell.scenario.seed == 7
 
 
 def test_a_payload_may_be_a_scenario_file_beside_the_matrix(tmp_path):
     (tmp_path / "chat.yaml").write_text("workload: {input_tokens: 9}\nload: {concurrency: 5}\n")
     (cell,) = read_matrix(matrix_file(tmp_path, [{"name": "a", **SIMULATED}], ["chat.yaml"]))
     assert cell.payload == "chat"
-    assert cell.fields["workload"] == {"input_tokens": 9}
-    assert cell.fields["load"] == {"concurrency": 5}
+    assert cell.scenario.workload.input_tokens == 9
+    assert cell.scenario.load.concurrency == (5,)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_matrix_sweeps_the_degrees_of_one_machine(tmp_path):
     path = matrix_file(tmp_path, targets, [payload], {"load": {"concurrency": [16]}})
     found = {}
     for cell in read_matrix(path):
-        found[cell.title] = cell.fields["engine"]["tensor_parallel"]
+        found[cell.title] = cell.scenario.engine.tensor_parallel
     assert found == {f"short on tp{n}": n for n in (1, 2, 4, 8)}
     assert not run_matrix(of(path, tmp_path / "out")).failed
     runs = sorted((tmp_path / "out").glob("*/levels.jsonl"))

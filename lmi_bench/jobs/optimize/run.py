@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,6 @@ from typing import Any, Final
 from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
@@ -36,10 +35,17 @@ from lmi_bench.jobs.sweep.run import sweep_scenario
 from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import make_new_folder
 from lmi_bench.report.html import render_html
-from lmi_bench.report.optimization import optimization_tables
+from lmi_bench.report.optimization import (
+    JobTimes,
+    VariantLevel,
+    VariantMemory,
+    VariantQuality,
+    VariantResult,
+    optimization_tables,
+)
 from lmi_bench.report.view import build_view
 from lmi_bench.targets.bundled import measure_layer_errors, open_torch_engine, save_quantized
-from lmi_bench.targets.parts import EngineParts, close_all
+from lmi_bench.targets.parts import EngineParts, TorchNumbers, close_all
 from lmi_bench.targets.prompts import find_tokenizer
 
 _WINDOW_TOKENS: Final = 256
@@ -190,17 +196,18 @@ class Measured:
     saved: Path | None = None
 
     @property
-    def weight_bytes(self) -> int:
-        """Of matrices, embeddings and head."""
-        return int(self.parts.facts["weight_bytes"])
+    def loaded(self) -> TorchNumbers:
+        """The figures of the loaded engine."""
+        assert self.parts.loaded is not None  # a torch engine
+        return self.parts.loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Optimized:
-    """The folder of a job and the plain values of optimize.json's variants."""
+    """A job's folder, and its variants, the baseline first."""
 
     folder: Path
-    variants: tuple[dict[str, Any], ...]
+    variants: tuple[VariantResult, ...]
 
 
 class _Quiet(Silent):
@@ -228,7 +235,11 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
             _keep_artefacts(recipe, variant, each, folder, listener)
         measured.append(each)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
-    content = {"model": recipe.model, "recipe": recipe.model_dump(mode="json"), "variants": results}
+    content = {
+        "model": recipe.model,
+        "recipe": recipe.model_dump(mode="json"),
+        "variants": [asdict(result) for result in results],
+    }
     write_text(folder / "optimize.json", json.dumps(content, indent=2) + "\n")
     swept = [(each.run, each.name) for each in measured if each.run is not None]
     view = build_view(
@@ -363,61 +374,52 @@ def _keep_artefacts(
     each.prepare_s = time.monotonic() - start_s
 
 
-def _result(each: Measured, base: Measured, evaluate: Evaluation) -> dict[str, Any]:
-    """Everything about a variant as plain values; speeds beside the baseline's with intervals."""
-    facts = each.parts.facts
+def _result(each: Measured, base: Measured, evaluate: Evaluation) -> VariantResult:
+    """A variant's figures, and its speed beside the baseline's."""
     levels = [] if each.run is None else each.run.levels
     best = max((line.throughput_tokens_per_s or 0.0 for line in levels), default=0.0)
     usd = None
     if evaluate.usd_per_hour is not None and best:
         usd = evaluate.usd_per_hour * 1e6 / (SECONDS_PER_HOUR * best)
-    token_bytes = facts["kv_cache_bytes"] / each.parts.config.cache_tokens
-    room = base.weight_bytes + base.parts.facts["kv_cache_bytes"]
+    token_bytes = each.loaded.kv_cache_bytes / each.parts.config.cache_tokens
+    room = base.loaded.weight_bytes + base.loaded.kv_cache_bytes
     devices = each.parts.tensor_parallel * len(each.parts.executors)
     quantized = each.parts.quantized
     errors = each.layer_errors
-    return {
-        "name": each.name,
-        "engine": each.settings.model_dump(mode="json", exclude_unset=True),
-        "quality": {
-            "perplexity": each.quality.perplexity,
-            "scored_tokens": len(each.quality.scores),
-            "agreement_frac": agreement_frac(each.quality.outputs, base.quality.outputs),
-            "logprob_shift": score_shift(each.quality.scores, base.quality.scores),
-            "mean_output_error": sum(errors.values()) / len(errors) if errors else None,
-            "output_error_of_layer": errors,
-        },
-        "memory": {
-            "weight_bytes": each.weight_bytes,
-            "kv_bytes_per_token": token_bytes,
-            "kv_tokens_in_baseline_memory": int((room - each.weight_bytes) / token_bytes),
-        },
-        "products_ms": {str(rows): s_to_ms(time_s) for rows, time_s in each.product_s.items()},
-        "kernels": None if quantized is None else quantized.kernels,
-        "emulated": quantized is not None and quantized.emulated,
-        "levels": [_level(line) for line in levels],
-        "throughput_ratios": _ratios(base, each),
-        "usd_per_1m_output": usd,
-        "job": {
-            "load_s": each.load_s,
-            "quality_s": each.quality_s,
-            "sweep_s": each.sweep_s,
-            "prepare_s": each.prepare_s,
-            "devices": devices,
-            "device_s": (each.load_s + each.quality_s + each.sweep_s + each.prepare_s) * devices,
-        },
-        "saved": None if each.saved is None else each.saved.name,
-    }
-
-
-def _level(line: Level) -> dict[str, Any]:
-    per_token = line.of("latency_per_token")
-    return {
-        "concurrency": line.load.concurrency,
-        "throughput_tokens_per_s": line.throughput_tokens_per_s,
-        "latency_ms_per_token_mean": per_token.mean,
-        "latency_ms_per_token_p90": per_token.p90,
-    }
+    stages_s = (each.load_s, each.quality_s, each.sweep_s, each.prepare_s)
+    return VariantResult(
+        name=each.name,
+        engine=each.settings.model_dump(mode="json", exclude_unset=True),
+        quality=VariantQuality(
+            perplexity=each.quality.perplexity,
+            scored_tokens=len(each.quality.scores),
+            agreement_frac=agreement_frac(each.quality.outputs, base.quality.outputs),
+            logprob_shift=score_shift(each.quality.scores, base.quality.scores),
+            mean_output_error=sum(errors.values()) / len(errors) if errors else None,
+            output_error_of_layer=errors,
+        ),
+        memory=VariantMemory(
+            weight_bytes=each.loaded.weight_bytes,
+            kv_bytes_per_token=token_bytes,
+            kv_tokens_in_baseline_memory=int((room - each.loaded.weight_bytes) / token_bytes),
+        ),
+        products_ms={str(rows): s_to_ms(time_s) for rows, time_s in each.product_s.items()},
+        kernels=None if quantized is None else quantized.kernels,
+        emulated=quantized is not None and quantized.emulated,
+        levels=[
+            VariantLevel(
+                line.load.concurrency,
+                line.throughput_tokens_per_s,
+                line.of("latency_per_token").mean,
+                line.of("latency_per_token").p90,
+            )
+            for line in levels
+        ],
+        throughput_ratios=_ratios(base, each),
+        usd_per_1m_output=usd,
+        job=JobTimes(*stages_s, devices, device_s=sum(stages_s) * devices),
+        saved=None if each.saved is None else each.saved.name,
+    )
 
 
 def _ratios(base: Measured, each: Measured) -> dict[str, list[float | None]]:

@@ -9,7 +9,13 @@ import pytest
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Layer
-from lmi_bench.report.optimization import optimization_tables
+from lmi_bench.report.optimization import (
+    JobTimes,
+    VariantMemory,
+    VariantQuality,
+    VariantResult,
+    optimization_tables,
+)
 from tests.engine.torch_backend.test_runner import Steps
 
 
@@ -52,26 +58,20 @@ def test_products_of_every_kind_are_timed_quantized_too(make_model, family):
 
 
 def result(name, ms, *, emulated=False):
-    return {
-        "name": name,
-        "levels": [],
-        "quality": {
-            "perplexity": 2.0,
-            "agreement_frac": 1.0,
-            "logprob_shift": 0.0,
-            "mean_output_error": None,
-            "output_error_of_layer": {},
-        },
-        "memory": {"weight_bytes": 1, "kv_tokens_in_baseline_memory": 1},
-        "kernels": None,
-        "emulated": emulated,
-        "products_ms": ms,
-        "throughput_ratios": {},
-        "usd_per_1m_output": None,
-        "job": dict.fromkeys(
-            ("load_s", "quality_s", "sweep_s", "prepare_s", "devices", "device_s"), 1.0
-        ),
-    }
+    return VariantResult(
+        name=name,
+        engine={},
+        quality=VariantQuality(2.0, 1, 1.0, 0.0, None, {}),
+        memory=VariantMemory(1, 1.0, 1),
+        products_ms=ms,
+        kernels=None,
+        emulated=emulated,
+        levels=(),
+        throughput_ratios={},
+        usd_per_1m_output=None,
+        job=JobTimes(1.0, 1.0, 1.0, 1.0, 1, 1.0),
+        saved=None,
+    )
 
 
 def test_the_table_sets_products_against_the_baselines_and_leaves_out_the_emulated():
