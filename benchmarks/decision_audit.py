@@ -46,10 +46,10 @@ from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.fleet.operating_point import Statistics, worst_ratio
 from lmi_bench.analysis.fleet.recommender import best_fleets, prepare, recommend, screen
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import request_latency

@@ -22,9 +22,9 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.measured_files import TableRow, read_table
-from lmi_bench.analysis.level.cells import MeasuredLevel, marks_of
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_defaults import V1
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
 
 DATA = Path(__file__).parents[1] / "lmi_bench" / "catalog" / "data"

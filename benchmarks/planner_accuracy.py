@@ -23,10 +23,10 @@ from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.measured_files import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.validation import Judged, validate
-from lmi_bench.analysis.level.cells import MeasuredLevel, Metric
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_models, find_model

@@ -26,8 +26,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.support.decisions import Decision, Option, decide  # noqa: E402
 from lmi_bench.analysis.fit.calibrate import profile_of_fit  # noqa: E402
 from lmi_bench.analysis.fit.fit import fit_cells  # noqa: E402
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell  # noqa: E402
+from lmi_bench.analysis.level.cells import predict_cell  # noqa: E402
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023  # noqa: E402
+from lmi_bench.analysis.model.measured_level import MeasuredLevel  # noqa: E402
 from lmi_bench.analysis.model.profiles import EngineProfile  # noqa: E402
 from lmi_bench.analysis.model.setup import Setup  # noqa: E402
 from lmi_bench.catalog.instances import find_instance  # noqa: E402

@@ -19,7 +19,7 @@ from lmi_bench.analysis.fleet.accelerator_comparison import (
 from lmi_bench.analysis.fleet.day import DayResult
 from lmi_bench.analysis.fleet.portfolio import Portfolio, SharedFleet
 from lmi_bench.analysis.fleet.verification import Verified
-from lmi_bench.analysis.level.cells import MeasuredLevel
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.core.units import HOURS_PER_MONTH, format_figure, format_interval, plural

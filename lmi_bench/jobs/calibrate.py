@@ -32,7 +32,7 @@ from lmi_bench.analysis.fit.validation import (
     validate_profile,
 )
 from lmi_bench.analysis.fit.validation import validate as judge
-from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, can_run
+from lmi_bench.analysis.level.cells import can_run
 from lmi_bench.analysis.model.builtin_profiles import (
     BUNDLED_CPU_PRIOR,
     EAGER_GPU_PRIOR,
@@ -41,6 +41,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
 )
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine, probe_machine
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

@@ -15,11 +15,11 @@ from lmi_bench.analysis.fit.forecast import (
     simulated_forecast,
 )
 from lmi_bench.analysis.fit.uncertainty import under_load
-from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.capacity import smallest_degree
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from lmi_bench.analysis.fit.cell_files import cell_to_json
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, unidentified_note
 
@@ -59,7 +58,7 @@ def profile_of_fit(
         residual_log_sd=max(spread, _LEAST_RESIDUAL),
         error_scale=fit.scales.times if keep_levels else profile.error_scale,
         ttft_error_scale=fit.scales.ttft if keep_levels else profile.ttft_error_scale,
-        levels=tuple(cell_to_json(cell) for cell in fit.cells) if keep_levels else (),
+        levels=fit.cells if keep_levels else (),
         fitted_cells=(),
         notes=unidentified_note(kept),
     )

@@ -23,12 +23,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.level.cells import (
-    MeasuredLevel,
-    Metric,
-    growth_with_step_times,
-    waits_for_slots,
-)
+from lmi_bench.analysis.level.cells import growth_with_step_times, waits_for_slots
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import InputError
 

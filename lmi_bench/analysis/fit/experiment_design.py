@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.discrepancy import Observation, observe
 from lmi_bench.analysis.fit.fit import Fit, derivatives
-from lmi_bench.analysis.level.cells import (
-    MeasuredLevel,
-    Metric,
-    growth_with_step_times,
-    predict_cell,
-)
+from lmi_bench.analysis.level.cells import growth_with_step_times, predict_cell
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 
 _JITTER = 1e-10
 

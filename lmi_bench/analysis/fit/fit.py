@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from lmi_bench.analysis.fit.cell_files import cell_from_json
 from lmi_bench.analysis.fit.discrepancy import (
     OUTLIER,
     UNSCALED,
@@ -28,7 +27,8 @@ from lmi_bench.analysis.fit.discrepancy import (
     measured_covariance,
     observations_of,
 )
-from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, predict_cell, slots_for
+from lmi_bench.analysis.level.cells import predict_cell, slots_for
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import KvLayout
@@ -263,18 +263,16 @@ def fit_of_profile(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fi
     """A calibrated profile as the fit that it came from: its levels correct their neighbours.
 
     cells  the cells to predict
-    Raises InputError where a level of the profile cannot be read.
     """
     fit = prior_fit(profile, cells)
-    known = [cell_from_json(content, profile.machine) for content in profile.levels]
-    if not known:
+    if not profile.levels:
         return fit
     return replace(
         fit,
         scales=ErrorScales(profile.error_scale, profile.ttft_error_scale),
-        cells=tuple(known),
-        observations=tuple(observations_of(known, profile)),
-        residuals=_residuals(profile, known),
+        cells=profile.levels,
+        observations=tuple(observations_of(profile.levels, profile)),
+        residuals=_residuals(profile, profile.levels),
     )
 
 

@@ -20,9 +20,10 @@ from lmi_bench.analysis.fit.uncertainty import (
     shown_value,
     under_load,
 )
-from lmi_bench.analysis.level.cells import MeasuredLevel, Metric, predict_cell, regime_of
+from lmi_bench.analysis.level.cells import predict_cell, regime_of
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.level import LATENCY_KEY, Level

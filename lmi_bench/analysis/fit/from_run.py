@@ -15,14 +15,10 @@ from typing import Any
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, shown_value
-from lmi_bench.analysis.level.cells import (
-    LENGTH_SPREAD,
-    MeasuredLevel,
-    marks_of,
-    predict_cell,
-)
+from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel, marks_of
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance

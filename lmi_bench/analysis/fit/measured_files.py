@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmi_bench.analysis.level.cells import LENGTH_SPREAD, MeasuredLevel
+from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance

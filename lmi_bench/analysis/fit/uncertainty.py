@@ -20,11 +20,7 @@ from typing import Any, Final
 from lmi_bench.analysis.fit.discrepancy import observe
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
 from lmi_bench.analysis.level.cells import (
-    LENGTH_SPREAD,
-    MEASURED,
     CellPrediction,
-    MeasuredLevel,
-    Metric,
     capacity_tokens_per_s,
     growth_with_step_times,
     mean_batch,
@@ -33,6 +29,7 @@ from lmi_bench.analysis.level.cells import (
     waits_for_slots,
 )
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
+from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.load import Load

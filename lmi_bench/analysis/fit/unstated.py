@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from lmi_bench.analysis.fit.fit import Fit, fit_cells
-from lmi_bench.analysis.level.cells import MeasuredLevel
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError
 

@@ -25,14 +25,8 @@ from lmi_bench.analysis.fit.uncertainty import (
     shown_value,
 )
 from lmi_bench.analysis.fit.unstated import as_assumed, as_fitted, fit_unstated
-from lmi_bench.analysis.level.cells import (
-    MeasuredLevel,
-    Metric,
-    can_run,
-    predict_cell,
-    regime_of,
-    slots_for,
-)
+from lmi_bench.analysis.level.cells import can_run, predict_cell, regime_of, slots_for
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import s_to_ms

@@ -26,10 +26,10 @@ from lmi_bench.analysis.fleet.money import (
 )
 from lmi_bench.analysis.fleet.operating_point import CopySimulation, Operating, Statistics
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
 from lmi_bench.analysis.model.capacity import memory_plan_for
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.core.load import Load
 from lmi_bench.core.units import bytes_to_gib
 

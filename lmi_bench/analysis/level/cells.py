@@ -1,17 +1,15 @@
-"""Measured levels of equal requests (cells), and their prediction by a profile.
+"""Predicts a level of equal requests (a cell) by a profile.
 
 A cell is a closed loop of users or an open loop at a rate, on one machine type and tensor-parallel
-degree. Published tables, run folders and summaries of other tools all become cells.
+degree. Published tables, run folders and other tools' files all become cells.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,110 +32,14 @@ from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
 )
 from lmi_bench.analysis.model.engine_defaults import as_set
+from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.load import Load
 
-Metric = Literal[
-    "throughput_tokens_per_s",
-    "latency_p90_s_per_token",
-    "latency_mean_s_per_token",
-    "ttft_mean_s",
-    "tpot_mean_s",
-]
-MEASURED: tuple[Metric, ...] = get_args(Metric)
-
-LENGTH_SPREAD = 0.1
-"""Relative variation of output lengths that are drawn, or of answers that end by themselves."""
 _NEARLY = 0.9  # the number of slots is known to about 10 %
 _SLOWER_STEP = 0.05  # small against the model's error, large against a simulation's jumps
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredLevel:
-    """One measured level of equal requests; None is not measured.
-
-    setup                        of one copy
-    replicas                     copies that share the load evenly
-    max_sequences                largest number of sequences that ran together, if known
-    latency_*_s_per_token        end-to-end time / output tokens: 90th percentile, mean
-    ttft_mean_s, tpot_mean_s     time to the first token, and of each later one
-    latency_rounded_down_s       unit that the published latency was rounded down to, 0 for none
-    length_spread                relative variation of output lengths around output_tokens
-    throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
-                                 over wall time
-    cached_tokens                of each prompt, found in the prefix cache
-    arrivals_s                   due times of the open loop's requests, if known
-    """
-
-    setup: Setup
-    input_tokens: int
-    output_tokens: int
-    load: Load
-    num_requests: int
-    throughput_tokens_per_s: float | None = None
-    latency_p90_s_per_token: float | None = None
-    latency_mean_s_per_token: float | None = None
-    ttft_mean_s: float | None = None
-    tpot_mean_s: float | None = None
-    replicas: int = 1
-    max_sequences: int | None = None
-    latency_rounded_down_s: float = 0.0
-    length_spread: float = 0.0
-    throughput_by_latency: bool = False
-    cached_tokens: int = 0
-    arrivals_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.cached_tokens < self.input_tokens:
-            raise InputError(
-                f"a prompt of {self.input_tokens} tokens cannot have {self.cached_tokens} of them "
-                "in the prefix cache: its last one is always computed"
-            )
-
-    @property
-    def concurrency(self) -> int:
-        """Users of a closed loop; 0 in an open loop."""
-        return self.load.concurrency or 0
-
-    @property
-    def rate_per_s(self) -> float | None:
-        """Requests each second of an open loop; None in a closed loop."""
-        return self.load.rate_per_s
-
-    def measured(self, metric: Metric) -> float | None:
-        """A measured figure; half the rounding unit is added to a rounded one."""
-        value: float | None = getattr(self, metric)
-        if value is None or metric != "latency_p90_s_per_token":
-            return value
-        return value + self.latency_rounded_down_s / 2
-
-
-def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
-    """A mark for each figure, to recognise measured levels in any table.
-
-    Eight hexadecimal digits of the configuration, the load and the figure to three digits.
-    """
-    marks = set()
-    for cell in cells:
-        load = (
-            cell.setup.shape.name,
-            cell.setup.instance.accelerator.name,
-            cell.setup.tensor_parallel,
-            cell.replicas,
-            cell.input_tokens,
-            cell.output_tokens,
-            cell.concurrency,
-            cell.rate_per_s,
-        )
-        for metric in MEASURED:
-            value: float | None = getattr(cell, metric)
-            if value is not None:
-                text = "|".join(map(str, (*load, metric, f"{value:.3g}")))
-                marks.add(hashlib.sha256(text.encode()).hexdigest()[:8])
-    return frozenset(marks)
 
 
 @dataclass(frozen=True, slots=True)

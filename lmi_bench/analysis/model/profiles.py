@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, cell_from_json, cell_to_json
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.config import KvLayout
 
@@ -77,8 +78,7 @@ class StepParameters:
 
 
 _TUPLES = (
-    "accelerators", "vendors", "notes", "models", "levels", "shared_head_dims", "architectures",
-    "dtypes",
+    "accelerators", "vendors", "notes", "models", "shared_head_dims", "architectures", "dtypes",
 )  # fmt: skip
 PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParameters))
 
@@ -100,8 +100,8 @@ class EngineProfile:
     residual_log_sd         of a prediction around the truth with the best parameters
     error_scale             fitted factor on the model's error and noise;
                             ttft_error_scale: on that of times to first token
-    levels                  measured levels that correct predictions (`cell_files`)
-    fitted_cells            marks of the levels of a shipped profile's fit (`cells.marks_of`)
+    levels                  measured levels that correct predictions
+    fitted_cells            marks of the levels of a shipped profile's fit (`marks_of`)
     widen_first_rows        rows of a step from which narrow weights are widened as a whole before
                             their products; 0: never
     architectures           that the engine loads, as config.json names them; empty: any
@@ -137,7 +137,7 @@ class EngineProfile:
     notes: tuple[str, ...] = ()
     error_scale: float = 1.0
     ttft_error_scale: float = 1.0
-    levels: tuple[Mapping[str, Any], ...] = ()
+    levels: tuple[MeasuredLevel, ...] = ()
     machine: MeasuredMachine | None = None
     fitted_cells: tuple[str, ...] = ()
     defaults: str = ""
@@ -224,7 +224,8 @@ def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:
 
 def profile_to_json(profile: EngineProfile) -> str:
     """The profile as a JSON document that `profile_from_json` reads back unchanged."""
-    document = {"schema": PROFILE_SCHEMA, **asdict(profile)}
+    document = {"schema": PROFILE_SCHEMA, **asdict(replace(profile, levels=()))}
+    document["levels"] = [cell_to_json(cell) for cell in profile.levels]
     document["log_sd"] = dict(profile.log_sd)
     document["host_factors"] = dict(profile.host_factors)
     document["fitted_cells"] = " ".join(profile.fitted_cells)
@@ -256,5 +257,8 @@ def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:
         values["machine"] = MeasuredMachine(**values["machine"])
+    values["levels"] = tuple(
+        cell_from_json(each, values.get("machine")) for each in values.get("levels", ())
+    )
     values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])
     return EngineProfile(**values)

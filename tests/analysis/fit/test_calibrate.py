@@ -9,8 +9,9 @@ import pytest
 
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
+from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

@@ -17,10 +17,8 @@ from lmi_bench.analysis.fit.measured_files import read_table
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.validation import accuracies, rates_under, validate
 from lmi_bench.analysis.level.cells import (
-    MeasuredLevel,
     capacity_tokens_per_s,
     growth_with_step_times,
-    marks_of,
     predict_cell,
     regime_of,
 )
@@ -33,6 +31,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
     VLLM_V0_PRIOR,
     prior_of_engine,
 )
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

@@ -6,8 +6,9 @@ import pytest
 
 from lmi_bench.analysis.fit.fit import prior_fit
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell, slots_for
+from lmi_bench.analysis.level.cells import predict_cell, slots_for
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

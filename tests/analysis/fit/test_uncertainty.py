@@ -9,9 +9,9 @@ from lmi_bench.analysis.fit.forecast import forecast, simulated_forecast
 from lmi_bench.analysis.fit.uncertainty import Factor, Uncertainty, under_load
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.cells import MeasuredLevel
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_19, VLLM_V0_PRIOR
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

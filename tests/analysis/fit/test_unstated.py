@@ -8,8 +8,9 @@ import pytest
 
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.unstated import as_fitted, fit_unstated
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
+from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR, VLLM_V0_PRIOR
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model

@@ -10,13 +10,7 @@ import pytest
 from lmi_bench.analysis.fit.fit import prior_fit
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.unstated import as_assumed
-from lmi_bench.analysis.level.cells import (
-    MeasuredLevel,
-    model_of,
-    predict_cell,
-    profile_of,
-    slots_for,
-)
+from lmi_bench.analysis.level.cells import model_of, predict_cell, profile_of, slots_for
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import (
@@ -30,6 +24,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
 from lmi_bench.analysis.model.capacity import scheduler_config_for
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import EngineSetting
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import find_instance

@@ -9,9 +9,10 @@ import pytest
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
+from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, SERVED_CPU_PRIOR
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import profile_from_json, profile_to_json
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_time import StepTimeModel
@@ -100,7 +101,7 @@ def test_the_file_predicts_as_the_fit_did(fitted, profile):
 
 def test_levels_of_this_machine_need_its_figures(profile):
     with pytest.raises(InputError, match="no figures of that machine"):
-        fit_of_profile(replace(profile, machine=None), [cell(8)])
+        profile_from_json(profile_to_json(replace(profile, machine=None)))
 
 
 def test_a_machine_without_bandwidth_is_none():

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
+from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_V0_PRIOR
 from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_bytes
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance

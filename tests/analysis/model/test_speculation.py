@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.level.cells import MeasuredLevel, predict_cell
+from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import (
@@ -14,6 +14,7 @@ from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
     step_time_model_for,
 )
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.analysis.model.speculation import acceptance_of_counts
 from lmi_bench.catalog.instances import find_instance
