@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import heard, say, warn
-from lmi_bench.core.errors import EXIT_FAILED
+from lmi_bench.cli.console import heard, note, print_table, say, warn
+from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
+from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.deploy import ACCOUNT, INSTANCE, REGION, DeploySettings
+from lmi_bench.jobs.settings.deploy import ACCOUNT, INSTANCE, REGION, DeploySettings, LimitsSettings
 
 deploy = typer.Typer(
     name="deploy",
@@ -21,10 +23,12 @@ deploy = typer.Typer(
     no_args_is_help=True,
 )
 _Model = Annotated[str, planning.MODEL]
-_Instance = Annotated[str, replace(INSTANCE, group=None)]
-_Region = Annotated[str, replace(REGION, group=None)]
-_Account = Annotated[str | None, replace(ACCOUNT, group=None, rare=False)]
+_Instance = Annotated[str, INSTANCE]
 _Version = Annotated[str, Option("Version of djl-serving or LMI, such as 0.26.0 or lmi28.")]
+_ROPE_BACKENDS: Final = (
+    "lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "
+    "option.rotary_scaling_type and _factor, TGI ROPE_SCALING and ROPE_FACTOR"
+)
 
 
 @deploy.command()
@@ -65,10 +69,28 @@ def check(
     ] = None,
 ) -> None:
     """Print how an LMI container reads a file and this environment; exit 2 if it refuses them."""
-    from lmi_bench.cli.deploy_tables import print_check
+    from lmi_bench.deploy.option_table import all_options
     from lmi_bench.jobs.deploy import check_file
 
-    print_check(check_file(path, djl_version, tuple(allow or ())), djl_version)
+    checked = check_file(path, djl_version, tuple(allow or ()))
+    known = all_options()
+    print_table(
+        f"Effective settings of djl-serving {djl_version}",
+        [
+            {
+                "key": name,
+                "value": setting.value,
+                "from": setting.origin,
+                "meaning": known[name].meaning if name in known else "not an option of LMI",
+            }
+            for name, setting in checked.settings.items()
+        ],
+        left=("key", "value", "from", "meaning"),
+    )
+    for name in checked.untranslated:
+        warn(f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs")
+    for trap in checked.traps:
+        warn(trap)
 
 
 @deploy.command()
@@ -84,47 +106,110 @@ def options(
     ] = None,
 ) -> None:
     """List the options of LMI: name, kind, default, backends, versions, variable."""
-    from lmi_bench.cli.deploy_tables import print_options
+    from lmi_bench.deploy.option_table import ERAS, all_options, find_option
 
-    print_options(name, backend)
+    def versions(eras: str) -> str:
+        return "all versions" if eras == "ABC" else ", ".join(ERAS[era] for era in eras)
+
+    if name is not None:
+        option = find_option(name)
+        say(f"{option.name}: {option.meaning}")
+        kind = option.kind if not option.choices else f"one of {', '.join(option.choices)}"
+        say(f"  {kind.replace('_', ' ')}, default {option.default or 'none'}")
+        say(f"  read by {', '.join(option.backends)}; {versions(option.eras)}")
+        variables = [option.variable, option.environment]
+        say(f"  in the environment: {', '.join(filter(None, variables))}")
+        return
+    known = sorted({b for option in all_options().values() for b in option.backends})
+    if backend is not None and backend not in known:
+        raise InputError(f"--backend {backend}: use one of {', '.join(known)}")
+    rows = [
+        {
+            "option": option.name,
+            "kind": option.kind.replace("_", " "),
+            "default": option.default,
+            "backends": ", ".join(option.backends),
+            "djl-serving": versions(option.eras),
+            "variable": option.environment or option.variable,
+        }
+        for option in all_options().values()
+        if backend is None or {backend, "all"} & {*option.backends}
+    ]
+    print_table("Options of LMI; a file beats the environment", rows, left=tuple(rows[0]))
 
 
 @deploy.command()
 @spread_options
 def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0") -> None:
     """Choose a backend for a model on a machine, with the reason for each."""
-    from lmi_bench.cli.deploy_tables import print_backends
+    from lmi_bench.catalog.instances import find_instance
+    from lmi_bench.catalog.models import find_model
+    from lmi_bench.deploy import backend_choice as choice
+    from lmi_bench.deploy.checks import container_of
+    from lmi_bench.deploy.option_table import ERAS
 
-    print_backends(model, instance, djl_version)
+    shape, machine = find_model(model), find_instance(instance)
+    era, _ = container_of(djl_version)
+    verdicts = choice.choose_backend(shape, machine, era)
+    print_table(
+        f"{shape.name} on {machine.instance_type} ({machine.num_accelerators} x "
+        f"{machine.accelerator.name}), djl-serving {djl_version}",
+        [
+            {
+                "backend": verdict.backend,
+                "": verdict.verdict,
+                "why": verdict.reason,
+                "settings": verdict.settings,
+            }
+            for verdict in verdicts
+        ],
+        left=("backend", "", "why", "settings"),
+    )
+    if verdicts[0].verdict == choice.CHOSEN:
+        say(f"chosen: {verdicts[0].backend} ({verdicts[0].settings})")
+    say(f"option.rolling_batch=auto is {choice.auto_resolves_to(machine, era)} ({ERAS[era]})")
+    say(choice.degree_note(shape, machine))
+    if era == "A":
+        new = ", ".join(choice.TENSORRT_JIT_0_26)
+        say(f"TensorRT-LLM 0.26 compiles at start-up, new: {new}")
+    say("source: djl-serving's LmiConfigRecommender, validators and release notes, 0.26 to 0.36")
 
 
 @deploy.command()
 @spread_options
-def limits(
-    model: _Model,
-    instance: _Instance,
-    tensor_parallel: Annotated[
-        int | None, replace(planning.TENSOR_PARALLEL, default="all possible", group=None)
-    ] = None,
-    dtype: Annotated[str | None, replace(planning.DTYPE, group=None)] = None,
-    rope_factor: Annotated[
-        float, Option("Factor by which RoPE scaling extends the trained positions.")
-    ] = 1.0,
-    profile: Annotated[str | None, replace(planning.PROFILE, group=None)] = None,
-) -> None:
+def limits(settings: LimitsSettings) -> None:
     """Print how many sequences fit at once, by token limit: set limits before the concurrency."""
-    from lmi_bench.cli.deploy_tables import print_limits
     from lmi_bench.jobs.deploy import sequence_limits
 
-    found = sequence_limits(
-        model,
-        instance,
-        tensor_parallel=tensor_parallel,
-        dtype=dtype,
-        rope_factor=rope_factor,
-        profile=profile,
+    found = sequence_limits(settings)
+    shape, trained = found.shape, found.shape.max_positions
+    rows = [
+        {
+            "TP": each.tensor_parallel,
+            "copies": each.copies,
+            "tokens of a request": f"{each.tokens:,}" + (" *" if each.tokens > trained else ""),
+            "sure to fit a copy": each.guaranteed,
+            "expected": each.expected,
+            "on the machine": each.guaranteed * each.copies,
+            "KV left, GiB": f"{bytes_to_gib(each.kv_left_bytes):.1f}",
+        }
+        for each in found.limits
+    ]
+    machine = found.instance.instance_type
+    print_table(f"Sequences at once: {shape.name} in {found.dtype} on {machine}", rows)
+    say("expected: half of each request is prompt, and running ones have half of the output")
+    say(
+        "set the token limits first (option.max_model_len; MAX_INPUT_LENGTH, MAX_TOTAL_TOKENS), "
+        "then max_rolling_batch_size from this table; what is left allows a larger "
+        "max_rolling_batch_prefill_tokens"
     )
-    print_limits(found, rope_factor)
+    if settings.rope_factor > 1:
+        warn(
+            f"* beyond the {trained:,} trained positions, by RoPE scaling "
+            f"x{settings.rope_factor:g}: perplexity may rise with the length (fine-tuning on "
+            "longer texts offsets part of it), and each request takes more memory, so fewer run at "
+            f"once. {_ROPE_BACKENDS}"
+        )
 
 
 @deploy.command()
@@ -140,10 +225,42 @@ def shards(
     ] = None,
 ) -> None:
     """Print which device holds which KV heads, and its share of the cache, by strategy."""
-    from lmi_bench.cli.deploy_tables import print_shards
+    from lmi_bench.catalog.models import find_model
+    from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 
     planning.check_at_least_one(tensor_parallel=tensor_parallel)
-    print_shards(model, tensor_parallel, strategy)
+    shape = find_model(model)
+    for name in STRATEGIES if strategy is None else [strategy]:
+        rows = [
+            {
+                "device": number,
+                "query heads": _runs(device.query_heads),
+                "KV heads": _runs(device.kv_heads),
+                "KV cache": f"{device.cache_share:.1%}",
+            }
+            for number, device in enumerate(shard_map(shape, tensor_parallel, name))
+        ]
+        print_table(f"{name}: {STRATEGIES[name]}", rows)
+    say(
+        f"{shape.name}: {shape.num_heads} query heads, {shape.num_kv_heads} KV heads; KV cache: "
+        "share of an unsplit model's. The bundled engine, vLLM and TGI: shard-over-heads; NeuronX: "
+        "option.group_query_attention"
+    )
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """0, 0, 1, 1, 2, 3 as `0 x2, 1 x2, 2-3`."""
+    parts: list[tuple[int, int, int]] = []  # first, last, how often each
+    for number in sorted(set(numbers)):
+        times = list(numbers).count(number)
+        if parts and parts[-1][1] == number - 1 and parts[-1][2] == times == 1:
+            parts[-1] = (parts[-1][0], number, 1)
+        else:
+            parts.append((number, number, times))
+    return ", ".join(
+        (f"{first}" if first == last else f"{first}-{last}") + (f" x{times}" if times > 1 else "")
+        for first, last, times in parts
+    )
 
 
 @deploy.command()
@@ -155,22 +272,44 @@ def presets(
     ] = None,
 ) -> None:
     """Print measured configurations: for each model one of low cost and one of low latency."""
-    from lmi_bench.cli.deploy_tables import print_presets
     from lmi_bench.jobs.fleet import measured_presets
 
-    print_presets(measured_presets(model))
+    rows = [
+        {
+            "model": preset.cell.model,
+            "in/out": f"{preset.cell.input_tokens}/{preset.cell.output_tokens}",
+            "choose for": preset.goal,
+            "machines": f"{preset.cell.replicas} x {preset.cell.instance_type}",
+            "TP": preset.cell.tensor_parallel,
+            "concurrency": preset.cell.concurrency,
+            "tok/s": format_figure(preset.cell.throughput_tokens_per_s, 0),
+            "ms/token": format_figure(
+                (each_s := preset.cell.latency_s_per_token) and s_to_ms(each_s), 0
+            ),
+            "USD/1M out": format_figure(preset.usd_per_1m_output, 2),
+        }
+        for preset in measured_presets(model)
+    ]
+    left = ("model", "in/out", "choose for", "machines")
+    print_table("Measured configurations (JumpStart, 2023)", rows, left=left)
+    note("measured with TGI of 2023; `recommend` predicts other machines, lengths and engines")
 
 
 @deploy.command()
 @spread_options
 def defaults(
-    model: Annotated[str, Option("Model as a catalog name or folder.", argument=True)],
-    instance: Annotated[str, Option("Machine such as ml.g5.12xlarge.", argument=True)],
+    model: Annotated[str, replace(planning.MODEL, names=(), argument=True)],
+    instance: Annotated[str, replace(INSTANCE, argument=True)],
 ) -> None:
     """Print what JumpStart set for a model on a machine in 2023, as TGI's variables."""
-    from lmi_bench.cli.deploy_tables import print_defaults
+    from lmi_bench.catalog.instances import find_instance
+    from lmi_bench.catalog.models import find_model
+    from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 
-    print_defaults(model, instance)
+    shape = find_model(model)
+    for name, value in jumpstart_environment(shape, find_instance(instance)).items():
+        say(f"{name}={value}")
+    say(provenance(shape))
 
 
 @deploy.command()
@@ -179,13 +318,31 @@ def images(
     family: Annotated[
         str | None, Option("Family of images, such as lmi or vllm.", argument=True, default="all")
     ] = None,
-    region: _Region = "us-east-1",
-    account: _Account = None,
+    region: Annotated[str, REGION] = "us-east-1",
+    account: Annotated[str | None, ACCOUNT] = None,
 ) -> None:
     """List the published container images, and what they need."""
-    from lmi_bench.cli.deploy_tables import print_images
+    from lmi_bench.deploy.images import all_images
 
-    print_images(family, region, account)
+    families = sorted({image.family for image in all_images()})
+    if family is not None and family not in families:
+        raise InputError(f"no images of {family!r} are known; known: {', '.join(families)}")
+    print_table(
+        "Images; pin the tag, several share one version",
+        [
+            {
+                "family": image.family,
+                "engine": f"{image.engine} {image.engine_version}".rstrip(),
+                "needs": "Neuron devices"
+                if image.accelerator == "neuron"
+                else f"{image.cuda}, compute capability {image.compute_capability}, {image.arch}",
+                "address": image.uri(region, account),
+            }
+            for image in all_images()
+            if family in (None, image.family) and (account or image.is_in(region))
+        ],
+        left=("family", "engine", "needs", "address"),
+    )
 
 
 @deploy.command()

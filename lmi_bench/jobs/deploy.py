@@ -6,7 +6,6 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -26,7 +25,7 @@ from lmi_bench.deploy.sagemaker import EndpointSettings
 from lmi_bench.deploy.server_settings import SERVERS
 from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
-from lmi_bench.jobs.settings.deploy import DeploySettings
+from lmi_bench.jobs.settings.deploy import DeploySettings, LimitsSettings
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 from lmi_bench.targets.drafting import refuse_sagemaker_draft
 from lmi_bench.targets.profiles import find_profile
@@ -160,39 +159,26 @@ def wait_until_healthy(url: str, limit_s: float) -> Health:
         time.sleep(_PROBE_EVERY_S)
 
 
-def sequence_limits(
-    model: str,
-    instance_name: str,
-    *,
-    tensor_parallel: int | None = None,
-    dtype: str | None = None,
-    rope_factor: float = 1.0,
-    profile: str | None = None,
-) -> SequenceLimits:
-    """Number of sequences that fit at once. Raises InputError if no degree is possible.
-
-    tensor_parallel  one degree instead of all
-    rope_factor      factor by which the trained positions are extended
-    """
-    if rope_factor < 1:
-        raise InputError(f"--rope-factor must be 1 or more, got {rope_factor:g}")
-    shape, instance = find_model(model), find_instance(instance_name)
-    engine, weights = find_profile(profile), planned_dtype(model, dtype)
-    degrees = [tensor_parallel] if tensor_parallel else [1, 2, 4, 8, 16]
+def sequence_limits(settings: LimitsSettings) -> SequenceLimits:
+    """Number of sequences that fit at once. Raises InputError if no degree is possible."""
+    shape, instance = find_model(settings.model), find_instance(settings.instance)
+    profile, dtype = find_profile(settings.profile), planned_dtype(settings.model, settings.dtype)
+    stated = settings.tensor_parallel
+    degrees = [stated] if stated else [1, 2, 4, 8, 16]
     degrees = [each for each in degrees if each <= instance.num_accelerators]
-
-    def limits() -> Iterator[SequenceLimit]:
-        for degree in degrees:
-            if tensor_parallel_problem(shape, degree) is not None:
-                continue
-            setup = Setup(shape, instance, degree, weights)
-            for tokens in _doubling(int(shape.max_positions * rope_factor)):
-                half = max(1, tokens // 2)
-                sure = memory_plan_for(setup, engine, input_tokens=tokens - 1, output_tokens=1)
-                likely = memory_plan_for(
-                    setup, engine, input_tokens=half, output_tokens=tokens - half
-                )
-                yield SequenceLimit(
+    longest = int(shape.max_positions * settings.rope_factor)
+    lengths = [2**n for n in range(9, longest.bit_length()) if 2**n < longest]
+    found = []
+    for degree in degrees:
+        if tensor_parallel_problem(shape, degree) is not None:
+            continue
+        setup = Setup(shape, instance, degree, dtype)
+        for tokens in (*lengths, longest):
+            half = max(1, tokens // 2)
+            sure = memory_plan_for(setup, profile, input_tokens=tokens - 1, output_tokens=1)
+            likely = memory_plan_for(setup, profile, input_tokens=half, output_tokens=tokens - half)
+            found.append(
+                SequenceLimit(
                     degree,
                     instance.num_accelerators // degree,
                     tokens,
@@ -200,19 +186,10 @@ def sequence_limits(
                     likely.sequences_expected,
                     max(0.0, sure.kv_budget_bytes),
                 )
-
-    found = tuple(limits())
+            )
     if not found:
         raise InputError(f"{shape.name} cannot be split over {degrees} devices")
-    return SequenceLimits(shape, weights, instance, found)
-
-
-def _doubling(longest: int) -> Iterator[int]:
-    tokens = 512
-    while tokens < longest:
-        yield tokens
-        tokens *= 2
-    yield longest
+    return SequenceLimits(shape, dtype, instance, tuple(found))
 
 
 def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:

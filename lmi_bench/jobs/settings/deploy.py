@@ -1,4 +1,4 @@
-"""Settings of `deploy write`: the layout, the server, the SageMaker endpoint."""
+"""Settings of `deploy write` and `deploy limits`: layout, server, SageMaker endpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, option
+from lmi_bench.core.option import REQUIRED, Option, option
 from lmi_bench.jobs.settings import planning
 
 INSTANCE = Option("Machine such as ml.g5.12xlarge.")
@@ -120,3 +120,23 @@ class DeploySettings:
             raise InputError("give a file of `recommend --json`, or --model and --instance")
         if self.recommendation is not None and (layout.model or layout.instance):
             raise InputError("give a recommendation, or --model and --instance, not both")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSettings:
+    """A model on a machine, to count the sequences that fit at once."""
+
+    model: str = option(planning.MODEL, value=REQUIRED)
+    instance: str = option(INSTANCE, value=REQUIRED)
+    tensor_parallel: int | None = option(
+        planning.TENSOR_PARALLEL, default="all possible", group=None
+    )
+    dtype: str | None = option(planning.DTYPE, group=None)
+    rope_factor: float = option(
+        "Factor by which RoPE scaling extends the trained positions.", value=1.0
+    )
+    profile: str | None = option(planning.PROFILE, group=None)
+
+    def __post_init__(self) -> None:
+        if self.rope_factor < 1:
+            raise InputError(f"--rope-factor must be 1 or more, got {self.rope_factor:g}")
