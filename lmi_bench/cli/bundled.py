@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import heard, note, print_table, say, terminal, write_json
+from lmi_bench.cli.console import heard, note, print_table, say, terminal, warn, write_json
+from lmi_bench.core.errors import EXIT_FAILED
 from lmi_bench.core.option import Option
+from lmi_bench.core.units import MIB, bytes_to_gib
 from lmi_bench.jobs.settings.bundled import (
     AttentionSettings,
     CollectiveSettings,
@@ -23,6 +26,8 @@ from lmi_bench.jobs.settings.bundled import (
 
 if TYPE_CHECKING:
     from lmi_bench.engine.server.app import Listening
+    from lmi_bench.jobs.generate import Generated
+    from lmi_bench.jobs.optimize.recipe import JobPlan
 
 profile = typer.Typer(
     name="profile", help="Time single operations of this machine.", no_args_is_help=True
@@ -65,7 +70,6 @@ def serve(settings: ServeSettings) -> None:
 @spread_options
 def generate(settings: GenerateSettings) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
-    from lmi_bench.cli.bundled_print import print_choices, print_confidence, print_generated
     from lmi_bench.jobs.generate import answer_questions, rank_choices
     from lmi_bench.jobs.generate import generate as run
 
@@ -84,11 +88,106 @@ def generate(settings: GenerateSettings) -> None:
         else:
             generated = run(settings, listener, on_text=show)
     if table is not None:
-        print_confidence(table)
+        print_table(
+            "The likeliest answer: how sure the model is, and how often it is right",
+            [
+                {
+                    "share given": f"{row.low_frac:.0%} to {row.high_frac:.0%}",
+                    "questions": row.count,
+                    "mean share": f"{row.mean_confidence:.1%}",
+                    "right": f"{row.right_frac:.1%}",
+                    "too sure by": f"{row.mean_confidence - row.right_frac:+.1%}",
+                }
+                for row in table.rows
+            ],
+            left=("share given",),
+        )
+        say(
+            f"{table.right} of {table.count} right ({table.right_frac:.1%}), mean share "
+            f"{table.mean_confidence:.1%}; expected calibration error {table.expected_error:.1%}"
+        )
     if ranked is not None:
-        print_choices(ranked)
+        print_table(
+            "Choices by joint log-probability",
+            [
+                {
+                    "choice": each.choice.strip(),
+                    "tokens": each.tokens,
+                    "joint log-probability": f"{each.joint_logprob:.3f}",
+                    "confidence": f"{each.confidence:.3g}",
+                    "share of the choices": f"{each.share:.1%}",
+                }
+                for each in ranked
+            ],
+            left=("choice",),
+        )
     if generated is not None:
-        print_generated(settings, generated)
+        _print_generated(settings, generated)
+
+
+def _print_generated(settings: GenerateSettings, done: Generated) -> None:
+    """The text's timing, scores and end; exits with an error if it ended unexpectedly."""
+    from lmi_bench.analysis.results.confidence import confidence
+
+    say("")  # ends the text's line
+    stats = done.stats
+    if stats.draft_acceptance_frac is not None:
+        note(
+            f"speculation: {stats.draft_acceptance_frac:.1%} of {stats.drafted_tokens} drafted "
+            f"tokens accepted, {stats.tokens_per_decode:.2f} tokens a step"
+        )
+    timing = ""
+    if done.seconds is not None:
+        speed = done.tokens / done.seconds if done.seconds else 0.0
+        timing = (
+            f" and {done.seconds:.2f} s: {speed:.1f} tok/s, first token after "
+            f"{1e3 * done.first_token_s:.0f} ms"
+        )
+    noun = "request" if done.requests == 1 else "requests"
+    note(
+        f"{done.tokens} tokens in {done.requests} {noun}{timing}, ended by {done.finish_reason}; "
+        f"{done.back_end_note}"
+    )
+    if settings.scores.logprobs is not None:
+        for token in done.scores:
+            others = ", ".join(f"{text!r} {value:.3f}" for text, value in token.likeliest)
+            line = f"{token.text!r} {token.logprob:.3f}"
+            note(f"{line}; likeliest {others}" if others else line)
+    if settings.scores.confidence and done.scores:
+        logprobs = [token.logprob for token in done.scores]
+        note(
+            f"confidence {confidence(logprobs):.3g} = exp(mean log-probability) of "
+            f"{len(logprobs)} tokens; joint log-probability {math.fsum(logprobs):.2f}. Models are "
+            "overconfident (--questions measures by how much): use it for comparisons"
+        )
+    end = _end(done, settings.sampling.max_new_tokens)
+    if settings.scores.expect_end and done.finish_reason not in settings.scores.expect_end:
+        warn(f"{end}; expected: {' or '.join(settings.scores.expect_end)} (--expect-end)")
+        raise typer.Exit(EXIT_FAILED)
+    note(end)
+
+
+def _end(done: Generated, max_new_tokens: int) -> str:
+    """Why the text ended, and what to do about it."""
+    match done.finish_reason:
+        case "length" if done.tokens < max_new_tokens * done.requests:
+            return (
+                "cut off: prompt and text fill the model's context of "
+                f"{done.context_tokens:,} tokens"
+            )
+        case "length":
+            return (
+                f"cut off: the limit of --max-new-tokens {max_new_tokens} was reached; raise it, "
+                "or continue with --until-done"
+            )
+        case "stop_sequence" if done.stop_string is None:
+            return "ended by a stop token"
+        case "stop_sequence":
+            return f"ended by the stop text {done.stop_string!r}, not by the model"
+        case "context_full":
+            return "cut off: the model's context is full"
+        case reason:
+            return f"ended by the model ({reason})"
 
 
 @spread_options
@@ -111,8 +210,6 @@ def optimize(
     swept. The folder gets optimize.json, report.html, a run folder for each variant, and the
     quantized weights of variants with `save: true`, ready for `lmi-bench serve --model`.
     """
-    from lmi_bench.cli.bundled_print import print_optimized, print_plan
-
     if listed:
         from lmi_bench.jobs.optimize.run import TECHNIQUES
 
@@ -122,12 +219,43 @@ def optimize(
     elif plan:
         from lmi_bench.jobs.optimize.recipe import plan_job
 
-        print_plan(plan_job(settings))
+        _print_plan(plan_job(settings))
     else:
         from lmi_bench.jobs.optimize.run import optimize as run
+        from lmi_bench.report.optimization import optimization_tables
 
         found = heard(run, settings)
-        print_optimized(found)
+        for table in optimization_tables(found.variants):
+            columns = [column.title for column in table.columns]
+            texts = ([cell.text for cell in row.cells] for row in table.rows)
+            rows = [dict(zip(columns, each, strict=True)) for each in texts]
+            print_table(table.caption, rows, left=columns[:1])
+            if table.note:
+                note(table.note)
+        say(f"report: {found.folder / 'report.html'}   numbers: {found.folder / 'optimize.json'}")
+
+
+def _print_plan(plan: JobPlan) -> None:
+    """The memory of each variant and the cheapest machines."""
+    rows = [
+        {
+            "variant": need.name,
+            "prepare GiB": f"{bytes_to_gib(need.prepare_bytes):.1f}",
+            "measure GiB": f"{bytes_to_gib(need.measure_bytes):.1f}",
+            "cheapest machine": "none" if machine is None else machine.instance_type,
+            "USD/h": "" if machine is None else f"{machine.price_usd_per_hour:.2f}",
+        }
+        for need, machine in plan.needs
+    ]
+    print_table(f"{plan.model}: what the job needs", rows, left=("variant", "cheapest machine"))
+    best = plan.machine
+    if best is None:
+        note("no machine of the catalog fits the largest variant: leave it out, or split the model")
+        return
+    note(
+        f"one machine for the whole job: {best.instance_type} ({best.num_accelerators} x "
+        f"{best.accelerator.name}), {best.price_usd_per_hour:.2f} USD/h ({best.price_provenance})"
+    )
 
 
 @spread_options
@@ -177,11 +305,25 @@ def perplexity(settings: PerplexitySettings, json_file: JsonFile = None) -> None
     lowers the perplexity within the positions that the model was trained for. Beyond them, with
     RoPE scaling, it may rise.
     """
-    from lmi_bench.cli.bundled_print import print_perplexities
+    from lmi_bench.jobs.bundled import AS_TRAINED
     from lmi_bench.jobs.bundled import perplexity as run
+    from lmi_bench.report.formats import MISSING, number
 
     found = heard(run, settings)
-    print_perplexities(found)
+    rows = []
+    for length in found.lengths:
+        cells = {"tokens at once": f"{length:,}"}
+        for scaling, scores in found.scores.items():
+            at = scores.get(length)
+            name = scaling or AS_TRAINED
+            cells[f"{name}: all"] = MISSING if at is None else number(at.perplexity, 4)
+            cells[f"{name}: 2nd half"] = MISSING if at is None else number(at.far_perplexity, 4)
+        rows.append(cells)
+    print_table(
+        f"Perplexity of {found.settings.model}, trained for {found.max_positions:,} positions", rows
+    )
+    if any(length not in scores for scores in found.scores.values() for length in found.lengths):
+        note(f"{MISSING}: longer than the text or the trained positions (see --rope-scaling)")
     write_json(json_file, found.to_json(), "figures")
 
 
@@ -189,11 +331,39 @@ def perplexity(settings: PerplexitySettings, json_file: JsonFile = None) -> None
 @spread_options
 def collectives(settings: CollectiveSettings) -> None:
     """Time the all-reduce of tensor parallelism by size, and fit latency + bytes / rate."""
-    from lmi_bench.cli.bundled_print import print_collectives
-    from lmi_bench.jobs.bundled import time_collectives
+    from lmi_bench.jobs.bundled import SIZES_BYTES, time_collectives
+
+    def shown(value: float) -> str:
+        return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
     found = heard(time_collectives, settings)
-    print_collectives(found)
+    print_table(
+        f"All-reduce of {found.ranks} ranks, us a call (float32 arrays, median of "
+        f"{found.rounds} rounds)",
+        [
+            {
+                "KiB": size // 1024,
+                **{
+                    name.replace("_", " "): shown(times_s[i] * 1e6)
+                    for name, times_s in found.times_s.items()
+                },
+            }
+            for i, size in enumerate(SIZES_BYTES)
+        ],
+    )
+    print_table(
+        "time = latency + bytes / rate",
+        [
+            {
+                "transport": name.replace("_", " "),
+                "latency us": shown(fit.latency_s * 1e6),
+                "rate GB/s": shown(fit.bytes_per_s / 1e9),
+                "worst error %": round(100 * fit.worst_error_frac),
+            }
+            for name, fit in found.fits.items()
+        ],
+        left=("transport",),
+    )
     if settings.out is not None:
         say(f"times: {settings.out}")
 
@@ -203,7 +373,6 @@ def collectives(settings: CollectiveSettings) -> None:
 def attention(settings: AttentionSettings) -> None:
     """Time a prompt's attention with its whole score matrix and in tiles, and count the bytes."""
     from lmi_bench.core.host import usable_cores
-    from lmi_bench.core.units import MIB
     from lmi_bench.jobs.bundled import FLOAT32_BYTES, time_attention
 
     found = heard(time_attention, settings)
