@@ -8,10 +8,11 @@ import pytest
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs.settings.load import LoadSettings, WorkloadSettings
+from lmi_bench.jobs.settings.sweep import SweepSettings
 
 
 def stated(**options):
-    return {k: v for k, v in LoadSettings(**options).fields().items() if v is not None}
+    return SweepSettings(load=LoadSettings(**options)).overrides()
 
 
 def test_a_rate_with_a_concurrency_is_a_rate_with_a_cap():
@@ -47,12 +48,10 @@ def test_what_cannot_be_meant_is_said(options, said):
 )
 def test_lengths_that_are_said_twice_are_refused_not_dropped(options):
     with pytest.raises(InputError, match="both state lengths"):
-        WorkloadSettings(**options).fields()
+        WorkloadSettings(**options)
 
 
 def test_fixed_answers_go_with_drawn_prompts():
-    fields = WorkloadSettings(output_tokens=8, input_lengths="uniform(4,9)").fields()
-    assert (fields["workload.output_tokens"], fields["workload.input_lengths"]) == (
-        8,
-        "uniform(4,9)",
-    )
+    workload = WorkloadSettings(output_tokens=8, input_lengths="uniform(4,9)")
+    found = SweepSettings(workload=workload).overrides()
+    assert found == {"workload.output_tokens": 8, "workload.input_lengths": "uniform(4,9)"}

@@ -1,26 +1,17 @@
-"""The workload and the load of a sweep: as options, and as fields of a scenario."""
+"""Settings of a sweep's workload and load."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.lengths import parse_mix
-from lmi_bench.core.option import option, values_of
+from lmi_bench.core.option import option
 
-
-def section(settings: Any, name: str, **renamed: str) -> dict[str, Any]:
-    """The fields by their dotted names in a section of the scenario; None for those not stated.
-
-    renamed  names in the scenario of fields that have another name there
-    """
-    return {
-        f"{name}.{renamed.get(field, field)}": str(value) if isinstance(value, Path) else value
-        for field, value in values_of(settings)
-    }
+AXES: Final = ("concurrency", "rate", "arrivals")
+"""Settings of the load whose meaning depends on each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +52,7 @@ class WorkloadSettings:
         rare=True,
     )
 
-    def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None for those not stated.
-
-        Raises InputError if two options state the same lengths.
-        """
-        self._check_lengths_stated_once()
-        mix = None if self.mix is None else parse_mix(self.mix)
-        return section(self, "workload") | {"workload.mix": mix}
-
-    def _check_lengths_stated_once(self) -> None:
+    def __post_init__(self) -> None:
         both_ways = {"--mix": self.mix, "--trace": self.trace}
         for fixed, tokens, others in (
             ("--isl", self.input_tokens, {"--input-lengths": self.input_lengths}),
@@ -109,20 +91,6 @@ class SessionSettings:
     max_in_flight: int | None = option(
         "Maximum concurrent requests of all conversations.", rare=True
     )
-
-    def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; those not stated are absent."""
-        found = {
-            "workload.turns": self.turns,
-            "workload.conversations": None
-            if self.conversations is None
-            else str(self.conversations),
-            "workload.think_s": self.think_time,
-            "load.sessions_per_level": self.sessions_per_level,
-            "load.max_sessions": self.max_sessions,
-            "load.max_in_flight": self.max_in_flight,
-        }
-        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +141,8 @@ class LoadSettings:
         "Warm-up requests before each level, not counted in it.", default="1"
     )
 
-    def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None for those not stated.
+    def axes(self) -> dict[str, Any]:
+        """What AXES state, by dotted names in the scenario.
 
         A rate with a concurrency is a rate with at most so many requests at once; an infinite
         rate, which other tools write for none, leaves the concurrency alone.
@@ -199,13 +167,13 @@ class LoadSettings:
                 )
             cap, concurrency = concurrency[0], None
         is_gamma = self.arrivals is None and self.burstiness is not None
-        return section(self, "load", rate="rate_per_s", ramp="ramp_s", duration="duration_s") | {
-            "load.speed": None if self.speed is None else numbers("--speed", self.speed),
+        found = {
             "load.concurrency": concurrency,
             "load.rate_per_s": rate,
             "load.max_in_flight": cap,
             "load.arrivals": "gamma" if is_gamma else self.arrivals,
         }
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def numbers(flag: str, text: str) -> list[float | int]:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, option
+from lmi_bench.core.lengths import parse_mix
+from lmi_bench.core.option import Option, option, values_of
 from lmi_bench.jobs.settings.engine import (
     STEP_TRACE,
     BatchingOptions,
     ModelOptions,
     stated_settings,
 )
-from lmi_bench.jobs.settings.load import LoadSettings, SessionSettings, WorkloadSettings
+from lmi_bench.jobs.settings.load import (
+    AXES,
+    LoadSettings,
+    SessionSettings,
+    WorkloadSettings,
+    numbers,
+)
 
 API_KEY: Final = Option(
     "Key sent as a bearer token; never written to a file.", envvar="LMI_BENCH_API_KEY"
@@ -67,15 +76,6 @@ class TargetSettings:
     )
     target_variant: str | None = option("Variant of a SageMaker endpoint.", rare=True)
 
-    def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None for those not stated."""
-        names = ("model", "target", "protocol", "stream")
-        return {name: getattr(self, name) for name in names} | {
-            "sagemaker.endpoint_url": self.sagemaker_endpoint_url,
-            "sagemaker.inference_component": self.inference_component,
-            "sagemaker.target_variant": self.target_variant,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
@@ -111,14 +111,6 @@ class LimitSettings:
     first_token_timeout: float | None = option(
         "Seconds after which a request without a token fails and the sweep ends.", rare=True
     )
-
-    def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None for those not stated."""
-        return {
-            "slo": self.slo or None,
-            "timeout_s": None if self.timeout is None else read_timeout(self.timeout),
-            "client.first_token_timeout_s": self.first_token_timeout,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +156,6 @@ class ClientSettings:
         "Maximum wait in seconds for CloudWatch after a SageMaker sweep.", default="120"
     )
 
-    def fields(self) -> dict[str, Any]:
-        """By their dotted names in the scenario; None for those not stated."""
-        number = self.connections is not None and self.connections.isdecimal()
-        return {
-            "client.timestamps": self.timestamps,
-            "client.receive": self.receive,
-            "client.retries": self.retries,
-            "client.connections": int(self.connections or 0) if number else self.connections,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -200,19 +182,14 @@ class SweepSettings:
 
     def overrides(self) -> dict[str, Any]:
         """The stated settings by their dotted names in the scenario."""
+        found = self.load.axes()
+        groups = (self.run, self.target, self.workload, self.load, self.sessions, self.limits)
+        for name, value in (each for group in (*groups, self.client) for each in values_of(group)):
+            if name in _SCENARIO_NAMES and value not in (None, ()):
+                read = _READERS.get(name)
+                found[_SCENARIO_NAMES[name]] = value if read is None else read(value)
         engine = stated_settings(self.engine.model, self.engine.batching)
-        found = {
-            "name": self.run.name,
-            "seed": self.run.seed,
-            **self.target.fields(),
-            **self.workload.fields(),
-            **self.load.fields(),
-            **self.sessions.fields(),
-            **self.limits.fields(),
-            **self.client.fields(),
-            **{f"engine.{name}": value for name, value in engine.items()},
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        return found | {f"engine.{name}": value for name, value in engine.items()}
 
     def beside_scenario(self) -> list[str]:
         """Names of the stated settings that a scenario cannot hold."""
@@ -231,6 +208,35 @@ def read_timeout(text: str) -> float | str:
         return text if text == "none" else float(text)
     except ValueError:
         raise InputError(f"--timeout: {text!r} is neither a number of seconds nor none") from None
+
+
+_SCENARIO_NAMES: Final = {
+    **{name: name for name in ("name", "seed", "target", "model", "protocol", "stream", "slo")},
+    "timeout": "timeout_s",
+    "sagemaker_endpoint_url": "sagemaker.endpoint_url",
+    "inference_component": "sagemaker.inference_component",
+    "target_variant": "sagemaker.target_variant",
+    **{each.name: f"workload.{each.name}" for each in fields(WorkloadSettings)},
+    "turns": "workload.turns",
+    "conversations": "workload.conversations",
+    "think_time": "workload.think_s",
+    **{each.name: f"load.{each.name}" for each in fields(LoadSettings) if each.name not in AXES},
+    "ramp": "load.ramp_s",
+    "duration": "load.duration_s",
+    **{name: f"load.{name}" for name in ("sessions_per_level", "max_sessions", "max_in_flight")},
+    **{name: f"client.{name}" for name in ("timestamps", "receive", "retries", "connections")},
+    "first_token_timeout": "client.first_token_timeout_s",
+}
+"""Dotted name in the scenario of each setting that a scenario can hold."""
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "mix": parse_mix,
+    "dataset": str,
+    "trace": str,
+    "conversations": str,
+    "speed": partial(numbers, "--speed"),
+    "timeout": read_timeout,
+    "connections": lambda text: int(text) if text.isdecimal() else text,
+}
 
 
 def read_workers(text: str) -> int | Literal["auto"]:
