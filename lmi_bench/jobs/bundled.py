@@ -55,7 +55,6 @@ def compile_steps(settings: CompileSettings, listener: Listener = SILENT) -> Com
     parts = open_torch_engine(settings.model, engine, listener, compile_into=settings.out)
     for line in parts.notes:
         listener.note(line)
-    assert parts.loaded is not None  # a torch engine with compiled steps has it
     return CompiledSteps(settings.out, run_closing(parts, parts.loaded.compare_prepared()))
 
 
@@ -191,8 +190,6 @@ def _score_lengths(
     listener: Listener,
 ) -> dict[int, Score]:
     parts = open_torch_engine(model, engine, listener)
-    assert parts.loaded is not None  # a torch engine scores
-    score = parts.loaded.score
     usable = [
         length for length in wanted if length <= min(parts.config.max_model_len, len(token_ids))
     ]
@@ -206,7 +203,7 @@ def _score_lengths(
             starts = range(0, len(token_ids) - length + 1, length)
             for count, start in enumerate(starts, start=1):
                 window = token_ids[start : start + length]
-                scores = await score(window[:1], window[1:])
+                scores = await parts.loaded.score(window[:1], window[1:])
                 every += scores
                 far += scores[length // 2 - 1 :]
                 listener.progress(f"{name}: windows of {length:,}", count, len(starts))

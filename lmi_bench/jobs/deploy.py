@@ -110,7 +110,13 @@ def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> D
     )
     if server.name not in SERVERS:
         raise InputError(f"--server {server.name}: use one of {', '.join(SERVERS)}")
-    refuse_sagemaker_draft(settings.layout.draft, _against_sagemaker_draft(settings))
+    excluded_by = {
+        "your own weights (--model-data, --model-id)": stated.model_data or stated.model_id,
+        "inference components (--components)": wishes.components,
+    }
+    refuse_sagemaker_draft(
+        settings.layout.draft, [name for name, is_on in excluded_by.items() if is_on]
+    )
     plan = _plan(settings, listener)
     _check_licence(plan, endpoint)
     bundle = build_bundle(plan, server, endpoint)
@@ -221,15 +227,6 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     if layout.goal == "latency":
         plan = replace(plan, slots=1, basis=f"{plan.basis}; one request at a time, for latency")
     return plan
-
-
-def _against_sagemaker_draft(settings: DeploySettings) -> list[str]:
-    found = []
-    if settings.server.model_data is not None or settings.server.model_id is not None:
-        found.append("your own weights (--model-data, --model-id)")
-    if settings.endpoint.components:
-        found.append("inference components (--components)")
-    return found
 
 
 def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:

@@ -367,8 +367,6 @@ async def _scores(
     parts: EngineParts, tokenizer: Tokenizer, text: str, choices: Sequence[str]
 ) -> list[list[float]]:
     """Log-probabilities of the tokens of each choice after the text."""
-    assert parts.loaded is not None  # a torch engine scores
-    score = parts.loaded.score
     prompt_ids = tokenizer.encode(text)
     scores = []
     for choice in choices:
@@ -379,7 +377,7 @@ async def _scores(
                 f"prompt and choice have {len(prompt_ids) + len(continuation):,} tokens but the "
                 f"model's context has {longest:,}: shorten them"
             )
-        scores.append(await score(prompt_ids, continuation))
+        scores.append(await parts.loaded.score(prompt_ids, continuation))
     return scores
 
 

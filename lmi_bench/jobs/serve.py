@@ -24,7 +24,12 @@ from lmi_bench.engine.server.openai_request import Message
 from lmi_bench.engine.server.openai_routes import ChatEncoder
 from lmi_bench.engine.server.sagemaker_routes import SignatureCheck, credentials_check
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.jobs.serving_file import is_lmi_environment, model_py_of, read_serving_file
+from lmi_bench.jobs.serving_file import (
+    is_lmi_environment,
+    limits_from_environment,
+    model_py_of,
+    read_serving_file,
+)
 from lmi_bench.jobs.settings.bundled import ServeSettings
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.targets.applies import refuse_idle
@@ -33,7 +38,6 @@ from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import EngineParts
 from lmi_bench.targets.process import follow_launcher, loading_deadline
 from lmi_bench.targets.simulated import open_simulated_engine
-from lmi_bench.targets.tgi_env import limits_from_environment
 
 OnReady = Callable[[server.Listening, str], None]
 """Called with the address and the model's name when the server is ready."""

@@ -1,10 +1,11 @@
-"""An LMI container's settings for `serve`: a serving.properties or an archive, and variables."""
+"""Settings of LMI and TGI containers for `serve`: serving.properties, archives, variables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
@@ -13,6 +14,15 @@ from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.option_table import effective_settings, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.models.folder import is_model_folder
+
+_TGI_LIMITS: Final = {
+    "MAX_CONCURRENT_REQUESTS": "max_concurrent_requests",
+    "MAX_TOTAL_TOKENS": "max_model_len",
+    "MAX_INPUT_TOKENS": "max_input_tokens",
+    "MAX_INPUT_LENGTH": "max_input_tokens",  # the older name
+    "MAX_BATCH_PREFILL_TOKENS": "max_rolling_batch_prefill_tokens",
+    "MAX_BATCH_TOTAL_TOKENS": "max_batch_total_tokens",
+}
 
 
 def is_lmi_environment(environ: Mapping[str, str]) -> bool:
@@ -85,3 +95,26 @@ def _model_of(found: BundledSettings, path: Path | None, *, simulated: bool) -> 
         if is_model_folder(beside):
             return str(beside)
     return found.model
+
+
+def limits_from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+    """Engine settings by name, each with TGI's variable and its value.
+
+    An empty variable counts as absent. Raises InputError for a value that is not a whole number
+    above 0, and if both variables for the maximum prompt length are set.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for variable, setting in _TGI_LIMITS.items():
+        text = environ.get(variable, "").strip()
+        if not text:
+            continue
+        if not text.isdecimal() or int(text) < 1:
+            raise InputError(
+                f"{variable}={text} in the environment: expected a whole number above 0"
+            )
+        if setting in found:
+            raise InputError(
+                f"{found[setting][0]} and {variable} are both set, and mean the same: unset one"
+            )
+        found[setting] = (variable, int(text))
+    return found

@@ -49,7 +49,7 @@ from lmi_bench.targets.loading import (
 )
 from lmi_bench.targets.parts import (
     EngineParts,
-    TorchNumbers,
+    LoadedModel,
     close_all,
     degree_of,
     replica_facts,
@@ -127,7 +127,7 @@ def open_torch_engine(
         facts=_facts(plan, loaded, config),
         notes=_notes(plan, loaded, draft, config),
         drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
-        loaded=loaded,
+        first_replica=loaded,
         memory_budget=budget,
     )
 
@@ -197,7 +197,7 @@ def _load_settings(plan: LoadPlan, compile_into: Path | None) -> LoadSettings:
     )
 
 
-def _config(plan: LoadPlan, loaded: TorchNumbers, draft: TorchNumbers | None) -> SchedulerConfig:
+def _config(plan: LoadPlan, loaded: LoadedModel, draft: LoadedModel | None) -> SchedulerConfig:
     """The scheduler's configuration; raises InputError for lengths beyond the model's positions."""
     longest = loaded.model_shape.max_positions
     if draft is not None:
@@ -219,7 +219,7 @@ def _config(plan: LoadPlan, loaded: TorchNumbers, draft: TorchNumbers | None) ->
     return config
 
 
-def _facts(plan: LoadPlan, loaded: TorchNumbers, config: SchedulerConfig) -> dict[str, Any]:
+def _facts(plan: LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict[str, Any]:
     rounding = quantize_settings(plan.settings)
     return {
         "kind": "engine",
@@ -238,7 +238,7 @@ def _facts(plan: LoadPlan, loaded: TorchNumbers, config: SchedulerConfig) -> dic
 
 
 def _notes(
-    plan: LoadPlan, loaded: TorchNumbers, draft: TorchNumbers | None, config: SchedulerConfig
+    plan: LoadPlan, loaded: LoadedModel, draft: LoadedModel | None, config: SchedulerConfig
 ) -> tuple[str, ...]:
     settings, draft_note = plan.settings, ""
     if draft is not None:
@@ -264,7 +264,7 @@ def _notes(
     return tuple(filter(None, notes))
 
 
-def _layout_note(plan: LoadPlan, loaded: TorchNumbers) -> str:
+def _layout_note(plan: LoadPlan, loaded: LoadedModel) -> str:
     """Number of processes and how they communicate; empty for one process."""
     copies, degree = plan.settings.replicas, plan.degree
     parts = [replica_note(plan.settings)]

@@ -20,7 +20,7 @@ from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.models.folder import read_config, shape_of_folder
 from lmi_bench.targets.applies import runs_on_gpu
 from lmi_bench.targets.back_ends import BackEnd
-from lmi_bench.targets.parts import TorchNumbers, close_all
+from lmi_bench.targets.parts import LoadedModel, close_all
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings
@@ -52,12 +52,12 @@ class LoadPlan:
 
     def load(
         self, settings: LoadSettings, listener: Listener
-    ) -> tuple[tuple[Executor, ...], TorchNumbers, TorchNumbers | None]:
+    ) -> tuple[tuple[Executor, ...], LoadedModel, LoadedModel | None]:
         """Every copy's executor, all with as many blocks as the first; the first copy's numbers
         and those of its draft."""
         executors: list[Executor] = []
-        first: TorchNumbers | None = None
-        first_draft: TorchNumbers | None = None
+        first: LoadedModel | None = None
+        first_draft: LoadedModel | None = None
         try:
             for number in range(self.settings.replicas):
                 which = f" (copy {number + 1})" if self.settings.replicas > 1 else ""
@@ -78,11 +78,11 @@ class LoadPlan:
 
     def _load_copy(
         self, settings: LoadSettings, report: Callable[[int, int], None], tell: Progress
-    ) -> tuple[TorchNumbers, TorchNumbers | None]:
+    ) -> tuple[LoadedModel, LoadedModel | None]:
         from lmi_bench.engine.torch_backend.executor import TorchExecutor
         from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 
-        loaded: TorchNumbers
+        loaded: LoadedModel
         if self.degree > 1:
             loaded = ParallelExecutor.load(
                 self.folder, settings, tensor_parallel=self.degree, progress=report, tell=tell
@@ -109,7 +109,7 @@ class LoadPlan:
             raise
         return loaded, draft
 
-    def _on_one_device(self, folder: Path, settings: LoadSettings, **watched: Any) -> TorchNumbers:
+    def _on_one_device(self, folder: Path, settings: LoadSettings, **watched: Any) -> LoadedModel:
         compiled = self.back_end.compiled
         if compiled is not None:
             from lmi_bench.engine.native_backend.executor import NativeExecutor
@@ -146,7 +146,7 @@ def check_memory(plan: LoadPlan, dtype: str) -> None:
 
 
 def memory_budget(
-    settings: EngineSection, models: Sequence[TorchNumbers | None], tell: Callable[[str], None]
+    settings: EngineSection, models: Sequence[LoadedModel | None], tell: Callable[[str], None]
 ) -> MemoryBudget:
     """Each copy's memory budget: a share of the free memory, less a twentieth of the machine's.
 

@@ -32,31 +32,26 @@ def open_bench(
     trace   filled by an engine in this process
     """
     refuse_idle(kind_of(scenario.target), ["step_trace"] if trace else [], scenario.engine)
-    bench = _open(scenario, access, listener, trace)
-    return replace(bench, notes=(*bench.notes, *idle_beside_engine(scenario)))
-
-
-def _open(
-    scenario: Scenario, access: Access, listener: Listener, trace: ChromeTrace | None
-) -> Bench:
     match kind_of(scenario.target):
         case "simulated":
             from lmi_bench.targets.simulated import simulated_bench
 
-            return simulated_bench(scenario, trace)
+            bench = simulated_bench(scenario, trace)
         case "sagemaker":
             from lmi_bench.targets.sagemaker import sagemaker_bench
 
-            return sagemaker_bench(scenario, access, listener)
+            bench = sagemaker_bench(scenario, access, listener)
         case "url":
             from lmi_bench.targets.http import http_bench
 
-            return http_bench(scenario, access, listener)
-    if scenario.target != ENGINE_TARGET:
-        raise InputError(
-            f"target {scenario.target!r} is unknown; write engine, sim:INSTANCE "
-            "(such as sim:ml.g5.2xlarge), a URL (http://host:port) or sagemaker:NAME"
-        )
-    from lmi_bench.targets.bundled import engine_bench
+            bench = http_bench(scenario, access, listener)
+        case _ if scenario.target == ENGINE_TARGET:
+            from lmi_bench.targets.bundled import engine_bench
 
-    return engine_bench(scenario, listener, trace)
+            bench = engine_bench(scenario, listener, trace)
+        case _:
+            raise InputError(
+                f"target {scenario.target!r} is unknown; write engine, sim:INSTANCE "
+                "(such as sim:ml.g5.2xlarge), a URL (http://host:port) or sagemaker:NAME"
+            )
+    return replace(bench, notes=(*bench.notes, *idle_beside_engine(scenario)))

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.forward import StepDifference as StepDifference
 
 
-class TorchNumbers(Executor, Protocol):
-    """An executor of the torch back end, over one rank or several, with its own figures."""
+class LoadedModel(Executor, Protocol):
+    """A model as an executor of the bundled engine has loaded it, over one rank or several."""
 
     model_shape: ModelShape
     num_blocks: int
@@ -78,7 +78,7 @@ class EngineParts:
     drafter         of speculative decoding
     router          policy that chooses the replica for a request
     back_end_note   what runs the steps of a bundled engine, and why
-    loaded          first replica of a bundled engine; its methods are for use before the start
+    first_replica   of a bundled engine
     memory_budget   of each replica's cache if it follows the free memory
     """
 
@@ -94,13 +94,19 @@ class EngineParts:
     tensor_parallel: int = 1
     router: str = "round_robin"
     back_end_note: str = ""
-    loaded: TorchNumbers | None = None
+    first_replica: LoadedModel | None = None
     memory_budget: MemoryBudget | None = None
 
     @property
     def quantized(self) -> QuantizedBytes | None:
         """Result of quantizing the model's matrices; None without quantization."""
-        return None if self.loaded is None else self.loaded.quantized
+        return None if self.first_replica is None else self.first_replica.quantized
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The first replica of a bundled engine; its methods are for use before the start."""
+        assert self.first_replica is not None
+        return self.first_replica
 
     def engine(self, trace: ChromeTrace | None = None) -> AsyncEngine | ReplicaGroup:
         """The engine, or all replicas behind their router; an async context manager.

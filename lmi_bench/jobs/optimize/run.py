@@ -45,7 +45,7 @@ from lmi_bench.report.optimization import (
 )
 from lmi_bench.report.view import build_view
 from lmi_bench.targets.bundled import measure_layer_errors, open_torch_engine, save_quantized
-from lmi_bench.targets.parts import EngineParts, TorchNumbers, close_all
+from lmi_bench.targets.parts import EngineParts, close_all
 from lmi_bench.targets.prompts import find_tokenizer
 
 _WINDOW_TOKENS: Final = 256
@@ -91,29 +91,23 @@ def measure_quality(
 def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
     """Seconds of a decode step's matrix products, by the number of sequences; empty if they cannot
     be timed. Call it before `measure_quality`."""
-    if parts.loaded is None:
-        return {}
-    time_products = parts.loaded.time_products
 
     async def measure() -> dict[int, float]:
-        times = {
-            rows: await time_products(rows) for rows in sorted({min(concurrency), max(concurrency)})
-        }
+        sizes = sorted({min(concurrency), max(concurrency)})
+        times = {rows: await parts.loaded.time_products(rows) for rows in sizes}
         return {rows: time_s for rows, time_s in times.items() if time_s is not None}
 
     return asyncio.run(measure())
 
 
 async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
-    assert parts.loaded is not None  # a torch engine scores
-    score = parts.loaded.score
     room = parts.config.num_blocks * parts.config.block_size
     length = min(_WINDOW_TOKENS, parts.config.max_model_len, room)
     scores: list[float] = []
     for start in range(0, len(text_ids) - 1, length):
         window = text_ids[start : start + length]
         if len(window) > 1:
-            scores += await score(window[:1], window[1:])
+            scores += await parts.loaded.score(window[:1], window[1:])
     return scores
 
 
@@ -194,12 +188,6 @@ class Measured:
     product_s: dict[int, float] = field(default_factory=dict)
     layer_errors: dict[str, float] = field(default_factory=dict)
     saved: Path | None = None
-
-    @property
-    def loaded(self) -> TorchNumbers:
-        """The figures of the loaded engine."""
-        assert self.parts.loaded is not None  # a torch engine
-        return self.parts.loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,8 +369,9 @@ def _result(each: Measured, base: Measured, evaluate: Evaluation) -> VariantResu
     usd = None
     if evaluate.usd_per_hour is not None and best:
         usd = evaluate.usd_per_hour * 1e6 / (SECONDS_PER_HOUR * best)
-    token_bytes = each.loaded.kv_cache_bytes / each.parts.config.cache_tokens
-    room = base.loaded.weight_bytes + base.loaded.kv_cache_bytes
+    loaded, first = each.parts.loaded, base.parts.loaded
+    token_bytes = loaded.kv_cache_bytes / each.parts.config.cache_tokens
+    room = first.weight_bytes + first.kv_cache_bytes
     devices = each.parts.tensor_parallel * len(each.parts.executors)
     quantized = each.parts.quantized
     errors = each.layer_errors
@@ -399,9 +388,9 @@ def _result(each: Measured, base: Measured, evaluate: Evaluation) -> VariantResu
             output_error_of_layer=errors,
         ),
         memory=VariantMemory(
-            weight_bytes=each.loaded.weight_bytes,
+            weight_bytes=loaded.weight_bytes,
             kv_bytes_per_token=token_bytes,
-            kv_tokens_in_baseline_memory=int((room - each.loaded.weight_bytes) / token_bytes),
+            kv_tokens_in_baseline_memory=int((room - loaded.weight_bytes) / token_bytes),
         ),
         products_ms={str(rows): s_to_ms(time_s) for rows, time_s in each.product_s.items()},
         kernels=None if quantized is None else quantized.kernels,
