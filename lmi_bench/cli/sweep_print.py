@@ -262,7 +262,7 @@ def _row(each: CellState) -> dict[str, str]:
     if answer is not None and answer.value is not None:
         row["highest under SLO"] = load_name(answer.load, answer.value)
     else:
-        slos = [parse_slo(text) for text in run.manifest["scenario"].get("slo") or ()]
+        slos = [parse_slo(text) for text in run.manifest.scenario.slo]
         met = highest_meeting(pooled.levels, pooled.records, slos) if slos else None
         if met is not None:
             row["highest under SLO"] = met.name

@@ -23,19 +23,21 @@ class Slot(NamedTuple):
     accepts   Python types of the JSON value
     of        the JsonValue class, if the value is an object of known keys
     optional  left out of the file if the value is None
+    required  must be in the file
     """
 
     name: str
     accepts: frozenset[type]
     of: type[JsonValue] | None
-    optional: bool
+    optional: bool = False
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JsonValue:
     """Base of the values; a subclass is a frozen dataclass whose fields are its keys, in order.
 
-    A field whose annotation allows None is None if the key is missing.
+    The key of a field without a default must be in the object.
     """
 
     file_keys: tuple[str, ...] | None = field(default=None, kw_only=True, compare=False, repr=False)
@@ -83,6 +85,9 @@ class JsonValue:
                 values[slot.name] = slot.of.from_json(value, f"{where}: {key}" if where else key)
             else:
                 values[slot.name] = value
+        for key, slot in slots.items():
+            if slot.required and key not in content:
+                raise InputError(f"{where}: it has no `{key}`")
         if unknown:
             values["unknown"] = unknown
         return values
@@ -108,7 +113,10 @@ def slots_by_field(cls: type[JsonValue]) -> dict[str, Slot]:
     if cls not in _SLOTS:
         hints = get_type_hints(cls)
         _SLOTS[cls] = {
-            each.name: slot_of(each.name, hints[each.name], optional=bool(each.metadata))
+            each.name: slot_of(each.name, hints[each.name])._replace(
+                optional=bool(each.metadata),
+                required=each.default is MISSING and each.default_factory is MISSING,
+            )
             for each in fields(cls)
             if each.name not in ("file_keys", "unknown")
         }
@@ -124,7 +132,7 @@ def _defaults(cls: type[JsonValue]) -> dict[str, Any]:
     return _DEFAULTS[cls]
 
 
-def slot_of(name: str, annotation: Any, *, optional: bool = False) -> Slot:
+def slot_of(name: str, annotation: Any) -> Slot:
     """The slot of a key with an annotation's type."""
     accepts: set[type] = set()
     of = None
@@ -140,7 +148,7 @@ def slot_of(name: str, annotation: Any, *, optional: bool = False) -> Slot:
             accepts |= {list, tuple}
         else:
             accepts.add(kind)
-    return Slot(name, frozenset(accepts), of, optional)
+    return Slot(name, frozenset(accepts), of)
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:

@@ -263,7 +263,7 @@ class Judgement(JsonValue):
     def slots(cls) -> Mapping[str, Slot]:
         """JSON has no infinity: an infinite ratio is null there."""
         found = super(Judgement, cls).slots()
-        return {**found, "ratio": slot_of("ratio", float | None)}
+        return {**found, "ratio": slot_of("ratio", float | None)._replace(required=True)}
 
     @classmethod
     def from_json(cls, content: object, where: str = "") -> Self:
@@ -398,9 +398,6 @@ class Level(JsonValue):
     def from_json(cls, content: object, where: str = "") -> Self:
         """The level of a line; InputError names `where` and the field that is damaged."""
         values = cls._read(content, where)
-        for name in ("index", "attempt"):
-            if name not in values:
-                raise InputError(f"{where}: it has no `{name}`".replace("`index`", "`level`"))
         concurrency, rate_per_s = values.pop("concurrency", None), values.pop("rate_per_s", None)
         with_sessions = bool(values.get("sessions"))
         try:

@@ -25,15 +25,15 @@ from typing import Any, Self
 import orjson
 
 from lmi_bench.core.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
-from lmi_bench.core.errors import InputError, LmiBenchError, file_reason
+from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions
 from lmi_bench.core.level import CloudWatch, Level, ServerMetrics
+from lmi_bench.core.manifest import Manifest, read_manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.redaction import redact
 from lmi_bench.core.request_line import record_of, request_line
 
-SCHEMA_VERSION = 1
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
 SLO_ANSWER, CLOUDWATCH = "slo.json", "cloudwatch.json"
 
@@ -43,36 +43,11 @@ class Run:
     """A run read back: `records[i]` are the requests of `levels[i]`, in request order."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     levels: list[Level]
     records: list[tuple[RequestRecord, ...]]
     knees: list[Knee] | None
     slo_answer: SloAnswer | None = None
-
-
-def build_manifest(
-    scenario: Mapping[str, Any],
-    scenario_hash: str,
-    *,
-    target: Mapping[str, Any] | str,
-    command: Sequence[str],
-    **extra: Any,
-) -> dict[str, Any]:
-    """A manifest of a sweep that begins now, on this machine.
-
-    scenario  its canonical form; `extra` adds fields, such as the salt of the prompts
-    """
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "scenario": dict(scenario),
-        "scenario_hash": scenario_hash,
-        "target": target,
-        "host": host_facts(),
-        "versions": installed_versions(),
-        "commands": [list(command)],
-        **extra,
-    }
 
 
 class RunStore:
@@ -81,7 +56,7 @@ class RunStore:
     levels  the finished levels, in the order in which they ended
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], secrets: Sequence[str]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, secrets: Sequence[str]) -> None:
         self.path = path
         self.manifest = manifest
         self.levels: list[Level] = []
@@ -90,10 +65,8 @@ class RunStore:
         self._lock_fd = lock_folder(path)
 
     @classmethod
-    def create(
-        cls, path: Path, manifest: Mapping[str, Any], *, secrets: Sequence[str] = ()
-    ) -> RunStore:
-        """Begin a run in a new folder.
+    def create(cls, path: Path, manifest: Manifest, *, secrets: Sequence[str] = ()) -> RunStore:
+        """Begin a run in a new folder, now and on this machine.
 
         secrets  values that must never be written
         Raises InputError when the folder exists.
@@ -108,11 +81,15 @@ class RunStore:
         except OSError as exc:
             raise InputError(f"cannot make the run folder {path}: {exc.strerror}") from exc
         with _writing(path, "the run", "make room and start again"), ExitStack() as on_failure:
-            store = cls(path, redact(dict(manifest), secrets), secrets)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            manifest = replace(
+                manifest, created_at=now, host=host_facts(), versions=installed_versions()
+            )
+            store = cls(path, Manifest.from_json(redact(manifest.to_json(), secrets)), secrets)
             on_failure.callback(store.close)
             for name in (REQUESTS, LEVELS):
                 (path / name).touch()
-            write_whole(path / MANIFEST, store.manifest)
+            write_whole(path / MANIFEST, store.manifest.to_json())
             on_failure.pop_all()
         return store
 
@@ -136,13 +113,12 @@ class RunStore:
             raise InputError(
                 f"{path} holds no run to resume: leave out --resume to begin one there"
             )
-        manifest = _read_manifest(path)
-        known = manifest.get("scenario_hash")
-        if known != scenario_hash:
+        manifest = read_manifest(path / MANIFEST)
+        if manifest.scenario_hash != scenario_hash:
             raise InputError(
                 f"{path} was begun with another scenario "
-                f"(hash {str(known)[:12]}, now {scenario_hash[:12]})"
-                + _first_difference(manifest.get("scenario"), redact(scenario, secrets))
+                f"(hash {manifest.scenario_hash[:12]}, now {scenario_hash[:12]})"
+                + _first_difference(manifest.scenario.to_json(), redact(scenario, secrets))
                 + ": name another folder with --out, or resume with the same scenario"
             )
         with _writing(path, "the run", "make room and try again"), ExitStack() as on_failure:
@@ -156,8 +132,9 @@ class RunStore:
             for level, attempt in known:
                 store._attempts[level] = max(attempt, store._attempts.get(level, 0))
             if command:
-                manifest.setdefault("commands", []).append(redact(list(command), secrets))
-                write_whole(path / MANIFEST, manifest)
+                commands = [*manifest.commands, redact(list(command), secrets)]
+                store.manifest = replace(manifest, commands=commands)
+                write_whole(path / MANIFEST, store.manifest.to_json())
             on_failure.pop_all()
         return store
 
@@ -235,7 +212,7 @@ def load_run(path: Path) -> Run:
         raise InputError(f"there is no run folder {path}")
     if not (path / MANIFEST).exists():
         raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path / MANIFEST)
     levels = _read_levels(path)
     seen = _cloudwatch(path)
     for place, level in enumerate(levels):
@@ -310,22 +287,6 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(content, dict) or not {"level", "attempt"} <= content.keys():
                 raise InputError(f"{path}: line {number} has no `level` and `attempt`")
             yield content
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-    except (OSError, ValueError) as exc:
-        raise InputError(f"cannot read {path / MANIFEST}: {file_reason(exc)}") from exc
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if not isinstance(version, int):
-        raise InputError(f"{path / MANIFEST} states no schema_version: it is no run of lmi-bench")
-    if version > SCHEMA_VERSION:
-        raise InputError(
-            f"{path} has schema version {version}; this lmi-bench reads up to {SCHEMA_VERSION}: "
-            "install a newer one"
-        )
-    return dict(manifest)
 
 
 def _first_difference(old: Any, new: Any, where: str = "") -> str:

@@ -60,7 +60,7 @@ def _write_tables(run: Run, folder: Path, export_format: Literal["csv", "parquet
 
 def _write_json(run: Run, folder: Path) -> Path:
     content: dict[str, Any] = {
-        "manifest": run.manifest,
+        "manifest": run.manifest.to_json(),
         "levels": [level.to_json() for level in run.levels],
         "knees": None if run.knees is None else [knee.to_json() for knee in run.knees],
         "slo_answer": None if run.slo_answer is None else run.slo_answer.to_json(),

@@ -36,8 +36,7 @@ def llm_d_reports(run: Run) -> list[dict[str, Any]]:
 
 
 def _report(run: Run, line: Level, stage: int) -> dict[str, Any]:
-    scenario = run.manifest.get("scenario") or {}
-    experiment = _digest({"hash": run.manifest.get("scenario_hash"), "folder": run.path.name})
+    experiment = _digest({"hash": run.manifest.scenario_hash, "folder": run.path.name})
     stack = _stack(run)
     return {
         "version": REPORT_VERSION,
@@ -46,7 +45,7 @@ def _report(run: Run, line: Level, stage: int) -> dict[str, Any]:
             "eid": experiment,
             "time": {"duration": f"PT{(line.wall_s or 0.0):.6f}S"},
         },
-        "scenario": {**({"stack": stack} if stack else {}), **_load(run, line, scenario, stage)},
+        "scenario": {**({"stack": stack} if stack else {}), **_load(run, line, stage)},
         "results": {"request_performance": {"aggregate": _aggregate(line)}},
     }
 
@@ -55,13 +54,13 @@ def _stack(run: Run) -> list[dict[str, Any]]:
     facts = hardware(run)
     if facts["accelerator"] is None or facts["n_accelerators"] is None or facts["model"] is None:
         return []
-    target = run.manifest.get("target")
+    target = run.manifest.target.to_json()
     return [
         {
             "metadata": {"label": "engine-0", "cfg_id": _digest(target)},
             "standardized": {
                 "kind": "inference_engine",
-                "tool": str((target or {}).get("kind", "unknown")),
+                "tool": run.manifest.target.kind or "unknown",
                 "tool_version": __version__,
                 "role": "replica",
                 "replicas": int(facts["instance_count"] or 1),
@@ -77,17 +76,17 @@ def _stack(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _load(run: Run, line: Level, scenario: Mapping[str, Any], stage: int) -> dict[str, Any]:
+def _load(run: Run, line: Level, stage: int) -> dict[str, Any]:
     """The load section; empty if the prompt length, which the schema requires, is unknown."""
-    workload = scenario.get("workload") or {}
+    scenario, content = run.manifest.scenario, run.manifest.scenario.to_json()
     input_tokens, output_tokens = mean_lengths(line)
-    fixed = not workload.get("mix") and not workload.get("dataset")
+    fixed = not scenario.workload.mix and not scenario.workload.dataset
     if input_tokens is None or input_tokens < 1:
         return {}
     standardized: dict[str, Any] = {
-        "tool": str(run.manifest.get("imported_from") or "lmi-bench"),
+        "tool": str(run.manifest.imported_from or "lmi-bench"),
         "tool_version": __version__,
-        "source": "sampled" if workload.get("dataset") else "random",
+        "source": "sampled" if scenario.workload.dataset else "random",
         "stage": stage,
         "input_seq_len": _length(input_tokens, fixed=fixed),
     }
@@ -97,8 +96,8 @@ def _load(run: Run, line: Level, scenario: Mapping[str, Any], stage: int) -> dic
         standardized["rate_qps"] = line.load.rate_per_s
     if line.load.concurrency is not None:
         standardized["concurrency"] = line.load.concurrency
-    metadata = {"cfg_id": _digest(scenario), "description": str(scenario.get("name") or "")}
-    native = {"config": dict(scenario)}
+    metadata = {"cfg_id": _digest(content), "description": scenario.name}
+    native = {"config": content}
     return {"load": {"metadata": metadata, "standardized": standardized, "native": native}}
 
 

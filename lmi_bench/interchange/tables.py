@@ -6,7 +6,6 @@ published rows can be stacked; every further column has its unit in its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -77,25 +76,23 @@ def request_table(run: Run) -> pd.DataFrame:
 
 def hardware(run: Run) -> dict[str, Any]:
     """The machine, from the run's manifest and the catalog; None for unknown facts."""
-    target = run.manifest.get("target")
-    facts: Mapping[str, Any] = target if isinstance(target, Mapping) else {}
-    instance = facts.get("instance") or facts.get("instance_type")
-    accelerator, number = facts.get("accelerator"), facts.get("n_accelerators")
+    facts = run.manifest.target
+    instance, accelerator, number = facts.instance, facts.accelerator, facts.n_accelerators
     if instance is not None:
         try:
-            known = find_instance(str(instance))
+            known = find_instance(instance)
         except InputError:  # not in the catalog: the run's own facts stand alone
             known = None
         if known is not None:
             accelerator = accelerator or known.accelerator.name
             number = number or known.num_accelerators
     return {
-        "model": facts.get("model") or (run.manifest.get("scenario") or {}).get("model"),
+        "model": run.manifest.model or None,
         "instance": instance,
         "accelerator": accelerator,
         "n_accelerators": number,
-        "tp": facts.get("tensor_parallel"),
-        "instance_count": facts.get("instance_count", 1 if instance is not None else None),
+        "tp": facts.tensor_parallel,
+        "instance_count": None if instance is None else 1,
     }
 
 
@@ -121,7 +118,7 @@ def _level_row(run: Run, line: Level) -> dict[str, Any]:
         "concurrency": line.load.concurrency,
         "throughput_tokens_per_s": line.throughput_tokens_per_s if whole else None,
         "latency_ms_per_token": line.of("latency_per_token").p90 if whole else None,
-        "table": run.manifest.get("imported_from") or "lmi-bench",
+        "table": run.manifest.imported_from or "lmi-bench",
         "run": run.path.name,
         "level": line.index,
         "attempt": line.attempt,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -265,12 +265,10 @@ def cells_of_run_folder(
     Raises InputError if the run states too little or has no usable level.
     """
     run = load_run(source)
-    facts = run.manifest.get("target")
-    facts = facts if isinstance(facts, Mapping) else {}
     shape = find_model(model or run_model(run))
     dtype = dtype or (None if model is None else narrow_dtype(model))
-    bundled = facts.get("kind") == "engine"
-    name = instance or facts.get("instance") or (LOCAL_NAME if bundled else None)
+    bundled = run.manifest.target.is_bundled
+    name = instance or run.manifest.target.instance or (LOCAL_NAME if bundled else None)
     if name is None:
         raise InputError(
             f"{source} does not state which machine its endpoint runs on: add --instance, such as "

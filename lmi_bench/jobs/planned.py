@@ -6,7 +6,7 @@ Every function raises InputError that names the option which cannot be used.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -91,9 +91,8 @@ def planned_speculation(settings: DraftSettings) -> Speculation | None:
 def _measured(folder: Path) -> tuple[float, int]:
     """The measured acceptance of a run, and its drafted tokens a step."""
     run = load_run(folder)
-    facts = run.manifest.get("target")
-    settings = facts.get("speculation") if isinstance(facts, Mapping) else None
-    if not isinstance(settings, Mapping):
+    engine = run.manifest.scenario.engine
+    if engine.draft is None:
         raise InputError(
             f"--draft-acceptance {folder}: a run without speculation; sweep with --draft"
         )
@@ -102,7 +101,7 @@ def _measured(folder: Path) -> tuple[float, int]:
         done: Any = line.engine or {}
         drafted += int(done.get("drafted_tokens") or 0)
         accepted += int(done.get("accepted_tokens") or 0)
-    count = int(settings["draft_tokens"])
+    count = engine.draft_tokens
     return acceptance_of_counts(drafted, accepted, count), count
 
 

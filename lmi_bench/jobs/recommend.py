@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
@@ -267,7 +266,7 @@ def _check_flags_apply(settings: RecommendSettings, runs: list[Run]) -> None:
     """Raises InputError for an option that has nothing to apply to."""
     if settings.measured_on and not runs:
         raise InputError("--measured-on names the machine of runs: give the run folders, too")
-    local = LOCAL_NAME in settings.instances or any(map(_of_this_engine, runs))
+    local = LOCAL_NAME in settings.instances or any(run.manifest.target.is_bundled for run in runs)
     if settings.machine_price is not None and not local:
         raise InputError(
             f"--machine-price-per-hour is the price of this machine (--instance {LOCAL_NAME}); "
@@ -310,7 +309,7 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     measured_shape = find_model(measured_model)
     model = settings.model or measured_model
     shape = find_model(model)
-    ours = any(map(_of_this_engine, runs))
+    ours = any(run.manifest.target.is_bundled for run in runs)
     base = None if settings.profile is None else find_profile(settings.profile)
     if ours:
         base = base or BUNDLED_CPU_PRIOR
@@ -386,16 +385,6 @@ def _loads(placed: list[PlacedRun], workload: Workload, listener: Listener) -> l
     return found
 
 
-def _of_this_engine(run: Run) -> bool:
-    """Whether the bundled engine was measured, in the sweep's own process."""
-    return _facts(run).get("kind") == "engine"
-
-
-def _facts(run: Run) -> Mapping[str, Any]:
-    facts = run.manifest.get("target")
-    return facts if isinstance(facts, Mapping) else {}
-
-
 def _placed(
     settings: RecommendSettings, run: Run, index: int, count: int, *, local: Instance | None
 ) -> PlacedRun:
@@ -406,9 +395,9 @@ def _placed(
             f"--measured-on is given {len(given)} times for {count} runs: give it once for all, or "
             "once for each in order"
         )
-    if _of_this_engine(run) and local is not None:
+    if run.manifest.target.is_bundled and local is not None:
         return PlacedRun(run, local)
-    name = given[index if len(given) > 1 else 0] if given else _facts(run).get("instance")
+    name = given[index if len(given) > 1 else 0] if given else run.manifest.target.instance
     if name is None:
         raise InputError(
             f"{run.path} does not state which machine its endpoint runs on: add "

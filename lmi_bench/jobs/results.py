@@ -135,7 +135,7 @@ class GateVerdict:
 def gate(settings: GateSettings) -> GateVerdict:
     """Check the run and write the files that the settings name."""
     run = load_run(settings.run)
-    texts = settings.slo or tuple((run.manifest.get("scenario") or {}).get("slo") or ())
+    texts = settings.slo or tuple(run.manifest.scenario.slo)
     if not texts and settings.baseline is None:
         raise InputError(
             "nothing to check: give --slo ttft_p90<=1s, or --baseline with an earlier run"

@@ -12,6 +12,7 @@ from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Metric
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.formats import load_name, minute, number, plain
@@ -54,7 +55,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     knees = find_knees(pooled, records=records) if run.knees is None else run.knees
     chosen = next((knee for knee in knees if knee.recommended), None)
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
-    scenario = _mapping(run.manifest.get("scenario"))
+    scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
     headlines = (search_headline(run.slo_answer), _knee_headline(curve, knees), *_extremes(curve))
     more = (
@@ -69,8 +70,8 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     return RunView(
         anchor=anchor,
         label=label,
-        subtitle=_subtitle(run.manifest, scenario),
-        simulated=is_simulated(run.manifest),
+        subtitle=_subtitle(run.manifest),
+        simulated=simulated,
         headlines=tuple(each for each in headlines if each is not None),
         levels=levels_table(axis, lines, marked),
         details=statistics_tables(axis, lines),
@@ -79,15 +80,15 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
             axis,
             lines,
             [by_line.get(id(line), ()) for line in lines] if records else None,
-            [str(text) for text in scenario.get("slo") or ()],
-            [str(text) for text in run.manifest.get("goodput") or ()],
+            scenario.slo,
+            run.manifest.goodput or (),
         ),
         generator=generator_table(axis, lines),
         more=tuple(table for table in more if table is not None),
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
-        scenario_yaml=_yaml(scenario),
-        curve=_curve(label, curve, knees, simulated=is_simulated(run.manifest)),
+        scenario_yaml=_yaml(scenario.to_json()),
+        curve=_curve(label, curve, knees, simulated=simulated),
     )
 
 
@@ -102,52 +103,22 @@ def run_headline(run: RunView) -> Headline:
     return Headline(run.label, best.value, best.unit, detail)
 
 
-def run_label(run: Run) -> str:
-    """The run's own name, else its model and target, else its folder."""
-    scenario = _mapping(run.manifest.get("scenario"))
-    if scenario.get("name"):
-        return str(scenario["name"])
-    target = _target_text(run.manifest)
-    model = str(scenario.get("model") or "")
-    return f"{model} on {target}" if model and target else model or target or run.path.name
-
-
-def is_simulated(manifest: Mapping[str, Any]) -> bool:
-    """Whether the run's times were predicted by the step-time model instead of measured."""
-    target = _mapping(manifest.get("scenario")).get("target") or manifest.get("target")
-    if isinstance(target, Mapping):
-        return str(target.get("kind") or "").startswith("sim")
-    return str(target or "").startswith("sim:")
-
-
-def _subtitle(manifest: Mapping[str, Any], scenario: Mapping[str, Any]) -> str:
-    workload = _mapping(scenario.get("workload"))
-    parts = [str(scenario.get("model") or "")]
-    target = _target_text(manifest)
-    if target:
-        parts.append(f"on {target}")
-    if workload.get("dataset"):
-        parts.append(f"data set {workload['dataset']}")
-    elif workload.get("mix"):
-        kinds = (f"{m.get('input_tokens')}/{m.get('output_tokens')}" for m in workload["mix"])
+def _subtitle(manifest: Manifest) -> str:
+    workload = manifest.scenario.workload
+    parts = [manifest.scenario.model]
+    if manifest.scenario.target:
+        parts.append(f"on {manifest.scenario.target}")
+    if workload.dataset:
+        parts.append(f"data set {workload.dataset}")
+    elif workload.mix:
+        kinds = (f"{m.get('input_tokens')}/{m.get('output_tokens')}" for m in workload.mix)
         parts.append(f"mix of {', '.join(kinds)} tokens in/out")
-    elif workload:
+    elif workload.input_tokens or workload.output_tokens:
         parts.append(
-            f"{plain(workload.get('input_tokens'))} tokens in, "
-            f"{plain(workload.get('output_tokens'))} out"
+            f"{plain(workload.input_tokens)} tokens in, {plain(workload.output_tokens)} out"
         )
-    parts.append(minute(str(manifest.get("created_at") or "")))
+    parts.append(minute(manifest.created_at))
     return " · ".join(part for part in parts if part)
-
-
-def _target_text(manifest: Mapping[str, Any]) -> str:
-    target = _mapping(manifest.get("scenario")).get("target") or manifest.get("target")
-    if isinstance(target, Mapping):
-        for key in ("url", "instance", "endpoint", "name", "kind"):
-            if target.get(key):
-                return str(target[key])
-        return plain(target)
-    return str(target or "")
 
 
 def _knee_headline(curve: SweepCurve, knees: Sequence[Knee]) -> Headline | None:
@@ -259,10 +230,6 @@ def _curve(label: str, curve: SweepCurve, knees: Sequence[Knee], *, simulated: b
     )
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _yaml(scenario: Mapping[str, Any]) -> str:
     """The scenario as a file that `sweep` takes again."""
     if not scenario:
@@ -275,19 +242,15 @@ def _yaml(scenario: Mapping[str, Any]) -> str:
     return text
 
 
-def _environment(manifest: Mapping[str, Any]) -> tuple[Facts, ...]:
+def _environment(manifest: Manifest) -> tuple[Facts, ...]:
     """The time, target, machine and versions of a run."""
-    commands = (
-        command if isinstance(command, list | tuple) else [command]
-        for command in manifest.get("commands") or []
-    )
+    content, host = manifest.to_json(), dict(manifest.host)
     run = [
-        *((title, plain(manifest.get(key))) for key, title in _FIRST.items()),
-        *(("Command", " ".join(map(str, command))) for command in commands),
-        *_pairs({k: v for k, v in manifest.items() if k not in (*_PLACED, *_FIRST)}, _words),
+        *((title, plain(content.get(key))) for key, title in _FIRST.items()),
+        *(("Command", " ".join(map(str, command))) for command in manifest.commands),
+        *_pairs({k: v for k, v in content.items() if k not in (*_PLACED, *_FIRST)}, _words),
     ]
-    host = manifest.get("host")
-    if isinstance(host, Mapping) and isinstance(size := host.get("memory_bytes"), int | float):
+    if isinstance(size := host.get("memory_bytes"), int | float):
         shown = f"{number(bytes_to_gib(size))} GiB"
         host = {
             "memory" if key == "memory_bytes" else key: shown if key == "memory_bytes" else value
@@ -295,16 +258,14 @@ def _environment(manifest: Mapping[str, Any]) -> tuple[Facts, ...]:
         }
     return (
         Facts("Run", tuple(run)),
-        Facts("Target", tuple(_pairs(manifest.get("target"), _words))),
+        Facts("Target", tuple(_pairs(manifest.target.to_json(), _words))),
         Facts("Host", tuple(_pairs(host, _words))),
-        Facts("Versions", tuple(_pairs(manifest.get("versions"), str))),
+        Facts("Versions", tuple(_pairs(manifest.versions, str))),
     )
 
 
-def _pairs(values: object, name: Callable[[str], str]) -> list[tuple[str, str]]:
-    if isinstance(values, Mapping):
-        return [(name(str(key)), plain(value)) for key, value in values.items()]
-    return [] if values is None else [("", plain(values))]
+def _pairs(values: Mapping[str, Any], name: Callable[[str], str]) -> list[tuple[str, str]]:
+    return [(name(key), plain(value)) for key, value in values.items()]
 
 
 def _words(key: str) -> str:

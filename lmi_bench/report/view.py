@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
-from lmi_bench.report.run_view import build_run_view, run_headline, run_label
+from lmi_bench.report.run_view import build_run_view, run_headline
 from lmi_bench.report.table import Table
 from lmi_bench.report.values import Headline, ReportView
 
@@ -39,7 +39,8 @@ def build_view(
         raise InputError("nothing to report on: name a run folder or a recommendation")
     if len(labels) > len(runs):
         raise InputError(f"{len(labels)} labels for {len(runs)} runs: give at most one a run")
-    names = _distinct([*labels, *(run_label(run) for run in runs[len(labels) :])], runs)
+    own = [run.manifest.label or run.path.name for run in runs[len(labels) :]]
+    names = _distinct([*labels, *own], runs)
     run_views = tuple(
         build_run_view(run, label=name, anchor=f"run-{index}")
         for index, (run, name) in enumerate(zip(runs, names, strict=True), start=1)

@@ -8,6 +8,7 @@ import pytest
 
 from lmi_bench.cli.sweep_print import why_missed
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
@@ -28,7 +29,7 @@ def run_of(*levels):
         for _, n, ttft_s in levels
     ]
     lines = [level_of(level=i, concurrency=users) for i, (users, _, _) in enumerate(levels)]
-    return Run(Path("run"), {}, lines, records, None)
+    return Run(Path("run"), Manifest(), lines, records, None)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
+from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.run_store import RunStore, build_manifest, load_run
+from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import Scenario
 from tests.levels import level_of
 
@@ -31,10 +32,13 @@ RECORD = RequestRecord(
 )
 
 
-def _manifest(scenario: Scenario | None = None, **extra: object) -> dict:
-    scenario = scenario or Scenario()
-    return build_manifest(
-        scenario.canonical(), scenario.hash(), target="engine", command=["lmi-bench"], **extra
+def _manifest(**changes: object) -> Manifest:
+    return Manifest(
+        scenario=RunScenario.from_json(Scenario().canonical()),
+        scenario_hash=Scenario().hash(),
+        target=TargetFacts(kind="engine"),
+        commands=[["lmi-bench"]],
+        **changes,
     )
 
 
@@ -137,10 +141,11 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
         from pathlib import Path
         from lmi_bench.core.level import Level
         from lmi_bench.core.load import Load
+        from lmi_bench.core.manifest import Manifest
         from lmi_bench.core.run_store import RunStore
         from lmi_bench.core.exchange import Exchange
         from lmi_bench.core.records import RequestRecord
-        store = RunStore.create(Path({str(path)!r}), {{"schema_version": 1, "scenario_hash": "h"}})
+        store = RunStore.create(Path({str(path)!r}), Manifest(scenario_hash="h"))
         level = 0
         while True:
             records = [RequestRecord(i, 0.0, Exchange(0.0, (0.1,) * 50)) for i in range(200)]
@@ -211,18 +216,16 @@ def test_a_disk_that_is_full_from_the_beginning_or_at_the_end_is_one_line(tmp_pa
 
 def test_secrets_are_never_written(tmp_path):
     secret, custom = "sk-abcdefghijklmnop1234", "s3cr3t-value-of-mine"
-    manifest = {
-        **_manifest(),
-        "target": {
-            "url": f"https://user:{custom}@host:8000/v1?api_key={secret}&x=1",
-            "api_key": secret,
-            "headers": {"Authorization": f"Bearer {custom}", "Accept": "*/*"},
-        },
-        "commands": [
-            ["lmi-bench", "sweep", "--api-key", custom, f"--token={custom}", "--input-tokens", "8"],
-            ["lmi-bench", "sweep", "-H", f"X-Api-Key: {custom}"],
-        ],
+    target = {
+        "url": f"https://user:{custom}@host:8000/v1?api_key={secret}&x=1",
+        "api_key": secret,
+        "headers": {"Authorization": f"Bearer {custom}", "Accept": "*/*"},
     }
+    commands = [
+        ["lmi-bench", "sweep", "--api-key", custom, f"--token={custom}", "--input-tokens", "8"],
+        ["lmi-bench", "sweep", "-H", f"X-Api-Key: {custom}"],
+    ]
+    manifest = replace(_manifest(), target=TargetFacts.from_json(target), commands=commands)
     failed = RequestRecord(
         0,
         0.0,
@@ -243,11 +246,9 @@ def test_secrets_are_never_written(tmp_path):
 
 
 def test_secrets_are_known_by_name_and_shape_without_being_told(tmp_path):
-    manifest = {
-        **_manifest(),
-        "target": {"url": "https://bob:hunter22@host/x", "api_key": "abc", "hf_token": "xyz9"},
-        "commands": [["--api-key", "abc"], ["-H", "Authorization: Basic Ym9iOmh1bnRlcjI="]],
-    }
+    target = {"url": "https://bob:hunter22@host/x", "api_key": "abc", "hf_token": "xyz9"}
+    commands = [["--api-key", "abc"], ["-H", "Authorization: Basic Ym9iOmh1bnRlcjI="]]
+    manifest = replace(_manifest(), target=TargetFacts.from_json(target), commands=commands)
     RunStore.create(tmp_path / "run", manifest).close()
     text = (tmp_path / "run" / "manifest.json").read_text(encoding="utf-8")
     for secret in ("hunter22", '"abc"', "xyz9", "Ym9iOmh1bnRlcjI="):
@@ -258,11 +259,11 @@ def test_a_resumed_run_remembers_both_commands(tmp_path):
     RunStore.create(tmp_path / "run", _manifest()).close()
     command = ["lmi-bench", "sweep", "--resume"]
     RunStore.resume(tmp_path / "run", Scenario().hash(), command=command).close()
-    assert load_run(tmp_path / "run").manifest["commands"] == [["lmi-bench"], command]
+    assert load_run(tmp_path / "run").manifest.commands == [["lmi-bench"], command]
 
 
 def test_a_run_of_a_newer_version_is_refused_with_both_numbers(tmp_path):
-    RunStore.create(tmp_path / "run", {**_manifest(), "schema_version": 99}).close()
+    RunStore.create(tmp_path / "run", _manifest(schema_version=99)).close()
     with pytest.raises(InputError, match=r"99.*up to 1"):
         load_run(tmp_path / "run")
 
@@ -273,10 +274,36 @@ def test_a_folder_without_a_manifest_is_no_run(tmp_path):
 
 
 def test_the_manifest_names_host_and_versions(tmp_path):
-    manifest = _manifest()
-    assert manifest["host"]["cpus"] == os.cpu_count()
-    assert manifest["host"]["memory_bytes"] > 2**20
-    assert "orjson" in manifest["versions"]
+    with RunStore.create(tmp_path / "run", _manifest()) as store:
+        assert store.manifest.host["cpus"] == os.cpu_count()
+        assert store.manifest.host["memory_bytes"] > 2**20
+        assert "orjson" in store.manifest.versions
+
+
+def test_a_manifest_is_written_back_as_it_was_read():
+    """Of every version: keys in their order, those that this version does not know, none added."""
+    golden = Path(__file__).parents[1] / "golden" / "outputs"
+    contents = [json.loads(path.read_bytes()) for path in golden.rglob("manifest.json")]
+    assert contents
+    contents = [content | {"host": {}, "versions": {"torch": "2"}} for content in contents]
+    contents += [{"schema_version": 1, "later": [1]}, {"scenario": {"model": "m", "x": None}}]
+    for content in contents:
+        assert json.dumps(Manifest.from_json(content).to_json()) == json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        ({"scenario": []}, r"manifest\.json: scenario must be an object, not \[\]"),
+        ({"scenario": {"slo": "ttft"}}, "json: scenario: slo must be a list, not 'ttft'"),
+        ({"target": {"replicas": "2"}}, "json: target: replicas must be a whole number, not '2'"),
+        ({"target": {"scheduler": {}}}, "json: target: scheduler: it has no `num_blocks`"),
+    ],
+)
+def test_a_damaged_manifest_names_the_file_and_the_field(tmp_path, damage, line):
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 1} | damage))
+    with pytest.raises(InputError, match=line):
+        load_run(tmp_path)
 
 
 def test_what_only_some_answers_have_comes_back_and_costs_the_others_nothing(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -31,7 +32,7 @@ from tests.faults.misbehaving import (
 
 pytestmark = pytest.mark.usefixtures("receiver")
 
-MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
+MANIFEST = Manifest(scenario_hash="h")
 EVERYTHING_GOES = StopRules(first_timeout=False, max_error_share=None)
 
 

@@ -12,8 +12,9 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest, RunScenario, RunWorkload, TargetFacts
 from lmi_bench.core.records import LevelRun, RequestRecord
-from lmi_bench.core.run_store import RunStore, build_manifest, load_run
+from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.interchange.export import export_run
 from lmi_bench.interchange.imports.read import read_results
@@ -37,10 +38,11 @@ def level(users, n, stopped_by=None):
 
 @pytest.fixture
 def run(tmp_path):
-    scenario = {"model": "tiny", "workload": {"input_tokens": 8, "output_tokens": 4}}
-    target = {"kind": "simulated", "model": "tiny", "instance": "ml.g5.12xlarge",
-              "tensor_parallel": 4}  # fmt: skip
-    manifest = build_manifest(scenario, "h", target=target, command=["x"])
+    manifest = Manifest(
+        scenario=RunScenario(model="tiny", workload=RunWorkload(input_tokens=8, output_tokens=4)),
+        scenario_hash="h",
+        target=TargetFacts("simulated", "tiny", "ml.g5.12xlarge", tensor_parallel=4),
+    )
     with RunStore.create(tmp_path / "run", manifest) as store:
         for each in (level(1, 300), level(2, 40, "timeout")):
             store.append_level(each.records, summarise_level(each))
@@ -103,7 +105,6 @@ def test_an_llm_d_report_names_its_units_and_comes_back_as_it_was(run, tmp_path)
 
 
 def test_an_empty_run_has_nothing_to_export(tmp_path):
-    manifest = build_manifest({}, "h", target="t", command=["x"])
-    RunStore.create(tmp_path / "run", manifest).close()
+    RunStore.create(tmp_path / "run", Manifest()).close()
     with pytest.raises(InputError, match="no finished level"):
         export_run(load_run(tmp_path / "run"), "csv", tmp_path / "out")

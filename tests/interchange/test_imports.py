@@ -63,7 +63,7 @@ def test_every_sample_becomes_a_run_that_can_be_read_back(tmp_path):
         parts = [read_results(path, Load(2) if path.name.endswith(of_requests) else None)]
         assert write_imported(parts, folder, command=["lmi-bench", "import"]) == 1
         run = load_run(folder)
-        assert run.manifest["imported_from"] == parts[0].tool
+        assert run.manifest.imported_from == parts[0].tool
         assert run.levels[0].imported_from == parts[0].tool
 
 

@@ -13,6 +13,7 @@ from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
@@ -50,7 +51,7 @@ def closed_loop(concurrency, requests, *, slots=24, step_s=0.03, per_sequence_s=
 
 
 def manifest(name="", model="llama-2-7b", target="http://127.0.0.1:8080", slo=()):
-    return {
+    content = {
         "schema_version": 1,
         "created_at": "2026-01-02T03:04:05+00:00",
         "scenario": {
@@ -62,11 +63,12 @@ def manifest(name="", model="llama-2-7b", target="http://127.0.0.1:8080", slo=()
             "slo": list(slo),
         },
         "scenario_hash": "0123abcd" * 8,
-        "target": target,
+        "target": {"kind": "simulated" if target.startswith("sim:") else "http", "url": target},
         "host": {"cpu": "Some CPU", "cpus": 8, "memory_bytes": 34359738368, "python": "3.11.9"},
         "versions": {"lmi-bench": "0.1.0", "numpy": "2.1.0"},
         "commands": [["lmi-bench", "sweep", "--out", "runs/a"]],
     }
+    return Manifest.from_json(content)
 
 
 def make_run(

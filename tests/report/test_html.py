@@ -137,7 +137,7 @@ def test_hostile_names_stay_text(runs_of, recommendation):
     """In the title, model, target, label, SLO, host, reasons and the charts' JSON."""
     run = runs_of(HOSTILE, loads=(1, 2), more={"model": HOSTILE, "target": HOSTILE,
                                                "slo": [HOSTILE]})  # fmt: skip
-    run.manifest["host"][HOSTILE] = HOSTILE
+    run.manifest.host[HOSTILE] = HOSTILE
     run.levels[1] = replace(run.levels[1], valid=False, invalid_reason=HOSTILE)
     recommendation["recommended"]["instance"] = HOSTILE
     recommendation["rejected"][0]["reason"] = HOSTILE

@@ -10,6 +10,7 @@ import lmi_bench
 from lmi_bench.analysis.fit.from_run import prior_for_run
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, TGI_GRAPH_PRIOR
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.manifest import Manifest, TargetFacts
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.targets.profiles import find_profile
 from lmi_bench.targets.simulated import open_simulated_engine
@@ -18,7 +19,7 @@ LENGTHS = {"input_tokens": 256, "output_tokens": 64}
 
 
 def run_of(**target):
-    return SimpleNamespace(manifest={"target": target})
+    return SimpleNamespace(manifest=Manifest(target=TargetFacts(**target)))
 
 
 def test_the_default_is_vllm_and_that_of_tgi_its_own():

@@ -7,7 +7,7 @@ quantile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from lmi_bench.models.shape import ModelShape
 _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
-_ENGINE_FACT = {"simulated": "profile", "imported": "back_end"}  # by the kind of target
 _ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # as servers name themselves
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
@@ -50,14 +49,9 @@ class PlacedRun:
     @property
     def degree(self) -> int:
         """Devices that one copy of the model was spread over."""
-        stated = run_section(self.run, "engine").get("tensor_parallel")
-        facts = target_facts(self.run)
-        return int(self.tensor_parallel or facts.get("tensor_parallel") or stated or 1)
-
-
-def run_section(run: Run, name: str) -> Mapping[str, Any]:
-    """A section of the run's scenario; empty for an imported run without it."""
-    return run.manifest["scenario"].get(name) or {}
+        manifest = self.run.manifest
+        stated = self.tensor_parallel or manifest.target.tensor_parallel
+        return int(stated or manifest.scenario.engine.tensor_parallel or 1)
 
 
 def run_lengths(run: Run) -> tuple[int, int]:
@@ -65,16 +59,16 @@ def run_lengths(run: Run) -> tuple[int, int]:
 
     Raises InputError if they are not equal, or not known.
     """
-    workload = run_section(run, "workload")
-    drawn = [name for name in _DRAWN_LENGTHS if workload.get(name)]
+    workload = run.manifest.scenario.workload
+    drawn = [name for name in _DRAWN_LENGTHS if getattr(workload, name)]
     if drawn:
         raise InputError(
             f"{run.path}: its requests differ in length ({', '.join(drawn)}); calibration needs a "
             "sweep of equal requests (--input-tokens N --output-tokens N)"
         )
-    if not (workload.get("input_tokens") and workload.get("output_tokens")):
+    if not (workload.input_tokens and workload.output_tokens):
         return _mean_lengths(run.path, run.levels[0])
-    return int(workload["input_tokens"]), int(workload["output_tokens"])
+    return workload.input_tokens, workload.output_tokens
 
 
 def _mean_lengths(source: Path, line: Level) -> tuple[int, int]:
@@ -90,25 +84,16 @@ def _mean_lengths(source: Path, line: Level) -> tuple[int, int]:
 
 def run_model(run: Run) -> str:
     """The name of the run's model at its target, or the folder that it was read from."""
-    stated = str(run.manifest["scenario"].get("model") or "")
-    if stated and is_model_folder(Path(stated)):
-        return stated
-    return str(target_facts(run).get("model") or stated)
+    stated = run.manifest.scenario.model
+    return stated if stated and is_model_folder(Path(stated)) else run.manifest.model
 
 
 def run_dtype(run: Run) -> str:
     """Number format of the weights in the run."""
-    facts = target_facts(run)
-    stated = run_section(run, "engine").get("dtype")
-    if stated or facts.get("kind") == "engine":
-        return str(stated or "bfloat16")
-    return planned_dtype(run_model(run), facts.get("dtype"))
-
-
-def target_facts(run: Run) -> Mapping[str, Any]:
-    """The description of the target in the run's manifest."""
-    target = run.manifest.get("target")
-    return target if isinstance(target, Mapping) else {}
+    facts, stated = run.manifest.target, run.manifest.scenario.engine.dtype
+    if stated or facts.is_bundled:
+        return stated or "bfloat16"
+    return planned_dtype(run_model(run), facts.dtype)
 
 
 def cells_from_run(
@@ -121,20 +106,20 @@ def cells_from_run(
 ) -> list[MeasuredLevel]:
     """The usable levels of a run as cells; raises InputError where there is none."""
     input_tokens, output_tokens = run_lengths(run)
-    facts = target_facts(run)
+    facts = run.manifest.target
     degree = PlacedRun(run, instance, tensor_parallel).degree
-    if facts.get("replicas", 1) > 1:
+    if facts.replicas > 1:
         raise InputError(
-            f"{run.path}: measured on {facts['replicas']} replicas at once; a profile is of one: "
+            f"{run.path}: measured on {facts.replicas} replicas at once; a profile is of one: "
             "sweep again without --replicas"
         )
     dtype = dtype or run_dtype(run)
-    setup = Setup(shape, instance, degree, dtype, kv_dtype=facts.get("kv_dtype"))
+    setup = Setup(shape, instance, degree, dtype, kv_dtype=facts.kv_dtype)
     cells = []
     for line, records in zip(run.levels, run.records, strict=True):
         if not line.valid or line.errors or line.stopped_by:
             continue
-        if run.manifest.get("imported_from"):  # its files may differ in length
+        if run.manifest.imported_from:  # its files may differ in length
             input_tokens, output_tokens = _mean_lengths(run.path, line)
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
@@ -185,25 +170,25 @@ def _mean_s(line: Level, metric: str) -> float | None:
 
 def _max_sequences(run: Run, total_tokens: int) -> int | None:
     """Limit of the run's scheduler on running sequences, if the manifest states it."""
-    scheduler = target_facts(run).get("scheduler")
-    if not scheduler:
+    scheduler = run.manifest.target.scheduler
+    if scheduler is None:
         return None
-    held = int(scheduler["num_blocks"]) * int(scheduler["block_size"]) // total_tokens
-    return max(1, min(held, int(scheduler["max_rolling_batch_size"])))
+    held = scheduler.num_blocks * scheduler.block_size // total_tokens
+    return max(1, min(held, scheduler.max_rolling_batch_size))
 
 
 def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
     """The base with the scheduler settings of the run's engine, if they are known."""
-    scheduler = target_facts(run).get("scheduler")
-    if not scheduler:
+    scheduler = run.manifest.target.scheduler
+    if scheduler is None:
         return base
     return replace(
         base,
-        kv_layout=KvLayout(scheduler["kv_layout"]),
-        max_batch_size=int(scheduler["max_rolling_batch_size"]),
-        max_prefill_tokens=int(scheduler["max_rolling_batch_prefill_tokens"]),
-        chunked_prefill=bool(scheduler["chunked_prefill"]),
-        block_size=int(scheduler["block_size"]),
+        kv_layout=KvLayout(scheduler.kv_layout),
+        max_batch_size=scheduler.max_rolling_batch_size,
+        max_prefill_tokens=scheduler.max_rolling_batch_prefill_tokens,
+        chunked_prefill=scheduler.chunked_prefill,
+        block_size=scheduler.block_size,
         defaults="",
     )
 
@@ -221,9 +206,7 @@ def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
 
 def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:
     """The same for a run: the engine that its server said it is; vLLM where it did not say."""
-    facts = target_facts(run)
-    said = facts.get(_ENGINE_FACT.get(str(facts.get("kind")), "server"))
-    engine = str(said or "").lower()
+    engine = run.manifest.target.engine.lower()
     if not engine.startswith(_ENGINES):
         return prior_for("vllm", cells)
     version = engine.partition(" ")[2]
@@ -266,7 +249,7 @@ def calibrate_on_runs(
             f"{len(cells)} levels of {shape.name} on {', '.join(machines)} "
             f"({', '.join(run.path.name for run in runs)})"
         ),
-        fitted_date=str(runs[-1].manifest.get("created_at", ""))[:10],
+        fitted_date=runs[-1].manifest.created_at[:10],
     )
     return fitted, accuracy_on(fitted, cells)
 

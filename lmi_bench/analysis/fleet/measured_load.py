@@ -29,7 +29,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths, run_section, target_facts
+from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths
 from lmi_bench.analysis.level.layouts import EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import bisect
 from lmi_bench.analysis.results.latency import samples_needed
@@ -84,14 +84,14 @@ def settled(records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:
 def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
     """The run's valid levels of Poisson arrivals with the workload's lengths; loads of a copy."""
     run = placed.run
-    arrivals = run_section(run, "load").get("arrivals", "poisson")
-    if arrivals != "poisson" or run_section(run, "workload").get("trace"):
+    scenario = run.manifest.scenario
+    if scenario.load.arrivals not in (None, "poisson") or scenario.workload.trace:
         return []
     if not any(line.load.is_open for line in run.levels):
         return []
     if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
         return []
-    copies = int(target_facts(run).get("replicas") or 1)
+    copies = run.manifest.target.replicas
     key = Layout(placed.instance, placed.degree).engine_key
     return [
         MeasuredLoad(

@@ -25,6 +25,7 @@ from lmi_bench.analysis.results.slo_results import statistic_ms
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.load import load_name
+from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 
@@ -89,7 +90,7 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
 
     Raises InputError where the workloads differ, or the runs have no load in common.
     """
-    differences = workload_differences(a.manifest, b.manifest)
+    differences = workload_differences(a.manifest.scenario, b.manifest.scenario)
     if differences:
         raise InputError(
             f"{a.path} and {b.path} ran different workloads, so their speeds cannot be compared: "
@@ -121,29 +122,23 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
     ]
 
 
-def workload_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What differs between the workloads of two runs' manifests; empty for the same workload.
+def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
+    """What differs between the workloads of two runs; empty for the same workload.
 
     Compared are the workload section, the seed and the arrival process. The target and the model
     may differ.
     """
-    found = []
-    for place in ("workload", "seed", "load.arrivals"):
-        first, second = _at(a, place), _at(b, place)
-        if isinstance(first, Mapping) and isinstance(second, Mapping):
-            names = sorted({*first, *second})
-            pairs = [(f"{place}.{name}", first.get(name), second.get(name)) for name in names]
-        else:
-            pairs = [(place, first, second)]
-        found += [f"{name} is {x!r} and {y!r}" for name, x, y in pairs if x != y]
-    return found
+    first, second = _compared(a), _compared(b)
+    return [
+        f"{name} is {first.get(name)!r} and {second.get(name)!r}"
+        for name in {**first, **second}
+        if first.get(name) != second.get(name)
+    ]
 
 
-def _at(manifest: Mapping[str, Any], dotted: str) -> Any:
-    place: Any = manifest.get("scenario") or {}
-    for name in dotted.split("."):
-        place = place.get(name) if isinstance(place, Mapping) else None
-    return place
+def _compared(scenario: RunScenario) -> dict[str, Any]:
+    workload = {f"workload.{name}": value for name, value in scenario.workload.to_json().items()}
+    return {**workload, "seed": scenario.seed, "load.arrivals": scenario.load.arrivals}
 
 
 def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:
@@ -340,26 +335,14 @@ def scaling_efficiency(a: Run, b: Run) -> ScalingEfficiency | None:
     """None where both runs have as many replicas, or the number of one is not known."""
     sides = []
     for run in (a, b):
-        replicas = _replicas(run.manifest)
-        best = _best_level(run.levels)
-        if replicas is None or best is None:
+        copies, best = run.manifest.target.copies, _best_level(run.levels)
+        if copies is None or best is None:
             return None
-        sides.append((replicas, *best))
+        sides.append((copies, *best))
     (few, few_best, few_edge), (many, many_best, many_edge) = sorted(sides)
     if few == many:
         return None
     return ScalingEfficiency(few, many, few_best, many_best, few_edge or many_edge)
-
-
-def _replicas(manifest: Mapping[str, Any]) -> int | None:
-    """Replicas of the bundled engine, or instances of a SageMaker endpoint."""
-    target = manifest.get("target")
-    if not isinstance(target, Mapping):
-        return None
-    if target.get("kind") in ("engine", "simulated"):
-        return int(target.get("replicas") or 1)
-    instances = target.get("instances")
-    return int(instances) if instances else None
 
 
 def _best_level(levels: Sequence[Level]) -> tuple[float, bool] | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.run_store import RunStore, build_manifest
+from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
+from lmi_bench.core.run_store import RunStore
 from lmi_bench.interchange.imports.level import Imported
 
 
@@ -25,17 +26,17 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
             f"files of {' and '.join(tools)} are not one run: import those of each tool separately"
         )
     first = parts[0]
-    facts = {key: value for key, value in first.facts.items() if value is not None}
+    facts = {key: value for key, value in first.facts.items() if value not in (None, [])}
     workload = first.workload if all(p.workload == first.workload for p in parts) else {}
     scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}
     if workload:
         scenario["workload"] = workload
     digest = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()
-    manifest = build_manifest(
-        scenario,
-        digest,
-        target={"kind": "imported", "tool": tools[0], **facts},
-        command=command,
+    manifest = Manifest(
+        scenario=RunScenario.from_json(scenario, "the files"),
+        scenario_hash=digest,
+        target=TargetFacts.from_json({"kind": "imported", "tool": tools[0], **facts}, "the files"),
+        commands=[list(command)],
         imported_from=tools[0],
         notes=sorted({note for part in parts for note in part.notes}),
     )

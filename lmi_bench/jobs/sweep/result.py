@@ -12,6 +12,7 @@ from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.slo_results import FailureRule, goodput
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
+from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
@@ -118,8 +119,8 @@ def finished_run(
     if not (folder / MANIFEST).exists():
         return None
     run = load_run(folder)
-    begun = _as_begun(scenario, run.manifest.get("scenario") or {})
-    if begun.hash() != run.manifest.get("scenario_hash") or run.knees is None:
+    begun = _as_begun(scenario, run.manifest.scenario)
+    if begun.hash() != run.manifest.scenario_hash or run.knees is None:
         return None
     at_aws = scenario.target.startswith(SAGEMAKER_PREFIX) and not scenario.sagemaker.endpoint_url
     if at_aws and not (folder / CLOUDWATCH).exists():
@@ -135,14 +136,14 @@ def finished_run(
     return SweepResult(folder, begun, run, pooled_run(run), run.knees, answer, slo_options)
 
 
-def _as_begun(scenario: Scenario, kept: dict[str, Any]) -> Scenario:
+def _as_begun(scenario: Scenario, kept: RunScenario) -> Scenario:
     """The scenario completed by what the run found out when it began."""
     scenario = with_levels_found(scenario)
-    found = {
-        name: kept.get(name)
+    found: dict[str, Any] = {
+        name: known
         for name in ("protocol", "model")
-        if getattr(scenario, name) == AUTO and kept.get(name) is not None
+        if getattr(scenario, name) == AUTO and (known := getattr(kept, name))
     }
-    if is_endpoint(scenario.target) and not (kept.get("workload") or {}).get("ignore_eos", True):
+    if is_endpoint(scenario.target) and not kept.workload.ignore_eos:
         found["workload.ignore_eos"] = False  # the server does not take it
     return scenario.with_overrides(found)

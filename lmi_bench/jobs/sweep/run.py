@@ -17,8 +17,9 @@ from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.records import LevelRun
-from lmi_bench.core.run_store import MANIFEST, RunStore, build_manifest, is_stillborn, load_run
+from lmi_bench.core.run_store import MANIFEST, RunStore, is_stillborn, load_run
 from lmi_bench.core.scenario import (
     SIMULATED_PREFIX,
     Scenario,
@@ -246,11 +247,11 @@ def _open_store(
             f"{folder} exists but is no run ({MANIFEST} is missing), so --resume cannot continue "
             "it: name another folder with --out"
         )
-    manifest = build_manifest(
-        canonical,
-        scenario.hash(),
-        target=bench.facts,
-        command=command,
+    manifest = Manifest(
+        scenario=RunScenario.from_json(canonical),
+        scenario_hash=scenario.hash(),
+        target=TargetFacts.from_json(bench.facts),
+        commands=[command],
         salt=bench.new_salt(),
         goodput=limits,
     )
@@ -268,7 +269,7 @@ def _run_levels(
     listener: Listener,
 ) -> None:
     scenario = bench.scenario
-    prompts = bench.prompts(str(store.manifest.get("salt", "")))
+    prompts = bench.prompts(store.manifest.salt or "")
     pool = open_pool(bench, prompts, client)
     on_progress, on_level = _heard(listener, rule, time_box)
 

@@ -29,6 +29,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import UnplannedLengths
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
@@ -53,7 +54,7 @@ def sweep_of(profile, levels=(1, 4, 16, 40), **changes):
         for index, users in enumerate(levels)
     ]
     workload = {"input_tokens": 256, "output_tokens": 256, "mix": [], "dataset": None}
-    manifest = {
+    content = {
         "created_at": "2026-11-21T11:00:00+00:00",
         "scenario": {
             "workload": workload | changes,
@@ -71,7 +72,13 @@ def sweep_of(profile, levels=(1, 4, 16, 40), **changes):
             },
         },
     }
-    return Run(Path("runs/first"), manifest, lines, [() for _ in lines], None)
+    return Run(Path("runs/first"), Manifest.from_json(content), lines, [() for _ in lines], None)
+
+
+def stating(run, **changes):
+    """The run with other values in the sections of its manifest."""
+    content = run.manifest.to_json()
+    return replace(run, manifest=Manifest.from_json(content | changes))
 
 
 def test_every_clean_level_becomes_a_cell_with_what_was_measured():
@@ -99,8 +106,7 @@ def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
 
 def test_the_engines_cache_format_is_the_cells():
     run = sweep_of(TGI_2023, levels=(4,))
-    run.manifest["target"]["kv_dtype"] = "float32"
-    (cell,) = cells_from_run(run, SHAPE, INSTANCE)
+    (cell,) = cells_from_run(stating(run, target={"kv_dtype": "float32"}), SHAPE, INSTANCE)
     assert cell.setup.kv_dtype == "float32"
 
 
@@ -112,7 +118,7 @@ def poisson_run(**changes):
         for i in range(60)
     )
     line = level_of(rate_per_s=4.0)
-    manifest = closed.manifest | {"target": closed.manifest["target"] | {"replicas": 2}}
+    manifest = replace(closed.manifest, target=replace(closed.manifest.target, replicas=2))
     return Run(Path("runs/open"), manifest, [line], [records], None)
 
 
@@ -131,8 +137,8 @@ def test_a_level_of_poisson_arrivals_is_a_load_of_one_copy_without_its_ramp():
 def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
     other_lengths = Workload(SHAPE, "float16", 512, 256)
     assert loads_from_run(PlacedRun(poisson_run(), INSTANCE), other_lengths) == []
-    constant = poisson_run()
-    constant.manifest["scenario"]["load"] = {"arrivals": "constant"}
+    scenario = {"workload": {"input_tokens": 256, "output_tokens": 256}}
+    constant = stating(poisson_run(), scenario=scenario | {"load": {"arrivals": "constant"}})
     assert loads_from_run(PlacedRun(constant, INSTANCE), WORKLOAD) == []
     late = poisson_run()
     late.levels[0] = replace(late.levels[0], valid=False)  # the generator fell behind
@@ -208,9 +214,9 @@ def test_answers_shorter_than_asked_count_as_long_as_they_were():
 
 def test_the_servers_name_of_its_model_says_the_format():
     run = sweep_of(TGI_2023, levels=(1,))
-    del run.manifest["scenario"]["engine"]["dtype"]
-    run.manifest["target"] = {"kind": "http", "model": "TheBloke/Llama-2-7B-Chat-AWQ"}
+    served = {"kind": "http", "model": "TheBloke/Llama-2-7B-Chat-AWQ"}
+    run = stating(run, scenario={}, target=served)
     assert run_dtype(run) == "int4"
     assert run_model(run) == "TheBloke/Llama-2-7B-Chat-AWQ"
-    run.manifest["target"]["model"] = "prod"  # a name of its own tells nothing
-    assert run_dtype(run) == "float16"
+    own_name = stating(run, target={"kind": "http", "model": "prod"})  # says nothing of the format
+    assert run_dtype(own_name) == "float16"

@@ -10,6 +10,7 @@ import pytest
 from lmi_bench.analysis.results.compare import _worked_through_s, compare_runs
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from tests.levels import level_of
@@ -38,7 +39,7 @@ def run_of(*levels, path="run", scenario=None):
     lines = [
         level_of(level=i, concurrency=users, valid=True) for i, (users, _) in enumerate(levels)
     ]
-    manifest = {"scenario": scenario or SCENARIO}
+    manifest = Manifest.from_json({"scenario": scenario or SCENARIO})
     return Run(Path(path), manifest, lines, [kept for _, kept in levels], None)
 
 

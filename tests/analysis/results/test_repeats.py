@@ -22,6 +22,7 @@ from lmi_bench.analysis.results.repeats import (
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
@@ -141,7 +142,7 @@ def attempt(number, first_token_s, start_s=5.0):
 def test_attempts_are_pooled_end_to_end():
     """Two attempts of 4 tokens in 8 s: 8 tokens in 16 s; TTFTs of 1, 1, 2 and 2 s."""
     parts = [attempt(1, 1.0), attempt(2, 2.0, start_s=100.0)]
-    run = Run(Path("r"), {}, [p[0] for p in parts], [p[1] for p in parts], None)
+    run = Run(Path("r"), Manifest(), [p[0] for p in parts], [p[1] for p in parts], None)
     pooled = pooled_run(run)
     (level,) = pooled.levels
     assert (level.requests, level.attempts) == (4, 2)
@@ -156,7 +157,7 @@ def test_attempts_are_pooled_end_to_end():
 def test_an_invalid_attempt_is_left_out():
     (good, bad) = attempt(1, 1.0), attempt(2, 3.0)
     parts = [good, (replace(bad[0], valid=False), bad[1])]
-    run = Run(Path("r"), {}, [p[0] for p in parts], [p[1] for p in parts], None)
+    run = Run(Path("r"), Manifest(), [p[0] for p in parts], [p[1] for p in parts], None)
     (level,) = pooled_run(run).levels
     assert level.of("ttft").mean == pytest.approx(1000)
     assert level.attempts_left_out == 1
@@ -165,5 +166,5 @@ def test_an_invalid_attempt_is_left_out():
 
 def test_a_run_without_repeats_is_left_as_it_is():
     part = attempt(1, 1.0)
-    run = Run(Path("r"), {}, [part[0]], [part[1]], None)
+    run = Run(Path("r"), Manifest(), [part[0]], [part[1]], None)
     assert pooled_run(run) == run

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.analysis.results.compare import scaling_efficiency
+from lmi_bench.core.manifest import Manifest, TargetFacts
 from lmi_bench.core.run_store import Run
 from tests.levels import level_of
 
@@ -16,7 +17,8 @@ def run_of(throughputs, **target):
         level_of(concurrency=users, throughput_tokens_per_s=tokens)
         for users, tokens in throughputs.items()
     ]
-    return Run(Path("run"), {"target": target}, lines, [() for _ in lines], None)
+    manifest = Manifest(target=TargetFacts(**target))
+    return Run(Path("run"), manifest, lines, [() for _ in lines], None)
 
 
 def test_four_copies_that_give_three_times_as_much_scale_with_75_percent():

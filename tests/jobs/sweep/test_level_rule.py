@@ -10,6 +10,7 @@ from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
@@ -17,7 +18,7 @@ from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.sweep import run_sweep
 
 PROMPTS = SyntheticPrompts([Lengths(8, 4)], no_text, seed=0)
-MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
+MANIFEST = Manifest(scenario_hash="h")
 
 
 class Slots:

@@ -14,6 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import parse_lengths
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.traces import read_trace
@@ -69,8 +70,7 @@ def test_a_trace_is_replayed_at_its_own_times(trace_file, tmp_path, speed, due):
         {"workload": {"trace": str(trace_file)}, "load": {"speed": speed, "warmup_requests": 0}}
     )
     prompts = TracePrompts(read_trace(trace_file), no_text, seed=0)
-    manifest = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
-    with RunStore.create(tmp_path / "run", manifest) as store:
+    with RunStore.create(tmp_path / "run", Manifest(scenario_hash="h")) as store:
         run_virtual(
             run_sweep(
                 levels_of(scenario), Instant(), store, prompts=prompts, summarise=summarise_level

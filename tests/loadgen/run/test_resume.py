@@ -23,6 +23,7 @@ from lmi_bench.loadgen.prompts.prompts import Lengths, no_text, SyntheticPrompts
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import RunStore
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.load import Load
@@ -49,7 +50,7 @@ levels = [LevelSpec(i, Load(c), num_requests=c * 4) for i, c in enumerate((1, 2,
 if folder.exists():
     store = RunStore.resume(folder, "h")
 else:
-    store = RunStore.create(folder, {"schema_version": 1, "scenario_hash": "h", "scenario": {}})
+    store = RunStore.create(folder, Manifest(scenario_hash="h"))
 with store:
     try:
         run_on_sockets(run_sweep(

@@ -13,13 +13,14 @@ from lmi_bench.core.errors import EngineError, TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.sweep import StopRules, run_sweep
 
-MANIFEST = {"schema_version": 1, "scenario_hash": "h", "scenario": {}}
+MANIFEST = Manifest(scenario_hash="h")
 PROMPTS = SyntheticPrompts([Lengths(8, 4)], no_text, seed=0)
 
 

@@ -202,7 +202,7 @@ def test_attempts_of_a_level_are_one_row_and_one_interval(sweep):
 
 
 def test_the_page_and_the_markdown_hold_the_search_and_the_limits_of_a_good_request(sweep):
-    asked = {**manifest(slo=["ttft_p90<=2s"]), "goodput": ["tpot_mean<=15ms"]}
+    asked = replace(manifest(slo=["ttft_p90<=2s"]), goodput=["tpot_mean<=15ms"])
     run = replace(sweep, manifest=asked, slo_answer=ANSWER)
     view = build_view([run])
     page = render_html(view)
