@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import heard, note, print_table, say, terminal, warn, write_json
+from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_FAILED
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import MIB, bytes_to_gib
@@ -224,7 +224,7 @@ def optimize(
         from lmi_bench.jobs.optimize.run import optimize as run
         from lmi_bench.report.optimization import optimization_tables
 
-        found = heard(run, settings)
+        found = run_job(run, settings)
         for table in optimization_tables(found.variants):
             columns = [column.title for column in table.columns]
             texts = ([cell.text for cell in row.cells] for row in table.rows)
@@ -269,7 +269,7 @@ def compile_steps(settings: CompileSettings) -> None:
     """
     from lmi_bench.jobs.bundled import compile_steps as run
 
-    compiled = heard(run, settings)
+    compiled = run_job(run, settings)
     rows = [
         {
             "sequences": f"{each.shape.sequences}",
@@ -293,7 +293,7 @@ def convert(settings: ConvertSettings) -> None:
     """
     from lmi_bench.jobs.bundled import convert as run
 
-    converted = heard(run, settings)
+    converted = run_job(run, settings)
     say(f"{converted.folder}: the same weights, sha256 {converted.sha256}")
 
 
@@ -309,7 +309,7 @@ def perplexity(settings: PerplexitySettings, json_file: JsonFile = None) -> None
     from lmi_bench.jobs.bundled import perplexity as run
     from lmi_bench.report.formats import MISSING, number
 
-    found = heard(run, settings)
+    found = run_job(run, settings)
     rows = []
     for length in found.lengths:
         cells = {"tokens at once": f"{length:,}"}
@@ -336,7 +336,7 @@ def collectives(settings: CollectiveSettings) -> None:
     def shown(value: float) -> str:
         return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
-    found = heard(time_collectives, settings)
+    found = run_job(time_collectives, settings)
     print_table(
         f"All-reduce of {found.ranks} ranks, us a call (float32 arrays, median of "
         f"{found.rounds} rounds)",
@@ -375,7 +375,7 @@ def attention(settings: AttentionSettings) -> None:
     from lmi_bench.core.host import usable_cores
     from lmi_bench.jobs.bundled import FLOAT32_BYTES, time_attention
 
-    found = heard(time_attention, settings)
+    found = run_job(time_attention, settings)
     print_table(
         f"Attention of one layer over a prompt ({settings.heads} heads of {settings.head_dim}, "
         f"float32, {usable_cores()} threads, median of {settings.rounds})",

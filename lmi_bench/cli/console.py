@@ -186,8 +186,8 @@ def _progress_bar() -> Progress:
     return bar
 
 
-def heard(job: Callable[[S, Terminal], R], settings: S) -> R:
-    """The result of a job whose notes, warnings and progress are printed."""
+def run_job(job: Callable[[S, Terminal], R], settings: S) -> R:
+    """Run a job and print its notes, warnings and progress."""
     with terminal() as listener:
         return job(settings, listener)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import heard, note, print_table, say, warn
+from lmi_bench.cli.console import note, print_table, run_job, say, warn
 from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
@@ -39,7 +39,7 @@ def write(settings: DeploySettings) -> None:
     """
     from lmi_bench.jobs.deploy import write_deployment
 
-    deployment = heard(write_deployment, settings)
+    deployment = run_job(write_deployment, settings)
     plan, bundle = deployment.plan, deployment.bundle
     say(plan.describe())
     say(plan.basis)

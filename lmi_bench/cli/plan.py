@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import heard, say, terminal, write_json
+from lmi_bench.cli.console import run_job, say, terminal, write_json
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings.plan import (
@@ -36,11 +36,11 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
     from lmi_bench.jobs.recommend import recommend as run
 
     if settings.portfolio is not None:
-        portfolio = heard(plan_portfolio, settings)
+        portfolio = run_job(plan_portfolio, settings)
         print_portfolio(portfolio)
         write_json(json_file, portfolio.to_json(), "portfolio")
         return
-    advice = heard(run, settings)
+    advice = run_job(run, settings)
     print_advice(advice, explain=settings.explain)
     write_json(json_file, advice.to_json(), "recommendation")
     if advice.answer.exit_code:
@@ -57,7 +57,7 @@ def predict(settings: PredictSettings, json_file: JsonFile = None) -> None:
     from lmi_bench.cli.plan_print import print_prediction
     from lmi_bench.jobs.predict import predict as run
 
-    prediction = heard(run, settings)
+    prediction = run_job(run, settings)
     print_prediction(prediction)
     write_json(json_file, prediction.to_json(), "predictions", indent=1)
 
@@ -89,7 +89,7 @@ def validate(settings: ValidateSettings, json_file: JsonFile = None) -> None:
     from lmi_bench.jobs.calibrate import validate_shipped
 
     if settings.sources:
-        validation = heard(run, settings)
+        validation = run_job(run, settings)
         print_validation(validation)
         write_json(json_file, validation.to_json(), "predictions", indent=1)
     else:
@@ -109,7 +109,7 @@ def verify(settings: VerifySettings, json_file: JsonFile = None) -> None:
     from lmi_bench.cli.sweep_print import print_sweep
     from lmi_bench.jobs.verify import verify as run
 
-    found = heard(run, settings)
+    found = run_job(run, settings)
     print_sweep(found.sweep)
     if found.sweep.interrupted or found.sweep.failed:
         raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)
@@ -156,6 +156,6 @@ def compare_accelerators(
     from lmi_bench.jobs.fleet import compare_accelerators as run
 
     check_at_least_one(top=top)
-    comparison = heard(run, settings)
+    comparison = run_job(run, settings)
     print_accelerators(comparison, top)
     write_json(json_file, comparison.to_json(), "comparison")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import heard, terminal
+from lmi_bench.cli.console import run_job, terminal
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, EXIT_TERMINATED
 from lmi_bench.jobs.settings.sweep import SweepSettings
 
@@ -49,7 +49,7 @@ def _sweep(settings: SweepSettings) -> SweepResult | MatrixResult:
     from lmi_bench.jobs.sweep.run import sweep as run
 
     if settings.target.matrix is None:
-        result = heard(run, settings)
+        result = run_job(run, settings)
         print_sweep(result)
         return result
     with terminal() as listener:

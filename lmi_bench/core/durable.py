@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, file_reason
 
 LOCK = ".lock"
 
@@ -31,6 +31,14 @@ def lock_folder(path: Path) -> int | None:
     os.ftruncate(fd, 0)
     os.write(fd, f"{os.getpid()}\n".encode())
     return fd
+
+
+def read_text(path: Path) -> str:
+    """The text of a user's file; raises InputError for one that cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
 
 
 def append_and_sync(path: Path, data: bytes) -> None:

@@ -12,6 +12,8 @@ The number is the exit code. A traceback is a bug in lmi-bench.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar, Literal, get_args
 
 from lmi_bench.core.exchange import Exchange
@@ -35,6 +37,21 @@ def file_reason(exc: Exception) -> str:
     if isinstance(exc, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {exc.start})"
     return getattr(exc, "strerror", None) or str(exc)
+
+
+@contextmanager
+def installed(what: str, instead: str = "") -> Iterator[None]:
+    """Raise InputError for an import that fails, with the command that installs the package.
+
+    what     needs the package, such as `the conversion`
+    instead  what to do without it
+    """
+    try:
+        yield
+    except ImportError as exc:
+        packages = "triton" if exc.name == "triton" else "'lmi-bench[engine]'"
+        text = f"{what} needs {exc.name}: pip install {packages}{instead}"
+        raise InputError(text) from exc
 
 
 class LmiBenchError(Exception):

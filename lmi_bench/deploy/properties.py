@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.durable import read_text
+from lmi_bench.core.errors import InputError
 
 _KEY_END = re.compile(r"(?<!\\)(?:\s*[=:]\s*|\s+)")
 _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\$")  # an odd number of backslashes
@@ -39,11 +40,7 @@ def parse_properties(text: str, *, source: str = "serving.properties") -> dict[s
 
 def read_properties(path: Path) -> dict[str, str]:
     """Parse a file; raises InputError when it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
-    return parse_properties(text, source=str(path))
+    return parse_properties(read_text(path), source=str(path))
 
 
 def render_properties(values: Mapping[str, str], *, comments: tuple[str, ...] = ()) -> str:

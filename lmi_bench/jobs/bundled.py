@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.analysis.model.collectives import CollectiveFit, fit_all_reduce
 from lmi_bench.core.durable import write_whole
-from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.errors import InputError, LmiBenchError, installed
 from lmi_bench.core.host import host_facts, usable_cores
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import parse_scenario
@@ -68,13 +68,9 @@ class Converted:
 
 def convert(settings: ConvertSettings, listener: Listener = SILENT) -> Converted:
     """Convert, read the result again, and compare; a failed conversion leaves no folder."""
-    try:
+    with installed("the conversion"):
         from lmi_bench.engine.torch_backend.convert import convert as write
         from lmi_bench.engine.torch_backend.convert import weights_hash
-    except ImportError as exc:
-        raise InputError(
-            f"the conversion needs {exc.name}: pip install 'lmi-bench[engine]'"
-        ) from exc
     folder, out = settings.folder, settings.out
     existed = out.exists()
     try:
@@ -207,13 +203,13 @@ def _score_lengths(
                 every += scores
                 far += scores[length // 2 - 1 :]
                 listener.progress(f"{name}: windows of {length:,}", count, len(starts))
-            rows[length] = Score(length, len(every), _exp(every), _exp(far))
+            rows[length] = Score(length, len(every), _perplexity(every), _perplexity(far))
         return rows
 
     return run_closing(parts, all_windows())
 
 
-def _exp(scores: Sequence[float]) -> float:
+def _perplexity(scores: Sequence[float]) -> float:
     return math.exp(-math.fsum(scores) / len(scores))
 
 
@@ -281,12 +277,8 @@ def time_attention(
 
     Raises InputError before anything is measured.
     """
-    try:
+    with installed("the measurement"):
         from lmi_bench.engine.torch_backend.measure import AttentionShape, measure_attention
-    except ImportError as exc:
-        raise InputError(
-            f"attention is measured with {exc.name}: pip install 'lmi-bench[engine]'"
-        ) from exc
     heads, head_dim = settings.heads, settings.head_dim
     shapes = [AttentionShape(count, heads, head_dim) for count in settings.tokens or PROMPTS]
     for shape in shapes:

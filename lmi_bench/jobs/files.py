@@ -1,4 +1,4 @@
-"""Files that a user hands over, read and checked: YAML documents and saved recommendations."""
+"""A user's files, read and checked: YAML documents and saved recommendations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.durable import read_text
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import plural
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ _NEEDED = ("recommended", "model", "input_tokens", "output_tokens")
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; raises InputError for one that cannot be read."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+        return yaml.safe_load(read_text(path))
     except yaml.YAMLError as exc:
         raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
 
@@ -52,7 +51,7 @@ def checked(kind: type[M], content: object, *, source: str, expected: str) -> M:
 
 @dataclass(frozen=True, slots=True)
 class SavedRecommendation:
-    """A file's answer.
+    """The answer in a file of `recommend --json`.
 
     best              the recommended candidate
     model             as the user named it
@@ -68,9 +67,7 @@ class SavedRecommendation:
 def read_recommendation(path: Path) -> Mapping[str, Any]:
     """The file's content, even if it recommends nothing; raises InputError for another file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+        content = json.loads(read_text(path))
     except ValueError as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, Mapping) or any(key not in content for key in _NEEDED):

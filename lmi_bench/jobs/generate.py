@@ -17,7 +17,8 @@ from lmi_bench.analysis.results.confidence import (
     confidence,
     shares,
 )
-from lmi_bench.core.errors import CapacityError, InputError, file_reason
+from lmi_bench.core.durable import read_text
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.engine.replicas import ServingEngine
@@ -334,13 +335,9 @@ def read_questions(path: Path) -> list[LabelledPrompt]:
 
     Raises InputError that names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
     questions = [
         _question(line, f"{path} line {number}")
-        for number, line in enumerate(lines, start=1)
+        for number, line in enumerate(read_text(path).splitlines(), start=1)
         if line.strip()
     ]
     if not questions:

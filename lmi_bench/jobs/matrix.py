@@ -25,7 +25,7 @@ from lmi_bench.jobs.sweep.result import SweepResult
 from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.targets.access import Access
 
-_OWN_OF_TARGETS = ("name", "instance", "price_per_hour", "api_key_env")
+_TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")
 
 
 class _MatrixFile(BaseModel):
@@ -117,8 +117,8 @@ def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
 def _cell(
     path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
 ) -> Combination:
-    own = {name: target[name] for name in _OWN_OF_TARGETS if name in target}
-    stated = {name: value for name, value in target.items() if name not in _OWN_OF_TARGETS}
+    own = {name: target[name] for name in _TARGET_FIELDS if name in target}
+    stated = {name: value for name, value in target.items() if name not in _TARGET_FIELDS}
     fields = _merged(_merged(defaults, payload), stated)
     fields["name"] = f"{payload['name']} on {own['name']}"
     scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")

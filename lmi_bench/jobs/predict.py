@@ -124,20 +124,19 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
         longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
         setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
     blank = Prediction(settings, setup, profile, [*warnings, *profile.notes])
-    answer = _simulated(blank, listener) if settings.is_simulated else _forecast(blank)
+    if settings.is_simulated:
+        answer = _simulated(blank, listener)
+    else:
+        cells = list(_cells(blank))
+        fit = fit_of_profile(profile, cells)
+        answer = replace(blank, forecasts=tuple(forecast(fit, cell) for cell in cells))
     if not is_local and (text := default_note(settings.profile)) is not None:
         listener.note(text)
     return answer
 
 
-def _forecast(blank: Prediction) -> Prediction:
-    """Equal requests, by closed forms."""
-    cells = list(_cells(blank))
-    fit = fit_of_profile(blank.profile, cells)
-    return replace(blank, forecasts=tuple(forecast(fit, cell) for cell in cells))
-
-
 def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
+    """Equal requests under each load."""
     settings = blank.settings
     assert settings.input_tokens is not None
     assert settings.output_tokens is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, installed
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import bytes_to_gib
@@ -37,14 +37,14 @@ class BackEnd:
     reason    why the requested or preferred back end is not used
     triton    True if decode steps run in Triton; prompts run in torch on the same GPU
     device    cpu or cuda
-    asked     the back end that `reason` is about
+    preferred  the back end that `reason` is about
     """
 
     compiled: StepLibrary | None = None
     reason: str | None = None
     triton: bool = False
     device: str = "cpu"
-    asked: str = "native"
+    preferred: str = "native"
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class BackEnd:
     @property
     def note(self) -> str:
         """One line for the start of every run."""
-        because = "" if self.reason is None else f"; not {self.asked}, because {self.reason}"
+        because = "" if self.reason is None else f"; not {self.preferred}, because {self.reason}"
         place = "" if self.device == "cpu" else f" on {self.device}"
         return f"step back end {self.name}{place}{because}"
 
@@ -129,17 +129,15 @@ def _native(folders: list[Path], block_size: int, listener: Listener) -> BackEnd
 def _triton(settings: EngineSection, folder: Path, *, degree: int, block_size: int) -> BackEnd:
     """Triton if model and settings allow it, else torch on the same GPU with the reason."""
     _check_gpu("--backend triton")
-    try:
+    with installed("--backend triton"):
         from lmi_bench.engine.triton_backend.step import unsupported
-    except ImportError as exc:
-        raise InputError(f"--backend triton needs {exc.name}: pip install triton") from exc
     config = read_config(folder)
     reason = unsupported(spec_from_hf_config(folder.name, config), block_size)
     if degree > 1:
         reason = _SPLIT
     elif quantize_settings(settings) != NOT_QUANTIZED or "quantization_config" in config:
         reason = _QUANTIZED
-    return BackEnd(reason=reason, triton=reason is None, device="cuda", asked="triton")
+    return BackEnd(reason=reason, triton=reason is None, device="cuda", preferred="triton")
 
 
 def _check_gpu(option: str) -> None:

@@ -1,7 +1,7 @@
 """Assembles the bundled engine: model, executor, scheduler settings, tokenizer.
 
-Like `loading`, `back_ends`, `prepared_steps` and `process` it imports the step back ends inside the
-functions that need them.
+Like `loading`, `back_ends` and `process` it imports the step back ends inside the functions that
+need them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.model.memory import kv_bytes_per_token
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, installed
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import EngineSection, Scenario
@@ -104,7 +104,8 @@ def open_torch_engine(
     wait_briefly()
     if settings.tensor_parallel not in (None, 1):
         start_ranks_early()
-    _check_torch()
+    with installed("the bundled engine", ", or use --target sim:INSTANCE or a URL"):
+        import lmi_bench.engine.torch_backend.load_settings  # noqa: F401
     refuse_sagemaker_draft(settings.draft, ["the bundled engine, which runs on this machine"])
     plan = _plan(model, settings, listener)
     load_settings = _load_settings(plan, compile_into)
@@ -130,16 +131,6 @@ def open_torch_engine(
         first_replica=loaded,
         memory_budget=budget,
     )
-
-
-def _check_torch() -> None:
-    try:
-        import lmi_bench.engine.torch_backend.load_settings  # noqa: F401
-    except ImportError as exc:
-        raise InputError(
-            f"the bundled engine needs {exc.name}: pip install 'lmi-bench[engine]', or use "
-            "--target sim:INSTANCE or a URL"
-        ) from exc
 
 
 def _plan(model: str, settings: EngineSection, listener: Listener) -> LoadPlan:
@@ -332,8 +323,6 @@ def time_all_reduces(
     Raises InputError if torch is not installed or the transport does not work on this machine.
     """
     start_ranks_early()
-    try:
+    with installed("an all-reduce"):
         from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
-    except ImportError as exc:
-        raise InputError(f"the ranks need {exc.name}: pip install 'lmi-bench[engine]'") from exc
     return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)

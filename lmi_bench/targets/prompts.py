@@ -45,7 +45,7 @@ def longest_request(scenario: Scenario) -> int:
     workload = scenario.workload
     if workload.conversations is not None:
         recorded = read_conversations(Path(workload.conversations))
-        return max(_said_tokens(each, workload.output_tokens) for each in recorded)
+        return max(_conversation_tokens(each, workload.output_tokens) for each in recorded)
     if workload.turns is not None:
         return parse_lengths(workload.turns).most * sum(d.most for d in distributions(workload))
     if workload.trace is not None:
@@ -62,7 +62,7 @@ def _mean_turn(scenario: Scenario) -> Lengths:
     if workload.conversations is not None:
         recorded = read_conversations(Path(workload.conversations))
         turns = sum(len(each.turns) for each in recorded) / len(recorded)
-        said = [_said_tokens(each, workload.output_tokens) for each in recorded]
+        said = [_conversation_tokens(each, workload.output_tokens) for each in recorded]
         each_way = sum(said) / sum(len(each.turns) for each in recorded) / 2
         new, answer = each_way, each_way
     else:
@@ -72,7 +72,7 @@ def _mean_turn(scenario: Scenario) -> Lengths:
     return Lengths(max(1, round(before + new)), max(1, round(answer)))
 
 
-def _said_tokens(conversation: RecordedConversation, output_tokens: int) -> int:
+def _conversation_tokens(conversation: RecordedConversation, output_tokens: int) -> int:
     """Approximate tokens of a whole recorded conversation."""
     total = len(conversation.system) / CHARACTERS_PER_TOKEN
     for turn in conversation.turns:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.durable import read_text
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports import engine_tools, other_tools, requests
 from lmi_bench.interchange.imports.level import Imported
@@ -140,10 +141,7 @@ def _read_each(read: Reader, objects: Sequence[Object], load: Load | None) -> Im
 
 def _objects(path: Path) -> list[Object]:
     """The file's objects: a JSON object, one on each line, or a YAML document."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+    text = read_text(path)
     try:
         is_yaml = path.suffix in (".yaml", ".yml")
         found = [yaml.safe_load(text)] if is_yaml else _json_objects(text)

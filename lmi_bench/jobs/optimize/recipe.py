@@ -135,7 +135,7 @@ _CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
 
 
 @dataclass(frozen=True, slots=True)
-class JobNeed:
+class MemoryNeed:
     """Bytes on all devices together.
 
     prepare_bytes  while weights are rounded; measure_bytes: while the variant is measured
@@ -153,28 +153,28 @@ class JobNeed:
         return max(self.prepare_bytes, self.measure_bytes)
 
 
-def job_need(recipe: Recipe, shape: ModelShape, name: str, settings: EngineSection) -> JobNeed:
+def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSection) -> MemoryNeed:
     """The memory that one variant needs.
 
     prepare = float weights where calibration looks at them, else those of the variant's format
     measure = weights of the format + draft + largest concurrency * (input + output) * KV bytes
     """
-    scheme = settings.quantize
+    scheme = engine.quantize
     weights = weight_bytes(shape, _FORMATS[scheme])
     if scheme == "awq-int3":
         weights -= (shape.params_total - embedding_params(shape)) // BITS_PER_BYTE
     evaluate = recipe.evaluate
     tokens = max(evaluate.concurrency) * (evaluate.input_tokens + evaluate.output_tokens)
     shapes = [shape]
-    if settings.draft is not None and settings.draft != "ngram":
-        shapes.append(_shape(settings.draft))
+    if engine.draft is not None and engine.draft != "ngram":
+        shapes.append(_shape(engine.draft))
     drafts = sum(weight_bytes(each, _FLOATS) for each in shapes[1:])
     cache = round(tokens * sum(kv_bytes_per_token(each) for each in shapes))
-    return JobNeed(
+    return MemoryNeed(
         name,
         weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
         weights + drafts + cache,
-        settings.tensor_parallel if isinstance(settings.tensor_parallel, int) else 1,
+        engine.tensor_parallel if isinstance(engine.tensor_parallel, int) else 1,
     )
 
 
@@ -205,7 +205,7 @@ class JobPlan:
     """
 
     model: str
-    needs: tuple[tuple[JobNeed, Instance | None], ...]
+    needs: tuple[tuple[MemoryNeed, Instance | None], ...]
     machine: Instance | None
 
 
@@ -217,7 +217,7 @@ def plan_job(settings: OptimizeSettings) -> JobPlan:
     shape = _shape(settings.model or recipe.model)
     variants = [(BASELINE, recipe.settings(None))]
     variants += [(variant.name, recipe.settings(variant)) for variant in recipe.variants]
-    needs = [job_need(recipe, shape, each, engine) for each, engine in variants]
+    needs = [memory_need(recipe, shape, each, engine) for each, engine in variants]
 
     def machine_for(bytes_: int, devices: int) -> Instance | None:
         return cheapest_machine(bytes_, all_instances(), devices=devices)

@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.jobs.optimize.recipe import cheapest_machine, job_need, parse_recipe
+from lmi_bench.jobs.optimize.recipe import cheapest_machine, memory_need, parse_recipe
 
 RECIPE = parse_recipe(
     {
@@ -29,7 +29,7 @@ CACHE_BYTES = 8 * 1024 * 2 * 80 * 8 * 128 * 2
 
 def need(name):
     variant = next((each for each in RECIPE.variants if each.name == name), None)
-    return job_need(RECIPE, SHAPE, name, RECIPE.settings(variant))
+    return memory_need(RECIPE, SHAPE, name, RECIPE.settings(variant))
 
 
 def test_the_baseline_needs_its_float_weights_and_its_cache():
