@@ -389,7 +389,7 @@ def attention(settings: AttentionSettings) -> None:
                 "tiled MiB": f"{shape.tiled_bytes(FLOAT32_BYTES) / MIB:,.0f}",
                 "whole FLOP/B": f"{shape.flop / shape.whole_bytes(FLOAT32_BYTES):,.0f}",
                 "tiled FLOP/B": f"{shape.flop / shape.tiled_bytes(FLOAT32_BYTES):,.0f}",
-                "most apart": f"{times.worst_difference:.0e}",
+                "largest difference": f"{times.worst_difference:.0e}",
             }
             for shape, times in found
         ],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 R = TypeVar("R")
 _FILE_WIDTH = 180  # columns of a table that goes to a file or a pipe
-_GAP, _EDGES = 3, 2  # spaces between two columns, and beside the table
+_GAP, _EDGES = 3, 2  # spaces between columns, and at the table's edges
 
 
 @functools.cache

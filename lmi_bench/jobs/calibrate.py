@@ -1,4 +1,4 @@
-"""Profiles: fitted to measured levels, and judged by how far off they predict such levels."""
+"""Profiles: fitted to measured levels, and judged by their errors on such levels."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from lmi_bench.targets.profiles import SHIPPED, find_profile
 
 _MOST_USERS = 512
 _INFORMATIVE: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
-_FIRST_TOKENS = 256  # in and out, of levels without a measurement
+_FIRST_TOKENS = 256  # prompt and output length of the first levels to measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Calibration:
 
 @dataclass(slots=True)
 class Gathered:
-    """Usable levels, the prior for their kind of engine, and `local` if they were measured here."""
+    """Usable levels, the prior of their kind of engine, and this machine if it was measured."""
 
     cells: list[MeasuredLevel]
     base: EngineProfile | None = None
@@ -97,7 +97,7 @@ def calibrate(settings: CalibrateSettings) -> Calibration:
     given = None if settings.profile is None else find_profile(settings.profile)
     if not settings.sources:
         return _plan_first(settings, given or GRAPH_GPU_PRIOR)
-    # a prior that was fitted here has shares of its own figures of this machine
+    # a profile that was fitted here states shares of this machine's measured figures
     gathered = Gathered([], machine=None if given is None else given.machine)
     for source in settings.sources:
         if source.is_dir():
@@ -117,8 +117,8 @@ def calibrate(settings: CalibrateSettings) -> Calibration:
             _add_table(source, gathered)
     base = given or gathered.base or EAGER_GPU_PRIOR
     # sweeps state their lengths; tables and summaries of other tools do not
-    own = any(source.is_dir() for source in settings.sources)
-    fit = fit_cells(base, gathered.cells) if own else fit_unstated(base, gathered.cells)
+    has_sweeps = any(source.is_dir() for source in settings.sources)
+    fit = (fit_cells if has_sweeps else fit_unstated)(base, gathered.cells)
     profile = profile_of_fit(
         fit,
         version=settings.version,
@@ -309,9 +309,9 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A published table, and the engines of the lines that a profile describes.
+    """A published table, and the engines in it that a profile describes.
 
-    ships  with the program; other tables are read from the folder LMI_BENCH_TABLES
+    ships  False: it is read from the folder LMI_BENCH_TABLES
     """
 
     profile: str
@@ -388,7 +388,7 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
 
 
 def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
-    """Judge each shipped profile on its tables, with other models than its own apart."""
+    """Judge each shipped profile on its tables; models it was not fitted to are judged apart."""
     found: list[tuple[PublishedTable, Accuracy]] = []
     absent: list[PublishedTable] = []
     for index, table in enumerate(_TABLES):

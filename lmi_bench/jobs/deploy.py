@@ -1,4 +1,4 @@
-"""Configurations of other servers: written, checked, packed; and waiting for such a server."""
+"""Writes and checks configurations of other servers; waits until such a server is healthy."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class SequenceLimit:
-    """Number of requests of a length that run at once at a tensor-parallel degree.
+    """Requests of one length that fit at once, at one tensor-parallel degree.
 
-    guaranteed, expected  of one copy: at full length, and half through their output
-    kv_left_bytes         of a device, for the KV cache
+    guaranteed, expected  requests of one copy at full length, and half through their output
+    kv_left_bytes         memory of a device that is left for the KV cache
     """
 
     tensor_parallel: int

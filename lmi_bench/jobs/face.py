@@ -82,8 +82,8 @@ def _described(setting: Setting) -> str:
 
 
 def _as_kind(kind: Any, value: Any) -> Any:
-    """The value as the field has it: text may stand for a path, one value for a list of one, and a
-    list for values between commas."""
+    """The value in the field's type: a text may be a path, one value a list, and a list the text
+    of a comma list."""
     wanted = kinds(kind)
     tuples = [each for each in wanted if get_origin(each) is tuple]
     if tuples and value is not None:

@@ -1,4 +1,4 @@
-"""Text from a prompt, or given answers scored: ranked by likelihood, or compared with the truth."""
+"""Generates text from a prompt, or scores given answers by their likelihood."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class ScoredToken:
 class Generated:
     """A generated text and its timing, over all requests.
 
-    seconds         in the engine; None if quantized arithmetic is emulated: it means nothing
+    seconds         in the engine; None with emulated arithmetic: its speed means nothing
     first_token_s   from the first request to its first token
     scores          of each token, if log-probabilities are wanted
     finish_reason   `length`, `eos_token`, `stop_sequence` or `context_full`
     stop_string     the stop text that ended it; None: a token or something else did
-    context_tokens  the longest request of this model and cache
+    context_tokens  maximum length of a request with this model and cache
     """
 
     text: str
@@ -95,7 +95,7 @@ def generate(
     parts, tokenizer, text = opened
     chain = _Chain(tokenizer, tokenizer.encode(text), settings.stop, on_text)
     sampling = replace(sampling, eos_token_ids=tokenizer.eos_token_ids)
-    stats = asyncio.run(_generate(parts, chain, sampling, go_on=settings.until_done))
+    stats = asyncio.run(_generate(parts, chain, sampling, until_done=settings.until_done))
     emulated = parts.quantized is not None and parts.quantized.emulated
     return Generated(
         text="".join(chain.written),
@@ -153,9 +153,9 @@ def prompt_text(prompt: str) -> str:
 
 
 async def _generate(
-    parts: EngineParts, chain: _Chain, sampling: SamplingParams, *, go_on: bool
+    parts: EngineParts, chain: _Chain, sampling: SamplingParams, *, until_done: bool
 ) -> SchedulerStats:
-    """One request, or, to go on, as many as it takes until the text ends."""
+    """Send one request, or further ones until the text ends."""
     token_ids = chain.prompt_ids
     context_tokens = parts.config.max_model_len
     async with parts.engine() as engine:
@@ -173,7 +173,7 @@ async def _generate(
             fewest = min(most, max(0, sampling.min_tokens - chain.tokens))
             limited = replace(sampling, max_new_tokens=most, min_tokens=fewest)
             token_ids = token_ids + await _one_request(engine, Prompt(token_ids, limited), chain)
-            if not go_on or chain.finish_reason != "length":
+            if not until_done or chain.finish_reason != "length":
                 break
     chain.finish()
     return engine.stats().done
@@ -381,10 +381,9 @@ async def _scores(
 def continuation_ids(
     tokenizer: Tokenizer, text: str, prompt_ids: Sequence[int], choice: str
 ) -> list[int]:
-    """The tokens of a choice after the prompt.
+    """The tokens of a choice after the prompt; raises InputError for a choice without a token.
 
-    Taken from the whole text if it keeps the prompt's tokens, else tokenized alone. Raises
-    InputError for a choice without a token.
+    The choice is tokenized alone only if the prompt's tokens would change beside it.
     """
     whole = tokenizer.encode(text + choice)
     if len(whole) > len(prompt_ids) and whole[: len(prompt_ids)] == list(prompt_ids):

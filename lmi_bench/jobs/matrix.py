@@ -143,7 +143,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _slug(text: str) -> str:
-    """Text as the part of a folder's name; two hyphens stand between target and payload alone."""
+    """Text as part of a folder's name; only target and payload are joined by two hyphens."""
     words = re.split(r"[^\w.]+", text)
     return "-".join(word for word in words if word).strip(".") or "cell"
 
@@ -194,7 +194,7 @@ def run_matrix(
     listener: Listener = SILENT,
     on_cell: OnCell = lambda _name, _result: None,
 ) -> MatrixResult:
-    """Run every cell that is not finished; a cell that fails does not keep the others from running.
+    """Run every cell that is not finished; a failed cell does not stop the others.
 
     The settings override each cell's scenario. Raises InputError for a file that cannot be used or
     a folder that exists without --resume.

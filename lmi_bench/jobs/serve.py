@@ -1,4 +1,4 @@
-"""One server, from its settings to its end."""
+"""Runs a server from its settings until it is stopped."""
 
 from __future__ import annotations
 

@@ -165,9 +165,9 @@ def endpoint_bench(
     notes: tuple[str, ...],
     secrets: tuple[str, ...],
 ) -> Bench:
-    """A server elsewhere, with retries if the scenario states them.
+    """A remote server, with retries if the scenario states them.
 
-    open_target  opens it, given the options that the scenario states
+    open_target  makes the target; the scenario's options are its keywords
     """
     client, tls = scenario.client, url.lower().startswith("https:")
     receive = choose_receive(client.receive, tls=tls, tell=listener.note)

@@ -25,7 +25,7 @@ from lmi_bench.targets.parts import LoadedModel, close_all
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
-_KEPT_MEMORY_FRAC: Final = 0.05  # share of the memory that a cache which follows it leaves free
+_KEPT_MEMORY_FRAC: Final = 0.05  # share of memory that --follow-memory leaves free
 
 Progress = Callable[[str, float, float | None], None]
 
@@ -53,8 +53,8 @@ class LoadPlan:
     def load(
         self, settings: LoadSettings, listener: Listener
     ) -> tuple[tuple[Executor, ...], LoadedModel, LoadedModel | None]:
-        """Every copy's executor, all with as many blocks as the first; the first copy's numbers
-        and those of its draft."""
+        """The executor of every copy, each with as many blocks as the first; the first copy's
+        model, and its draft model."""
         executors: list[Executor] = []
         first: LoadedModel | None = None
         first_draft: LoadedModel | None = None

@@ -1,4 +1,4 @@
-"""A recipe: techniques in combination, the data to judge them by, and the memory they need."""
+"""A recipe: combinations of techniques, the data to judge them on, and the memory they need."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _FORMATS: Final = {
     "smoothquant": "int8",
     "awq": "int4",
     "awq-int4": "int4",
-    "awq-int3": "int4",  # and a bit less for each weight
+    "awq-int3": "int4",  # less a bit for each weight
     "fp8": "float8",
 }
 _CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
@@ -156,7 +156,7 @@ class MemoryNeed:
 def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSection) -> MemoryNeed:
     """The memory that one variant needs.
 
-    prepare = float weights where calibration looks at them, else those of the variant's format
+    prepare = float weights if the scheme is calibrated, else the weights in its format
     measure = weights of the format + draft + largest concurrency * (input + output) * KV bytes
     """
     scheme = engine.quantize
@@ -181,8 +181,7 @@ def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSect
 def cheapest_machine(
     need_bytes: int, instances: Iterable[Instance], *, devices: int = 1
 ) -> Instance | None:
-    """The cheapest machine with at least so many accelerators and so much memory on all of them;
-    None if there is none."""
+    """The cheapest machine with enough accelerators, and enough memory on all of them; or None."""
     fitting = [
         instance
         for instance in instances

@@ -1,4 +1,4 @@
-"""One optimization job from its recipe to its table, its page and its artefacts."""
+"""An optimization job: measures each variant of a recipe, writes its report and artefacts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Quality:
 def measure_quality(
     parts: EngineParts, text_ids: Sequence[int], prompts: Sequence[Prompted]
 ) -> Quality:
-    """Score the text window by window, then generate; ends with the engine closed."""
+    """Score the text window by window, then generate; the engine is closed afterwards."""
     try:
         scores = asyncio.run(_score(parts, text_ids))
     except BaseException:
@@ -169,11 +169,11 @@ _MOST_SWEEPS = 3  # of a variant, while one of its levels is invalid
 
 @dataclass(slots=True)
 class Measured:
-    """What was seen of one variant. Speeds are None where its arithmetic is only emulated.
+    """Measurements of one variant.
 
-    load_s, quality_s, sweep_s  of each stage; prepare_s: of writing quantized weights
-    speeds                      by concurrency: output tokens/s and mean, p90 ms a token
-    product_s                   of a decode step's matrix products, by sequences
+    load_s, quality_s, sweep_s  duration of each stage; prepare_s: of writing quantized weights
+    run                         None if its arithmetic is only emulated
+    product_s                   duration of a decode step's matrix products, by sequences
     """
 
     name: str
@@ -269,7 +269,7 @@ class _Data:
 
 
 def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]) -> list[Prompted]:
-    """Requests of the data set, or runs of the text."""
+    """Requests from the data set, or slices of the text."""
     count = evaluate.agreement_prompts
     if evaluate.dataset is not None:
         entries = load_dataset(Path(evaluate.dataset))[:count]
@@ -290,7 +290,7 @@ def _measure(
 ) -> Measured:
     name = BASELINE if variant is None else variant.name
     settings = recipe.settings(variant)
-    if settings.backend == "auto":  # equal terms: every variant runs in torch, not all in native
+    if settings.backend == "auto":  # equal terms: native cannot run every variant
         settings = settings.model_copy(update={"backend": "torch"})
     listener.note(f"{name}: loading")
     start_s = time.monotonic()
@@ -313,9 +313,9 @@ def _measure(
 
 
 def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> Run | None:
-    """The variant's levels; measured again where something disturbed the load generator.
+    """Sweep the variant, and again if something disturbed the load generator.
 
-    An invalid level has no ratio to the baseline, and loading the variant took far longer.
+    An invalid level has no ratio to the baseline, and a sweep is short compared with loading.
     """
     run = None
     for attempt in range(1, _MOST_SWEEPS + 1):
@@ -352,7 +352,7 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
 def _keep_artefacts(
     recipe: Recipe, variant: Variant, each: Measured, folder: Path, listener: Listener
 ) -> None:
-    """Errors of each matrix, and the weights where the recipe asks for them."""
+    """Measure each matrix's error, and save the weights if the recipe says so."""
     start_s = time.monotonic()
     each.layer_errors = measure_layer_errors(recipe.model, each.settings, listener)
     if variant.save:

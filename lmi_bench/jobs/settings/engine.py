@@ -133,7 +133,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchingOptions:
-    """Which requests run at once, over how many replicas; and what only a simulation needs."""
+    """Batching, replicas, and what only a simulation needs."""
 
     GROUP: ClassVar = "Engine: batching"
 

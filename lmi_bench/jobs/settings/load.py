@@ -95,7 +95,7 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How much is sent at once, and for how long."""
+    """The levels of load, and their length."""
 
     GROUP: ClassVar = "Load"
     COMMON: ClassVar = ("concurrency", "rate", "search", "requests_per_level", "duration")
@@ -144,8 +144,8 @@ class LoadSettings:
     def axes(self) -> dict[str, Any]:
         """What AXES state, by dotted names in the scenario.
 
-        A rate with a concurrency is a rate with at most so many requests at once; an infinite
-        rate, which other tools write for none, leaves the concurrency alone.
+        A concurrency beside a rate caps the requests in flight. An infinite rate, other tools'
+        word for none, is left out.
         """
         concurrency: Sequence[float | int] | str | None = self.concurrency
         if concurrency not in (None, "auto"):

@@ -22,7 +22,7 @@ from lmi_bench.jobs.settings.planning import (
 
 OBJECTIVES: Final = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
 
-# Options that `--portfolio` takes; models, loads and SLOs stand in its file.
+# Options that `--portfolio` takes; its file states models, loads and SLOs.
 _OF_A_PORTFOLIO: Final = (
     "portfolio", "instance", "tensor_parallel", "profile", "prices", "platform", "region",
     "purchase", "commit_discount", "committed", "availability",

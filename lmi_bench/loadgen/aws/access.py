@@ -41,7 +41,7 @@ class AwsAccess:
     session: Any = field(repr=False)
 
     def __reduce__(self) -> tuple[Callable[[str], AwsAccess], tuple[str]]:
-        """Another process resolves the chain itself: no credentials pass, and its own refresh."""
+        """Another process resolves the chain itself: no key is sent, and credentials refresh."""
         return open_aws_access, (self.runtime_url,)
 
     def client(self, service: str) -> Any:
