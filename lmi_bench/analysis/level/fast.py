@@ -6,11 +6,14 @@ takes a second. `run_open` and `run_users` process random arrivals, random times
 and varied output lengths event by event.
 
 Both admit prompts by `admit`, the rule of the rolling scheduler: first come, first served, in steps
-that pause decoding or in chunks beside running sequences. Left out of `engine.scheduling`: blocks
-(a limit on sequences stands for the cache, so nothing is preempted), the other batching policies,
-prompts of several lengths, limits on waiting requests, cancelled requests, and the search of the
-prefix cache (its hits are given). Runs of equal decode steps are priced by a few of them. Times
-agree with the scheduler's (`simulator`) to about 1 %.
+that pause decoding or in chunks beside running sequences. `queueing` admits prompts of several
+lengths by the same `prompt_part`. With chunks the token limit of a step counts decoding sequences
+too, as in vLLM; in `engine.scheduling` and `queueing` it counts prompt tokens only.
+
+Left out of `engine.scheduling`: blocks (a limit on sequences stands for the cache, so nothing is
+preempted), the other batching policies, prompts of several lengths, limits on waiting requests,
+cancelled requests, and the search of the prefix cache (its hits are given). Runs of equal decode
+steps are priced by a few of them. Times agree with the scheduler's (`simulator`) to about 1 %.
 """
 
 from __future__ import annotations
@@ -59,6 +62,16 @@ class CopyLimits:
             )
 
 
+def prompt_part(left: int, budget: int, *, may_split: bool) -> int:
+    """Tokens of a prompt in a step with `budget` tokens to go: all, what fits, or none.
+
+    left  tokens of the prompt that are not computed
+    """
+    if left <= budget:
+        return left
+    return budget if may_split else 0
+
+
 def admit(limits: CopyLimits, decoding: int, room: int, waiting: int, begun: int) -> Admission:
     """The prompts of the next step.
 
@@ -74,7 +87,7 @@ def admit(limits: CopyLimits, decoding: int, room: int, waiting: int, begun: int
     prompts = tokens = cached = 0
     pairs, complete = 0.0, False
     if begun:
-        tokens = min(budget, length - begun)
+        tokens = prompt_part(length - begun, budget, may_split=True)
         pairs, cached, prompts = tokens * (begun + (tokens + 1) / 2), begun, 1
         if begun + tokens < length:  # the step is full
             return False, 0, begun + tokens, 1, tokens, pairs, cached
@@ -86,10 +99,11 @@ def admit(limits: CopyLimits, decoding: int, room: int, waiting: int, begun: int
         cached += whole * found
         prompts += whole
         budget -= whole * new
-    if chunked and budget and not begun and whole < waiting and whole < room:
-        begun = found + budget
-        tokens += budget
-        pairs += budget * (found + (budget + 1) / 2)
+    part = prompt_part(new, budget, may_split=chunked) if whole < min(waiting, room) else 0
+    if part:
+        begun = found + part
+        tokens += part
+        pairs += part * (found + (part + 1) / 2)
         cached += found
         prompts += 1
     return complete, whole, begun, prompts, tokens, pairs, cached
@@ -282,8 +296,8 @@ def run_open(
 ) -> EqualRun:
     """An open loop: requests arrive whether or not earlier ones are answered."""
     delays = chance.delays(len(arrivals_s))
-    seen = [(float(at) + delay, float(at)) for at, delay in zip(arrivals_s, delays, strict=True)]
-    return _run(price, limits, chance, seen, lambda _end: None)
+    first = [(float(at) + delay, float(at)) for at, delay in zip(arrivals_s, delays, strict=True)]
+    return _run(price, limits, chance, first, lambda _end: None)
 
 
 def run_users(
@@ -291,14 +305,13 @@ def run_users(
 ) -> EqualRun:
     """A closed loop: users send again when answered, `num_requests` in all."""
     delays = iter(chance.delays(num_requests))
-    first = min(users, num_requests)
-    seen = [(next(delays), 0.0) for _ in range(first)]
+    first = [(next(delays), 0.0) for _ in range(min(users, num_requests))]
 
     def again(end_s: float) -> tuple[float, float] | None:
         delay = next(delays, None)
         return None if delay is None else (end_s + delay, end_s)
 
-    return _run(price, limits, chance, seen, again)
+    return _run(price, limits, chance, first, again)
 
 
 def _run(

@@ -1,9 +1,10 @@
-"""A copy under random arrivals, followed fast: the scheduler's rules without its blocks.
+"""A fast simulation of one copy under random arrivals: the scheduler's rules without its blocks.
 
-Thousands of requests in a small part of the time of `simulator`, with which it agrees within the
-noise of random arrivals: first come, first served; prompts whole or in chunks; a full cache sends
-the youngest sequence back to be computed again. Left out: single blocks (a sequence holds half a
-block more than its tokens), speculation, prefix caches and time-outs.
+It takes a small part of the time of `simulator`, with which it agrees within the noise of random
+arrivals: first come, first served; prompts whole or in chunks (`fast.prompt_part`); a full cache
+sends the youngest sequence back to be computed again. Left out of `engine.scheduling`: single
+blocks (a sequence holds half a block more than its tokens), the other batching policies,
+speculation, prefix caches, limits on waiting requests, and time-outs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.level.fast import decode_run
+from lmi_bench.analysis.level.fast import decode_run, prompt_part
 from lmi_bench.analysis.model.step_time import Pricer
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 
@@ -163,15 +164,17 @@ class _Copy:
             if request is None:
                 break
             left = request.to_fill - request.computed
-            if left > budget and not (self.config.chunked_prefill or request.to_fill > limit):
+            splits = self.config.chunked_prefill or request.to_fill > limit
+            part = prompt_part(left, budget, may_split=splits)
+            if not part:
                 break
             if begun is None:
                 self.waiting.popleft()
                 self.running.append(request)
                 self.filling.append(request)
                 self.reserved += request.prompt + request.output
-            chosen.append((request, min(left, budget)))
-            budget -= min(left, budget)
+            chosen.append((request, part))
+            budget -= part
         return chosen
 
     def _head_fits(self) -> bool:

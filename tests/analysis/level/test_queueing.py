@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.fleet.operating_point import Statistics
+from lmi_bench.analysis.level.fast import CopyLimits, even_arrivals, run_open
 from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
 from lmi_bench.analysis.level.queueing import follow
 from lmi_bench.analysis.results.latency import request_latency
@@ -15,7 +16,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.targets.profiles import find_profile
 
 # model, machine, TP, input, output, profile: cache-bound, compute-bound and bandwidth-bound
@@ -94,3 +95,26 @@ def test_an_answer_of_one_token_has_no_gap_and_prompts_are_split_where_they_may_
     assert (whole.ttft_s[0], whole.e2e_s[0], whole.gap_s.size) == (0.5, 0.5, 0)
     chunked = replace(config, chunked_prefill=True)
     assert follow(flat, chunked, [0.0], [(250, 1)]).ttft_s[0] == 1.5
+
+
+@pytest.mark.parametrize(("slots", "prompt_tokens"), [(3, 512), (16, 512), (16, 128)])
+def test_both_followers_admit_equal_whole_prompts_alike(slots, prompt_tokens):
+    """With lengths reserved and no chunks they have one rule, so their times are equal."""
+
+    def price(rows, context, prompts, tokens, pairs, cached):
+        return 1e-3 + 1e-5 * (rows + prompts) + 2e-5 * tokens + 1e-8 * context + 1e-9 * pairs
+
+    arrivals_s = even_arrivals(30.0, 200)
+    config = SchedulerConfig(
+        num_blocks=slots * 15,
+        block_size=10,
+        max_model_len=150,
+        kv_layout=KvLayout.CONTIGUOUS,
+        max_rolling_batch_size=slots,
+        max_rolling_batch_prefill_tokens=prompt_tokens,
+    )
+    limits = CopyLimits(100, 50, slots, prompt_tokens, chunked_prefill=False)
+    equal = run_open(price, arrivals_s, limits)
+    any_lengths = follow(price, config, list(arrivals_s), [(100, 50)] * 200)
+    for one, other in ((equal.ttft_s, any_lengths.ttft_s), (equal.e2e_s, any_lengths.e2e_s)):
+        assert np.sort(one) == pytest.approx(np.sort(other), rel=1e-9)
