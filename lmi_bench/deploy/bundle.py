@@ -203,9 +203,9 @@ scaling = boto3.client("application-autoscaling", region_name=REGION)
 for request in json.loads(Path(__file__).with_name("sagemaker.json").read_text()):
     name, parameters = request["operation"], request["parameters"]
     if name in ("create_inference_component", *SCALING):
-        sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=sent)
+        sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=endpoint)
     print(name)
     getattr(scaling if name in SCALING else sagemaker, name)(**parameters)
     if name == "create_endpoint":
-        sent = parameters["EndpointName"]
+        endpoint = parameters["EndpointName"]
 '''

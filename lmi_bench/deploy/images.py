@@ -15,7 +15,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import data_rows, nearest
 
 _FIRST_CUDA: Final = ((10.3, "cu129"), (10.0, "cu128"), (8.9, "cu118"))
-"""Compute capabilities, and the first version of CUDA that compiles for them and those below."""
+"""A compute capability, and the first version of CUDA that compiles for it; the highest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class DeploymentPlan:
 def plan_from_recommendation(
     answer: Recommendation, model: str, *, model_id: str | None = None
 ) -> DeploymentPlan:
-    """The recommended layout of an answer that has one. model: as it was asked for."""
+    """The recommended layout of an answer that has one. model: its name in the request."""
     best, question = answer.recommended, answer.question
     assert best is not None
     slots = best.memory.get("slots_per_copy")

@@ -296,7 +296,7 @@ def template(requests: Sequence[Request], *, description: str) -> str:
         logical, kind = _TYPES[operation]
         resource: dict[str, Any] = {"Type": kind}
         if operation == "register_scalable_target" and components:
-            resource["DependsOn"] = "Component"  # used by name, so CloudFormation sees no reference
+            resource["DependsOn"] = "Component"  # named as text, which is no reference
         resource["Properties"] = _properties(operation, parameters, components)
         resources[logical] = resource
     content = {

@@ -12,15 +12,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lmi_bench.analysis.model.memory import weight_format
-from lmi_bench.core.errors import InputError
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.checks import era_of
 from lmi_bench.deploy.engine_arguments import engine_arguments, version_key
 from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.plan import NGRAM, DeploymentPlan
+from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 SERVERS: Final = ("lmi", "tgi", "vllm")
 _LOADING_S: Final = 1200
 _PREFILL_TOKENS: Final = 4096
+_JUMPSTART_REQUESTS: Final = 128
+_JUMPSTART_MODELS: Final = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
 _LONGEST_NGRAM: Final = 4
 _LMI_DTYPES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _QUANTIZED: Final = ("int4", "mxfp4")
@@ -243,3 +247,33 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def jumpstart_environment(shape: ModelShape, instance: Instance) -> dict[str, str]:
+    """TGI's variables as JumpStart set them in 2023, published for Llama 2 (context 4,096).
+
+    One shard per accelerator if the heads allow it, requests up to the whole context of the model,
+    128 of them at once. Raises CapacityError if neither all accelerators nor one can be used.
+    """
+    context = shape.max_positions
+    degrees = (instance.num_accelerators, 1)
+    shards = next((n for n in degrees if tensor_parallel_problem(shape, n) is None), None)
+    if shards is None:
+        raise CapacityError(
+            f"{shape.name} cannot be split over the accelerators of {instance.instance_type}"
+        )
+    variables = {
+        "SM_NUM_GPUS": shards,
+        "MAX_INPUT_LENGTH": context - 1,
+        "MAX_TOTAL_TOKENS": context,
+        "MAX_BATCH_PREFILL_TOKENS": max(_PREFILL_TOKENS, context),
+        "MAX_CONCURRENT_REQUESTS": _JUMPSTART_REQUESTS,
+    }
+    return _as_text(variables)
+
+
+def jumpstart_provenance(shape: ModelShape) -> str:
+    """The origin of JumpStart's values, for display."""
+    if shape.name.lower() in _JUMPSTART_MODELS:
+        return "as published in the benchmark of JumpStart's endpoints for Llama 2 (2023)"
+    return "by the rule that JumpStart used for Llama 2 (2023), with this model's own context"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lmi_bench.analysis.fit.from_run import (
     PlacedRun,
     calibrate_on_runs,
-    has_users,
+    has_closed_loop,
     prior_for_run,
     run_dtype,
     run_lengths,
@@ -317,7 +317,7 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     placed = [
         _placed(settings, run, index, len(runs), local=local) for index, run in enumerate(runs)
     ]
-    closed = [each for each in placed if has_users(each.run)]
+    closed = [each for each in placed if has_closed_loop(each.run)]
     profile, accuracy = base or prior_for_run(first, ()), None
     if closed:
         listener.note(

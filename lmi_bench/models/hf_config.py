@@ -118,7 +118,7 @@ def _llama_like(read: _Reader, family: str, **facts: Any) -> DecoderSpec:
         "head_dim": read.count(hidden // max(1, num_heads), "head_dim"),
         "ffn_size": read.need("intermediate_size"),
         "vocab_size": read.need("vocab_size"),
-        "max_positions": _reach(positions, rope),
+        "max_positions": _longest_context(positions, rope),
         "tied_embeddings": read.flag("tie_word_embeddings", default=False),
         "norm_eps": float(read.get("rms_norm_eps") or 1e-6),
         "rope": rope,
@@ -126,9 +126,12 @@ def _llama_like(read: _Reader, family: str, **facts: Any) -> DecoderSpec:
     return DecoderSpec(**(common | facts))
 
 
-def _reach(positions: int, rope: Mapping[str, Any]) -> int:
-    """Maximum context length. With linear, dynamic or yarn scaling, max_position_embeddings is the
-    trained length by transformers' convention; with llama3 scaling it is the scaled length."""
+def _longest_context(positions: int, rope: Mapping[str, Any]) -> int:
+    """Maximum context length in tokens.
+
+    By transformers' convention max_position_embeddings is the trained length with linear, dynamic
+    or yarn scaling, and the scaled length with llama3 scaling.
+    """
     factor = rope.get("factor")
     stretches = rope["rope_type"] in ("linear", "dynamic", "yarn")
     if not stretches or not isinstance(factor, int | float):
@@ -235,7 +238,7 @@ def _falcon(read: _Reader) -> DecoderSpec:
         head_dim=hidden // max(1, num_heads),
         ffn_size=read.count(4 * hidden, "ffn_hidden_size"),
         vocab_size=read.need("vocab_size"),
-        max_positions=_reach(positions, rope),
+        max_positions=_longest_context(positions, rope),
         tied_embeddings=read.flag("tie_word_embeddings", default=True),
         norm=NormKind.LAYER,
         norm_eps=float(read.get("layer_norm_epsilon") or 1e-5),

@@ -10,8 +10,8 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.deploy.backend_choice import CHOSEN, OUT, auto_resolves_to, choose_backend
 from lmi_bench.deploy.bundled_engine import bundled_settings
-from lmi_bench.deploy.jumpstart import jumpstart_environment, provenance
 from lmi_bench.deploy.option_table import Setting
+from lmi_bench.deploy.server_settings import jumpstart_environment, jumpstart_provenance
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_jumpstart_set_a_shard_for_each_gpu_and_the_whole_context(instance, shar
         "MAX_BATCH_PREFILL_TOKENS": "4096",
         "MAX_CONCURRENT_REQUESTS": "128",
     }
-    assert "as published" in provenance(shape)
+    assert "as published" in jumpstart_provenance(shape)
 
 
 def test_falcon_7b_runs_on_one_gpu_alone():

@@ -300,5 +300,5 @@ def test_calibrate_without_levels_says_what_it_needs():
 def test_a_profile_is_not_carried_to_another_version_without_a_warning():
     asked = ("-m", "llama-3-8b", "--instance", "ml.p5.48xlarge", "--isl", "256", "--osl", "64")
     plan = ("predict", *asked, "--concurrency", "4", "--profile", "vllm-0.12", "--engine-version")
-    assert "not of version 0.19" in lmi_bench(*plan, "0.19").stderr
-    assert "not of version" not in lmi_bench(*plan, "0.12.0").stderr
+    assert "not for version 0.19" in lmi_bench(*plan, "0.19").stderr
+    assert "not for version" not in lmi_bench(*plan, "0.12.0").stderr

@@ -1,4 +1,4 @@
-"""A calibrated profile out of measured cells: the fit with its uncertainty and provenance.
+"""Makes a calibrated profile from a fit to measured cells, with its uncertainty and provenance.
 
 Parameters that the cells do not determine keep their prior, and the profile's notes name them.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, unidentified_note
 
-_IDENTIFIED = 0.7  # of the prior: a posterior wider than this share is not identified
-_LEAST_RESIDUAL = 0.03  # engines repeat no more closely
+_IDENTIFIED = 0.7  # a posterior wider than this share of the prior is not identified
+_LEAST_RESIDUAL = 0.03  # repeated measurements of one engine differ by as much
 
 
 def profile_of_fit(
@@ -36,7 +36,7 @@ def profile_of_fit(
     kept = [
         fit.names[index]
         for index in parameters
-        if sd[index] > _IDENTIFIED * fit.prior_sd[index] and fit.names[index] in _REPORTED
+        if sd[index] > _IDENTIFIED * fit.prior_sd[index] and fit.names[index] in _NAMED_IN_NOTES
     ]
     whole = np.eye(len(PARAMETER_NAMES))
     places = [PARAMETER_NAMES.index(fit.names[index]) for index in parameters]
@@ -64,5 +64,5 @@ def profile_of_fit(
     )
 
 
-# Time outside the engine matters to nothing but the time to first token.
-_REPORTED = frozenset(PARAMETER_NAMES) - {"request_overhead_s"}
+# Parameters that the notes name; the time outside the engine affects only the time to first token.
+_NAMED_IN_NOTES = frozenset(PARAMETER_NAMES) - {"request_overhead_s"}

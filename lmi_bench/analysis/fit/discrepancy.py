@@ -39,9 +39,9 @@ _NOISE: dict[Metric, float] = {
     "ttft_mean_s": 0.12,
     "tpot_mean_s": 0.025,
 }
-_KEEPS_UP = 0.95  # of the offered tokens; the rest is the tail after the last arrival
+_KEEPS_UP = 0.95  # share of the offered tokens; the rest is answered after the last arrival
 _LEAST_SENSITIVITY = 0.05
-# least and most of the simulated ones: a queue's growth beyond that is random
+# limits of the simulated sensitivity: a queue's growth beyond that is random
 _SENSITIVITIES: dict[Metric, tuple[float, float]] = {
     "throughput_tokens_per_s": (_LEAST_SENSITIVITY, 1.0),
     "ttft_mean_s": (0.7, 4.0),
@@ -49,7 +49,7 @@ _SENSITIVITIES: dict[Metric, tuple[float, float]] = {
 _TIME_SENSITIVITIES = (0.7, 4.0)
 _LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
 _PROMPT_LENGTH = 1.5  # doublings of the prompt length
-_LASTING_SHARE = 0.4  # of its variance is the same at all loads of a machine and degree
+_LASTING_SHARE = 0.4  # of the error's variance: the same at all loads of a machine and degree
 _ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
 _TTFT_ACROSS_DEGREES = 0.8  # it depends on load and prompt, not on degree
 
@@ -58,10 +58,10 @@ _TTFT_ACROSS_DEGREES = 0.8  # it depends on load and prompt, not on degree
 class Observation:
     """One figure of one cell.
 
-    sensitivity  of the figure to the step times, 1 in a closed loop: the throughput of an open
-                 loop that keeps up is the rate, however long steps take, and its times grow
-                 faster than the steps
-    queued       users wait for a slot, so that a time to first token is as uncertain as the
+    sensitivity  relative change of the figure with the step times, 1 in a closed loop: the
+                 throughput of an open loop that keeps up is the rate, however long steps take, and
+                 its times grow faster than the steps
+    queued       True if users wait for a slot: the time to first token is then as uncertain as the
                  number of slots
     """
 
@@ -72,7 +72,7 @@ class Observation:
 
     @property
     def is_ttft(self) -> bool:
-        """Whether it depends on queues and prompts more than on decode steps."""
+        """Whether the figure depends on queues and prompts more than on decode steps."""
         return self.metric == "ttft_mean_s"
 
     @property
@@ -82,19 +82,19 @@ class Observation:
 
     @property
     def noise_sd(self) -> float:
-        """Of the measurement alone, and of a wait for slots, which cells do not share."""
+        """Standard deviation of the measurement and of a wait for slots: each cell has its own."""
         if self.queued and self.is_ttft:
             return math.hypot(_NOISE[self.metric], _QUEUED_TTFT_ERROR)
         return _NOISE[self.metric]
 
     @property
     def error_sd(self) -> float:
-        """Of the model's error alone."""
+        """Standard deviation of the model's error."""
         return (_TTFT_ERROR if self.is_ttft else _STEP_ERROR) * self.sensitivity
 
     @property
     def total_sd(self) -> float:
-        """Of model and measurement together."""
+        """Standard deviation of model and measurement together."""
         return math.hypot(self.noise_sd, self.error_sd)
 
 
@@ -110,7 +110,7 @@ def observe(
 
     growth  of an open loop's figures with the step times (`cells.growth_with_step_times`); None:
             estimated from the share of the offered load that is served
-    queued  users of its closed loop wait for slots (`cells.waits_for_slots`)
+    queued  True if the users of its closed loop wait for slots (`cells.waits_for_slots`)
     """
     sensitivity = 1.0
     if cell.rate_per_s is not None and growth is not None:
@@ -148,7 +148,7 @@ def _growth(cell: MeasuredLevel, profile: EngineProfile | None) -> Mapping[Metri
     try:
         return growth_with_step_times(profile, cell)
     except InputError:
-        return None  # the prediction of the cell raises the reason
+        return None  # the prediction of the cell raises an error with the reason
 
 
 def error_covariance(
@@ -193,11 +193,11 @@ def _machine(cell: MeasuredLevel) -> tuple[object, ...]:
     )
 
 
-OUTLIER = 2.5  # standard deviations that one figure counts for at most
+OUTLIER = 2.5  # standard deviations at which a figure's residual is clipped
 
-_TIMES = np.geomspace(0.65, 2.5, 15)  # published levels repeat no better than the least
-_TTFTS = np.geomspace(0.4, 2.5, 12)
-_USUAL, _LOG_SD = 0.7, 0.5
+_TIME_SCALES = np.geomspace(0.65, 2.5, 15)  # repeated published levels differ by the least
+_TTFT_SCALES = np.geomspace(0.4, 2.5, 12)
+_PRIOR_SCALE, _PRIOR_SCALE_LOG_SD = 0.7, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def find_scales(
     """
     error = measured_covariance(observations)
     limits = OUTLIER * np.sqrt(np.diag(error))
-    surprise = np.clip(residuals, -limits, limits) + jacobian @ moved
+    from_prior = np.clip(residuals, -limits, limits) + jacobian @ moved
     explained = jacobian @ np.diag(prior_sd**2) @ jacobian.T
     has_ttft = any(item.is_ttft for item in observations)
 
@@ -242,17 +242,19 @@ def find_scales(
         widths = ErrorScales(times, ttft).of(observations)
         covariance = explained + np.outer(widths, widths) * error
         _, determinant = np.linalg.slogdet(covariance)
-        return float(determinant + surprise @ np.linalg.solve(covariance, surprise))
+        return float(determinant + from_prior @ np.linalg.solve(covariance, from_prior))
 
-    common = min(_TIMES.tolist(), key=lambda scale: cost(scale, scale) + _prior_cost(scale))
-    grid = list(itertools.product(_TIMES.tolist(), _TTFTS.tolist() if has_ttft else [_USUAL]))
+    times = _TIME_SCALES.tolist()
+    ttfts = _TTFT_SCALES.tolist() if has_ttft else [_PRIOR_SCALE]
+    common = min(times, key=lambda scale: cost(scale, scale) + _prior_cost(scale))
+    grid = list(itertools.product(times, ttfts))
     costs = [cost(*pair) + sum(map(_prior_cost, pair)) for pair in grid]
     weights = np.exp((min(costs) - np.array(costs)) / 2)
     mean_squares = np.average(np.square(grid), axis=0, weights=weights)
     if not has_ttft:  # the scale's prior alone
-        mean_squares[1] = (_USUAL * math.exp(_LOG_SD**2)) ** 2
+        mean_squares[1] = (_PRIOR_SCALE * math.exp(_PRIOR_SCALE_LOG_SD**2)) ** 2
     return common, ErrorScales(*np.sqrt(mean_squares).tolist())
 
 
 def _prior_cost(scale: float) -> float:
-    return (math.log(scale / _USUAL) / _LOG_SD) ** 2
+    return (math.log(scale / _PRIOR_SCALE) / _PRIOR_SCALE_LOG_SD) ** 2

@@ -1,4 +1,4 @@
-"""Which cells to measure: those that make the predictions of all others most certain.
+"""Chooses the cells to measure: those that reduce the uncertainty of all other cells most.
 
 The choice is greedy: each next cell is the one whose measurement reduces the mean variance of the
 wanted figures most, by parameters and shared model error together. It depends on predictions only,
@@ -67,7 +67,7 @@ def _greedy(
     size: int,
     count: int,
 ) -> list[int]:
-    """Blocks of figures; each next one reduces the variance of the wanted figures most.
+    """Indices of blocks of figures; each next one reduces the wanted figures' variance most.
 
     among   covariance of the figures that could be measured, shape (n, n)
     across  covariance of the wanted figures with these, shape (wanted, n)

@@ -34,14 +34,14 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import KvLayout
 
 _MOST_SHARE = 0.98
-_STEP = 0.02  # of a logarithm, for derivatives
+_STEP = 0.02  # change of a logarithm, for derivatives
 _SLOW_HOST_SD = 1.0
 _OPEN_STEP = 0.05  # an open loop's simulation is not smooth
 _MOST_EVALUATIONS = 25
 _USUAL_SCALE = (0.8, 1.3)
 _MOST_RESCALINGS, _SAME_SCALE = 3, 0.2
 _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
-_RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # of a device's memory
+_RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # shares of a device's memory
 _STEP_TOKENS, SCHEDULER_BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # least gain in cost for which a setting is changed
 _HOST_PREFIX = "host_factor:"
@@ -56,7 +56,7 @@ def log_value(profile: EngineProfile, name: str) -> float:
 
 
 def with_logs(base: EngineProfile, names: Sequence[str], logs: FloatArray) -> EngineProfile:
-    """The base with those parameters' logarithms."""
+    """The base profile with these logarithms of the named parameters."""
     values = {name: getattr(base.parameters, name) for name in PARAMETER_NAMES}
     hosts = dict(base.host_factors)
     for name, log in zip(names, logs.tolist(), strict=True):
@@ -69,9 +69,9 @@ def with_logs(base: EngineProfile, names: Sequence[str], logs: FloatArray) -> En
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prior:
-    """The base profile whose parameters a fit moves, and the cells that it is fitted to.
+    """The base profile whose parameters are fitted, and the cells that they are fitted to.
 
-    names  of the free parameters; sd: prior standard deviation of their logarithms
+    names  the free parameters; sd: prior standard deviations of their logarithms
     """
 
     base: EngineProfile
@@ -103,9 +103,9 @@ class _Prior:
 class Fit:
     """A fitted profile, its uncertainty, and the cells that correct their neighbours.
 
-    covariance, names   of the parameters' logarithms, in one order
-    prior_sd            of the same logarithms, before
-    scales              of the model's errors and noise, 1 as expected before the fit
+    names, covariance   the free parameters, and the covariance of their logarithms in this order
+    prior_sd            standard deviations of the same logarithms before the fit
+    scales              factors on the model's expected errors and noise
     residuals           ln(measured / predicted) of each observation, shape (n,)
     """
 
@@ -223,9 +223,9 @@ def fit_cells(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Remainder:
-    """The residuals of a fit, their derivatives by the parameters, and the scale of its errors.
+    """The residuals of a fit, their derivatives by the parameters, and the scales of its errors.
 
-    likeliest  scale by which cells are weighted against the prior; scales: those of intervals
+    likeliest  common scale, which weights the cells against the prior; scales: for intervals
     """
 
     residuals: FloatArray
@@ -247,9 +247,9 @@ class _Remainder:
 
 
 def prior_fit(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
-    """The base as it is, for predictions before any measurement.
+    """The base profile as a fit, for predictions before any measurement.
 
-    cells  their accelerators decide which host factors are free
+    cells  the cells to predict; their accelerators decide which host factors are free
     """
     prior = _Prior.of(base, cells)
     covariance = np.diag(prior.sd**2)
@@ -260,7 +260,7 @@ def prior_fit(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
 
 
 def fit_of_profile(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
-    """A calibrated profile as the fit that it came from: its levels correct their neighbours.
+    """A calibrated profile as the fit that made it: its levels correct their neighbours.
 
     cells  the cells to predict
     """

@@ -1,4 +1,4 @@
-"""Forecasts of one load: figures with 80 % intervals, what binds, and why latencies are withheld.
+"""Forecasts one load: figures with 80 % intervals, what limits it, and why latencies are withheld.
 
 `cells` predicts equal requests. Mixes, drawn lengths, traces and shared prefixes are simulated by
 the engine's own scheduler, step by step in predicted time. Both take their intervals from
@@ -37,7 +37,7 @@ CAUSES = {
     "compute": "arithmetic",
     "host": "the host: launching steps and keeping sequences",
     "link": "the link between the devices",
-    "kv_memory": "KV-cache memory: more is asked for at once than sequences fit",
+    "kv_memory": "KV-cache memory: more requests arrive at once than fit the cache",
     "batch_limit": "the engine's limit on running sequences (max_rolling_batch_size)",
 }
 
@@ -141,8 +141,8 @@ def simulated_forecast(
 ) -> SimulatedForecast:
     """The forecast of one level of unequal requests. Raises InputError for what cannot run.
 
-    setup         the copies that serve; its cached tokens are those that every prompt begins with
-    total_tokens  of the longest request, input and output
+    setup         the copies that serve; its cached tokens are the prefix that all prompts share
+    total_tokens  tokens of the longest request, input and output
     """
     config = scheduler_config_for(setup.setup, profile, total_tokens)
     if setup.cached_tokens:

@@ -30,7 +30,7 @@ from lmi_bench.engine.scheduling.config import KvLayout
 from lmi_bench.models.folder import is_model_folder
 from lmi_bench.models.shape import ModelShape
 
-# Settings of a scenario that make its requests differ in length.
+# settings of a scenario with which its requests differ in length
 _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
@@ -48,7 +48,7 @@ class PlacedRun:
 
     @property
     def degree(self) -> int:
-        """Devices that one copy of the model was spread over."""
+        """Tensor-parallel degree of one copy."""
         manifest = self.run.manifest
         stated = self.tensor_parallel or manifest.target.tensor_parallel
         return int(stated or manifest.scenario.engine.tensor_parallel or 1)
@@ -110,8 +110,8 @@ def cells_from_run(
     degree = PlacedRun(run, instance, tensor_parallel).degree
     if facts.replicas > 1:
         raise InputError(
-            f"{run.path}: measured on {facts.replicas} replicas at once; a profile is of one: "
-            "sweep again without --replicas"
+            f"{run.path}: measured on {facts.replicas} replicas at once, but a profile "
+            "describes one: sweep again without --replicas"
         )
     dtype = dtype or run_dtype(run)
     setup = Setup(shape, instance, degree, dtype, kv_dtype=facts.kv_dtype)
@@ -205,7 +205,7 @@ def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
 
 
 def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:
-    """The same for a run: the engine that its server said it is; vLLM where it did not say."""
+    """`prior_for` of the engine that the run's server named; vLLM where it named none."""
     engine = run.manifest.target.engine.lower()
     if not engine.startswith(_ENGINES):
         return prior_for("vllm", cells)
@@ -214,8 +214,8 @@ def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:
     return replace(prior, version=version) if version else prior
 
 
-def has_users(run: Run) -> bool:
-    """Whether any level is a closed loop, so that a profile can be calibrated on the run."""
+def has_closed_loop(run: Run) -> bool:
+    """Whether a level is a closed loop, so that a profile can be calibrated on the run."""
     return not all(line.load.is_open for line in run.levels)
 
 
@@ -228,7 +228,7 @@ def calibrate_on_runs(
 ) -> tuple[EngineProfile, dict[str, Any]]:
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
 
-    base  prior of the fit; None: that of the engine which answered
+    base  prior of the fit; None: the prior of the engine that answered
 
     The second value is `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`.
     Raises InputError where no level can be used.

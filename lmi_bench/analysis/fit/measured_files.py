@@ -1,4 +1,4 @@
-"""Published tables of measured levels (CSV) as cells.
+"""Reads published tables of measured levels (CSV) as cells.
 
 There are two families. Sweeps of an endpoint: model, instance, tp, instance_count, input_tokens,
 output_tokens, concurrency, throughput_tokens_per_s, latency_ms_per_token; three requests a user,
@@ -54,8 +54,8 @@ _REQUIRED = ("model", "input_tokens", "output_tokens")
 class TableRow:
     """One line of a table.
 
-    engine   as the table names it, in lower case; empty where it does not
-    cell     None where the line cannot be used, for the reason in `problem`
+    engine   its name in the table, in lower case; empty where the table names none
+    cell     None where the line cannot be used; `problem` says why
     """
 
     number: int
@@ -67,7 +67,7 @@ class TableRow:
 
 
 def read_table(path: Path) -> list[TableRow]:
-    """Every line of a table, in order. Raises InputError where it is no such table."""
+    """Every line of a table, in order. Raises InputError where the file is not such a table."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -229,8 +229,8 @@ def _cell(row: Row, whole: bool) -> MeasuredLevel:
 def requests_of_open_loop(rows: Sequence[TableRow]) -> int | None:
     """Number of requests of a level at a rate, estimated from its throughput; None if unknown.
 
-    n requests at rate r take n / r and the last answer: n * output / throughput. It is the minimum
-    over the rows, since answers that end late only increase it.
+    n requests at rate r take n / r and the time of the last answer: n * output / throughput. The
+    estimate is the minimum over the rows, since answers that end late only increase it.
     """
     found = []
     for row in rows:

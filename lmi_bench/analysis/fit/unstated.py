@@ -1,4 +1,4 @@
-"""Settings that no table states, found from measured levels: equal lengths, the cache's format.
+"""Infers settings that no table states from measured levels: equal lengths, the cache's format.
 
 If all answers have one length (`--ignore-eos`), users that began together end together, and their
 next prompts wait for each other: the first token takes as long as all of their prompts. Lengths
@@ -24,7 +24,7 @@ _NARROW_CACHES: Final = ("nim", "tensorrt", "trt")
 
 
 def fit_unstated(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
-    """The likeliest fit: of the cells as they are, in lock-step, or with an FP8 cache.
+    """The likeliest fit of three: to the cells as stated, in lock-step, or with an FP8 cache.
 
     The `length_spread` and `kv_dtype` of the fit's own cells show which it was.
     """

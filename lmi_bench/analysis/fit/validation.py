@@ -1,7 +1,7 @@
-"""Predictions against a table of measured levels: some cells calibrate, the others are predicted.
+"""Compares predictions with a table of measured levels: some calibrate, the others are predicted.
 
 Each engine of the table has its own fit. A profile that was fitted to the table's models is not
-the prior of its own judgement: the general prior of its kind takes its place.
+used as the prior, since it would be judged on its own data: the general prior of its kind is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONG_PROMPT_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One row with its prediction, in the units of the table; None where there is none.
+    """One row with its prediction, in the units of the table; a figure is None without one.
 
     model_unseen  no calibration cell of its engine has its model
     """
@@ -90,8 +90,8 @@ def validate(
 
     calibrate_cells  number of cells to choose and calibrate on, distributed over the table's
                      engines, since each is fitted alone
-    calibrate_on     or measured rows to calibrate on
-    seed             0 chooses among all cells; others among a random part of them
+    calibrate_on     measured rows to calibrate on instead
+    seed             0 chooses among all cells, another among a random part of them
     """
     usable = _usable(rows)
     warnings: list[str] = []
@@ -103,7 +103,7 @@ def validate(
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
         first = _base(engine, group)
-        group = [_that_ran(first, row) for row in group]
+        group = [_with_measured_limits(first, row) for row in group]
         known, more = _known_rows(engine, group, shares.get(engine, 0), calibrate_on, seed)
         warnings += more
         count = requests_of_open_loop(known)
@@ -111,14 +111,14 @@ def validate(
             group = [with_requests(row, count) for row in group]
             known = [with_requests(row, count) for row in known]
         base = _base(engine, [*group, *known])
-        known = [_that_ran(base, row) for row in known]
+        known = [_with_measured_limits(base, row) for row in known]
         started = prior_fit(base, _cells(group))
         known = [
             row for row in known if row.cell is not None and can_run(started.profile, row.cell)
         ]
         fit = fit_unstated(base, _cells(known)) if known else started
         group = [_as_fitted(fit, row) for row in group]
-        if calibrate_on is None:  # a line that repeats another has not been chosen with it
+        if calibrate_on is None:  # a line that repeats a chosen one is not chosen itself
             chosen = {row.number for row in known}
         else:
             seen = {_identity(cell) for cell in _cells(known)}
@@ -157,7 +157,7 @@ def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[J
 
     Raises InputError where no row can be used.
     """
-    usable = [_that_ran(profile, row) for row in _usable(rows)]
+    usable = [_with_measured_limits(profile, row) for row in _usable(rows)]
     fit = fit_of_profile(profile, _cells(usable))
     seen = {_identity(cell) for cell in fit.cells}
     judged = {
@@ -167,8 +167,12 @@ def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[J
     return [judged.get(row.number) or _without_figures(row) for row in rows]
 
 
-def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
-    """The row as a level that ran: where the memory plan says no, all its users ran together."""
+def _with_measured_limits(base: EngineProfile, row: TableRow) -> TableRow:
+    """The row with limits that its measurement proves.
+
+    Its context is at least as long as its requests; where the memory plan says that they do not
+    fit, all its users ran together.
+    """
     cell = row.cell
     if cell is None or cell.max_sequences is not None:
         return row
@@ -183,7 +187,7 @@ def _that_ran(base: EngineProfile, row: TableRow) -> TableRow:
         users = max(1, -(-cell.concurrency // cell.replicas)) if cell.concurrency else 32
         return replace(row, cell=replace(cell, max_sequences=users))
     except InputError:
-        pass  # it will say why when it is judged
+        pass  # its prediction reports the reason
     return row
 
 
@@ -230,8 +234,8 @@ def _known_rows(
     if family:
         return family, [f"{engine or 'the table'} is calibrated on another version of its engine"]
     if len({row.engine for row in known}) == 1 and not (engine and known[0].engine):
-        return known, ["only one of table and calibration cells names its engine: taken as one"]
-    return [], [f"no calibration cell is of {engine or 'the engine of the table'}"]
+        return known, ["the table or the calibration cells name no engine: assumed to be the same"]
+    return [], [f"no calibration cell was measured on {engine or 'the engine of the table'}"]
 
 
 def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -> list[TableRow]:

@@ -1,7 +1,8 @@
-"""A simulated level: the engine's own scheduler under a load, in predicted time, without a loop.
+"""Simulates a level: the engine's own scheduler under a load, in predicted time, without a loop.
 
-Writes the records of the load generator for the in-process engine in virtual time, event for event,
-but faster: runs of identical decode steps are taken at once. Seconds since the level's start.
+The records are those of the load generator for the in-process engine in virtual time, event for
+event, but come faster: runs of identical decode steps are taken at once. Times are seconds since
+the level's start.
 
 Order of the events of one instant: time-outs, arrivals, ends of steps with the next requests of
 their users, the next step. Warm-up requests leave the scheduler empty and are left out.
@@ -407,7 +408,7 @@ class _Level:
         return True
 
     def _slack_s(self, at_s: float) -> float:
-        """Largest difference between times of one instant.
+        """Largest difference between times that count as one instant.
 
         One replica: two units in the last place, as on the virtual loop. Several: above the
         rounding errors, which grow with the number of steps and must not decide the order.

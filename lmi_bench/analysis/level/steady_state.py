@@ -1,4 +1,4 @@
-"""One copy of a model in steady state, in closed form, to screen all candidates.
+"""Closed form of one copy of a model in steady state, to screen all candidates.
 
 With B sequences always running and their starts spread evenly, each answer takes one cycle:
 

@@ -1,6 +1,6 @@
-"""The scheduler's limits for a model on a machine: blocks, slots, prompt budget.
+"""Computes the scheduler's limits for a model on a machine: blocks, slots, prompt budget.
 
-Simulated targets and the recommender both use it, so they plan with the same engine.
+Simulated targets and the recommender both use them, so they plan with the same engine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def scheduler_config_for(
 ) -> SchedulerConfig:
     """The scheduler of one copy, for requests of at most `max_total_tokens`, input and output.
 
-    Raises CapacityError where not one such request fits, InputError where the machine lacks the
+    Raises CapacityError where no such request fits, InputError where the machine has too few
     devices.
     """
     shape, instance = setup.shape, setup.instance

@@ -1,7 +1,8 @@
-"""The number format of a model's published weights, where it is narrower than 16 bits.
+"""Finds the number format of a model's published weights, where it is narrower than 16 bits.
 
 `Qwen/Qwen3-32B-AWQ` and gpt-oss do not exist in 16 bits: such a plan would need up to four times
-the memory. Order: the stated format, a folder's `config.json`, the name, the catalog.
+the memory. The first that is known counts: the stated format, a folder's `config.json`, the name,
+the catalog.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def planned_dtype(model: str, stated: str | None = None) -> str:
 
 
 def dtype_note(model: str, stated: str | None = None) -> str | None:
-    """The note on a format that was not stated and is not float16, for people; else None."""
+    """The note for the user on a format that was not stated and is not float16; else None."""
     narrow = None if stated else narrow_dtype(model)
     if narrow is None:
         return None

@@ -1,4 +1,4 @@
-"""The time of an all-reduce by its size: a start-up latency and a rate, fitted to measured times.
+"""Fits the time of an all-reduce by its size: a start-up latency and a rate.
 
     time = latency + bytes / rate
 

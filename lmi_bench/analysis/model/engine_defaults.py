@@ -38,7 +38,7 @@ _SGLANG_TOKENS: Final = ((35 * GIB, 2048), (60 * GIB, 4096))
 
 
 def vllm_defaults(version: tuple[int, ...] | None) -> str:
-    """The rule of a version such as (0, 6, 3); None: the newest rule."""
+    """The rule of a version such as (0, 6, 3); None: the newest."""
     if version is None or version >= (0, 8):
         return V1
     if version >= (0, 6, 5):

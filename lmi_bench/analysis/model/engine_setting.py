@@ -1,4 +1,4 @@
-"""Engine settings as candidates of a plan, beside machines and degrees.
+"""Engine settings as candidates of a plan, besides machines and degrees.
 
 A setting states what differs from the workload and the profile; None leaves a value as it is.
 Number formats change bytes and cache; their effect on the answers is not modelled. Turning CUDA
@@ -46,8 +46,8 @@ class EngineSetting:
     dtype, kv_dtype     number formats of the weights and of the cache
     max_batch_size      sequences that run together
     max_prefill_tokens  prompt tokens of one step; with chunked prefill the size of a chunk
-    memory_share        of a device's memory, 0 to 1
-    copies              of the model on one machine; None: as many as its devices hold
+    memory_share        share of a device's memory, 0 to 1
+    copies              copies of the model on one machine; None: as many as its devices hold
     """
 
     dtype: str | None = None
@@ -111,7 +111,7 @@ class EngineSetting:
         )
 
     def describe(self) -> str:
-        """The differences, for people; empty where there are none.
+        """The differences, for display; empty where there are none.
 
         >>> EngineSetting(dtype="int4", max_batch_size=64).describe()
         'int4, batch 64'
@@ -128,18 +128,18 @@ class EngineSetting:
             narrow.append(f"{self.kv_dtype} cache")
         if narrow:
             yield (
-                f"{' and '.join(narrow)}: the plan knows bytes and speed, not what rounding does "
-                "to the answers: score it (lmi-bench optimize) before it is bought"
+                f"{' and '.join(narrow)}: the plan has bytes and speed, not the effect of rounding "
+                "on the answers: score them (lmi-bench optimize) before you buy"
             )
         if self.cuda_graphs is not None:
             yield (
-                f"{'graphs' if self.cuda_graphs else 'no graphs'}: the launch time is that of "
-                "another engine, not of the profile's: measure it"
+                f"{'graphs' if self.cuda_graphs else 'no graphs'}: the launch time is another "
+                "engine's, not the profile's: measure it"
             )
         if self.speculation is not None:
             yield (
-                f"speculation: as stated, a guess holds with {self.speculation.acceptance:.2f}; "
-                "that depends on the text"
+                f"speculation: planned with the stated acceptance of "
+                f"{self.speculation.acceptance:.2f}; the real one depends on the text"
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""This machine as the instance `local`: cores, free memory, read bandwidth, matmul peak.
+"""Measures this machine as the instance `local`: cores, free memory, read bandwidth, matmul peak.
 
-Measured with numpy in about a second; the best of several tries, since disturbance only slows a
+It takes numpy about a second; the best of several tries counts, since disturbances only slow a
 probe. A fitted profile keeps the figures of its machine: its shares are relative to them.
 """
 

@@ -1,4 +1,4 @@
-"""Bytes of weights and KV cache on one rank, and whether they fit into a device's memory.
+"""Bytes of weights and KV cache on one rank, and whether they fit a device's memory.
 
 Quantized checkpoints keep embedding and output head in 16 bits. Scales and zero points count:
 4-bit AWQ stores a 16-bit scale and a 4-bit zero for 128 weights, 4.16 bits a weight; MXFP4 stores
@@ -142,13 +142,8 @@ def streamed_params(shape: ModelShape) -> int:
 
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here
 _WIDE_WEIGHTS = ("float32", "fp32")
-_KV_FORMATS: Final[Mapping[str, float]] = {
-    "float32": 4.0,
-    "float16": 2.0,
-    "bfloat16": 2.0,
-    "float8": 1.0,  # the scale of a tensor or head is negligible
-    "int8": 1.0,
-}
+# the scale of a tensor or head is negligible
+_KV_FORMATS: Final = ("float32", "float16", "bfloat16", "float8", "int8")
 _KV_ALIASES: Final[Mapping[str, str]] = {
     **FORMAT_ALIASES,
     "fp8_e4m3": "float8",
@@ -165,16 +160,16 @@ def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
     if kv_dtype is None:
         return 4.0 if dtype.strip().lower() in _WIDE_WEIGHTS else KV_BYTES_PER_VALUE
     word = kv_dtype.strip().lower()
-    found = _KV_FORMATS.get(_KV_ALIASES.get(word, word))
-    if found is None:
+    name = _KV_ALIASES.get(word, word)
+    if name not in _KV_FORMATS:
         raise InputError(
             f"KV cache dtype {kv_dtype!r} is not known; use one of {', '.join(_KV_FORMATS)}"
         )
-    return found
+    return _FORMATS[name].bits / BITS_PER_BYTE
 
 
 def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int) -> int:
-    """KV heads that one rank stores; ranks in excess of the heads hold replicas.
+    """KV heads that one rank stores; with more ranks than heads, several ranks store the same.
 
     Raises CapacityError if the heads cannot be divided evenly.
     """
@@ -243,11 +238,6 @@ class MemoryPlan:
     def kv_budget_bytes(self) -> float:
         """Memory left for the KV cache; below 0 the weights do not fit."""
         return self.memory_bytes - self.weight_bytes - self.reserve_bytes
-
-    @property
-    def fits(self) -> bool:
-        """Whether at least one sequence can run."""
-        return self.problem is None
 
 
 def plan_memory(

@@ -87,26 +87,26 @@ PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParame
 class EngineProfile:
     """One engine version as the planner models it.
 
-    fitted_on, fitted_date  origin of the parameters, for people
+    fitted_on, fitted_date  origin of the parameters, for display
     accelerators, models    names in the fit; other devices are an extrapolation
-    vendors                 of the devices that the engine runs on
+    vendors                 vendors of the devices that the engine runs on
     memory_share            limit on the engine's share of a device's memory
-    reserve_bytes           of that memory, for runtime and activations
+    reserve_bytes           part of that memory for runtime and activations
     kv_layout               how the engine reserves the cache at admission
     log_sd                  standard deviation of each parameter's logarithm; absent: exact
-    log_correlation         of those, rows in the order of PARAMETER_NAMES; empty: none
+    log_correlation         of these logarithms, rows in the order of PARAMETER_NAMES; empty: none
     host_factors            host slowness by accelerator, 1 is usual
     host_factor_log_sd      prior of a factor's logarithm; 0: never fitted
-    residual_log_sd         of a prediction around the truth with the best parameters
+    residual_log_sd         standard deviation of ln(truth / prediction) with the best parameters
     error_scale             fitted factor on the model's error and noise;
                             ttft_error_scale: on that of times to first token
     levels                  measured levels that correct predictions
     fitted_cells            marks of the levels of a shipped profile's fit (`marks_of`)
     widen_first_rows        rows of a step from which narrow weights are widened as a whole before
                             their products; 0: never
-    architectures           that the engine loads, as config.json names them; empty: any
+    architectures           names in config.json of what the engine loads; empty: any
     dtypes                  number formats of weights that it loads; empty: any
-    compute_capability      least one of CUDA that it runs on
+    compute_capability      lowest one of CUDA that it runs on
     shared_head_dims        head sizes whose decode step reads the cache once for all query heads
                             of a KV head; empty: all sizes
     defaults                rule for the scheduler's settings by model and device
@@ -176,34 +176,34 @@ class EngineProfile:
         return f"profile {self.label}, fitted {self.fitted_date} on {self.fitted_on}"
 
     def warnings_for(self, *, accelerator: str, engine_version: str | None = None) -> list[str]:
-        """Extrapolations of this profile for that device and engine version."""
+        """Warnings about extrapolations of this profile to that device and engine version."""
         warnings = []
         if accelerator not in self.accelerators:
             warnings.append(
-                f"profile {self.label} has not seen {accelerator} (fitted on "
-                f"{', '.join(self.accelerators)}): its shares of peak are carried over"
+                f"profile {self.label} was not fitted on {accelerator} but on "
+                f"{', '.join(self.accelerators)}: its shares of the peak rates are assumed there"
             )
         if engine_version is not None and not _same_version(engine_version, self.version):
             warnings.append(
-                f"profile {self.label} is not of version {engine_version}: "
+                f"profile {self.label} is not for version {engine_version}: "
                 "calibrate on a sweep of that version"
             )
         return warnings
 
     def warning_for_engine(self, engine: str) -> str | None:
-        """The extrapolation of this profile for an engine as a table names it, if any."""
+        """The warning about this profile for an engine as a table names it, if any."""
         name, _, version = engine.partition(" ")
         if name and name.lower() != self.name.lower():
-            return f"profile {self.label} is not of {engine}: calibrate on levels of that engine"
+            return f"profile {self.label} is not for {engine}: calibrate on levels of that engine"
         if version and not _same_version(version, self.version):
-            return f"profile {self.label} is not of version {version}: calibrate on levels of it"
+            return f"profile {self.label} is not for version {version}: calibrate on its levels"
         return None
 
     def log_covariance(self) -> NDArray[np.float64]:
         """Covariance of the parameters' logarithms, shape (n, n), order of PARAMETER_NAMES."""
         sd = np.array([self.log_sd.get(name, 0.0) for name in PARAMETER_NAMES])
         correlation = np.eye(len(sd))
-        known = len(self.log_correlation)  # parameters that came later stand alone
+        known = len(self.log_correlation)  # parameters added later are uncorrelated
         if known:
             correlation[:known, :known] = self.log_correlation
         return np.asarray(correlation * np.outer(sd, sd), dtype=np.float64)

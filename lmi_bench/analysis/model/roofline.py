@@ -12,7 +12,7 @@ _BYTES_PER_HALF = 2
 
 
 def ops_per_byte(flop_per_s: float, bandwidth_bytes_per_s: float) -> float:
-    """Operations that a device does in the time of moving a byte. A10G: 70e12 / 600e9 = 116.7."""
+    """Operations that a device does in the time that a byte takes. A10G: 70e12 / 600e9 = 116.7."""
     return flop_per_s / bandwidth_bytes_per_s
 
 

@@ -24,13 +24,13 @@ _HALVINGS = 60
 
 
 def acceptance_of_counts(drafted: int, accepted: int, draft_tokens: int) -> float:
-    """The acceptance a behind an engine's counters; raises InputError where nothing was drafted.
+    """The acceptance a from an engine's counters; raises InputError where nothing was drafted.
 
     accepted / drafted = (a + a ** 2 + ... + a ** k) / k, solved for a
     """
     if drafted < 1 or not 0 <= accepted <= drafted:
         raise InputError(
-            f"{accepted} of {drafted} drafted tokens held: no acceptance can be told from that"
+            f"{accepted} of {drafted} drafted tokens were accepted: no acceptance follows from that"
         )
     share = accepted / drafted
     low, high = 0.0, 1.0

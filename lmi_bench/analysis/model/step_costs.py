@@ -1,7 +1,7 @@
 """Unit costs of a step: seconds for each row, context token, query-key pair and prompt.
 
-Computed once from a set-up and an engine's profile; `step_time` adds them up.
-Seconds on each of the `tensor_parallel` devices of one model copy.
+They follow once from a set-up and an engine's profile; `step_time` adds them up. Times are seconds
+on each of the `tensor_parallel` devices of one model copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACTIVATION_BYTES = 2
 _FLOP_PER_PARAMETER = 2
 _FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
 _NARROW = ("float8", "int8")
-_STRETCH_POWER: Final = 1.5  # the slowest of n processes, which also get into each other's way
+_STRETCH_POWER: Final = 1.5  # the step waits for the slowest of n processes, which compete
 # FP32 units beside matrix units: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100 (data sheets);
 # smaller devices have relatively more, so that the cost of widening is an upper bound there
 _MATRIX_OVER_VECTOR: Final = 16
@@ -205,7 +205,7 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
         host_token_s=parameters.host_per_prompt_token_s,
         host_prompt_s=parameters.host_per_prompt_s,
     )
-    # experts see few rows each: theirs are widened on the way
+    # experts get few rows each: their weights are widened during the products
     if not products.widening_share or not profile.widen_first_rows or shape.is_moe:
         return costs
     wide = _widened_first(products, rates)
@@ -266,7 +266,7 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
     values = kv_values_per_layer(shape, tensor_parallel)
     read_s = layers * values * rates.kv_bytes_per_value / rates.read_bytes_per_s
     shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
-    # kernels that do not know groups of heads read the cache again for each query head
+    # kernels without grouped heads read the cache again for each query head
     reads = 1 if shared else shape.num_heads // shape.num_kv_heads
     narrow = rates.kv_bytes_per_value < _ACTIVATION_BYTES  # each value that is read is converted
     pair_flop = _FLOP_PER_PAIR * shape.num_heads * (shape.latent_kv_dim or shape.head_dim)

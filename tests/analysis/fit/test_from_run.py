@@ -12,7 +12,7 @@ from lmi_bench.analysis.fit.from_run import (
     PlacedRun,
     calibrate_on_runs,
     cells_from_run,
-    has_users,
+    has_closed_loop,
     run_dtype,
     run_model,
 )
@@ -144,7 +144,7 @@ def test_levels_that_say_nothing_of_the_planned_load_are_no_loads():
     late.levels[0] = replace(late.levels[0], valid=False)  # the generator fell behind
     assert loads_from_run(PlacedRun(late, INSTANCE), WORKLOAD) == []
     assert loads_from_run(PlacedRun(sweep_of(TGI_2023), INSTANCE), WORKLOAD) == []
-    assert not has_users(poisson_run())
+    assert not has_closed_loop(poisson_run())
 
 
 def test_levels_that_missed_failed_or_stopped_are_left_out():

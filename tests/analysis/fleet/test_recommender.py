@@ -275,7 +275,7 @@ def test_without_any_price_the_best_machine_is_still_named():
 
 def test_another_engine_version_is_warned_about():
     answer = ask(instances=SEEN[:1], engine_version="3.3.0")
-    assert any("not of version 3.3.0" in warning for warning in answer.warnings)
+    assert any("not for version 3.3.0" in warning for warning in answer.warnings)
 
 
 def test_progress_ends_at_the_whole():

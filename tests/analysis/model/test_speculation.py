@@ -65,7 +65,7 @@ def test_the_acceptance_behind_counts_is_found_again():
     """k = 3 and a = 0.5: on average (0.5 + 0.25 + 0.125) / 3 of the guesses hold."""
     assert acceptance_of_counts(24_000, 7_000, 3) == pytest.approx(0.5, abs=1e-9)
     assert acceptance_of_counts(10, 10, 3) == pytest.approx(1.0)
-    with pytest.raises(InputError, match="no acceptance can be told"):
+    with pytest.raises(InputError, match="no acceptance follows"):
         acceptance_of_counts(0, 0, 3)
 
 
