@@ -54,16 +54,7 @@ def write_whole(path: Path, content: Any) -> None:
 
     Raises OSError if it cannot be written; the old one is then unchanged.
     """
-    temporary = path.with_name(path.name + ".new")
-    try:
-        with temporary.open("wb") as file:
-            file.write(json.dumps(content, indent=2).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # half a file would use up scarce disk space
-        raise
+    _replace(path, json.dumps(content, indent=2).encode() + b"\n")
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -93,12 +84,22 @@ def write_text(path: Path, text: str) -> None:
 
     Raises InputError if the path cannot be written.
     """
-    unfinished = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        _replace(path, text.encode())
     except OSError as exc:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _replace(path: Path, data: bytes) -> None:
+    unfinished = path.with_name(path.name + ".new")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)  # half a file would use up scarce disk space
+        raise

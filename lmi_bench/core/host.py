@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+_CPU_INFO = Path("/proc/cpuinfo")
 _PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "torch")
 
 
@@ -17,7 +18,7 @@ def host_facts() -> dict[str, Any]:
         "system": platform.system(),
         "kernel": platform.release(),
         "machine": platform.machine(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_info("model name") or platform.processor(),
         "cpus": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
         "python": platform.python_version(),
@@ -63,14 +64,18 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def _cpu_model() -> str:
+def cpu_info(*names: str) -> str:
+    """The first core's value under one of these names; empty where the system does not list it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return platform.processor()
-    return platform.processor()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
+
+
+def instruction_sets() -> str:
+    """Instruction sets of the first core, in the order of the alphabet; empty if not listed."""
+    return " ".join(sorted(cpu_info("flags", "Features").split()))
 
 
 def _memory_bytes() -> int | None:

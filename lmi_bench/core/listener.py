@@ -24,17 +24,10 @@ class Listener(Protocol):
 class Silent:
     """A listener that ignores everything."""
 
-    def note(self, text: str) -> None:
+    def note(self, *args: object, **named: object) -> None:
         """Ignore it."""
 
-    def step(self, text: str) -> None:
-        """Ignore it."""
-
-    def warn(self, text: str) -> None:
-        """Ignore it."""
-
-    def progress(self, description: str, done: float, total: float | None) -> None:
-        """Ignore it."""
+    step = warn = progress = note
 
 
 SILENT = Silent()

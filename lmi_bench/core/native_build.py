@@ -17,23 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lmi_bench.core.host import instruction_sets
+
 _TIMEOUT_S: Final = 300.0
-_CPU_INFO: Final = Path("/proc/cpuinfo")
 
 
 class NativeUnavailableError(Exception):
-    """Why a native part cannot be used here, in words that fit behind "because"."""
+    """The reason why a native part cannot be used here; it can follow the word "because"."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeSource:
     """One source file with a C interface and no dependency but the compiler's own libraries.
 
-    language   as a message says it
-    what       what it is for, as "compiling ..." says it
-    variable   the environment's name for a compiler of the user's choice
-    compilers  looked for in this order otherwise
-    hint       how long it takes and what to do without, for who has to wait
+    language   shown in messages
+    what       its purpose, shown after "compiling"
+    variable   environment variable that names the user's own compiler
+    compilers  without it: programs to look for, in this order
+    hint       how long it takes and what to do without it, shown while it compiles
     """
 
     path: Path
@@ -53,10 +54,10 @@ def library(
     extra_flags: tuple[str, ...] = (),
     tell: Callable[[str], None] | None = None,
 ) -> Path:
-    """The compiled library: the one that came with the wheel, or built first where it is not there.
+    """The compiled library: from the wheel if it has one, else from the cache, built if needed.
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/native, or ~/.cache/lmi-bench/native
-    compiler   None: the one that the environment names, or the first that is installed
+    compiler   None: the environment's, or else the first that is installed
     tell       prints one line when a build starts
 
     Safe with several processes at once: a library appears whole or not at all. Raises
@@ -92,15 +93,14 @@ def library(
 
 
 def shipped_name(source: NativeSource) -> str:
-    """Of the library beside its source in a wheel that is built for this platform: as long as
-    source and flags are those that it was built from."""
+    """Name of the library that a wheel for this platform holds, for this source and these flags."""
     digest = hashlib.sha256(source.path.read_bytes() + " ".join(source.flags).encode())
     system = f"{platform.system()}-{platform.machine()}".lower()
     return f"{source.path.stem}-{system}-{digest.hexdigest()[:12]}.so"
 
 
 def default_cache_dir(name: str = "native") -> Path:
-    """Where libraries, or other files of this name, are kept for this user."""
+    """The user's cache folder for libraries, or for other files."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "lmi-bench" / name
 
@@ -118,13 +118,19 @@ def _compiler(source: NativeSource) -> str:
     )
 
 
-def _compile(command: list[str]) -> None:
+def _run(
+    command: list[str], problem: str, timeout_s: float = _TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(  # noqa: S603  the user's own compiler, no shell
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        return subprocess.run(  # noqa: S603  the user's own compiler, no shell
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise NativeUnavailableError(f"{command[0]} does not build it: {exc}") from exc
+        raise NativeUnavailableError(f"{command[0]} {problem}: {exc}") from exc
+
+
+def _compile(command: list[str]) -> None:
+    done = _run(command, "does not build it")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])
@@ -132,36 +138,16 @@ def _compile(command: list[str]) -> None:
 
 
 def _key(source: Path, program: str, flags: tuple[str, ...]) -> str:
-    """Changes with whatever could make another library of it, or one for another processor."""
+    """A hash of everything that decides what the compiler builds, and for which processor."""
     parts = [
         source.read_bytes(),
         " ".join(flags).encode(),
         program.encode(),
-        _version(program).encode(),
+        _run([program, "--version"], "does not run", 20.0).stdout.encode(),
         platform.machine().encode(),
-        _cpu_flags().encode(),
+        instruction_sets().encode(),
     ]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()[:20]
-
-
-def _version(program: str) -> str:
-    try:
-        done = subprocess.run(  # noqa: S603
-            [program, "--version"], capture_output=True, text=True, timeout=20.0, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise NativeUnavailableError(f"{program} does not run: {exc}") from exc
-    return done.stdout
-
-
-def _cpu_flags() -> str:
-    """Instruction sets of the first core, empty where the system does not list them."""
-    if not _CPU_INFO.is_file():
-        return ""
-    for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith(("flags", "Features")):
-            return " ".join(sorted(line.partition(":")[2].split()))
-    return ""

@@ -94,18 +94,10 @@ class RunStore:
         return store
 
     @classmethod
-    def resume(
-        cls,
-        path: Path,
-        scenario_hash: str,
-        *,
-        scenario: Mapping[str, Any] | None = None,
-        command: Sequence[str] = (),
-        secrets: Sequence[str] = (),
-    ) -> RunStore:
+    def resume(cls, path: Path, asked: Manifest, *, secrets: Sequence[str] = ()) -> RunStore:
         """Continue a run where it stopped: finished levels are kept byte for byte.
 
-        scenario  the canonical form asked for now, to name the first difference
+        asked  what would begin now: its scenario must be the run's, its commands are added
         Raises InputError when there is no run, another scenario began it, or another sweep is
         writing it.
         """
@@ -114,11 +106,12 @@ class RunStore:
                 f"{path} holds no run to resume: leave out --resume to begin one there"
             )
         manifest = read_manifest(path / MANIFEST)
-        if manifest.scenario_hash != scenario_hash:
+        if manifest.scenario_hash != asked.scenario_hash:
+            now = redact(asked.scenario.to_json(), secrets)
             raise InputError(
                 f"{path} was begun with another scenario "
-                f"(hash {manifest.scenario_hash[:12]}, now {scenario_hash[:12]})"
-                + _first_difference(manifest.scenario.to_json(), redact(scenario, secrets))
+                f"(hash {manifest.scenario_hash[:12]}, now {asked.scenario_hash[:12]})"
+                + _first_difference(manifest.scenario.to_json(), now)
                 + ": name another folder with --out, or resume with the same scenario"
             )
         with _writing(path, "the run", "make room and try again"), ExitStack() as on_failure:
@@ -131,8 +124,8 @@ class RunStore:
             known += [(each.index, each.attempt) for each in store.levels]
             for level, attempt in known:
                 store._attempts[level] = max(attempt, store._attempts.get(level, 0))
-            if command:
-                commands = [*manifest.commands, redact(list(command), secrets)]
+            if asked.commands:
+                commands = [*manifest.commands, *redact(asked.commands, secrets)]
                 store.manifest = replace(manifest, commands=commands)
                 write_whole(path / MANIFEST, store.manifest.to_json())
             on_failure.pop_all()
@@ -290,7 +283,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _first_difference(old: Any, new: Any, where: str = "") -> str:
-    """` at load.concurrency: [1, 2], now [1, 4]`, or nothing where none is known."""
+    """` at load.concurrency: [1, 2], now [1, 4]`; empty if only names or SLOs differ."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted({*old, *new}):
             if where == "" and key in ("name", "slo"):
@@ -299,7 +292,5 @@ def _first_difference(old: Any, new: Any, where: str = "") -> str:
             found = _first_difference(old.get(key), new.get(key), place)
             if found:
                 return found
-        return ""
-    if new is None and where == "":
         return ""
     return "" if old == new else f" at {where}: {json.dumps(old)}, now {json.dumps(new)}"

@@ -132,20 +132,11 @@ class ClosedLoop:
         self._num_requests = num_requests
         self._duration_s = duration_s
         self._next_index = 0
-        self._stopped = False
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop rule was met."""
-        return self._stopped
-
-    def start_offset_s(self, user: int, spacing_s: float = 0.0) -> float:
-        """Time of a user's first request: the users start `spacing_s` apart."""
-        return user * spacing_s
+        self.is_stopped = False
 
     def next_index(self, now_s: float) -> int | None:
         """The number of the request to send `now_s` seconds after the start; None to stop."""
-        if self._stopped:
+        if self.is_stopped:
             return None
         if self._num_requests is not None and self._next_index >= self._num_requests:
             return None
@@ -157,7 +148,7 @@ class ClosedLoop:
 
     def stop(self) -> None:
         """Hand out no more requests: a stop rule was met."""
-        self._stopped = True
+        self.is_stopped = True
 
 
 def arrival_times_s(

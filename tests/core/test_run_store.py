@@ -91,15 +91,16 @@ def test_two_sweeps_never_write_one_folder(tmp_path):
         RunStore.create(tmp_path / "run", _manifest()),
         pytest.raises(InputError, match=f"process {os.getpid()}"),
     ):
-        RunStore.resume(tmp_path / "run", Scenario().hash())
-    RunStore.resume(tmp_path / "run", Scenario().hash()).close()
+        RunStore.resume(tmp_path / "run", _manifest())
+    RunStore.resume(tmp_path / "run", _manifest()).close()
 
 
 def test_another_scenario_is_refused_with_both_hashes_and_the_first_difference(tmp_path):
     RunStore.create(tmp_path / "run", _manifest()).close()
     other = Scenario().with_overrides({"workload.input_tokens": 64})
+    asked = Manifest(scenario=RunScenario.from_json(other.canonical()), scenario_hash=other.hash())
     with pytest.raises(InputError) as caught:
-        RunStore.resume(tmp_path / "run", other.hash(), scenario=other.canonical())
+        RunStore.resume(tmp_path / "run", asked)
     text = str(caught.value)
     assert Scenario().hash()[:12] in text
     assert other.hash()[:12] in text
@@ -108,7 +109,7 @@ def test_another_scenario_is_refused_with_both_hashes_and_the_first_difference(t
 
 def test_resuming_where_there_is_no_run_says_so(tmp_path):
     with pytest.raises(InputError, match="no run to resume"):
-        RunStore.resume(tmp_path / "absent", "0")
+        RunStore.resume(tmp_path / "absent", _manifest())
 
 
 def test_torn_last_lines_are_dropped_and_finished_levels_kept_byte_for_byte(tmp_path):
@@ -122,7 +123,7 @@ def test_torn_last_lines_are_dropped_and_finished_levels_kept_byte_for_byte(tmp_
     with (path / "levels.jsonl").open("ab") as file:
         file.write(b'{"level":1,"att')
     assert load_run(path).records == [(RECORD,)]
-    with RunStore.resume(path, Scenario().hash()) as store:
+    with RunStore.resume(path, _manifest()) as store:
         assert [line.index for line in store.levels] == [0]
         assert store.next_attempt(1) == 2  # attempt 1 left requests that must never count
         store.append_level([RECORD], _level(1, attempt=2))
@@ -167,7 +168,9 @@ def test_a_kill_in_mid_write_loses_the_level_in_flight_and_nothing_else(tmp_path
         told += [int(line) for line in process.stdout]
     process.wait()
     before = (path / "levels.jsonl").read_bytes()
-    with RunStore.resume(path, "h") as store:  # the lock of a killed process is gone
+    with RunStore.resume(
+        path, Manifest(scenario_hash="h")
+    ) as store:  # the lock of a killed process is gone
         finished = len(store.levels)
         assert finished >= len(told)
         store.append_level([RECORD], _level(finished, store.next_attempt(finished)))
@@ -210,8 +213,9 @@ def test_a_disk_that_is_full_from_the_beginning_or_at_the_end_is_one_line(tmp_pa
             store.write_knees([])
     (path / "manifest.json.new").symlink_to("/dev/full")
     with pytest.raises(LmiBenchError, match="make room and try again"):
-        RunStore.resume(path, Scenario().hash(), command=["lmi-bench"])
-    RunStore.resume(path, Scenario().hash()).close()
+        RunStore.resume(path, _manifest())
+    (path / "manifest.json.new").unlink(missing_ok=True)
+    RunStore.resume(path, _manifest()).close()
 
 
 def test_secrets_are_never_written(tmp_path):
@@ -258,7 +262,7 @@ def test_secrets_are_known_by_name_and_shape_without_being_told(tmp_path):
 def test_a_resumed_run_remembers_both_commands(tmp_path):
     RunStore.create(tmp_path / "run", _manifest()).close()
     command = ["lmi-bench", "sweep", "--resume"]
-    RunStore.resume(tmp_path / "run", Scenario().hash(), command=command).close()
+    RunStore.resume(tmp_path / "run", replace(_manifest(), commands=[command])).close()
     assert load_run(tmp_path / "run").manifest.commands == [["lmi-bench"], command]
 
 

@@ -88,7 +88,7 @@ def simulate_level(
         max_error_share=max_error_share,
     )
     if spec.rate_per_s is None:
-        level.run(level.users.start_offset_s(n, spacing_s) for n in range(level.users.concurrency))
+        level.run(n * spacing_s for n in range(level.users.concurrency))
     else:
         level.run(_arrivals_s(spec, requests, seed))
     return level.result()

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,16 +129,14 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
     }
     if not n:
         return Statistics(n=0, unsupported=unsupported)
-    p50, p90, p95, p99 = (
-        None if name in unsupported else float(np.quantile(values, quantile))
+    quantiles: dict[str, Any] = {
+        name: float(np.quantile(values, quantile))
         for name, quantile in QUANTILES.items()
-    )
+        if name not in unsupported
+    }
     return Statistics(
         mean=float(values.mean()),
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
+        **quantiles,
         min=float(values.min()),
         max=float(values.max()),
         std=float(values.std()),

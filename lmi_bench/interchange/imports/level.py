@@ -178,27 +178,16 @@ def two_event_record(
     counts: tuple[int, ...] = (max(1, output_tokens),)
     if ttft_s is not None and output_tokens > 1:
         times, counts = (sent_s + ttft_s, sent_s + e2e_s), (1, output_tokens - 1)
-    return RequestRecord(
-        number,
-        sent_s,
-        Exchange(sent_s, times, counts, ended_s=sent_s + e2e_s),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-    )
+    exchange = Exchange(sent_s, times, counts, ended_s=sent_s + e2e_s)
+    return RequestRecord(number, sent_s, exchange, input_tokens, output_tokens)
 
 
 def failed_record(
     number: int, *, sent_s: float, error: str, input_tokens: int = 0, ended_s: float | None = None
 ) -> RequestRecord:
     """A failed request, with the other tool's own reason."""
-    return RequestRecord(
-        number,
-        sent_s,
-        Exchange(sent_s, ended_s=ended_s),
-        input_tokens=input_tokens,
-        status="server_error",
-        error=error,
-    )
+    exchange = Exchange(sent_s, ended_s=ended_s)
+    return RequestRecord(number, sent_s, exchange, input_tokens, status="server_error", error=error)
 
 
 _UNIT_MS = {

@@ -58,13 +58,7 @@ def _vllm_record(
         reason = str(error) or "no output"
         return failed_record(number, sent_s=start_s, error=reason, input_tokens=input_tokens)
     times = tuple(start_s + at for at in accumulate(gaps_s, initial=ttft_s))
-    return RequestRecord(
-        number,
-        start_s,
-        Exchange(start_s, times),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-    )
+    return RequestRecord(number, start_s, Exchange(start_s, times), input_tokens, output_tokens)
 
 
 def read_aiperf(lines: Lines, load: Load) -> Imported:
@@ -103,13 +97,8 @@ def _aiperf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
     if isinstance(gaps.get("value"), list) and gaps["value"] and ttft_ms is not None:
         scale = in_ms(gaps.get("unit", "ms")) / 1e3
         times = accumulate((gap * scale for gap in gaps["value"]), initial=sent_s + ttft_ms / 1e3)
-        return RequestRecord(
-            number,
-            sent_s,
-            Exchange(sent_s, tuple(times), ended_s=sent_s + e2e_ms / 1e3),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-        )
+        exchange = Exchange(sent_s, tuple(times), ended_s=sent_s + e2e_ms / 1e3)
+        return RequestRecord(number, sent_s, exchange, input_tokens, output_tokens)
     return two_event_record(
         number,
         sent_s=sent_s,
@@ -212,16 +201,6 @@ def _inference_perf_record(number: int, line: Mapping[str, Any]) -> RequestRecor
             number, sent_s=sent_s, error=reason, input_tokens=input_tokens, ended_s=ended_s
         )
     times = tuple(float(at_s) for at_s in got.get("output_token_times") or ())
-    return RequestRecord(
-        number,
-        sent_s,
-        Exchange(
-            sent_s,
-            times or (ended_s,),
-            () if times else (output_tokens,),
-            ended_s=ended_s,
-            streamed=bool(times),
-        ),
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-    )
+    counts = () if times else (output_tokens,)
+    exchange = Exchange(sent_s, times or (ended_s,), counts, ended_s=ended_s, streamed=bool(times))
+    return RequestRecord(number, sent_s, exchange, input_tokens, output_tokens)

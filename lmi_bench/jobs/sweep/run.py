@@ -234,12 +234,16 @@ def _default_folder(scenario: Scenario) -> Path:
 def _open_store(
     folder: Path, bench: Bench, limits: list[str], listener: Listener, *, resume: bool
 ) -> RunStore:
-    scenario, command = bench.scenario, ["lmi-bench", *sys.argv[1:]]
-    canonical = scenario.canonical()
+    manifest = Manifest(
+        scenario=RunScenario.from_json(bench.scenario.canonical()),
+        scenario_hash=bench.scenario.hash(),
+        target=TargetFacts.from_json(bench.facts),
+        commands=[["lmi-bench", *sys.argv[1:]]],
+        salt=bench.new_salt(),
+        goodput=limits,
+    )
     if resume and (folder / MANIFEST).exists():
-        store = RunStore.resume(
-            folder, scenario.hash(), scenario=canonical, command=command, secrets=bench.secrets
-        )
+        store = RunStore.resume(folder, manifest, secrets=bench.secrets)
         listener.note(f"resuming {folder}: {len(store.levels)} level(s) are finished")
         return store
     if resume and folder.exists() and not is_stillborn(folder):
@@ -247,14 +251,6 @@ def _open_store(
             f"{folder} exists but is no run ({MANIFEST} is missing), so --resume cannot continue "
             "it: name another folder with --out"
         )
-    manifest = Manifest(
-        scenario=RunScenario.from_json(canonical),
-        scenario_hash=scenario.hash(),
-        target=TargetFacts.from_json(bench.facts),
-        commands=[command],
-        salt=bench.new_salt(),
-        goodput=limits,
-    )
     return RunStore.create(folder, manifest, secrets=bench.secrets)
 
 

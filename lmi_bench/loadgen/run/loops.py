@@ -42,7 +42,7 @@ async def run_closed_loop(
     ended: list[Measured] = []
 
     async def user(number: int) -> None:
-        due_s = start_s + users.start_offset_s(number, spacing_s)
+        due_s = start_s + number * spacing_s
         delay_s = due_s - loop.time()
         if delay_s > 0:
             await asyncio.sleep(delay_s)

@@ -48,7 +48,7 @@ class Server:
 
 levels = [LevelSpec(i, Load(c), num_requests=c * 4) for i, c in enumerate((1, 2, 4))]
 if folder.exists():
-    store = RunStore.resume(folder, "h")
+    store = RunStore.resume(folder, Manifest(scenario_hash="h"))
 else:
     store = RunStore.create(folder, Manifest(scenario_hash="h"))
 with store:

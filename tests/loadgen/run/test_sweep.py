@@ -83,7 +83,7 @@ def test_the_first_time_out_ends_the_sweep_after_its_level(tmp_path):
     assert result.stopped_by == "timeout"
     assert [line.stopped_by for line in result.levels] == [None, "timeout"]
     server = Server()
-    with RunStore.resume(tmp_path / "run", "h") as store:  # it is finished: nothing runs again
+    with RunStore.resume(tmp_path / "run", MANIFEST) as store:  # it is finished: nothing runs again
         assert _sweep(_levels(1, 4, 8), server, store).stopped_by == "timeout"
     assert server.sent == []
 
@@ -163,7 +163,7 @@ def test_a_cancellation_in_mid_level_leaves_a_run_that_resumes_there(tmp_path):
     before = (path / "levels.jsonl").read_bytes(), (path / "requests.jsonl").read_bytes()
     assert len(load_run(path).levels) == 1
     server = Server()
-    with RunStore.resume(path, "h") as store:
+    with RunStore.resume(path, MANIFEST) as store:
         result = _sweep(_levels(1, 2, 4), server, store)
     assert [line.index for line in result.levels] == [0, 1, 2]
     assert len(server.sent) == 4 + 8  # the finished level is not run again

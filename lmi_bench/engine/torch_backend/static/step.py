@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import instruction_sets
 from lmi_bench.engine.torch_backend.attention import masked_score
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Norm
@@ -230,8 +231,6 @@ class _Norms:
         return norm.with_tensors([next(self._tensors) for _ in norm.tensors])
 
 
-_CPU_INFO: Final = Path("/proc/cpuinfo")
-
 SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
 """Compiler settings: use the number of threads of the process that runs the step."""
 
@@ -263,18 +262,9 @@ def device_name(device: torch.device) -> str:
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
     level = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()}, {level}, features {_cpu_features()}"
-
-
-def _cpu_features() -> str:
-    """A hash of the first core's instruction sets, which the compiler may all use."""
-    if not _CPU_INFO.is_file():
-        return platform.processor() or "unknown"
-    for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith(("flags", "Features")):
-            names = " ".join(sorted(line.partition(":")[2].split()))
-            return hashlib.sha256(names.encode()).hexdigest()[:8]
-    return "unknown"
+    names = instruction_sets().encode()  # the compiler may use all of them
+    features = hashlib.sha256(names).hexdigest()[:8] if names else platform.processor()
+    return f"{platform.machine()}, {level}, features {features or 'unknown'}"
 
 
 def step_inputs(
