@@ -21,7 +21,7 @@ import numpy as np
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.fit import fit_cells
-from lmi_bench.analysis.fit.measured_files import TableRow, read_table
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of

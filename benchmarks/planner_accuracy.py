@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from lmi_bench.analysis.fit.fit import fit_cells
-from lmi_bench.analysis.fit.measured_files import TableRow, read_table
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.validation import Judged, validate
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy

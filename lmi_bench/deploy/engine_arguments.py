@@ -20,7 +20,7 @@ class Argument:
 
     part     engine, or frontend: of the engine's own HTTP server, which LMI does not start
     kind     int, size (an int, or one such as 32k), float, bool, str, enum, json or list
-    range    of a number, in interval notation; empty: none is stated
+    range    range of a number in interval notation; empty: none is stated
     """
 
     name: str

@@ -23,7 +23,7 @@ class Image:
     """One published image.
 
     family              lmi, trtllm, vllm, sglang, tgi, ...: images with one way to configure them
-    engine_version      of the engine inside; empty where no source states it
+    engine_version      version of the engine inside; empty where no source states it
     djl                 version of djl-serving; empty outside LMI
     compute_capability  the lowest that its kernels are compiled for, such as 7.5
     ami                 InferenceAmiVersion whose driver fits its CUDA; empty: the default

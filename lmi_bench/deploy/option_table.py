@@ -48,7 +48,7 @@ _FORMS: Final = {
 class Option:
     """One key of serving.properties.
 
-    name         with its prefix: `option.` if the model handler reads it
+    name         name with its prefix: `option.` if the model handler reads it
     kind         int, count (from 1), float, bool, str, enum, json, or int_or_max
     choices      values of an enum
     backends     backends that read it; ("all",) for every one

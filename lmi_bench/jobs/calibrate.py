@@ -20,7 +20,7 @@ from lmi_bench.analysis.fit.from_run import (
     profile_for_run,
     run_model,
 )
-from lmi_bench.analysis.fit.measured_files import TableRow, read_table
+from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated
 from lmi_bench.analysis.fit.validation import (

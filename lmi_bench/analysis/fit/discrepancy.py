@@ -29,9 +29,9 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import InputError
 
 # Standard deviations of logarithms before a scale is found from the cells.
-_STEP_ERROR = 0.05  # of a step time, shared by neighbours
-_TTFT_ERROR = 0.17  # of queueing and prompt batching, the least certain part of the model
-_QUEUED_TTFT_ERROR = 0.5  # of a wait for slots: it depends strongly on their number
+_STEP_ERROR = 0.05  # error of a step time, shared by neighbours
+_TTFT_ERROR = 0.17  # error of queueing and prompt batching, the least certain part of the model
+_QUEUED_TTFT_ERROR = 0.5  # error of a wait for slots, which depends strongly on their number
 _NOISE: dict[Metric, float] = {
     "throughput_tokens_per_s": 0.025,
     "latency_p90_s_per_token": 0.045,
@@ -108,8 +108,8 @@ def observe(
 ) -> Observation:
     """A figure of a cell whose throughput, measured or predicted, is known.
 
-    growth  of an open loop's figures with the step times (`cells.growth_with_step_times`); None:
-            estimated from the share of the offered load that is served
+    growth  relative growth of an open loop's figures with the step times
+            (`cells.growth_with_step_times`); None: estimated from the share of the load served
     queued  True if the users of its closed loop wait for slots (`cells.waits_for_slots`)
     """
     sensitivity = 1.0

@@ -46,7 +46,7 @@ CAUSES = {
 class _AtLoad:
     """The predicted figures of one load, and their uncertainty.
 
-    figures  by key, means unless the key says p90; None where withheld
+    figures  estimates by key; means unless the key says p90; None where withheld
     """
 
     figures: Mapping[str, Estimate | None]

@@ -34,7 +34,7 @@ from lmi_bench.models.shape import ModelShape
 _DRAWN_LENGTHS = (
     "mix", "dataset", "input_lengths", "output_lengths", "trace", "turns", "conversations",
 )  # fmt: skip
-_ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # as servers name themselves
+_ENGINES = ("vllm", "sglang", "tgi", "tensorrt")  # names that servers report
 _ACCURACY_KEYS = ("throughput_tokens_per_s", "latency_ms_per_token", "ttft_ms", "tpot_ms")
 
 

@@ -48,16 +48,16 @@ FIGURE_METRICS: Final[dict[str, Metric]] = {
 Z80: Final = 1.2816
 """Half of an 80 % interval, in standard deviations."""
 
-_CACHE_ERROR = 0.10  # of a step with a full paged cache: sequences wait and restart
+_CACHE_ERROR = 0.10  # error of a step with a full paged cache: sequences wait and restart
 _CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
 _SETTING_ERROR = 0.25
-_NEAR_LIMIT = 0.5  # of the sequences, on average
+_NEAR_LIMIT = 0.5  # share of the allowed sequences that run on average
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
 _UNSEEN_KIND = 0.12  # mixtures of experts, weights of few bits
 _UNSEEN_SETUP, _UNSEEN_SETUP_TTFT = 0.10, 0.30
 _FEW_BITS = 8
 _ROUNDING = 1e-9  # a load planned at the limit does not exceed it
-_LASTING_REQUESTS = 1 << 20  # of one copy: more than any cache holds
+_LASTING_REQUESTS = 1 << 20  # requests of one copy: more than fit any cache
 _REQUESTS_PER_USER = 10
 _OPEN_LOOP_S = 120.0
 _MOST_REQUESTS, _LEAST_REQUESTS = 2000, 200
@@ -80,7 +80,7 @@ class Estimate:
         return self.times(MS_PER_S)
 
     def to_json(self) -> dict[str, float]:
-        """As result files hold it."""
+        """The estimate as result files have it."""
         return {"predicted": self.value, "low": self.low, "high": self.high}
 
 
@@ -107,7 +107,7 @@ class Uncertainty:
     """The uncertainty of one load's figures, its capacity, and whether latencies are withheld.
 
     capacity_tokens_per_s   output tokens each second with every slot busy
-    load_share              of an open loop, offered over capacity
+    load_share              offered load of an open loop over the capacity
     withheld                why latencies are withheld; None where they are not
     """
 
@@ -340,8 +340,8 @@ def load_share(fit: Fit, cell: MeasuredLevel) -> float:
 class TimeFactors:
     """How much longer the times of one copy may be than predicted: upper ends of 80 % intervals.
 
-    steps    of every step, with every slot busy; shorter: by how much they may be shorter
-    ttft     of a single request's time to first token, the least certain part of the model
+    steps    factor of every step with every slot busy; shorter: how much shorter steps may be
+    ttft     factor of a single request's time to first token, the least certain part of the model
     """
 
     steps: float

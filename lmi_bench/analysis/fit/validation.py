@@ -16,7 +16,7 @@ import numpy as np
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile, prior_fit
 from lmi_bench.analysis.fit.from_run import prior_for
-from lmi_bench.analysis.fit.measured_files import TableRow, requests_of_open_loop, with_requests
+from lmi_bench.analysis.fit.measured_tables import TableRow, requests_of_open_loop, with_requests
 from lmi_bench.analysis.fit.uncertainty import (
     FIGURE_METRICS,
     Estimate,
@@ -31,7 +31,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import s_to_ms
 
-_SPLIT_SHARE = 0.7  # of the cells, from which a split with a seed chooses
+_SPLIT_SHARE = 0.7  # share of the cells from which a split with a seed chooses
 _LONG_PROMPT_TOKENS = 2048
 
 
@@ -309,7 +309,7 @@ def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
 
 
 def _as_published(figure: Estimate, cut_s: float) -> Estimate:
-    """In milliseconds, less half the unit to which the table rounds down."""
+    """The figure in milliseconds, less half the unit to which the table rounds down."""
     values_ms = [s_to_ms(value) for value in (figure.value, figure.low, figure.high)]
     return Estimate(*(max(value_ms - s_to_ms(cut_s) / 2, value_ms / 2) for value_ms in values_ms))
 

@@ -45,7 +45,7 @@ class CopyLimits:
 
     max_sequences       sequences that cache and engine let run together
     max_prefill_tokens  prompt tokens of one step; with chunks, all tokens of one step
-    cached_tokens       of each prompt, found in the prefix cache
+    cached_tokens       tokens of each prompt that the prefix cache holds
     """
 
     input_tokens: int

@@ -39,7 +39,7 @@ from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 
 Requests = Callable[[int], PlannedRequest]
 _OWN_TOKENS = 2**32  # token ids of each request's own text begin at a multiple of this
-_TOKEN_ID = 0  # of every generated token; simulated requests name no token that would end them
+_TOKEN_ID = 0  # id of every generated token; simulated requests have no stop tokens
 
 
 def simulate_level(
@@ -60,13 +60,13 @@ def simulate_level(
     """Run one level in predicted time.
 
     requests         the request of a number; only its lengths count
-    seed             of the open loop's arrivals
+    seed             seed of the open loop's arrivals
     timeout_s        a request that takes longer ends with status `timeout`; then nothing more is
                      sent, and requests in flight run to their end
     spacing_s        seconds between the first sends of a closed loop's users
     max_error_share  share of failed requests above which nothing more is sent
     replicas         engines with a scheduler each; `router` (round robin) picks one a request
-    speculation      of the engine, included in `step_time`
+    speculation      speculation of the engine, included in `step_time`
     shared_tokens    common first tokens of all prompts, for prefix caching
 
     A request that can never fit has status `refused`, one beyond max_concurrent_requests

@@ -47,7 +47,7 @@ class SteadyState:
 
     slots          sequences that can run together; batch_limit: the engine's own limit on them
     open_loop      random arrivals (quantiles spread) or waiting users (the batch is fixed)
-    cached_tokens  of each prompt, found in the prefix cache
+    cached_tokens  tokens of each prompt that the prefix cache holds
     prompt_step_s  time of the step that computes one prompt
     """
 

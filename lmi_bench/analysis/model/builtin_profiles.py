@@ -74,7 +74,7 @@ def prior_of_engine(
 
     engine  name in a table, with its version if known; empty for the endpoints of 2023. The
             version selects the engine's generation and the nearest shipped profile
-    marks   of the measured levels (`measured_level.marks_of`)
+    marks   marks of the measured levels (`measured_level.marks_of`)
 
     A shipped profile that was fitted to one of those levels is left out (without marks: to one of
     the models on one of the accelerators), so that no profile is judged on its own training data.

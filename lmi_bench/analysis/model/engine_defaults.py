@@ -51,7 +51,7 @@ def as_set(
 ) -> EngineProfile:
     """The profile with its scheduler settings for that model on that device.
 
-    cache_tokens  of the copy: an engine does not start with a longer context
+    cache_tokens  tokens that the copy's cache holds: an engine does not start with a longer context
 
     A profile without a rule (`defaults` is empty, as in the result) stays as it is. The settings of
     V1 and SGLang are upper bounds: lower values of the profile stay.

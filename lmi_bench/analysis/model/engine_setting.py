@@ -185,7 +185,7 @@ class EngineAxes:
     def settings(self, *, dtype: str, profile: EngineProfile) -> tuple[EngineSetting, ...]:
         """Every combination once; a value equal to the workload's or the profile's becomes None.
 
-        dtype  of the workload's weights
+        dtype  number format of the workload's weights
 
         Raises InputError for more than MOST_SETTINGS combinations or an impossible value.
         """

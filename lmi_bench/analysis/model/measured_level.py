@@ -37,7 +37,7 @@ _OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation")
 class MeasuredLevel:
     """One measured level of equal requests; None is not measured.
 
-    setup                        of one copy
+    setup                        set-up of one copy
     replicas                     copies that share the load evenly
     max_sequences                largest number of sequences that ran together, if known
     latency_*_s_per_token        end-to-end time / output tokens: 90th percentile, mean
@@ -46,7 +46,7 @@ class MeasuredLevel:
     length_spread                relative variation of output lengths around output_tokens
     throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
                                  over wall time
-    cached_tokens                of each prompt, found in the prefix cache
+    cached_tokens                tokens of each prompt that the prefix cache holds
     arrivals_s                   due times of the open loop's requests, if known
     """
 

@@ -154,8 +154,8 @@ _KV_ALIASES: Final[Mapping[str, str]] = {
 def kv_bytes_per_value(dtype: str, kv_dtype: str | None = None) -> float:
     """Bytes of one cached value; raises InputError for an unknown cache format.
 
-    dtype     of the weights
-    kv_dtype  of the cache; None: 32 bits with 32-bit weights, else 16 bits
+    dtype     format of the weights
+    kv_dtype  format of the cache; None: 32 bits with 32-bit weights, else 16 bits
     """
     if kv_dtype is None:
         return 4.0 if dtype.strip().lower() in _WIDE_WEIGHTS else KV_BYTES_PER_VALUE
@@ -221,8 +221,8 @@ def kv_bytes_per_sequence(
 class MemoryPlan:
     """One rank's memory, in bytes.
 
-    kv_bytes_per_sequence   of one sequence at its full length
-    sequences_guaranteed    that fit at full length; sequences_expected: half through the output
+    kv_bytes_per_sequence   cache of one sequence at its full length
+    sequences_guaranteed    number that fits at full length; sequences_expected: half through output
     problem                 why the model does not fit; None if it does
     """
 

@@ -46,7 +46,7 @@ class StepParameters:
                              to 16-bit products; with 8 bits its square root
     unhidden_share           part of the shorter of reads and arithmetic that adds to the longer:
                              0 on GPUs; processors hide little
-    request_overhead_s       of a request outside the steps: parsing, tokenizing, sending
+    request_overhead_s       time of a request outside the steps: parsing, tokenizing, sending
     """
 
     bandwidth_share: float

@@ -61,8 +61,8 @@ class Setup:
     """One copy of a model, without its engine.
 
     tensor_parallel  devices that the copy is split over
-    dtype, kv_dtype  of the weights and the cache; None: 32 bits with 32-bit weights, else 16
-    speculation      of the engine; None: one token a step
+    dtype, kv_dtype  formats of weights and cache; cache None: 32 bits with 32-bit weights, else 16
+    speculation      speculation of the engine; None: one token a step
     """
 
     shape: ModelShape

@@ -40,13 +40,13 @@ _NARROW_BYTES: Final = 0.5  # a weight, for which a profile states its share
 class ProductCosts:
     """Matrix products with the weights.
 
-    read_s          read of all weights at the rate that one row reaches
-    expert_share    of the routed experts in all weights; n rows leave unread_share ** n of them
+    read_s          read of all weights in a step of one row
+    expert_share    routed experts' share of all weights; n rows leave unread_share ** n of them
                     unread with even routing
     rows_read       factor on reads in a step of several rows
-    token_s         arithmetic of a row; head_s: of a row that gives a token
-    widening_share  widening of the weights for one block of rows, over the time of their read
-    first_s         widening of all weights before the products
+    token_s         arithmetic of a row; head_s: of the output head for a row that gives a token
+    widening_share  time to widen the weights for one block of rows / time to read them
+    first_s         time to widen all weights before the products
     """
 
     read_s: float
@@ -65,7 +65,7 @@ class AttentionCosts:
 
     decode_read_s   read of a cached token for a decoding sequence; prompt_read_s: for a prompt
     pair_s          arithmetic of one query and key; widening_s: conversion of a cached token
-    window          of the sliding layers, None without any; sliding_share: of all layers
+    window          window of the sliding layers, None without any; sliding_share: their share
     """
 
     decode_read_s: float
@@ -82,10 +82,10 @@ class StepCosts:
 
     unhidden      share of the shorter of reads and arithmetic that is not hidden
     gap_s         gaps between the kernels of a step
-    all_reduce_s  of a step; all_reduce_token_s: of a row
-    host_s        launch of a step that decodes; host_row_s: of a sequence
-    host_token_s  of a prompt token; host_prompt_s: of a prompt
-    many          costs of steps of `many_rows` rows or more, where they differ
+    all_reduce_s  all-reduces of a step; all_reduce_token_s: more for each row
+    host_s        launch of a decoding step; host_row_s: bookkeeping of a sequence
+    host_token_s  preparation of a prompt token; host_prompt_s: of a prompt
+    many          costs of steps with `many_rows` rows or more, where they differ
     """
 
     products: ProductCosts

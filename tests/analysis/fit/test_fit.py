@@ -13,7 +13,7 @@ import pytest
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import fit_cells, prior_fit
 from lmi_bench.analysis.fit.forecast import forecast
-from lmi_bench.analysis.fit.measured_files import read_table
+from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.validation import accuracies, rates_under, validate
 from lmi_bench.analysis.level.cells import (

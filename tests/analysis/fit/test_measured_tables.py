@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.analysis.fit.measured_files import read_table, requests_of_open_loop
+from lmi_bench.analysis.fit.measured_tables import read_table, requests_of_open_loop
 from lmi_bench.core.errors import InputError
 
 ENDPOINT = (
