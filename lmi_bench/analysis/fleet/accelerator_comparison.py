@@ -27,7 +27,6 @@ from lmi_bench.analysis.model.memory import (
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
 from lmi_bench.catalog.instances import Instance
-from lmi_bench.core.errors import CapacityError
 from lmi_bench.core.units import bytes_to_gib, s_to_ms
 
 _GB_PER_S = 1e9
@@ -94,7 +93,13 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
             bandwidth_bytes_per_s=bandwidth,
         )
         kv_bytes = batch * kv_bytes_per_sequence(shape, workload.total_tokens)
-        devices = _devices(instance, workload, math.ceil(batch))
+        devices = min_devices(
+            shape,
+            memory_bytes=device.memory_bytes,
+            batch=math.ceil(batch),
+            tokens_per_sequence=workload.total_tokens,
+            dtype=workload.dtype,
+        )
     price = _device_price(instance)
     priced = math.isfinite(price)
     return FourSteps(
@@ -108,19 +113,6 @@ def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
             price / (bandwidth / _GB_PER_S) if priced and bandwidth is not None else None
         ),
     )
-
-
-def _devices(instance: Instance, workload: Workload, batch: int) -> int | None:
-    try:
-        return min_devices(
-            workload.shape,
-            memory_bytes=instance.accelerator.memory_bytes,
-            batch=batch,
-            tokens_per_sequence=workload.total_tokens,
-            dtype=workload.dtype,
-        )
-    except CapacityError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,24 +307,16 @@ def min_devices(
     batch: int,
     tokens_per_sequence: float,
     dtype: str = "float16",
-    reserve_bytes: float = 0.0,
-    kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
     most: int = 64,
-) -> int:
-    """Fewest devices that hold the weights and the cache of `batch` sequences.
+) -> int | None:
+    """Fewest devices that fit the weights and the cache of `batch` sequences; None beyond `most`.
 
-    Considers only degrees that divide the heads. Raises CapacityError beyond `most`.
+    Only degrees that divide the heads count.
     """
     weights = weight_bytes(shape, dtype)
     for devices in range(1, most + 1):
-        if tensor_parallel_problem(shape, devices) is not None:
-            continue
-        cache = batch * kv_bytes_per_sequence(
-            shape, tokens_per_sequence, bytes_per_value=kv_bytes_per_value, tensor_parallel=devices
-        )
-        if weights / devices + reserve_bytes + cache <= memory_bytes:
-            return devices
-    raise CapacityError(
-        f"{shape.name} with {batch} sequences of {tokens_per_sequence:g} tokens does not fit on "
-        f"{most} devices of {bytes_to_gib(memory_bytes):.1f} GiB"
-    )
+        if tensor_parallel_problem(shape, devices) is None:
+            cache = kv_bytes_per_sequence(shape, tokens_per_sequence, tensor_parallel=devices)
+            if weights / devices + batch * cache <= memory_bytes:
+                return devices
+    return None
