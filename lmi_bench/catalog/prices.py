@@ -22,6 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 
 Platform = Literal["sagemaker", "ec2"]
@@ -39,10 +40,8 @@ _EC2_REGION = "us-east-1"
 def load_price_list(path: Path) -> dict[str, Instance]:
     """Read a user's price list: instances by type. Raises InputError that names the entry."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise InputError(f"cannot read the price list {path}: {exc.strerror}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        content = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as exc:
         raise InputError(f"the price list {path} is not YAML: {exc}") from exc
     entries = content.get("prices") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.models.hf_config import shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
@@ -58,9 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; InputError if the file cannot be read or holds none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+        content = json.loads(read_text(path))
     except ValueError as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, dict):
