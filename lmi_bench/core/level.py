@@ -89,7 +89,23 @@ class SteadyWindow(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class GeneratorReport(JsonValue):
-    """The load generator's self-check (`records.GeneratorCheck`), with its error bounds in ms."""
+    """The load generator's check of itself during a level.
+
+    receiver             reader of the sockets: "native", "python", "mixed"; "" without sockets
+    token_counts         source of the token counts: "server", "tokenizer", "chunks", or several of
+                         them, the most frequent first; "" without sockets
+    receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
+                         an upper bound of it without a kernel time
+    merged_share         share of the tokens that shared a read with a later one of their stream
+    unsure_share         share of the tokens whose time such a read hides by more than 1 ms;
+                         unsure_first_share: of the first tokens
+    ttft_error_bound_ms  upper bound on the generator's error of the TTFT p99, and as a share of it
+                         (`_frac`); likewise the ITL p99, and the p50 of both (`error_bound`)
+    itl_p99_interval_ms  interval that contains the true ITL p99
+    asked_load, achieved_load  requests a second, or users in flight while the level was full
+    workers              processes that sent
+    valid                False if the offered load was missed; `reason`: the cause and what to do
+    """
 
     dispatch_delay_p50_s: float | None = None
     dispatch_delay_p99_s: float | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import ServerMetrics
+from lmi_bench.core.level import GeneratorReport, ServerMetrics
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 STATUS_OK = "ok"
@@ -103,55 +103,6 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratorCheck:
-    """The load generator's check of itself during a level; times in seconds.
-
-    receiver             reader of the sockets: "native", "python", "mixed"; "" without sockets
-    token_counts         source of the token counts: "server", "tokenizer", "chunks", or several of
-                         them, the most frequent first; "" without sockets
-    receive_delay_p99_s  p99 of the time between a read's arrival in the kernel and its harvest, or
-                         an upper bound of it without a kernel time
-    merged_share         share of the tokens that shared a read with a later one of their stream
-    unsure_share         share of the tokens whose time such a read hides by more than 1 ms;
-                         unsure_first_share: of the first tokens
-    ttft_error_bound_s   upper bound on the generator's error of the TTFT p99, and
-                         as a share of it (`_frac`); likewise the ITL p99, and the p50 of both.
-                         None: not known. See `loadgen.error_bound`
-    itl_p99_interval_s   interval that contains the true ITL p99
-    asked_load, achieved_load  requests a second, or users in flight while the level was full
-    workers    processes that sent
-    valid      False when the offered load was missed; `reason` then names the cause and what to do
-    """
-
-    dispatch_delay_p50_s: float = 0.0
-    dispatch_delay_p99_s: float = 0.0
-    dispatch_delay_max_s: float = 0.0
-    loop_lag_p99_s: float = 0.0
-    cpu_share: float = 0.0
-    timestamps: str = "loop"
-    receiver: str = ""
-    token_counts: str = ""
-    receive_delay_p99_s: float = 0.0
-    merged_share: float = 0.0
-    unsure_share: float = 0.0
-    unsure_first_share: float = 0.0
-    unstamped_share: float = 0.0
-    clock_steps: int = 0
-    ttft_error_bound_s: float | None = None
-    ttft_error_bound_frac: float | None = None
-    ttft_p50_error_bound_s: float | None = None
-    itl_error_bound_s: float | None = None
-    itl_error_bound_frac: float | None = None
-    itl_p50_error_bound_s: float | None = None
-    itl_p99_interval_s: tuple[float, float] | None = None
-    asked_load: float | None = None
-    achieved_load: float | None = None
-    workers: int = 1
-    valid: bool = True
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LevelRun:
     """A finished level: its records in request order, and why it ended early, if it did.
 
@@ -166,7 +117,7 @@ class LevelRun:
     attempt: int
     records: tuple[RequestRecord, ...]
     stopped_by: str | None = None
-    check: GeneratorCheck = field(default_factory=GeneratorCheck)
+    check: GeneratorReport = field(default_factory=GeneratorReport)
     engine: Mapping[str, float | None] | None = None
     connect_s: Sequence[float] = ()
     tls_s: Sequence[float] = ()

@@ -12,9 +12,10 @@ from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import GeneratorReport
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
-from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
 
@@ -78,7 +79,7 @@ def make_run(
     levels, records = [], []
     for index, load in enumerate(loads):
         here = closed_loop(load, 3 * load, **server)
-        check = GeneratorCheck(
+        check = GeneratorReport(
             dispatch_delay_p99_s=0.0004, loop_lag_p99_s=0.001, cpu_share=0.07, timestamps="kernel"
         )
         spec = LevelSpec(index, Load(concurrency=load), num_requests=3 * load)

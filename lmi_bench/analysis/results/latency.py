@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from lmi_bench.core.level import (
     UnequalCounts,
     UnplannedLengths,
 )
-from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.units import MS_PER_S
 
 MAX_UNSURE_SHARE = 0.01
@@ -208,8 +208,8 @@ def summarise_level(run: LevelRun) -> Level:
         total_throughput_tokens_per_s=per_second(input_tokens + output_tokens),
         request_throughput_per_s=per_second(len(completed)),
         steady=steady_window(completed),
-        valid=run.check.valid,
-        invalid_reason=run.check.reason if not run.check.valid else None,
+        valid=run.check.valid is not False,
+        invalid_reason=run.check.reason if run.check.valid is False else None,
         stopped_by=run.stopped_by,
         latency=_latency(run, latencies, reasoning=reasoning > 0),
         reasoning_tokens=reasoning or None,
@@ -217,7 +217,7 @@ def summarise_level(run: LevelRun) -> Level:
         mean_concurrency=mean_concurrency,
         little_law_ratio=_little_law_ratio(run, mean_concurrency, e2e_s),
         retries=sum(record.exchange.retries for record in run.records),
-        generator=_generator(run.check),
+        generator=run.check,
         server=run.server,
         engine=None if run.engine is None else dict(run.engine),
         unplanned_lengths=_unplanned_lengths(completed),
@@ -249,7 +249,7 @@ def _latency(
     return found
 
 
-def _without_finish_reason(check: GeneratorCheck, completed: Sequence[RequestRecord]) -> int:
+def _without_finish_reason(check: GeneratorReport, completed: Sequence[RequestRecord]) -> int:
     """Number of answers that a server streamed to the end without a finish_reason."""
     if not check.receiver:
         return 0
@@ -311,27 +311,16 @@ def _sessions(run: LevelRun) -> Sessions:
     )
 
 
-def _without_hidden_p99(itl_ms: Statistics, check: GeneratorCheck) -> Statistics:
+def _without_hidden_p99(itl_ms: Statistics, check: GeneratorReport) -> Statistics:
     """The ITL statistics, without a p99 where late reads hide it: only an interval is known."""
-    if check.unsure_share <= MAX_UNSURE_SHARE or check.itl_p99_interval_s is None:
+    unsure_share, interval_ms = check.unsure_share or 0.0, check.itl_p99_interval_ms
+    if unsure_share <= MAX_UNSURE_SHARE or interval_ms is None:
         return itl_ms
-    low, high = (second * MS_PER_S for second in check.itl_p99_interval_s)
     reason = (
-        f"between {low:.1f} and {high:.1f} ms: the generator read {check.unsure_share:.1%} of the "
-        "tokens together with later ones"
+        f"between {interval_ms[0]:.1f} and {interval_ms[1]:.1f} ms: the generator read "
+        f"{unsure_share:.1%} of the tokens together with later ones"
     )
     return replace(itl_ms, p99=None, unsupported={**(itl_ms.unsupported or {}), "p99": reason})
-
-
-def _generator(check: GeneratorCheck) -> GeneratorReport:
-    """The self-check with its error bounds in milliseconds."""
-    shown = asdict(check)
-    for name in [name for name in shown if name.endswith("_error_bound_s")]:
-        bound_s = shown.pop(name)
-        shown[f"{name.removesuffix('_s')}_ms"] = None if bound_s is None else bound_s * MS_PER_S
-    interval_s = shown.pop("itl_p99_interval_s")
-    shown["itl_p99_interval_ms"] = interval_s and [second * MS_PER_S for second in interval_s]
-    return GeneratorReport(**shown)
 
 
 def _little_law_ratio(

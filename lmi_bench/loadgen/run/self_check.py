@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from lmi_bench.core.clock import is_virtual
-from lmi_bench.core.records import GeneratorCheck, RequestRecord
+from lmi_bench.core.level import GeneratorReport
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
@@ -88,7 +89,7 @@ def check_level(
     signals: ReceiveSignals,
     *,
     workers: int = 1,
-) -> GeneratorCheck:
+) -> GeneratorReport:
     """Judge a level by its records (in any order, times on one clock) and the generator's signals.
 
     watch  of the busiest worker, if there are several
@@ -97,7 +98,7 @@ def check_level(
         max(0.0, record.sent_s - record.due_s - record.exchange.held_s) for record in records
     )
     asked, achieved = _loads(spec, records)
-    check = GeneratorCheck(
+    check = GeneratorReport(
         dispatch_delay_p50_s=quantile(delays_s, 0.5),
         dispatch_delay_p99_s=quantile(delays_s, 0.99),
         dispatch_delay_max_s=delays_s[-1] if delays_s else 0.0,
@@ -111,7 +112,7 @@ def check_level(
         workers=workers,
         **_receive_facts(records, signals, virtual=watch.virtual),
     )
-    hidden = round(check.unsure_first_share * sum(count > 0 for count in signals.events))
+    hidden = round((check.unsure_first_share or 0.0) * sum(count > 0 for count in signals.events))
     reason = (
         _plan_too_small(spec)
         or _late(records, check)
@@ -151,9 +152,11 @@ def _receive_facts(
 ) -> dict[str, Any]:
     """The fields that state how exact the times are."""
     delays_s = sorted(delay for delay in signals.delays_s if math.isfinite(delay))
+    shares = ("merged_share", "unsure_share", "unsure_first_share", "unstamped_share")
     facts: dict[str, Any] = {
         "receive_delay_p99_s": quantile(delays_s, 0.99),
         "clock_steps": signals.clock_steps,
+        **dict.fromkeys(shares, 0.0),
     }
     if signals.delays_s:
         facts["unstamped_share"] = signals.without_stamp / len(signals.delays_s)
@@ -165,12 +168,12 @@ def _receive_facts(
     ):
         p50, p99 = bound(0.50), bound(0.99)
         if p50 is not None:
-            facts[f"{name}_p50_error_bound_s"] = p50.error_s
+            facts[f"{name}_p50_error_bound_ms"] = s_to_ms(p50.error_s)
         if p99 is not None:
-            facts[f"{name}_error_bound_s"] = p99.error_s
+            facts[f"{name}_error_bound_ms"] = s_to_ms(p99.error_s)
             facts[f"{name}_error_bound_frac"] = p99.error_frac
             if name == "itl":
-                facts["itl_p99_interval_s"] = (p99.low_s, p99.high_s)
+                facts["itl_p99_interval_ms"] = [s_to_ms(p99.low_s), s_to_ms(p99.high_s)]
     if signals.tokens:
         facts["merged_share"] = signals.merged / signals.tokens
         facts["unsure_share"], facts["unsure_first_share"] = unsure_shares(signals)
@@ -204,15 +207,16 @@ def _plan_too_small(spec: LevelSpec) -> str | None:
     )
 
 
-def _late(records: Sequence[RequestRecord], check: GeneratorCheck) -> str | None:
+def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | None:
     latencies_s = sorted(
         record.token_times_s[-1] - record.sent_s for record in records if record.token_times_s
     )
     median_s = quantile(latencies_s, 0.5)
     limit_s = max(MIN_DELAY_S, MAX_DELAY_SHARE * median_s)
-    if check.dispatch_delay_p99_s <= limit_s:
+    delay_s = check.dispatch_delay_p99_s or 0.0
+    if delay_s <= limit_s:
         return None
-    late = f"requests left {s_to_ms(check.dispatch_delay_p99_s):.1f} ms late (p99; median latency "
+    late = f"requests left {s_to_ms(delay_s):.1f} ms late (p99; median latency "
     late += f"{s_to_ms(median_s):.1f} ms"
     own_s = sorted(
         max(0.0, r.sent_s - r.due_s - r.exchange.held_s - (r.exchange.connect_s or 0.0))
@@ -230,7 +234,7 @@ def _late(records: Sequence[RequestRecord], check: GeneratorCheck) -> str | None
 
 
 def _missed_rate(
-    spec: LevelSpec, records: Sequence[RequestRecord], check: GeneratorCheck
+    spec: LevelSpec, records: Sequence[RequestRecord], check: GeneratorReport
 ) -> str | None:
     if spec.rate_per_s is None or check.achieved_load is None:
         return None
@@ -245,16 +249,15 @@ def _missed_rate(
     )
 
 
-def _limited(check: GeneratorCheck, hidden: int, ttft_doubt: str | None) -> str | None:
+def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str | None:
     """Whether the times are the generator's rather than the server's.
 
     hidden      first tokens that a late read hid
     ttft_doubt  a figure of TTFT that may be far off
     """
-    if hidden > MAX_UNSURE_FIRSTS and check.unsure_first_share > MAX_UNSURE_FIRST_SHARE:
-        what = (
-            f"{check.unsure_first_share:.1%} of the first tokens were read together with later ones"
-        )
+    unsure_share = check.unsure_first_share or 0.0
+    if hidden > MAX_UNSURE_FIRSTS and unsure_share > MAX_UNSURE_FIRST_SHARE:
+        what = f"{unsure_share:.1%} of the first tokens were read together with later ones"
     elif ttft_doubt is not None:
         what = f"{ttft_doubt} too long by {check.timestamps} time"
     else:

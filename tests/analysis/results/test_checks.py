@@ -9,8 +9,9 @@ import pytest
 from lmi_bench.analysis.results.checks import check_level, check_levels, has_failed
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import GeneratorReport
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 from tests.levels import level_of
 
@@ -156,7 +157,7 @@ def test_answers_that_end_without_a_reason_beside_others_with_one_may_have_been_
         )
         for n in range(10)
     )
-    check = GeneratorCheck(receiver="python")
+    check = GeneratorReport(receiver="python")
     spec = LevelSpec(0, Load(concurrency=10), num_requests=10)
     level = summarise_level(LevelRun(spec, 1, records, check=check))
     assert (level.without_finish_reason or 0) == unsaid

@@ -19,9 +19,9 @@ from lmi_bench.analysis.results.latency import (
     wall_time_s,
 )
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import LATENCY_KEY, STATISTICS
+from lmi_bench.core.level import LATENCY_KEY, STATISTICS, GeneratorReport
 from lmi_bench.core.load import Load
-from lmi_bench.core.records import GeneratorCheck, LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
 
 
@@ -180,7 +180,7 @@ def test_the_trailer_of_an_answer_is_not_part_of_the_wall():
 
 
 def test_an_invalid_level_says_so():
-    check = GeneratorCheck(valid=False, reason="client: the loop lagged by 80 ms")
+    check = GeneratorReport(valid=False, reason="client: the loop lagged by 80 ms")
     line = summarise_level(closed_level([record(times=(1.0,))], check=check, stopped_by="timeout"))
     assert line.valid is False
     assert line.invalid_reason == "client: the loop lagged by 80 ms"
