@@ -21,7 +21,7 @@ from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario
 from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
-from lmi_bench.jobs.sweep.result import SweepResult
+from lmi_bench.jobs.sweep.result import SweepResult, finished_run
 from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.targets.access import Access
 
@@ -167,6 +167,13 @@ class CellState:
     slo_missed: bool = False
     run: Run | None = None
 
+    def keep(self, result: SweepResult) -> None:
+        """Take over how the cell's sweep ended."""
+        self.run, self.slo_missed = result.run, result.slo_missed
+        self.state = _state(result.folder)
+        if result.failed:
+            self.state, self.error = "failed", "no level is usable"
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixResult:
@@ -219,12 +226,17 @@ def run_matrix(
     interrupted = False
     for place, each in enumerate(states, start=1):
         name = f"cell {place}/{len(states)}: {each.cell.title}"
-        if each.state == "finished":
-            listener.note(f"{name}: finished already")
-            continue
-        on_cell(name, None)
         try:
-            result = _run_cell(folder, each, overrides, options, states, listener)
+            scenario = each.cell.scenario.with_overrides({**overrides, "name": None})
+            found = finished_run(folder / each.cell.folder, scenario, options.slo)
+            if found is not None:
+                each.keep(found)
+                listener.note(f"{name}: finished already")
+                continue
+            on_cell(name, None)
+            others = [other for other in states if other is not each]
+            result = _run_cell(folder, each.cell, scenario, options, others, listener)
+            each.keep(result)
             on_cell(name, result)
             interrupted = result.interrupted
         except LmiBenchError as exc:
@@ -240,37 +252,32 @@ def run_matrix(
 
 def _run_cell(
     folder: Path,
-    each: CellState,
-    overrides: Mapping[str, Any],
+    cell: Combination,
+    scenario: Scenario,
     options: SweepOptions,
-    states: Sequence[CellState],
+    others: Sequence[CellState],
     listener: Listener,
 ) -> SweepResult:
-    cell = each.cell
+    """Sweep a cell for the money that the others left."""
     run_folder = folder / cell.folder
-    scenario = cell.scenario.with_overrides({**overrides, "name": None})
     budget = options.budget
     if cell.usd_per_hour is not None or cell.instance is not None:
         budget = Budget(cell.usd_per_hour, cell.instance, budget.max_usd)
     if budget.max_usd is not None:
-        runs = [each.run for each in states if each.state == "finished"]
+        runs = [other.run for other in others]
         left = budget.max_usd - sum(r.levels[-1].spent_usd or 0.0 for r in runs if r and r.levels)
         if left <= 0:
             raise InputError(f"--max-spend {budget.max_usd:g} USD is spent; this cell is left out")
         budget = replace(budget, max_usd=left)
     key = cell.api_key()
     access = options.access if key is None else Access(key, options.access.headers)
-    result = sweep_scenario(
+    return sweep_scenario(
         scenario,
         replace(options, budget=budget, access=access),
         listener,
         out=run_folder,
         resume=run_folder.exists(),
     )
-    each.run, each.state, each.slo_missed = result.run, _state(run_folder), result.slo_missed
-    if result.failed:
-        each.state, each.error = "failed", "no level is usable"
-    return result
 
 
 def _state(folder: Path) -> str:

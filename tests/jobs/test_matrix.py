@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.jobs import matrix
 from lmi_bench.jobs.matrix import read_matrix, run_matrix
 from lmi_bench.jobs.settings.sweep import LimitSettings, RunSettings, SweepSettings, TargetSettings
+from lmi_bench.jobs.sweep.run import sweep_scenario
 from tests.jobs.hearing import Hearing
 
 SIMULATED = {"target": "sim:ml.g5.2xlarge", "model": "llama-2-7b"}
@@ -127,8 +129,26 @@ def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path):
     assert "is the server up?" in heard.warnings[0]
 
 
-def test_the_money_is_that_of_all_cells_together(tmp_path):
-    """At 1e9 USD an hour the first cell's virtual seconds use the limit up."""
+def test_a_resumed_matrix_misses_the_slo_that_its_finished_cell_missed(tmp_path):
+    out, defaults = tmp_path / "out", {**QUICK, "slo": ["ttft_p50<=1ms"]}
+    path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}], [SHORT], defaults)
+    assert run_matrix(of(path, out)).slo_missed
+    heard = Hearing()
+    assert run_matrix(of(path, out, resume=True), heard).slo_missed
+    assert heard.notes == ["cell 1/1: short on a: finished already"]
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_the_money_is_that_of_all_cells_together(tmp_path, monkeypatch, cut_off):
+    """At 1e9 USD an hour the first cell's virtual seconds use the limit up, if it ends or not."""
+
+    def sweep(*args, out, **options):
+        result = sweep_scenario(*args, out=out, **options)
+        (out / "knees.json").unlink()
+        return result
+
+    if cut_off:
+        monkeypatch.setattr(matrix, "sweep_scenario", sweep)
     out = tmp_path / "out"
     target = {"name": "a", **SIMULATED, "price_per_hour": 1e9}
     path = matrix_file(tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1]}})

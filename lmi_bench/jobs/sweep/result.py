@@ -14,7 +14,13 @@ from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
-from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
+from lmi_bench.core.scenario import (
+    AUTO,
+    SAGEMAKER_PREFIX,
+    SIMULATED_PREFIX,
+    Scenario,
+    is_endpoint,
+)
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
 from lmi_bench.report.slo_text import slo_verdicts
@@ -146,4 +152,7 @@ def _as_begun(scenario: Scenario, kept: RunScenario) -> Scenario:
     }
     if is_endpoint(scenario.target) and not kept.workload.ignore_eos:
         found["workload.ignore_eos"] = False  # the server does not take it
+    simulated = scenario.target.startswith(SIMULATED_PREFIX)
+    if simulated and not isinstance(scenario.engine.tensor_parallel, int):
+        found["engine.tensor_parallel"] = kept.engine.tensor_parallel
     return scenario.with_overrides(found)
