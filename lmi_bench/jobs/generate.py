@@ -349,15 +349,15 @@ def _question(line: str, where: str) -> LabelledPrompt:
     wanted = '{"prompt": "...", "choices": ["...", "..."], "answer": "..."}'
     try:
         content = json.loads(line)
-        prompt, choices = content["prompt"], tuple(content["choices"])
-        answer = content["answer"]
+        prompt, choices, answer = content["prompt"], content["choices"], content["answer"]
     except (ValueError, KeyError, TypeError) as exc:
         raise InputError(f"{where}: expected {wanted}") from exc
-    if not isinstance(prompt, str) or not prompt or not all(isinstance(c, str) for c in choices):
+    texts = isinstance(choices, list) and all(isinstance(each, str) for each in choices)
+    if not isinstance(prompt, str) or not prompt or not texts:
         raise InputError(f"{where}: expected {wanted}")
     if len(choices) < 2 or answer not in choices:
         raise InputError(f"{where}: the answer {answer!r} is not one of two or more choices")
-    return LabelledPrompt(prompt, choices, choices.index(answer))
+    return LabelledPrompt(prompt, tuple(choices), choices.index(answer))
 
 
 async def _scores(
