@@ -311,14 +311,7 @@ def scenario_content(
     growth  the peak rate is multiplied by it
     """
     workload: dict[str, Any] = {
-        "mix": [
-            {
-                "input_tokens": kind.input_tokens,
-                "output_tokens": kind.output_tokens,
-                "share": round(kind.share, 6),
-            }
-            for kind in found.kinds
-        ]
+        "mix": [asdict(kind) | {"share": round(kind.share, 6)} for kind in found.kinds]
     }
     if found.shared_tokens is not None and found.shared_tokens >= _LEAST_SHARED:
         shortest = min(kind.input_tokens for kind in found.kinds)

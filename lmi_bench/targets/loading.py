@@ -194,13 +194,9 @@ def copies_a_device(copies: int, degree: int, gpus: int | None) -> int:
 
     degree  devices of a copy; gpus: None on a CPU
     """
-    return copies if gpus is None else -(-copies // _places(degree, gpus))
+    return copies if gpus is None else -(-copies // max(1, gpus // degree))
 
 
 def first_device(copy: int, degree: int, gpus: int | None) -> int:
     """Index of a copy's first device: side by side, then from the start again."""
-    return 0 if gpus is None else copy % _places(degree, gpus) * degree
-
-
-def _places(degree: int, gpus: int) -> int:
-    return max(1, gpus // degree)
+    return 0 if gpus is None else copy % max(1, gpus // degree) * degree

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.analysis.results.compare import THROUGHPUT, Difference, compare_runs
+from lmi_bench.analysis.results.compare import THROUGHPUT, compare_runs
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.listener import SILENT, Listener, Silent
@@ -20,6 +20,7 @@ from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
 from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.optimize.recipe import (
@@ -52,14 +53,6 @@ _WINDOW_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Prompted:
-    """A request whose greedy output is compared: its token ids, and how many to generate."""
-
-    token_ids: list[int]
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Quality:
     """A variant's scores of a text, and its answers.
 
@@ -77,7 +70,7 @@ class Quality:
 
 
 def measure_quality(
-    parts: EngineParts, text_ids: Sequence[int], prompts: Sequence[Prompted]
+    parts: EngineParts, text_ids: Sequence[int], prompts: Sequence[Prompt]
 ) -> Quality:
     """Score the text window by window, then generate; the engine is closed afterwards."""
     try:
@@ -111,16 +104,10 @@ async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
     return scores
 
 
-async def _generate(parts: EngineParts, prompts: Sequence[Prompted]) -> list[tuple[int, ...]]:
+async def _generate(parts: EngineParts, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     outputs = []
     async with parts.engine() as engine:
-        running = [
-            engine.submit(
-                prompt.token_ids,
-                SamplingParams(max_new_tokens=prompt.output_tokens, ignore_eos=True),
-            )
-            for prompt in prompts
-        ]
+        running = [engine.submit(prompt.token_ids, prompt.sampling) for prompt in prompts]
         for generation in running:
             await generation.wait()
             tokens = tuple(t for event in generation.events for t in event.token_ids)
@@ -268,21 +255,20 @@ class _Data:
         self.prompts = _prompts(evaluate, tokenizer, self.text_ids)
 
 
-def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]) -> list[Prompted]:
-    """Requests from the data set, or slices of the text."""
+def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]) -> list[Prompt]:
+    """Requests from the data set, or slices of the text; their greedy outputs are compared."""
+
+    def prompt(token_ids: list[int], output_tokens: int | None = None) -> Prompt:
+        length = output_tokens or evaluate.output_tokens
+        return Prompt(token_ids, SamplingParams(max_new_tokens=length, ignore_eos=True))
+
     count = evaluate.agreement_prompts
     if evaluate.dataset is not None:
         entries = load_dataset(Path(evaluate.dataset))[:count]
-        return [
-            Prompted(tokenizer.encode(entry.text), entry.output_tokens or evaluate.output_tokens)
-            for entry in entries
-        ]
+        return [prompt(tokenizer.encode(entry.text), entry.output_tokens) for entry in entries]
     length = min(evaluate.input_tokens, max(1, len(text_ids) // 2))
     starts = range(0, len(text_ids) - length, max(1, (len(text_ids) - length) // count))
-    return [
-        Prompted(list(text_ids[start : start + length]), evaluate.output_tokens)
-        for start in starts[:count]
-    ]
+    return [prompt(list(text_ids[start : start + length])) for start in starts[:count]]
 
 
 def _measure(
@@ -417,17 +403,12 @@ def _ratios(base: Measured, each: Measured) -> dict[str, list[float | None]]:
         return {}
     if not _valid_loads(base.run) & _valid_loads(each.run):
         return {}
-    found: list[Difference] = [
-        difference
-        for difference in compare_runs(base.run, each.run)
-        if difference.metric == THROUGHPUT and difference.change is not None
-    ]
     return {
-        difference.level: [
-            None if value is None else 1 + value
-            for value in (difference.change, difference.low, difference.high)
+        found.level: [
+            None if value is None else 1 + value for value in (found.change, found.low, found.high)
         ]
-        for difference in found
+        for found in compare_runs(base.run, each.run)
+        if found.metric == THROUGHPUT and found.change is not None
     }
 
 

@@ -82,21 +82,19 @@ class PredictSettings:
         if self.trace is None and (self.concurrency is None) == (self.rate is None):
             raise InputError("give either --concurrency or --rate: the load to predict for")
         if self.is_simulated:
-            self._check_simulated()
+            if self.prefix_hit:
+                raise InputError(
+                    "--prefix-hit needs requests of equal length; for others use --shared-prefix "
+                    "TOKENS"
+                )
+            if self.input_tokens is not None and self.shared_prefix >= self.input_tokens:
+                raise InputError(
+                    f"--shared-prefix {self.shared_prefix} must be shorter than the prompts of "
+                    f"{self.input_tokens} tokens: the last token is always computed"
+                )
         elif self.input_tokens is None or self.output_tokens is None:
             raise InputError(
                 "give --input-tokens and --output-tokens, or --mix, --input-lengths or --trace"
-            )
-
-    def _check_simulated(self) -> None:
-        if self.prefix_hit:
-            raise InputError(
-                "--prefix-hit needs requests of equal length; for others use --shared-prefix TOKENS"
-            )
-        if self.input_tokens is not None and self.shared_prefix >= self.input_tokens:
-            raise InputError(
-                f"--shared-prefix {self.shared_prefix} must be shorter than the prompts of "
-                f"{self.input_tokens} tokens: the last token is always computed"
             )
 
     @property
