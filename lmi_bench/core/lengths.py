@@ -2,8 +2,8 @@
 
 Grammar: N or fixed(N), uniform(LOW,HIGH), normal(MEAN,STD[,MAX]), lognormal(MEAN,STD[,MAX]),
 empirical(N[:WEIGHT],...), and of pauses exponential(MEAN); MEAN and STD are those of the values
-themselves. A length is rounded and held within [1, MAX], MAX being four standard deviations above
-the mean unless given, so that the longest request is known beforehand.
+themselves. A length is rounded and limited to [1, MAX], so that the longest request is known
+beforehand; the default of MAX is four standard deviations above the mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a field of a job's settings is offered on a command line: declared once, beside the field.
+"""Options: how a field of a job's settings appears on the command line.
 
 A job's settings are a frozen dataclass. A field that a user may state has `option(...)` as its
 value, or is annotated `Annotated[type, OPTION]` with an `Option` that several classes share.
@@ -22,7 +22,7 @@ class Option:
               name. A switch that is off by default has that name alone, others `--no-` too
     old_names names of earlier releases: accepted with a note, never shown; `--old=value` where the
               old name was a switch and the new option takes a value
-    default   in words, where the default is worked out and the field's own says nothing
+    default   in words, if the default is computed and so not the field's own
     group     heading under which help lists it; none: `GROUP: ClassVar` of the settings class
     rare      listed by --help-all only
     argument  given by its place instead of a name
@@ -147,7 +147,7 @@ def values_of(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def filled(group: type[Any], given: dict[str, Any]) -> Any:
-    """The settings class made of its fields' values by name, which are taken out of `given`."""
+    """The settings from their fields' values by name, which are removed from `given`."""
     hints = get_type_hints(group, include_extras=True)
     values = {}
     for each in fields(group):
@@ -165,5 +165,5 @@ def filled(group: type[Any], given: dict[str, Any]) -> Any:
 
 
 def kinds(kind: Any) -> tuple[Any, ...]:
-    """A type, and those that it is a union of."""
+    """A type and the members of its union."""
     return (kind, *get_args(kind))

@@ -12,8 +12,8 @@ from typing import Any
 
 REDACTED = "<redacted>"
 _ANYWHERE_CHARS, _WHOLE_WORD_CHARS = 12, 4
-"""Length from which a secret is cut out wherever it stands, and from which as a whole word; below
-that it is the `EMPTY`, `x` or `1` that a server without keys is given, and part of every number."""
+"""Lengths from which a secret is removed anywhere, and as a whole word. A shorter one is a
+placeholder for a server without keys (`x`, `1`), and part of other words and numbers."""
 
 _HEADER_NAME = (
     r"api[-_]?key|apikey|x[-_]api[-_]key|authorization|proxy[-_]authorization|bearer|password"
@@ -36,8 +36,8 @@ _KNOWN_SHAPE = re.compile(r"\b(?:sk-[A-Za-z0-9_-]{12,}|hf_[A-Za-z0-9]{12,}|A[SK]
 def redact_text(text: str, secrets: Sequence[str] = ()) -> str:
     """The text with every secret replaced by `<redacted>`.
 
-    secrets  values that must not appear anywhere, whatever surrounds them; short ones only as
-             whole words, and below four characters not, since they would be cut out of all else
+    secrets  values that must not appear anywhere; of 4 to 11 characters only as whole words, and
+             shorter ones are ignored
     """
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _ANYWHERE_CHARS:

@@ -1,8 +1,8 @@
-"""What a sweep is asked to do: the scenario file, checked whole.
+"""The scenario of a sweep, from a YAML file.
 
-A scenario is YAML; every field has a default, every mistake is reported at once, and an unknown
-field names the nearest known one. The canonical form (all fields, defaults filled in) is hashed,
-so that a run is only ever resumed with the scenario that began it.
+Every field has a default, all mistakes are reported at once, and the error for an unknown field
+names the nearest known one. The canonical form (all fields, defaults filled in) is hashed, so that
+a run can only be resumed with the scenario that began it.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ AUTO = "auto"
 DEFAULT_MODEL = "demo-15m"
 ENGINE_TARGET, SIMULATED_PREFIX, SAGEMAKER_PREFIX = "engine", "sim:", "sagemaker:"
 SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
-"""How long SageMaker lets an answer take that comes whole, and one that is streamed."""
+"""SageMaker's time limits for an unstreamed and for a streamed response."""
 _FILES = ("dataset", "trace", "conversations")
 """Fields of the workload that name a file."""
 _SHOWN_CHARACTERS = 60
-"""Of a file that is no scenario."""
+"""Characters that an error message shows of a document that is no scenario."""
 _DERIVED = ("model", "timeout_s")
 """Fields whose default depends on the others."""
 
@@ -93,8 +93,8 @@ class Scenario(Section):
     target     `engine` (bundled, in this process), `sim:INSTANCE`, a URL, or `sagemaker:NAME`
     model      a catalog name, a folder, or the name that the endpoint knows; auto: what it serves
     protocol   wire format of an endpoint; auto: found by asking it
-    stream     False asks an endpoint for whole answers: their total time alone is known
-    timeout_s  of one request; by default SageMaker's own (480 for a stream, else 60), else `none`
+    stream     False: an endpoint answers in one piece, so only the total time is known
+    timeout_s  of one request; `none`: no limit; default: SageMaker's own limit, or none elsewhere
     """
 
     name: str = ""
@@ -144,7 +144,7 @@ class Scenario(Section):
         else:
             for name in ("sessions_per_level", "max_sessions"):
                 if getattr(self.load, name) is not None:
-                    raise ValueError(f"{name} is of conversations; give turns or conversations")
+                    raise ValueError(f"{name} needs conversations; give turns or conversations")
             if self.load.max_in_flight is not None and self.load.rate_per_s is None:
                 raise ValueError("max_in_flight caps a rate or conversations; give one of them")
         return self
@@ -154,7 +154,7 @@ class Scenario(Section):
         if self.workload.trace is not None and self.load.search == "rate":
             raise ValueError("a search over rates makes its own arrivals; leave the trace out")
         if self.workload.trace is None and self.load.speed != (1.0,):
-            raise ValueError("speed is that of a trace; give a trace, or a rate instead")
+            raise ValueError("speed applies to a trace; give a trace, or a rate instead")
         return self
 
     def canonical(self) -> dict[str, Any]:
@@ -162,10 +162,10 @@ class Scenario(Section):
         return self.model_dump(mode="json")
 
     def hash(self) -> str:
-        """SHA-256 of what decides the measurement: names and SLOs may change, the rest may not.
+        """SHA-256 of everything that decides the measurement.
 
-        SLOs count where they pick the levels, a data set with its bytes. Raises InputError when it
-        cannot be read.
+        The name does not count, and SLOs only if they choose the levels; a file counts with its
+        content. Raises InputError if it cannot be read.
         """
         content = self.canonical()
         for free in ("name",) if self.load.is_adaptive else ("name", "slo"):
@@ -228,10 +228,10 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
 
 
 def _follows(error: Mapping[str, Any]) -> bool:
-    """Whether a mistake only follows from another that is reported.
+    """Whether a mistake only follows from another one, which is reported.
 
-    `auto` is the other branch of a list of levels; a default that depends on other fields waits
-    for them to be right.
+    A list of levels that is wrong is also not `auto`; a default that is computed from other fields
+    is missing if these are wrong.
     """
     if error["type"] == "default_factory_not_called":
         return True
@@ -280,7 +280,7 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 
 def _nearest(location: Sequence[str | int]) -> str:
-    """What an unknown field probably meant, as the end of a sentence."""
+    """The known field that was probably meant, as the end of a sentence."""
     section: type[BaseModel] | None = Scenario
     for part in location[:-1]:
         if isinstance(part, str):

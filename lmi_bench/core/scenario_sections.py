@@ -15,7 +15,7 @@ DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Users = Annotated[int, Field(gt=0, le=1_000_000)]
-"""Of one level; each is a task of its own."""
+"""Users of one level; each is an asyncio task."""
 
 
 def _as_list(value: object) -> object:
@@ -24,7 +24,7 @@ def _as_list(value: object) -> object:
 
 
 def _as_text(value: object) -> object:
-    """A number stands for the distribution that is always that number."""
+    """A number is a distribution with this one value."""
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
@@ -41,7 +41,7 @@ def _levels_or_auto(value: object) -> object:
 
 
 def _connections(value: object) -> object:
-    """How connections are used, or their number; one message for both kinds of mistake."""
+    """The use of connections, or their number; one message for both kinds of mistake."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     if value in ("reuse", "per-request"):
@@ -80,21 +80,21 @@ class LengthShare(Section):
 
 
 class WorkloadSection(Section):
-    """What is asked, in tokens.
+    """The requests, with lengths in tokens.
 
-    mix            several kinds of request at once; `input_tokens`, `output_tokens` then unused
-    dataset        JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`; a relative
-                   path counts from the scenario file
+    mix            several kinds of request; replaces `input_tokens` and `output_tokens`
+    dataset        file of JSON lines with `prompt` (or `text`) and possibly `output_tokens`; a
+                   relative path is relative to the scenario file
     input_lengths  a distribution, such as normal(622,100) or uniform(500,1000), instead of
                    input_tokens; likewise output_lengths
     trace          recorded traffic: its lengths and, in an open loop, its times
     shared_prefix  tokens at the beginning of every prompt that are the same in all of them
-    turns          turns of a conversation, a number or a distribution: each turn's prompt holds
-                   all that was said before, and input_tokens is what it adds
-    conversations  recorded ones instead: JSON lines of ShareGPT's `conversations` or of `messages`
+    turns          turns of a conversation, a number or a distribution: each prompt contains the
+                   conversation so far, and input_tokens is what a turn adds
+    conversations  file of recorded conversations: ShareGPT's `conversations`, or `messages`
     think_s        seconds between an answer and the next turn, a number or a distribution
-    ignore_eos     generate the asked number of tokens whatever the model says
-    reuse_prompts  send the same prompts in every run, which flatters a server's prefix cache
+    ignore_eos     continue after the model's end of text, up to the requested number of tokens
+    reuse_prompts  send the same prompts in every run, so that a server's prefix cache has them
     """
 
     input_tokens: PositiveInt = 256
@@ -132,8 +132,8 @@ class WorkloadSection(Section):
             shortest = round(parse_lengths(self.input_lengths).mean)
         if self.shared_prefix >= shortest and self.trace is None:
             raise ValueError(
-                f"a shared prefix of {self.shared_prefix} tokens leaves nothing of its own to a "
-                f"prompt of {shortest}: input_tokens counts both, so give for example "
+                f"a shared prefix of {self.shared_prefix} tokens does not fit a prompt of "
+                f"{shortest}: input_tokens counts both, so give for example "
                 f"{self.shared_prefix + shortest}"
             )
         return self
@@ -144,18 +144,18 @@ class WorkloadSection(Section):
             _raise_value_error(_parse_turns, self.turns)
             alone = ("mix", "dataset", "trace", "conversations")
             if any(getattr(self, name) for name in alone):
-                raise ValueError(f"turns makes conversations of its own; leave {', '.join(alone)}")
+                raise ValueError(f"turns makes its own conversations; leave out {', '.join(alone)}")
         if self.think_s is not None:
             _raise_value_error(parse_seconds, self.think_s)
             if not self.has_sessions:
                 raise ValueError("think_s is a pause between turns; give turns or conversations")
         if self.shared_prefix and (self.dataset is not None or self.conversations is not None):
-            raise ValueError("shared_prefix is for made-up prompts, not for recorded text")
+            raise ValueError("shared_prefix is for generated prompts, not for recorded text")
         return self
 
     @property
     def begins_alike(self) -> bool:
-        """Whether prompts share their beginnings on purpose, so that a prefix cache may help."""
+        """Whether prompts share their beginnings by design, so that a prefix cache can help."""
         return self.has_sessions or self.shared_prefix > 0 or self.trace is not None
 
     @property
@@ -165,24 +165,24 @@ class WorkloadSection(Section):
 
 
 class LoadSection(Section):
-    """How much at once: users that wait (concurrency), or arrivals that do not (rate_per_s).
+    """The load: users that each wait for their answer (concurrency), or arrivals at a rate.
 
-    concurrency         levels, or auto: doubling until the server is full, finer round the knee
-    search              find the highest concurrency or rate that meets the SLOs; one value of
-                        `concurrency` or `rate_per_s` is then where it starts
-    burstiness          of gamma arrivals: 1 is Poisson, below it they come in bursts
+    concurrency         levels, or auto: doubling until the server is full, finer at the knee
+    search              find the highest concurrency or rate that meets the SLOs, starting at the
+                        one value of `concurrency` or `rate_per_s` if given
+    burstiness          of gamma arrivals: 1 is Poisson, lower values are bursts
     ramp_s              an open loop's rate rises from 0 over the first seconds of a level
-    speed               of a trace: a level for each, 1 as recorded, 2 twice as fast
-    repeat              how often each level runs; with `until` at least
-    until               repeat until a metric is known well enough: `ttft_p90 +-5%`
-    requests_per_user   closed loop: a level sends concurrency times this many
-    requests_per_level  requests of every level instead
-    duration_s          a level hands out nothing after this long; with requests_per_level,
+    speed               of a trace, one level for each: 1 as recorded, 2 twice as fast
+    repeat              runs of each level; with `until` the least number of them
+    until               repeat until a metric is precise enough: `ttft_p90 +-5%`
+    requests_per_user   closed loop: a level sends concurrency times this number
+    requests_per_level  requests of each level; overrides requests_per_user
+    duration_s          time after which a level sends no more requests; with requests_per_level,
                         whichever comes first
-    max_in_flight       most requests at once: a rate beyond it waits, and so do conversations
-    sessions_per_level  conversations of a level; otherwise requests_per_user of them a user
-    max_sessions        most conversations at once where a rate begins them
-    warmup_requests     sent before each level and left out of it
+    max_in_flight       maximum requests in flight; further ones wait
+    sessions_per_level  conversations of a level; default: requests_per_user for each user
+    max_sessions        maximum conversations at once, with a rate
+    warmup_requests     requests before each level, which do not count
     """
 
     concurrency: Annotated[
@@ -234,7 +234,7 @@ class LoadSection(Section):
 
     @property
     def concurrency_levels(self) -> tuple[int, ...]:
-        """Levels of the closed loop; empty when the load is a rate or found as the sweep goes."""
+        """Levels of the closed loop; empty if the load is a rate or chosen during the sweep."""
         if self.rate_per_s is not None or self.search is not None or self.concurrency == "auto":
             return ()
         return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
@@ -245,31 +245,30 @@ class EngineSection(Section):
 
     None leaves a setting to the engine: the bundled one has its defaults, a simulated one those
     of its profile; blocks and lengths follow from memory and model. The run's manifest records
-    what came of it.
+    the values in use.
 
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
-    follow_memory     blocks in use follow the machine's free memory, of which a twentieth is kept
-    recompute_on_join a request that joins a batch makes its whole cache be computed anew
-    rope_scaling      of the bundled engine: `linear:2` and the like stretch the model's positions
-    quantize          the bundled engine's weights, rounded as they are loaded
-    smoothquant_alpha how much of the activations' outliers moves into the weights;
-                      smoothquant_per_token, smoothquant_per_channel: scales of activations by
-                      row, of weights by output, instead of one for all
-    calibration       a text file that awq and smoothquant look at; by default a short text that
-                      comes with the engine
-    backend           of the bundled engine's steps: `native` (compiled at first use), `torch`,
-                      `triton` (a GPU's own kernels), or `auto`: native where machine and model
+    follow_memory     adapt the blocks in use to the machine's free memory, keeping 5 % of it free
+    recompute_on_join recompute the cache of the whole batch when a request joins it
+    rope_scaling      extends the positions of the bundled engine's model, such as `linear:2`
+    quantize          number format to which the bundled engine rounds the weights at loading
+    smoothquant_alpha share of the activations' outliers that moves into the weights;
+                      smoothquant_per_token, smoothquant_per_channel: a scale for each row of
+                      activations, each output of the weights, instead of one for all
+    calibration       text file from which awq and smoothquant take their statistics; default: a
+                      short text in the package
+    backend           executor of the bundled engine's steps: `native` (compiled at first use),
+                      `torch`, `triton` (GPU kernels), or `auto`: native if machine and model
                       allow it
-    device            of the bundled engine in torch: `cpu`, or `cuda`; triton's is always cuda
-    compile           compile decode steps at start, or take them from this user's cache; for
+    device            of the bundled engine in torch: `cpu` or `cuda`; triton's is always cuda
+    compile           compile decode steps at start, or take them from the user's cache; for
                       compile_shapes, such as 1x512,8x512: sequences x tokens of context
-    artefact          a folder of `lmi-bench compile`: compiled steps that must fit this engine
+    artefact          folder of compiled steps (`lmi-bench compile`), made for this engine
     enforce_eager     record no CUDA graphs
-    draft             speculative decoding: `ngram`, or a smaller model with the same vocabulary;
-                      draft_tokens of it, at most, are verified in one step
-    draft_adaptive    guess fewer tokens, or none, where few of a request's guesses held
-    draft_acceptance  of a simulated engine, which cannot find out: the chance (0 to 1) with which
-                      each drafted token holds
+    draft             speculative decoding with `ngram`, or a smaller model of the same vocabulary;
+                      draft_tokens: most drafted tokens that one step verifies
+    draft_adaptive    draft fewer tokens, or none, for a request whose drafts are often rejected
+    draft_acceptance  acceptance probability (0 to 1) of a drafted token in a simulated engine
     """
 
     backend: Literal["auto", "native", "torch", "triton"] = "auto"
@@ -315,7 +314,7 @@ class EngineSection(Section):
 
 
 class SageMakerSection(Section):
-    """Which part of a SageMaker endpoint, and where its runtime is if not at AWS."""
+    """The part of a SageMaker endpoint, and the address of its runtime if not at AWS."""
 
     endpoint_url: str | None = None
     inference_component: str | None = None
@@ -326,14 +325,14 @@ class SageMakerSection(Section):
 class ClientSection(Section):
     """How the load generator sends to an endpoint and takes its times.
 
-    timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's where the
+    timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's if the
                 host has it
-    receive     native: a C library reads the sockets, built at first use; python: Python does,
-                which carries fewer streams; auto: native where a C compiler is and TLS is not
-    first_token_timeout_s  a request fails when no token of its answer came by then
-    retries     aws-standard: as AWS's SDKs do, three attempts, counted, latency from the first
-    connections reuse: as many as there are requests at once, kept open; per-request: a new one
-                each time; a number: at most so many, for which requests wait
+    receive     reader of the sockets; native: a C library, built at first use; python: carries
+                fewer streams; auto: native with a C compiler and without TLS
+    first_token_timeout_s  a request fails if its first token takes longer
+    retries     aws-standard: up to three attempts, as AWS's SDKs do; latency is from the first
+    connections reuse: one for each request in flight, kept open; per-request: a new one each
+                time; a number: at most so many, for which requests wait
     """
 
     timestamps: Literal["kernel", "user"] | None = None

@@ -5,8 +5,8 @@ GeneratedTokens) and Mooncake's (JSON lines with timestamp in ms, input_length, 
 hash_ids, one for each block of 512 prompt tokens: equal ids are equal text).
 
 Conversations are JSON lines, or one JSON list, of ShareGPT's `conversations` ([{"from": "human",
-"value": ...}, ...]) or of `messages` ([{"role": "user", "content": ...}, ...]). A recorded answer
-gives its length alone: a replay continues from the answers that it gets.
+"value": ...}, ...]) or of `messages` ([{"role": "user", "content": ...}, ...]). Of a recorded
+answer only the length is used: a replay continues from the answers that it gets.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Trace:
         return (len(self.requests) - 1) / self.requests[-1].at_s
 
     def due_s(self, number: int, rate_per_s: float) -> float:
-        """When a request is due if the trace is stretched so that its mean rate is another."""
+        """When a request is due if the trace is stretched to this mean rate."""
         return self.requests[number].at_s * self.rate_per_s / rate_per_s
 
 
@@ -173,8 +173,8 @@ def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
         known = bool(rows) and all(name in rows[0] for name in _AZURE)
     if not known:
         raise InputError(
-            f"{path} is no trace that is known: a CSV needs {', '.join(_AZURE)}, JSON lines need "
-            f"{', '.join(_MOONCAKE)}"
+            f"{path} is no known trace: a CSV needs the columns {', '.join(_AZURE)}, JSON lines "
+            f"need the keys {', '.join(_MOONCAKE)}"
         )
     return rows
 

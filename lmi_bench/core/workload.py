@@ -164,7 +164,7 @@ def arrival_times_s(
     """Seconds after the start at which an open loop's requests are due.
 
     constant  the i-th is due at i / rate
-    poisson   gaps are independent and exponential with mean 1 / rate; the first gap is waited too
+    poisson   gaps are independent and exponential with mean 1 / rate; the first gap counts, too
     gamma     gaps are independent and gamma with mean 1 / rate and shape `burstiness`: their
               coefficient of variation is burstiness ** -0.5
 

@@ -81,7 +81,7 @@ def hardware(run: Run) -> dict[str, Any]:
     if instance is not None:
         try:
             known = find_instance(instance)
-        except InputError:  # not in the catalog: the run's own facts stand alone
+        except InputError:  # not in the catalog: only the run's own facts are known
             known = None
         if known is not None:
             accelerator = accelerator or known.accelerator.name

@@ -105,5 +105,5 @@ def highest_meeting(
 def _verdict(measured: float | None, slo: Slo) -> str:
     if measured is None:
         return NOT_SUPPORTED
-    shown = number(measured) if math.isfinite(measured) else "endless"
+    shown = number(measured) if math.isfinite(measured) else "infinite"
     return f"{shown} {'ok' if measured <= slo.limit_ms else 'MISS'}"

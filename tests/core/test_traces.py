@@ -49,8 +49,8 @@ def test_a_trace_is_stretched_to_another_rate(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("a,b\n1,2\n", "needs TIMESTAMP"),
-        ('{"x": 1}\n', "JSON lines need timestamp"),
+        ("a,b\n1,2\n", "needs the columns TIMESTAMP"),
+        ('{"x": 1}\n', "JSON lines need the keys timestamp"),
         ("{broken\n", "not JSON lines"),
         (MOONCAKE.splitlines()[0] + "\n", "no two requests at different times"),
         (MOONCAKE.replace("7319", '"many"'), "request 2 cannot be read"),

@@ -109,7 +109,7 @@ def _slo_case(
 
 
 def _ms(value: float) -> str:
-    return f"{format_figure(value)} ms" if math.isfinite(value) else "endless"
+    return f"{format_figure(value)} ms" if math.isfinite(value) else "infinite"
 
 
 def _regression_case(difference: Difference, allowed: float) -> GateCase:

@@ -215,7 +215,7 @@ def _interval(
     rule: _Rule, points: Sequence[LevelPoint], index: int, seed: int
 ) -> tuple[float, float, str]:
     """Interval of the knee's load, and how it was found."""
-    if any(p.request_ms_per_token is None or p.request_tokens is None for p in points):
+    if any(point.requests is None for point in points):
         return *_neighbours(points, index), "interval: neighbouring levels"
     rng = np.random.default_rng(seed)
     drawn = [_resample(point, rng) for point in points]
@@ -233,9 +233,8 @@ def _resample(point: LevelPoint, rng: np.random.Generator) -> tuple[FloatArray, 
     throughput = concurrency * sum of tokens / sum of E2E, exact by Little's law; the concurrency
     is kept as measured.
     """
-    assert point.request_ms_per_token is not None  # the caller checked
-    assert point.request_tokens is not None
-    latency, tokens = point.request_ms_per_token, point.request_tokens
+    assert point.requests is not None  # the caller checked
+    latency, tokens = point.requests
     drawn = rng.integers(0, len(latency), size=(_RESAMPLES, len(latency)))
     upper = np.array([upper_quantile(row, 0.9) for row in latency[drawn]])
     e2e = np.where(tokens > 0, latency, 0.0) * tokens

@@ -113,8 +113,8 @@ def request_values_ms(
         if record.ok or failures == "infinite"
     ]
     sizes = [values.size for values in own if values is not None and values.size]
-    endless = np.full(max(1, round(float(np.mean(sizes)))) if sizes else 1, np.inf)
-    filled = [endless if values is None else values for values in own]
+    infinite = np.full(max(1, round(float(np.mean(sizes)))) if sizes else 1, np.inf)
+    filled = [infinite if values is None else values for values in own]
     return [values for values in filled if values.size]
 
 
@@ -225,7 +225,7 @@ def requests_needed(slos: Sequence[Slo]) -> int:
 
 
 class CertainMiss:
-    """Follows a level's answers and says when no further answer can save its SLOs.
+    """Watches a level's answers until it is certain that the level misses an SLO.
 
     A quantile is lost once more requests are over the limit than may lie above it, a mean once the
     sum is. Gaps between tokens (`itl`) are pooled over requests of unknown lengths: never certain.

@@ -30,9 +30,9 @@ class LevelPoint:
     latency_is               how that latency was taken, for the reader
     usable                   False where the level was cut short or its load was not delivered: it
                              says nothing about the server's throughput, and no knee is there
-    request_ms_per_token     shape (requests,), one value a request, infinite for a failed one;
-                             None where the records are missing
-    request_tokens           shape (requests,), output tokens, 0 for a failed request
+    requests                 shape (2, requests): ms/token, infinite for a failed request, and
+                             output tokens, then 0; None where the records are missing. An array,
+                             since the interval of a knee draws its columns a thousand times
     """
 
     load: float
@@ -42,13 +42,15 @@ class LevelPoint:
     latency_is: str
     usable: bool
     line: Level
-    request_ms_per_token: FloatArray | None = None
-    request_tokens: FloatArray | None = None
+    requests: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SweepCurve:
-    """The levels of a sweep by increasing load; `axis` says what the load is."""
+    """The levels of a sweep by increasing load.
+
+    axis  the unit of the points' loads, and of loads between them, such as a fitted knee
+    """
 
     axis: LoadAxis
     points: tuple[LevelPoint, ...]
@@ -87,13 +89,11 @@ def sweep_curve(
 
 def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) -> LevelPoint:
     latency, latency_is = _upper_latency_ms(line)
-    per_request: FloatArray | None = None
-    tokens: FloatArray | None = None
-    if records:
-        per_request, tokens = _request_arrays(records, open_loop=line.load.is_open)
-        latency = upper_quantile(per_request, 0.9)
-        few = len(per_request) < samples_needed(0.9)
-        latency_is = f"p90 (of {len(per_request)})" if few else "p90"
+    requests = _request_array(records, open_loop=line.load.is_open) if records else None
+    if requests is not None:
+        count = requests.shape[1]
+        latency = upper_quantile(requests[0], 0.9)
+        latency_is = f"p90 (of {count})" if count < samples_needed(0.9) else "p90"
     return LevelPoint(
         load=load,
         concurrency=line.load.concurrency or line.mean_concurrency,
@@ -102,8 +102,7 @@ def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) ->
         latency_is=latency_is,
         usable=bool(line.valid and not line.is_cut_short and line.throughput_tokens_per_s),
         line=line,
-        request_ms_per_token=per_request,
-        request_tokens=tokens,
+        requests=requests,
     )
 
 
@@ -114,7 +113,7 @@ def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
     """
     statistics = line.of("latency_per_token")
     if line.failed >= 0.1 * max(1, line.sent):
-        return np.inf, "p90 over all requests, failed ones endless"
+        return np.inf, "p90 over all requests, failed ones as infinite"
     if statistics.p90 is not None:
         return statistics.p90, "p90"
     if statistics.max is not None:
@@ -122,15 +121,12 @@ def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
     return None, ""
 
 
-def _request_arrays(
-    records: Sequence[RequestRecord], *, open_loop: bool
-) -> tuple[FloatArray, FloatArray]:
-    """ms/token and output tokens of each request, as in `LevelPoint`."""
+def _request_array(records: Sequence[RequestRecord], *, open_loop: bool) -> FloatArray:
+    """The array of `LevelPoint.requests`."""
     found = []
     for record in records:
         value_s = None
         if record.ok:
             value_s = request_latency(record, open_loop=open_loop).latency_s_per_token
         found.append((np.inf, 0.0) if value_s is None else (s_to_ms(value_s), record.output_tokens))
-    latency_ms, tokens = np.array(found, dtype=np.float64).T
-    return latency_ms, tokens
+    return np.array(found, dtype=np.float64).T.copy()

@@ -67,7 +67,7 @@ def search_table(axis: str, lines: Lines) -> Table | None:
         field("Seconds", lambda line: number(line.wall_s)),
         field(
             "Measured / limit",
-            of(lambda found: number(found.ratio) if math.isfinite(found.ratio) else "endless"),
+            of(lambda found: number(found.ratio) if math.isfinite(found.ratio) else "infinite"),
         ),
         field("Nearest to its limit", of(lambda found: found.binding or MISSING), numeric=False),
         field("SLOs", of(lambda found: _MET if found.passed else _MISSED), numeric=False),

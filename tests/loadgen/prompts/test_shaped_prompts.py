@@ -102,7 +102,7 @@ def test_sources_of_lengths_exclude_each_other():
         )  # fmt: skip
     with pytest.raises(InputError, match="not understood"):
         parse_scenario({"workload": {"input_lengths": "zipf(3)"}})
-    with pytest.raises(InputError, match="speed is that of a trace"):
+    with pytest.raises(InputError, match="speed applies to a trace"):
         parse_scenario({"load": {"speed": 2}})
 
 
