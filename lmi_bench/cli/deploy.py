@@ -14,8 +14,9 @@ from lmi_bench.cli.console import note, print_table, run_job, say, warn
 from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
+from lmi_bench.deploy.settings import ACCOUNT, REGION
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.deploy import ACCOUNT, INSTANCE, REGION, DeploySettings, LimitsSettings
+from lmi_bench.jobs.settings.deploy import INSTANCE, DeploySettings, LimitsSettings
 
 deploy = typer.Typer(
     name="deploy",

@@ -18,35 +18,19 @@ from lmi_bench.deploy.images import Image, all_images, check_machine, find_image
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
-from lmi_bench.deploy.sagemaker import Container, EndpointSettings, endpoint_requests, template
+from lmi_bench.deploy.sagemaker import Container, endpoint_requests, template
 from lmi_bench.deploy.server_settings import (
     lmi_settings,
     tgi_environment,
     unsupported_settings,
     vllm_arguments,
 )
+from lmi_bench.deploy.settings import EndpointSettings, Server
 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
 _FAMILIES: Final = {"tensorrtllm": "trtllm", "deepspeed": "deepspeed", "neuronx": "neuronx"}
 _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The server that will run a bundle, and where.
-
-    name     lmi, tgi or vllm
-    image    version (0.33.0, lmi28, 3.3.6), tag or address; None: the newest for the machine
-    account  account of the image registry; None: the region's
-    """
-
-    name: str
-    region: str = "us-east-1"
-    image: str | None = None
-    account: str | None = None
-    model_data_uri: str | None = None
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +48,13 @@ class Bundle:
 
 def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSettings) -> Bundle:
     """The files of a plan for one server; raises InputError for an unsupported plan."""
-    if server.name == "vllm":
+    if server.kind == "vllm":
         return _vllm_bundle(plan, server)
     files: dict[str, str] = {}
     address, image = _image(plan, server)
-    if server.name == "tgi":
+    if server.kind == "tgi":
         environment = tgi_environment(plan, trust_remote_code=server.trust_remote_code)
-        traps = _unsupported(plan, server.name, image)
+        traps = _unsupported(plan, server.kind, image)
     else:
         era = era_of(image.djl) if image else "C"
         vllm = image.engine_version if image and image.engine == "vllm" else ""
@@ -84,16 +68,16 @@ def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSetting
             settings["option.model_id"] = _MOUNTED
         verdict = check_settings(settings, era=era, vllm=vllm)
         verdict.raise_mistakes("the generated serving.properties")
-        traps = verdict.traps + _unsupported(plan, server.name, image)
+        traps = verdict.traps + _unsupported(plan, server.kind, image)
         comments = (plan.describe(), plan.basis, f"image {address}")
         in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
         files[PROPERTIES] = render_properties(in_archive, comments=comments)
         environment = environment_of(settings)
     lines = (f"# {plan.describe()}", f"# {plan.basis}", *map("=".join, environment.items()))
-    files[f"{server.name}.env"] = "\n".join(lines) + "\n"
+    files[f"{server.kind}.env"] = "\n".join(lines) + "\n"
     ami = image.ami if image else ""
     container = Container(address, environment, server.model_data_uri, ami)
-    one_copy = server.name == "tgi"
+    one_copy = server.kind == "tgi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
     content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
     files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
@@ -173,7 +157,7 @@ def _image(plan: DeploymentPlan, server: Server) -> tuple[str, Image | None]:
     instance, named = plan.setup.instance, server.image
     if named is None or "/" not in named:
         found = (family for part, family in _FAMILIES.items() if part in (named or ""))
-        family = "tgi" if server.name == "tgi" else next(found, "lmi")
+        family = "tgi" if server.kind == "tgi" else next(found, "lmi")
         image = find_image(family, named, instance)
         return image.uri(server.region, server.account), image
     for image in all_images():

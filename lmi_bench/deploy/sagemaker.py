@@ -7,7 +7,6 @@ starts only one, each copy is an inference component.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,13 +20,12 @@ from botocore.validate import ParamValidator
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 from lmi_bench.deploy.plan import DeploymentPlan
+from lmi_bench.deploy.settings import EndpointSettings
 
 Request = tuple[str, dict[str, Any]]
 """An operation's name in boto3, and its parameters."""
 
 VARIANT: Final = "AllTraffic"
-_LONGEST_WAIT_S: Final = 3600
-_NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
 _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
 _CONCURRENT: Final = {
@@ -47,37 +45,6 @@ class Container:
     environment: Mapping[str, str]
     model_data_uri: str | None = None
     ami: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointSettings:
-    """Settings of a SageMaker endpoint that a plan does not contain.
-
-    name             prefix of the names of endpoint, model and component
-    startup_s        deadline to fetch and load the weights and become healthy
-    max_instances    upper limit for autoscaling, in machines; None: no autoscaling
-    target_per_copy  concurrent requests per copy, the target of autoscaling
-    components       True: one inference component per copy even if not needed
-    """
-
-    name: str
-    role_arn: str
-    startup_s: int = 1200
-    max_instances: int | None = None
-    target_per_copy: float | None = None
-    components: bool = False
-    accept_eula: bool = False
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise InputError(
-                f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50"
-            )
-        if not 60 <= self.startup_s <= _LONGEST_WAIT_S:
-            raise InputError(
-                f"container_startup_health_check_timeout of {self.startup_s} s: SageMaker accepts "
-                f"60 to {_LONGEST_WAIT_S} s; a model that loads longer needs faster storage"
-            )
 
 
 def endpoint_requests(

@@ -17,12 +17,12 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.deploy.bundle import Bundle, Server, build_bundle, write_bundle
+from lmi_bench.deploy.bundle import Bundle, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.option_table import Setting, effective_settings, untranslated_variables
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
-from lmi_bench.deploy.sagemaker import EndpointSettings
 from lmi_bench.deploy.server_settings import SERVERS
+from lmi_bench.deploy.settings import EndpointSettings
 from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
 from lmi_bench.jobs.settings.deploy import DeploySettings, LimitsSettings
@@ -90,29 +90,12 @@ class SequenceLimits:
 
 def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> Deployment:
     """Write the folder. Raises InputError before anything is written."""
-    stated, wishes = settings.server, settings.endpoint
-    server = Server(
-        name=stated.server,
-        region=wishes.region,
-        image=stated.image,
-        account=wishes.account,
-        model_data_uri=stated.model_data,
-        trust_remote_code=stated.trust_remote_code,
-    )
-    endpoint = EndpointSettings(
-        name=wishes.name,
-        role_arn=wishes.role_arn,
-        startup_s=wishes.startup_timeout,
-        max_instances=wishes.max_instances,
-        target_per_copy=wishes.target_concurrency,
-        components=wishes.components,
-        accept_eula=stated.accept_eula,
-    )
-    if server.name not in SERVERS:
-        raise InputError(f"--server {server.name}: use one of {', '.join(SERVERS)}")
+    server, endpoint = settings.server, settings.endpoint
+    if server.kind not in SERVERS:
+        raise InputError(f"--server {server.kind}: use one of {', '.join(SERVERS)}")
     excluded_by = {
-        "your own weights (--model-data, --model-id)": stated.model_data or stated.model_id,
-        "inference components (--components)": wishes.components,
+        "your own weights (--model-data, --model-id)": server.model_data_uri or server.model_id,
+        "inference components (--components)": endpoint.components,
     }
     refuse_sagemaker_draft(
         settings.layout.draft, [name for name, is_on in excluded_by.items() if is_on]
@@ -212,7 +195,7 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
         plan = plan_from_layout(
             layout.model,
             layout.instance,
-            find_profile(layout.profile, settings.server.server),
+            find_profile(layout.profile, settings.server.kind),
             tensor_parallel=layout.tensor_parallel,
             copies=layout.replicas,
             instances=layout.machines,

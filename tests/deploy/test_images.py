@@ -11,13 +11,13 @@ import pytest
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.bundle import Server, build_bundle
+from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.engine_arguments import argument_history, engine_arguments
 from lmi_bench.deploy.images import all_images, find_image
 from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.properties import parse_properties
-from lmi_bench.deploy.sagemaker import EndpointSettings
+from lmi_bench.deploy.settings import EndpointSettings, Server
 
 SIZED = {"option.max_rolling_batch_size": "64"}
 LORA = {

@@ -1,4 +1,4 @@
-"""Settings of `deploy write` and `deploy limits`: layout, server, SageMaker endpoint."""
+"""Settings of `deploy write` and `deploy limits`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, option
+from lmi_bench.deploy.settings import EndpointSettings, Server
 from lmi_bench.jobs.settings import planning
 
 INSTANCE = Option("Machine such as ml.g5.12xlarge.")
-REGION = Option("AWS region.")
-ACCOUNT = Option("Account of the region's image registry.", default="AWS's in that region")
 _LAYOUT = "Layout"
 
 
@@ -58,61 +57,14 @@ class LayoutSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """The server that is configured, and where it finds the weights."""
-
-    GROUP: ClassVar = "Server"
-
-    server: str = option("Server: lmi, tgi or vllm.", value="lmi")
-    model_id: str | None = option(
-        "Weights as a Hub id, s3:// prefix or folder.", default="the catalog's Hub id"
-    )
-    model_data: str | None = option(
-        "Weights as an s3:// prefix or model.tar.gz that SageMaker mounts at /opt/ml/model."
-    )
-    image: str | None = option(
-        "Image: a version (0.33.0, lmi28; TGI: 3.3.6), a tag, or an address.",
-        default="the newest that runs on the machine",
-    )
-    trust_remote_code: bool = option(
-        "Permission for the server to run code that comes with the weights.", value=False, rare=True
-    )
-    accept_eula: bool = option("Statement that you have read the model's licence.", value=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SageMakerSettings:
-    """The SageMaker endpoint."""
-
-    GROUP: ClassVar = "SageMaker endpoint"
-
-    name: str = option("Name of the endpoint.", value="lmi-bench")
-    role_arn: str = option(
-        "ARN of SageMaker's role.", value="arn:aws:iam::111122223333:role/replace-me"
-    )
-    region: str = option(REGION, value="us-east-1")
-    account: str | None = option(ACCOUNT, rare=True)
-    startup_timeout: int = option(
-        "Time limit to load and become healthy in s, 60 to 3600.", value=1200, rare=True
-    )
-    max_instances: int | None = option("Maximum number of machines of autoscaling.")
-    target_concurrency: float | None = option(
-        "Target of autoscaling in concurrent requests per copy."
-    )
-    components: bool = option(
-        "Inference component for each copy, even if not needed.", value=False, rare=True
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class DeploySettings:
     """A recommended or a stated layout, the server that runs it, and its endpoint."""
 
     recommendation: Path | None = option(planning.RECOMMENDATION)
     out: Path = option("New folder.", "--out", "-o", value=Path("deployment"))
     layout: LayoutSettings = field(default_factory=LayoutSettings)
-    server: ServerSettings = field(default_factory=ServerSettings)
-    endpoint: SageMakerSettings = field(default_factory=SageMakerSettings)
+    server: Server = field(default_factory=Server)
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
 
     def __post_init__(self) -> None:
         layout = self.layout

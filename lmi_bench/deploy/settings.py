@@ -1,0 +1,85 @@
+"""Settings that a deployment plan does not contain: of the server and the SageMaker endpoint."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Option, option
+
+REGION: Final = Option("AWS region.")
+ACCOUNT: Final = Option("Account of the region's image registry.", default="AWS's in that region")
+_ENDPOINT: Final = "SageMaker endpoint"
+_LONGEST_WAIT_S: Final = 3600
+_NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server that will run a bundle, and where it finds the weights."""
+
+    GROUP: ClassVar = "Server"
+
+    kind: str = option("Server: lmi, tgi or vllm.", "--server", value="lmi")
+    model_id: str | None = option(
+        "Weights as a Hub id, s3:// prefix or folder.", default="the catalog's Hub id"
+    )
+    model_data_uri: str | None = option(
+        "Weights as an s3:// prefix or model.tar.gz that SageMaker mounts at /opt/ml/model.",
+        "--model-data",
+    )
+    image: str | None = option(
+        "Image: a version (0.33.0, lmi28; TGI: 3.3.6), a tag, or an address.",
+        default="the newest that runs on the machine",
+    )
+    trust_remote_code: bool = option(
+        "Permission for the server to run code that comes with the weights.", value=False, rare=True
+    )
+    region: str = option(REGION, value="us-east-1", group=_ENDPOINT)
+    account: str | None = option(ACCOUNT, rare=True, group=_ENDPOINT)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """The SageMaker endpoint.
+
+    name  prefix of the names of endpoint, model and component
+    """
+
+    GROUP: ClassVar = _ENDPOINT
+
+    name: str = option("Name of the endpoint.", value="lmi-bench")
+    role_arn: str = option(
+        "ARN of SageMaker's role.", value="arn:aws:iam::111122223333:role/replace-me"
+    )
+    startup_s: int = option(
+        "Time limit to load and become healthy in s, 60 to 3600.",
+        "--startup-timeout",
+        value=1200,
+        rare=True,
+    )
+    max_instances: int | None = option(
+        "Maximum number of machines of autoscaling.", default="no autoscaling"
+    )
+    target_per_copy: float | None = option(
+        "Target of autoscaling in concurrent requests per copy.", "--target-concurrency"
+    )
+    components: bool = option(
+        "Inference component for each copy, even if not needed.", value=False, rare=True
+    )
+    accept_eula: bool = option(
+        "Statement that you have read the model's licence.", value=False, group="Server"
+    )
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InputError(
+                f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50"
+            )
+        if not 60 <= self.startup_s <= _LONGEST_WAIT_S:
+            raise InputError(
+                f"container_startup_health_check_timeout of {self.startup_s} s: SageMaker accepts "
+                f"60 to {_LONGEST_WAIT_S} s; a model that loads longer needs faster storage"
+            )
