@@ -231,7 +231,7 @@ def run_matrix(
             found = finished_run(folder / each.cell.folder, scenario, options.slo)
             if found is not None:
                 each.keep(found)
-                listener.note(f"{name}: finished already")
+                listener.note(f"{name}: {each.state} already")
                 continue
             on_cell(name, None)
             others = [other for other in states if other is not each]

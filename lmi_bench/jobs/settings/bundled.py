@@ -33,12 +33,12 @@ class ServeSettings:
     host: str = option("Address to listen on.", value="127.0.0.1")
     port: int = option("Port to listen on; 0: any free port.", value=8080)
     lmi_replies: str = option(
-        "Replies of djl-serving: rolling (to 0.34) or async (from 0.35).",
+        "Response format of djl-serving: rolling (to 0.34) or async (from 0.35).",
         value="rolling",
         rare=True,
     )
     require_signature: bool = option(
-        "Signature check on SageMaker's paths by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+        "Signature check on SageMaker's paths with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
         value=False,
     )
     serving_properties: Path | None = option(
@@ -108,11 +108,11 @@ class ScoreOptions:
         "Answer to rank by joint log-probability; nothing is generated; repeatable.", value=()
     )
     questions: Path | None = option(
-        "JSON lines with prompt, choices and answer: confidence compared with correctness.",
+        "JSON lines with prompt, choices and answer, to compare confidence with correctness.",
         metavar="FILE.jsonl",
     )
     expect_end: tuple[str, ...] = option(
-        f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 at another.", value=()
+        f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 otherwise.", value=()
     )
 
     def __post_init__(self) -> None:
@@ -237,7 +237,7 @@ class AttentionSettings:
         "Prompt length in tokens; repeatable.", value=(), default="256, 1,024 and 4,096"
     )
     heads: int = option("Number of query heads.", value=12)
-    head_dim: int = option("Values of a head.", value=64)
+    head_dim: int = option("Size of a head.", value=64)
     rounds: int = option("Rounds of each implementation; the median counts.", value=5)
 
     def __post_init__(self) -> None:

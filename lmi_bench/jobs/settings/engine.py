@@ -160,7 +160,7 @@ class BatchingOptions:
         default="4096; simulated: the profile's",
     )
     chunked_prefill: bool | None = option(
-        "Prefill in chunks beside decoding, or whole.",
+        "Prefill: in chunks within decode steps, or whole.",
         "--chunked-prefill/--whole-prefill",
         default="whole; simulated: the profile's",
     )

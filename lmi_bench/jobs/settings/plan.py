@@ -158,7 +158,7 @@ class ValidateSettings:
     instance: str | None = option(_MEASURED_ON)
     dtype: str | None = option(_MEASURED_DTYPE)
     slo: tuple[str, ...] = option(
-        "Limit for the rates of open loops, such as ttft_mean<=500ms; repeatable.", value=()
+        "Limit of the highest open-loop rate, such as ttft_mean<=500ms; repeatable.", value=()
     )
     seed: int = option(
         "Random seed of the calibration split (0: from all lines; other: from 70 %).", value=0
@@ -197,7 +197,7 @@ class VerifySettings:
     seed: int = option("Random seed of arrivals and prompts.", value=0)
     out: Path | None = option("Run folder.", "--out", "-o", default="runs/verify-NAME")
     update_profile: Path | None = option(
-        "Profile to write or refine: fitted to this measurement, too.", metavar="P.json"
+        "Profile file to write, or to refine with this measurement.", metavar="P.json"
     )
 
 

@@ -67,7 +67,7 @@ class PriceSettings:
     GROUP: ClassVar = PRICES
 
     prices: Path | None = option(
-        "Price list over the catalog's: instance, usd_per_hour, region, date.", metavar="FILE.yaml"
+        "Prices to override the catalog: instance, usd_per_hour, region, date.", metavar="FILE.yaml"
     )
     platform: str = option("Price platform: sagemaker or ec2.", value="sagemaker")
 

@@ -44,7 +44,7 @@ class PurchaseSettings:
     )
     commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
     committed: int | None = option(
-        "Committed machines, used or not.", default="as many as are needed", rare=True
+        "Committed machines, paid even if unused.", default="as many as are needed", rare=True
     )
     availability: str = option(
         "Availability: none, n+1 (one machine may fail) or az:K (one of K zones).",
@@ -80,7 +80,7 @@ class AxisSettings:
         "Maximum prompt tokens of a step; the chunk size with --chunked-prefill on."
     )
     chunked_prefill: str | None = option(
-        "Chunked prefill, beside decoding: on, off.", old_names=("--chunked",)
+        "Chunked prefill, within decode steps: on, off.", old_names=("--chunked",)
     )
     memory_share: str | None = option("Share of a device's memory that the engine takes, 0 to 1.")
     graphs: str | None = option("CUDA graphs: on, off.")

@@ -52,7 +52,7 @@ class GateSettings:
         "Load to judge, in users or req/s; repeatable.", value=(), default="every level"
     )
     failures: str = option(
-        "Failed requests in latencies: exclude, or count as infinite.", value="exclude"
+        "Failed requests in SLOs: exclude, or infinite (as latency).", value="exclude"
     )
     baseline: Path | None = option("Earlier run of the same workload.")
     max_regression: str | None = option(

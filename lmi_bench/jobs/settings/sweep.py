@@ -59,7 +59,7 @@ class TargetSettings:
         default="the endpoint's; else demo-15m",
     )
     protocol: str | None = option(
-        "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="asked of the endpoint"
+        "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="found by asking it"
     )
     api_key: str | None = option(API_KEY)
     header: tuple[str, ...] = option(
@@ -92,7 +92,7 @@ class LimitSettings:
         rare=True,
     )
     failures: str = option(
-        "Failed requests in SLOs: exclude, or infinite latency.", value="exclude", rare=True
+        "Failed requests in SLOs: exclude, or infinite (as latency).", value="exclude", rare=True
     )
     max_errors: str = option(
         "Maximum share of failed requests before a level is ended: 10%, or none.", value="50%"
