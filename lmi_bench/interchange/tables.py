@@ -92,7 +92,7 @@ def hardware(run: Run) -> dict[str, Any]:
         "accelerator": accelerator,
         "n_accelerators": number,
         "tp": facts.tensor_parallel,
-        "instance_count": None if instance is None else 1,
+        "instance_count": None if instance is None else facts.instances or 1,
     }
 
 

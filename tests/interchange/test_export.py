@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -18,7 +19,7 @@ from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.interchange.export import export_run
 from lmi_bench.interchange.imports.read import read_results
-from lmi_bench.interchange.tables import PUBLISHED_COLUMNS, level_table
+from lmi_bench.interchange.tables import PUBLISHED_COLUMNS, hardware, level_table
 
 
 def level(users, n, stopped_by=None):
@@ -57,6 +58,19 @@ def test_the_level_table_begins_with_the_published_columns(run):
     assert (row.input_tokens, row.output_tokens, row.total_tokens) == (8, 4, 12)
     assert row.latency_ms_per_token == pytest.approx(250 / 4)
     assert row.throughput_tokens_per_s == pytest.approx(1200 / 299.25)
+
+
+@pytest.mark.parametrize(
+    ("facts", "count"),
+    [
+        (TargetFacts("sagemaker", instance="ml.g5.2xlarge", instances=3), 3),
+        (TargetFacts("simulated", instance="ml.g5.2xlarge"), 1),
+        (TargetFacts("http"), None),
+    ],
+)
+def test_the_table_counts_the_instances_of_an_endpoint(run, facts, count):
+    endpoint = replace(run, manifest=replace(run.manifest, target=facts))
+    assert hardware(endpoint)["instance_count"] == count
 
 
 def test_a_level_that_was_cut_short_leaves_its_cells_empty(run):

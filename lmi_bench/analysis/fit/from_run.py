@@ -50,8 +50,9 @@ class PlacedRun:
     def degree(self) -> int:
         """Tensor-parallel degree of one copy."""
         manifest = self.run.manifest
-        stated = self.tensor_parallel or manifest.target.tensor_parallel
-        return int(stated or manifest.scenario.engine.tensor_parallel or 1)
+        asked = manifest.scenario.engine.tensor_parallel
+        known = self.tensor_parallel or manifest.target.tensor_parallel
+        return known or (asked if isinstance(asked, int) else 1)
 
 
 def run_lengths(run: Run) -> tuple[int, int]:

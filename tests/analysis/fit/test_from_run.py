@@ -212,6 +212,17 @@ def test_answers_shorter_than_asked_count_as_long_as_they_were():
     assert (cell.input_tokens, cell.output_tokens) == (256, 128)
 
 
+@pytest.mark.parametrize(("asked", "degree"), [("max", 1), (4, 4), (None, 1)])
+def test_the_degree_of_an_endpoint_is_the_number_that_was_asked_for(asked, degree):
+    """`--tp max` is all devices of the engine, which an endpoint's run does not state."""
+    run = stating(
+        sweep_of(TGI_2023, levels=(1,)),
+        scenario={"engine": {"tensor_parallel": asked}},
+        target={"kind": "http"},
+    )
+    assert PlacedRun(run, INSTANCE).degree == degree
+
+
 def test_the_servers_name_of_its_model_says_the_format():
     run = sweep_of(TGI_2023, levels=(1,))
     served = {"kind": "http", "model": "TheBloke/Llama-2-7B-Chat-AWQ"}
