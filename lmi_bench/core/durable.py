@@ -1,4 +1,4 @@
-"""Files that survive a kill: whole or absent, appended to or untouched, written by one process."""
+"""Writes files that a kill leaves whole or absent, and locks a folder for one process."""
 
 from __future__ import annotations
 

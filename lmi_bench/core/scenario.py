@@ -285,19 +285,14 @@ def _nearest(location: Sequence[str | int]) -> str:
     for part in location[:-1]:
         if isinstance(part, str):
             section = _section_of(section, part)
-    unknown = str(location[-1])
-    here = list(section.model_fields) if section else []
-    close = difflib.get_close_matches(unknown, here, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    elsewhere = {
-        field: f"{name}.{field}" if name else field
-        for name, fields in _all_fields().items()
-        for field in fields
-    }
-    close = difflib.get_close_matches(unknown, elsewhere, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {elsewhere[close[0]]}?"
+    here = {name: name for name in section.model_fields} if section else {}
+    everywhere = {name: name for name in Scenario.model_fields}
+    for name in Scenario.model_fields:
+        inner = _section_of(Scenario, name)
+        everywhere |= {field: f"{name}.{field}" for field in inner.model_fields} if inner else {}
+    for known in (here, everywhere):
+        if close := difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6):
+            return f"; did you mean {known[close[0]]}?"
     return f"; known here: {', '.join(sorted(here))}"
 
 
@@ -309,12 +304,3 @@ def _section_of(section: type[BaseModel] | None, name: str) -> type[BaseModel] |
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
-
-
-def _all_fields() -> dict[str, list[str]]:
-    sections = {"": list(Scenario.model_fields)}
-    for name in Scenario.model_fields:
-        section = _section_of(Scenario, name)
-        if section is not None:
-            sections[name] = list(section.model_fields)
-    return sections

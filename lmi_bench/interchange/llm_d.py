@@ -84,7 +84,7 @@ def _load(run: Run, line: Level, stage: int) -> dict[str, Any]:
     if input_tokens is None or input_tokens < 1:
         return {}
     standardized: dict[str, Any] = {
-        "tool": str(run.manifest.imported_from or "lmi-bench"),
+        "tool": run.manifest.imported_from or "lmi-bench",
         "tool_version": __version__,
         "source": "sampled" if scenario.workload.dataset else "random",
         "stage": stage,
@@ -119,17 +119,14 @@ def _aggregate(line: Level) -> dict[str, Any]:
     }
     total, output = (line.total_throughput_tokens_per_s, line.throughput_tokens_per_s)
     rates = {
-        "input_token_rate": (
-            None if total is None or output is None else total - output,
-            "tokens/s",
-        ),
-        "output_token_rate": (output, "tokens/s"),
-        "total_token_rate": (total, "tokens/s"),
-        "request_rate": (line.request_throughput_per_s, "queries/s"),
+        "input_token_rate": None if total is None or output is None else total - output,
+        "output_token_rate": output,
+        "total_token_rate": total,
+        "request_rate": line.request_throughput_per_s,
     }
     throughput = {
-        name: {"units": units, "mean": value}
-        for name, (value, units) in rates.items()
+        name: {"units": "queries/s" if name == "request_rate" else "tokens/s", "mean": value}
+        for name, value in rates.items()
         if value is not None
     }
     return {"requests": requests, "latency": latency, "throughput": throughput}

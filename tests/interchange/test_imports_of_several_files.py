@@ -110,7 +110,7 @@ def test_evalscopes_older_names_were_seconds(tmp_path):
 
 def test_evalscopes_quantiles_alone_do_not_say_of_what_load(tmp_path):
     folder = write(tmp_path, {"benchmark_percentile.json": EVALSCOPE_ROWS})
-    with pytest.raises(InputError, match=r"benchmark_summary\.json, which is not beside it"):
+    with pytest.raises(InputError, match=r"benchmark_summary\.json, which is not in its folder"):
         read_results(folder / "benchmark_percentile.json")
 
 

@@ -34,7 +34,7 @@ _QUANTILES = ("p90", "p95", "p99")
 _NO_GAPS = "{} gives one mean gap a request (our TPOT), not the gaps"
 SEARCH_HISTORY_HELP = (
     "search_history.json holds the path of a search and not what its levels measured: import the "
-    "profile_export_aiperf.json of each iteration, which lie beside it"
+    "profile_export_aiperf.json of each iteration, from the same folder"
 )
 
 

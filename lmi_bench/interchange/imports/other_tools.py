@@ -100,8 +100,8 @@ def read_llmeter(content: Object, load: Load | None) -> Imported:
     """The stats.json of one llmeter run; its summary.json counts only."""
     if "time_to_last_token-average" not in content:
         raise InputError(
-            "llmeter's summary.json holds no latencies: import stats.json or responses.jsonl, "
-            "which lie beside it"
+            "llmeter's summary.json holds no latencies: import stats.json or responses.jsonl "
+            "from the same folder"
         )
     return LLMETER.read(content, load)
 
@@ -245,7 +245,7 @@ def join_evalscope(objects: Rows, read_beside: Callable[[str], Rows | None]) -> 
         return {**objects[0], "percentiles": list(read_beside(_PERCENTILES) or ())}
     summary = read_beside(_SUMMARY)
     if summary is None:
-        raise InputError(f"the load and the counts are in {_SUMMARY}, which is not beside it")
+        raise InputError(f"the load and the counts are in {_SUMMARY}, which is not in its folder")
     return {**summary[0], "percentiles": list(objects)}
 
 
