@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmi_bench.core.level import LATENCY_KEY
+from lmi_bench.report.formats import number
 from lmi_bench.report.values import Curve, ReportView
 
 # Distinct for people with any colour vision, on white and on near-black (after Okabe and Ito).
@@ -51,7 +53,7 @@ class Chart:
     curves        the runs over the same kind of load, also those without a value here
     over_load     True: x is a logarithmic load; False: x is the throughput
     has_knees     True: the runs' knees are marked
-    limit_ms      latency limit to draw; None: there is none, or it would flatten the series
+    limits        lines to draw: ms and text; a limit far above the series is only named
     """
 
     anchor: str
@@ -64,12 +66,17 @@ class Chart:
     series: tuple[Series, ...]
     over_load: bool = True
     has_knees: bool = False
-    limit_ms: float | None = None
+    limits: tuple[tuple[float, str], ...] = ()
 
     @property
     def loads(self) -> list[float]:
         """Every load of the runs, rising."""
         return sorted({load for curve in self.curves for load in curve.loads})
+
+    @property
+    def top_ms(self) -> float:
+        """The highest value of all series."""
+        return _top(self.series)
 
 
 def build_charts(view: ReportView) -> tuple[Chart, ...]:
@@ -109,7 +116,7 @@ def _latency_throughput(runs: Runs, limit_ms: float) -> Chart:
         series,
         over_load=False,
         has_knees=True,
-        limit_ms=_limit(series, limit_ms),
+        limits=_limit(series, limit_ms),
     )
 
 
@@ -154,7 +161,8 @@ def _percentiles(
         f"{title}, {unit}",
         curves,
         series,
-        limit_ms=_limit(series, limit_ms) if unit == "ms/token" else None,
+        limits=_slo_limits(curves, metric, unit)
+        or (_limit(series, limit_ms) if unit == "ms/token" else ()),
     )
 
 
@@ -166,10 +174,24 @@ def _over_load(runs: Runs) -> tuple[tuple[Curve, ...], str, str]:
     return curves, "Request rate, req/s", "-by-rate"
 
 
-def _limit(series: Sequence[Series], limit_ms: float) -> float | None:
+def _limit(series: Sequence[Series], limit_ms: float) -> tuple[tuple[float, str], ...]:
     """The latency limit, where it is near enough not to flatten the curve under it."""
-    top = max((value for each in series for value in each.y if value), default=0.0)
-    return limit_ms if top >= limit_ms / 3 else None
+    near = _top(series) >= limit_ms / 3
+    return ((limit_ms, f"limit {number(limit_ms)} ms/token"),) if near else ()
+
+
+def _slo_limits(curves: Sequence[Curve], metric: str, unit: str) -> tuple[tuple[float, str], ...]:
+    """The limits that the runs' SLOs set to this metric, each once."""
+    all_slos = {slo for curve in curves for slo in curve.slos}
+    slos = [slo for slo in all_slos if LATENCY_KEY[slo.metric] == metric]  # type: ignore[index]
+    ordered = sorted(slos, key=lambda slo: (slo.limit_ms, slo.statistic))
+    return tuple(
+        (slo.limit_ms, f"SLO {slo.statistic} ≤ {number(slo.limit_ms)} {unit}") for slo in ordered
+    )
+
+
+def _top(series: Sequence[Series]) -> float:
+    return max((value for each in series for value in each.y if value), default=0.0)
 
 
 def _finite(values: Sequence[float | None]) -> Values:

@@ -64,10 +64,10 @@ def _draw(axes: Axes, chart: Chart) -> None:
         axes.minorticks_off()
     else:
         axes.set_xlim(left=0)
-        if chart.limit_ms is not None:
-            axes.axhline(chart.limit_ms, color=_LIMIT, linewidth=1, linestyle=":")
-            axes.annotate(f"limit {chart.limit_ms:g} ms/token", (0.01, chart.limit_ms),
-                          xytext=(0, 3), xycoords=("axes fraction", "data"),
+    for limit, text in chart.limits:
+        if limit <= 3 * chart.top_ms:
+            axes.axhline(limit, color=_LIMIT, linewidth=1, linestyle=":")
+            axes.annotate(text, (0.01, limit), xytext=(0, 3), xycoords=("axes fraction", "data"),
                           textcoords="offset points", fontsize=8, color=_LIMIT)  # fmt: skip
     axes.set_xlabel(chart.x_title)
     axes.set_ylabel(chart.y_title)

@@ -21,7 +21,7 @@ from lmi_bench.report.values import ReportView
 def render_html(view: ReportView) -> str:
     """The report as one self-contained page."""
     import jinja2
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     folder = files("lmi_bench.report") / "page"
     charts = build_charts(view)
@@ -39,6 +39,7 @@ def render_html(view: ReportView) -> str:
         scripts=[Markup(script) for script in scripts],  # noqa: S704
         style=Markup(_text(folder / "style.css")),  # noqa: S704
         policy=_policy(scripts),
+        breakable=lambda text: escape(text).replace(Markup("&lt;="), Markup("<wbr>&lt;=")),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lmi_bench.core.units import format_figure
 from lmi_bench.report.charts import PALETTE, Chart, Series
-from lmi_bench.report.formats import load_name, number
+from lmi_bench.report.formats import load_name
 from lmi_bench.report.values import Curve
 
 _STYLES = {
@@ -65,10 +65,16 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
             data += _diamonds(series, several)
     if chart.has_knees and chart.over_load:
         _draw_knees(layout, chart.curves[0])
-    if (limit := chart.limit_ms) is not None:
-        line = {"x0": 0, "x1": 1, "xref": "paper", "y0": limit, "y1": limit, "layer": "below"}
-        note = {"x": 0.01, "xref": "paper", "y": limit, "xanchor": "left",
-                "text": f"limit {number(limit)} ms/token"}  # fmt: skip
+    beyond = 0
+    for limit, text in chart.limits:
+        line: dict[str, Any] | None = {
+            "x0": 0, "x1": 1, "xref": "paper", "y0": limit, "y1": limit, "layer": "below",
+        }  # fmt: skip
+        note = {"x": 0.01, "xref": "paper", "y": limit, "xanchor": "left", "text": text}
+        if limit > 3 * chart.top_ms:  # it would flatten the curves
+            line = None
+            note |= {"yref": "paper", "y": 0.92 - 0.08 * beyond, "text": f"{text}, above the chart"}
+            beyond += 1
         _mark(layout, line, note, "var(--bad)", {"width": 1.5, "dash": "dot"})
     return {"data": data, "layout": layout}
 
@@ -171,13 +177,14 @@ def _draw_knees(layout: dict[str, Any], curve: Curve) -> None:
 
 def _mark(
     layout: dict[str, Any],
-    line: dict[str, Any],
+    line: dict[str, Any] | None,
     note: dict[str, Any],
     colour: str,
     style: dict[str, Any],
 ) -> None:
-    """A straight line and its text."""
-    layout["shapes"].append({"type": "line", **line, "line": {"color": colour, **style}})
+    """A straight line, if there is one, and its text."""
+    if line is not None:
+        layout["shapes"].append({"type": "line", **line, "line": {"color": colour, **style}})
     font = {"size": 11, "color": colour}
     layout["annotations"].append({"yanchor": "bottom", "showarrow": False, **note, "font": font})
 

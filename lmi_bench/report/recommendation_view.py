@@ -57,6 +57,7 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         met=answer.recommended is not None,
         why="" if chosen is None else chosen.reason,
         headline=_headline(answer, chosen),
+        answer=() if chosen is None else _answer(chosen),
         headlines=() if chosen is None else _figure_headlines(chosen),
         figures=None if chosen is None else _figures_table(chosen),
         candidates=_candidates_table(answer.candidates[:_SHOWN_CANDIDATES], chosen, "Candidates"),
@@ -90,6 +91,27 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
     missed = answer.missed or "the SLOs"
     verb = "carries" if missed == "the load" else "meets"
     return Headline(f"Nearest, no candidate {verb} {missed}", fleet, "", detail, "bad")
+
+
+def _answer(chosen: Candidate) -> tuple[Headline, ...]:
+    """The price, attainment and SLO verdict of the chosen candidate."""
+    monthly = f"{usd(chosen.usd_per_month)} a month" if chosen.usd_per_month is not None else ""
+    per_1m = chosen.usd_per_1m_output_tokens
+    each = "" if per_1m is None else f"{usd(per_1m)} per 1M output tokens"
+    notes = "; ".join(part for part in (monthly, each, chosen.price_provenance) if part)
+    tiles = [Headline("Price of the fleet", usd(chosen.price_usd_per_hour), "an hour", notes)]
+    joint = chosen.attainment.get("joint_attainment")
+    if joint is not None:
+        sent = count(chosen.attainment.get("requests"))
+        detail = f"of {sent} simulated requests meet every SLO"
+        tiles.append(Headline("Attainment", number(100 * joint), "%", detail))
+    if chosen.slos:
+        verdict = ("pass", "good") if chosen.meets_slos else ("fail", "bad")
+        detail = "; ".join(
+            f"{each.slo}: {number(each.predicted_ms)} ms, {each.confidence}" for each in chosen.slos
+        )
+        tiles.append(Headline("SLOs", verdict[0], "", detail, verdict[1]))
+    return tuple(tiles)
 
 
 def _how_sure(chosen: Candidate) -> str:

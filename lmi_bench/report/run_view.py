@@ -14,6 +14,7 @@ from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Metric
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
+from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.formats import load_name, minute, number, plain
 from lmi_bench.report.tables.extras import (
@@ -30,7 +31,9 @@ from lmi_bench.report.tables.levels import (
     generator_table,
     knees_table,
     levels_table,
+    readable_slos,
     rule_title,
+    slo_headline,
     slo_table,
     statistics_tables,
 )
@@ -57,7 +60,9 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
-    headlines = (search_headline(run.slo_answer), _knee_headline(curve, knees), *_extremes(curve))
+    slos = readable_slos(scenario.slo)
+    verdict = search_headline(run.slo_answer) or slo_headline(axis, lines, slos)
+    headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve))
     more = (
         search_table(axis, lines),
         spread_table(axis, lines),
@@ -88,7 +93,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
         scenario_yaml=_yaml(scenario.to_json()),
-        curve=_curve(label, curve, knees, simulated=simulated),
+        curve=_curve(label, curve, knees, slos, simulated=simulated),
     )
 
 
@@ -202,7 +207,9 @@ def _extremes(curve: SweepCurve) -> list[Headline]:
     return headlines
 
 
-def _curve(label: str, curve: SweepCurve, knees: Sequence[Knee], *, simulated: bool) -> Curve:
+def _curve(
+    label: str, curve: SweepCurve, knees: Sequence[Knee], slos: Sequence[Slo], *, simulated: bool
+) -> Curve:
     points = curve.points
     latencies: dict[tuple[str, str], tuple[float | None, ...]] = {
         (LATENCY_KEY[metric], name): tuple(point.line.of(metric).value(name) for point in points)
@@ -227,6 +234,7 @@ def _curve(label: str, curve: SweepCurve, knees: Sequence[Knee], *, simulated: b
             for knee in knees
             if knee.load is not None and knee.axis == curve.axis
         ),
+        slos=tuple(slos),
     )
 
 

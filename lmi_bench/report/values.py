@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi_bench.analysis.results.definitions import Definition
+from lmi_bench.core.slo import Slo
 from lmi_bench.report.table import Table
 
 
@@ -51,6 +52,7 @@ class Curve:
     throughput_tokens_per_s: tuple[float | None, ...]
     latencies: Mapping[tuple[str, str], tuple[float | None, ...]]
     knees: tuple[KneeMark, ...] = ()
+    slos: tuple[Slo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,10 @@ class RejectedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RecommendationView:
-    """One recommendation; `met` is False where no candidate meets the SLOs."""
+    """One recommendation; `met` is False where no candidate meets the SLOs.
+
+    answer  what to read after the headline: price, attainment, SLOs
+    """
 
     anchor: str
     title: str
@@ -105,6 +110,7 @@ class RecommendationView:
     met: bool
     why: str
     headline: Headline
+    answer: tuple[Headline, ...]
     headlines: tuple[Headline, ...]
     figures: Table | None
     candidates: Table | None

@@ -50,14 +50,14 @@ def build_view(
         for index, content in enumerate(recommendations, start=1)
     )
     headlines: list[Headline] = []
+    if run_views:  # a recommendation alone has its answer in its own section, right below
+        headlines += [tile for each in advice for tile in (each.headline, *each.answer)]
     if len(run_views) == 1:
         headlines += run_views[0].headlines
         title = title or run_views[0].label
     else:
         headlines += [run_headline(run) for run in run_views]
         title = title or (f"{len(run_views)} runs compared" if run_views else "Recommendation")
-    if run_views:  # a recommendation alone has its headline in its own section, right below
-        headlines += [each.headline for each in advice]
     return ReportView(
         title=title,
         generated_at=(generated_at or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),

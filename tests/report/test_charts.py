@@ -63,6 +63,17 @@ def test_the_limit_is_drawn_only_where_it_would_not_flatten_the_curve(runs_of):
     assert lines(step_s=0.005) == []
 
 
+def test_slos_are_lines_in_the_charts_of_their_metric_and_far_ones_are_named(runs_of):
+    """A limit above three times the highest value would flatten the curve."""
+    run = runs_of("", loads=(1, 64), more={"slo": ["ttft_p90<=1s", "itl_p99<=5s"]})
+    layouts = {c.name: plotly_figure(c)["layout"] for c in build_charts(build_view([run]))}
+    (line,) = layouts["ttft"]["shapes"]
+    assert line["y0"] == line["y1"] == 1000.0
+    assert layouts["ttft"]["annotations"][0]["text"] == "SLO p90 ≤ 1,000 ms"
+    assert layouts["itl"]["shapes"] == []
+    assert layouts["itl"]["annotations"][0]["text"] == "SLO p99 ≤ 5,000 ms, above the chart"
+
+
 def test_an_unsupported_percentile_is_a_gap_not_a_zero(sweep):
     charts = {chart.anchor: chart for chart in build_charts(build_view([sweep]))}
     p90 = next(t for t in plotly_figure(charts["chart-ttft-ms"])["data"] if t["name"] == "p90")

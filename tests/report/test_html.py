@@ -18,7 +18,7 @@ from lmi_bench.report.plotly_figure import plotly_figure
 from lmi_bench.report.view import build_view
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>{{ 7*7 }}"
-VOID = {"meta", "link", "br", "img", "hr", "input"}
+VOID = {"meta", "link", "br", "wbr", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
@@ -216,6 +216,11 @@ def test_a_recommendation_alone_needs_no_script(recommendation):
     for part in ("2 × ml.g5.12xlarge", "$14.18/h", "$1.62 per 1M output tokens", "2,430",
                  "interval 300 to 610", "weights need 25.1 GiB", "tgi-2023"):  # fmt: skip
         assert part in page.text, part
+
+
+def test_an_slo_breaks_before_its_limit_and_not_inside_its_number(runs_of):
+    run = runs_of("", loads=(16,), more={"slo": ["ttft_p90<=1s"]})
+    assert "ttft_p90<wbr>&lt;=1000ms" in render_html(build_view([run]))
 
 
 def test_the_same_view_gives_the_same_page(sweep):

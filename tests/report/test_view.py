@@ -50,8 +50,37 @@ def test_the_headlines_are_knee_throughput_and_first_token(sweep):
     view = build_view([sweep])
     values = {each.label: (each.value, each.unit) for each in view.headlines}
     assert values["Knee"] == ("16", "concurrent requests")
-    assert set(values) == {"Knee", "Best throughput", "Fastest first token"}
-    assert "346 tok/s" in view.headlines[0].detail
+    assert list(values)[1:] == ["Knee", "Best throughput", "Fastest first token"]
+    assert "346 tok/s" in view.headlines[1].detail
+
+
+def test_the_first_headline_is_the_highest_level_that_meets_every_slo(runs_of):
+    """Levels of 10 users and more support a p90 of 29 requests; 64 wait for 24 slots."""
+    slo = {"slo": ["e2e_p90<=3s"]}
+    first = build_view([runs_of("", loads=(10, 16, 64), more=slo)]).headlines[0]
+    assert (first.value, first.unit, first.tone) == ("16", "concurrent requests", "good")
+    assert "concurrency 64 misses e2e_p90<=3000ms" in first.detail
+    first = build_view([runs_of("", loads=(10, 16), more=slo)]).headlines[0]
+    assert first.value == "≥ 16"
+    first = build_view([runs_of("", loads=(64,), more=slo)]).headlines[0]
+    assert (first.value, first.tone) == ("none", "bad")
+
+
+def test_the_answer_is_fleet_price_attainment_and_verdict_before_the_runs(sweep, recommendation):
+    outlook = {"slo": "ttft_p90<=2s", "predicted_ms": 2420.0, "limit_ms": 2000.0,
+               "confidence": "missed"}  # fmt: skip
+    recommendation["recommended"] |= {"slos": [outlook]}
+    recommendation["recommended"]["attainment"] = {"joint_attainment": 0.912, "requests": 3600}
+    tiles = build_view([sweep], [recommendation]).headlines
+    shown = [(each.label, each.value, each.tone) for each in tiles[:4]]
+    assert shown == [
+        ("Recommended", "2 × ml.g5.12xlarge", "good"),
+        ("Price of the fleet", "$14.18", ""),
+        ("Attainment", "91.2", ""),
+        ("SLOs", "fail", "bad"),
+    ]
+    assert tiles[2].detail == "of 3,600 simulated requests meet every SLO"
+    assert tiles[3].detail == "ttft_p90<=2s: 2,420 ms, missed"
 
 
 def test_a_knee_at_the_top_of_the_sweep_is_a_lower_bound(runs_of):

@@ -15,6 +15,7 @@ from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import format_figure, s_to_ms
 from lmi_bench.report.formats import MISSING, count, load_name, number, plain, share, statistic_cell
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
+from lmi_bench.report.values import Headline
 
 RULE_TITLES: Mapping[str, str] = {
     "latency_limit": "Latency limit",
@@ -257,7 +258,7 @@ def slo_table(
 
     limits  limits of a good request; empty: the SLOs
     """
-    slos, goods = _readable(texts), _readable(limits)
+    slos, goods = readable_slos(texts), readable_slos(limits)
     if not slos and not goods:
         return None
     kept = dict(zip(map(id, lines), records or (), strict=False))
@@ -286,7 +287,7 @@ def slo_table(
     return per_level("Service-level objectives", axis, lines, fields, note)
 
 
-def _readable(texts: Sequence[str]) -> list[Slo]:
+def readable_slos(texts: Sequence[str]) -> list[Slo]:
     """The SLOs that this version can parse; a file of another version may have others."""
     slos = []
     for text in texts:
@@ -295,6 +296,30 @@ def _readable(texts: Sequence[str]) -> list[Slo]:
         except InputError:
             continue
     return slos
+
+
+def slo_headline(axis: str, lines: Lines, slos: Sequence[Slo]) -> Headline | None:
+    """The highest load of a sweep that meets every SLO, below the first miss; None without SLOs."""
+    best, missed, limit = None, None, None
+    for line in lines if slos else ():
+        found = [check_slo(line, slo) for slo in slos]
+        limit = next((each.slo for each in found if each.verdict == "fail"), None)
+        if limit is not None or not line.valid:
+            missed = line.load.on(axis)
+            break
+        if all(each.verdict == "pass" for each in found):
+            best = line.load.on(axis)
+    if best is None and missed is None:
+        return None
+    detail = ", ".join(map(str, slos))
+    if missed is None:
+        detail += ": the highest level that ran, so a higher load may meet them, too"
+    else:
+        detail += f"; {load_name(axis, missed)} " + (f"misses {limit}" if limit else "is invalid")
+    value = "none" if best is None else f"{'≥ ' if missed is None else ''}{best:g}"
+    unit = "" if best is None else "concurrent requests" if axis == "concurrency" else "req/s"
+    tone = "good" if best is not None else "bad"
+    return Headline("Highest level within the SLOs", value, unit, detail, tone)
 
 
 def _verdict_cell(line: Level, slo: Slo) -> Cell:
