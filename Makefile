@@ -1,6 +1,8 @@
 # Two commands for a fresh machine with Python >= 3.11 and make:
 #   make quickstart   install, sweep the bundled engine, recommend, write a report
 #   make test         install what the checks need and run all of them
+# and a third for the documents as a site, build/site/index.html:
+#   make docs
 # A smaller torch (no CUDA): make quickstart PIP_ARGS="--extra-index-url <the CPU wheel index>",
 # see README.md.
 
@@ -13,7 +15,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test lint docs clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -46,6 +48,15 @@ lint: $(VENV)/.dev
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+
+# The command line's page is made from the program, so lmi-bench itself is installed too.
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server -d build/site"
 
 clean:
 	rm -rf $(VENV) dist build

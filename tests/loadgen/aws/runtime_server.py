@@ -54,7 +54,7 @@ class Dying(SimulatedExecutor):
 
 @contextmanager
 def runtime_server(
-    *, executor=None, step_s=0.002, signed=True, app_options=None, **settings
+    *, executor=None, step_s=0.002, signed=True, model="toy", app_options=None, **settings
 ) -> Iterator[str]:
     """The URL of a server that streams 2 ms a token and checks signatures."""
     config = SchedulerConfig(**({"num_blocks": 256, "max_model_len": 512} | settings))
@@ -68,7 +68,7 @@ def runtime_server(
             app = build_app(
                 engine,
                 PlainTokenizer(),
-                model_name="toy",
+                model_name=model,
                 max_model_len=config.max_model_len,
                 signature_check=check,
                 **(app_options or {}),

@@ -1,0 +1,199 @@
+"""Pages of the site that nobody writes: the command line, the README as start page, the results.
+
+mkdocs calls the `on_` functions. The tests call `cli_page` and `metrics_tables`, so none of it
+needs mkdocs before a build.
+
+    python docs/hooks/pages.py      writes the tables of docs/reference/metrics.md anew
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CLI_PAGE = "reference/cli.md"
+METRICS_PAGE = DOCS / "reference/metrics.md"
+DEFINITIONS = ROOT / "lmi_bench/analysis/results/definitions.csv"
+TABLE = re.compile(r"(?<=<!-- definitions -->\n).*?(?=<!-- end -->)", re.DOTALL)
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+TYPE = re.compile(r"<(?:list\[)?(\w+)\]?>")
+LOADED = re.compile(r"<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+
+
+def copied_pages() -> dict[str, Path]:
+    """Pages that lie outside docs/, by their place in the site."""
+    results = sorted((ROOT / "benchmarks/results").glob("*.md"))
+    return {
+        "index.md": ROOT / "README.md",
+        "changelog.md": ROOT / "CHANGELOG.md",
+        "contributing.md": ROOT / "CONTRIBUTING.md",
+    } | {f"measured/{path.name}": path for path in results}
+
+
+def generated_pages() -> set[str]:
+    """The places of all pages that are not files of docs/."""
+    return {CLI_PAGE, *copied_pages()}
+
+
+def relinked(text: str, source: Path, place: str) -> str:
+    """The text with its links as they lead from `place` in the site.
+
+    A link to a file that is no page of the site loses its target and keeps its words.
+    """
+    places = {path: name for name, path in copied_pages().items()}
+
+    def change(match: re.Match[str]) -> str:
+        mark, words, link = match.groups()
+        path, hash_, anchor = link.partition("#")
+        if "://" in link or not path:
+            return match[0]
+        target = (source.parent / path).resolve()
+        if target.is_relative_to(DOCS) and target.is_file():
+            name = target.relative_to(DOCS).as_posix()
+        elif target in places:
+            name = places[target]
+        else:
+            return words
+        up = "../" * place.count("/")
+        return f"{mark}[{words}]({up}{name}{hash_}{anchor})"
+
+    return LINK.sub(change, text)
+
+
+def metrics_tables() -> str:
+    """A section for each metric: unit, formula, what to know, its name in vLLM's benchmark."""
+    with DEFINITIONS.open(encoding="utf-8", newline="") as file:
+        return "\n".join(_metric(row) for row in csv.DictReader(file))
+
+
+def _metric(row: dict[str, str]) -> str:
+    unit = f", {row['unit']}" if row["unit"] else ""
+    lines = [f"### {row['title']}{unit}", "", f"`{row['key']}` = {row['formula']}", ""]
+    if row["note"]:
+        lines += [f"{row['note'][0].upper()}{row['note'][1:]}.", ""]
+    if row["vllm_key"]:
+        key, _, where = row["vllm_key"].partition(" ")
+        lines += [f"In `vllm bench serve`: `{key}` {where}".rstrip() + ".", ""]
+    return "\n".join(lines)
+
+
+def with_tables(page: str) -> str:
+    """The metrics page with its tables as the definitions say today."""
+    return TABLE.sub(lambda _: f"\n{metrics_tables()}\n", page)
+
+
+def cli_page() -> str:
+    """Every command with all its options, as the program itself declares them."""
+    import typer
+
+    from lmi_bench.cli.main import app
+
+    parts = [
+        "# Command line",
+        "",
+        "This page is made from the commands of this version. `lmi-bench COMMAND --help` shows the",
+        "usual options of a command, `--help-all` shows all of them. An option marked *rare* is",
+        "shown by `--help-all` only.",
+        "",
+    ]
+    root = typer.main.get_command(app)
+    parts += [
+        f"- [`lmi-bench {name}`](#lmi-bench-{name.replace(' ', '-')})"
+        for name, _ in _commands(root)
+    ]
+    for name, command in _commands(root):
+        parts += ["", *_section(name, command)]
+    return "\n".join(parts) + "\n"
+
+
+def _commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        full = f"{above} {name}".strip()
+        if hasattr(command, "commands"):
+            yield from _commands(command, full)
+        else:
+            yield full, command
+
+
+def _section(name: str, command: Any) -> list[str]:
+    import typer
+
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    words = " ".join(_usage(each) for each in arguments)
+    lines = [
+        f"## lmi-bench {name}",
+        "",
+        "```text",
+        f"lmi-bench {name} [OPTIONS] {words}".rstrip(),
+        "```",
+        "",
+    ]
+    lines += [command.help or "", ""]
+    ctx = typer.Context(command)
+    panels: dict[str, list[str]] = {}
+    rare = getattr(command.callback, "rare", frozenset())
+    for each in command.params:
+        panel = getattr(each, "rich_help_panel", None) or (
+            "Arguments" if each in arguments else "Options"
+        )
+        panels.setdefault(panel, []).append(_option(each, each.name in rare, ctx))
+    for panel, rows in panels.items():
+        lines += [f"**{panel}**", "", "| option | is |", "|---|---|", *rows, ""]
+    return lines
+
+
+def _usage(argument: Any) -> str:
+    word = (argument.metavar or argument.name.upper()) + ("..." if argument.nargs == -1 else "")
+    return word if argument.required or word.startswith("[") else f"[{word}]"
+
+
+def _option(param: Any, is_rare: bool, ctx: Any) -> str:
+    if param.param_type_name == "argument":
+        name = f"`{_usage(param)}`"
+    else:
+        name = ", ".join(f"`{each}`" for each in (*param.opts, *param.secondary_opts))
+        if not param.is_flag:
+            kind = TYPE.sub(r"\1", param.display_type(ctx)).upper()
+            name += f" {kind}"
+    notes = ["required" if param.required else "", "rare" if is_rare else ""]
+    notes += [f"or the variable {param.envvar}" if param.envvar else ""]
+    help_ = " ".join((param.help or "").split())
+    shown = "; ".join(note for note in notes if note)
+    return f"| {_cell(name)} | {_cell(help_)}{f' *({shown})*' if shown else ''} |"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", text).replace("<", "&lt;").replace("*", "\\*")
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Adds the pages that are not files of docs/."""
+    from mkdocs.structure.files import File
+
+    for place, path in copied_pages().items():
+        text = relinked(path.read_text("utf-8"), path, place)
+        files.append(File.generated(config, place, content=text))
+    files.append(File.generated(config, CLI_PAGE, content=cli_page()))
+    return files
+
+
+def on_page_markdown(text: str, *, page: Any, **_: Any) -> str:
+    """Links to results and other files outside docs/ lead to their place in the site."""
+    place = page.file.src_uri
+    return text if place in generated_pages() else relinked(text, DOCS / place, place)
+
+
+def on_post_page(html: str, *, page: Any, **_: Any) -> str:
+    """Refuses a page that loads anything from another host."""
+    if found := LOADED.search(html):
+        raise ValueError(f"{page.file.src_uri} loads from another host: {found[0]}")
+    return html
+
+
+if __name__ == "__main__":
+    METRICS_PAGE.write_text(with_tables(METRICS_PAGE.read_text("utf-8")), "utf-8")
