@@ -114,8 +114,7 @@ def slots_by_field(cls: type[JsonValue]) -> dict[str, Slot]:
         hints = get_type_hints(cls)
         _SLOTS[cls] = {
             each.name: slot_of(each.name, hints[each.name])._replace(
-                optional=bool(each.metadata),
-                required=each.default is MISSING and each.default_factory is MISSING,
+                optional=bool(each.metadata), required=_defaults(cls)[each.name] is MISSING
             )
             for each in fields(cls)
             if each.name not in ("file_keys", "unknown")

@@ -1,7 +1,7 @@
-"""Keeps secrets out of what is written: keys, tokens, passwords, credentials in URLs.
+"""Removes secrets from everything that is written: keys, tokens, passwords, credentials in URLs.
 
-Works by the name of a field or flag, by the shape of a value, and by the exact secrets that the
-program itself was given. A file that people attach to a bug report must never need a review.
+They are found by the name of a field or flag, by the shape of a value, and as the exact secrets
+that the program was given. So a run's files can be attached to a bug report without a review.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class RunStore:
         try:
             path.mkdir(parents=True)
         except FileExistsError as exc:
-            if not is_stillborn(path):
+            if not is_unstarted(path):
                 raise InputError(
                     f"{path} exists: name another folder with --out, or continue it with --resume"
                 ) from exc
@@ -248,7 +248,7 @@ def _cloudwatch(path: Path) -> dict[tuple[int | None, int | None], CloudWatch]:
 _ONE_LINE = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 
 
-def is_stillborn(path: Path) -> bool:
+def is_unstarted(path: Path) -> bool:
     """Whether a run was killed here before it wrote its manifest, so that nothing can be lost."""
     if not path.is_dir():
         return False

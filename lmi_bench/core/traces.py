@@ -160,18 +160,11 @@ def read_trace(path: Path) -> Trace:
 
 
 def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
-    if text.lstrip().startswith("{"):
-        try:
-            rows: list[Mapping[str, Any]] = [
-                json.loads(line) for line in text.splitlines() if line.strip()
-            ]
-        except ValueError as exc:
-            raise InputError(f"{path} is not JSON lines: {exc}") from exc
-        known = all(name in rows[0] for name in _MOONCAKE)
+    if text.lstrip().startswith(("{", "[")):
+        rows, needed = _entries(path, text), _MOONCAKE
     else:
-        rows = list(csv.DictReader(text.splitlines()))
-        known = bool(rows) and all(name in rows[0] for name in _AZURE)
-    if not known:
+        rows, needed = [*csv.DictReader(text.splitlines())], _AZURE
+    if not rows or any(name not in rows[0] for name in needed):
         raise InputError(
             f"{path} is no known trace: a CSV needs the columns {', '.join(_AZURE)}, JSON lines "
             f"need the keys {', '.join(_MOONCAKE)}"

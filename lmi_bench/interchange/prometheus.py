@@ -84,14 +84,16 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
         kinds = independent_kinds(_groups(prompts), _groups(answers))
         end = time.time()
         rates = _range(get, base, f"sum(rate({names.requests}[5m]))", end - hours * 3600, end)
-        return MeteredTraffic(names.engine, kinds, rates, (*_ALONE, *_UNKNOWN[: 2 if rates else 3]))
+        return MeteredTraffic(
+            names.engine, kinds, rates, (*_NO_PAIRS, *_UNKNOWN[: 2 if rates else 3])
+        )
     raise InputError(
         f"{base} has no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
         f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"
     )
 
 
-_ALONE = (
+_NO_PAIRS = (
     "which prompts have which answers: metrics count them separately, so all pairs are assumed",
 )
 _UNKNOWN = (
@@ -116,7 +118,7 @@ def _page(url: str, text: str) -> MeteredTraffic:
         if names.prompts in samples and names.answers in samples:
             lengths = (_groups(samples[name]) for name in (names.prompts, names.answers))
             kinds = independent_kinds(*lengths)
-            return MeteredTraffic(names.engine, kinds, (), (*_ALONE, *_UNKNOWN))
+            return MeteredTraffic(names.engine, kinds, (), (*_NO_PAIRS, *_UNKNOWN))
     raise InputError(
         f"{url} has no lengths of {', '.join(each.engine for each in _ENGINES)}: it must have "
         f"{_ENGINES[0].prompts} and the like"

@@ -22,7 +22,7 @@ PUBLISHED_COLUMNS = (
     *("total_tokens", "input_tokens", "output_tokens", "concurrency"),
     *("throughput_tokens_per_s", "latency_ms_per_token", "table"),
 )
-_AS_THEY_ARE = (
+_COPIED_FIELDS = (
     *("valid", "stopped_by", "requests", "errors", "wall_s"),
     *("total_throughput_tokens_per_s", "request_throughput_per_s"),
 )
@@ -123,7 +123,7 @@ def _level_row(run: Run, line: Level) -> dict[str, Any]:
         "level": line.index,
         "attempt": line.attempt,
         "rate_per_s": line.load.rate_per_s,
-        **{name: getattr(line, name) for name in _AS_THEY_ARE},
+        **{name: getattr(line, name) for name in _COPIED_FIELDS},
         "steady_throughput_tokens_per_s": line.steady.throughput_tokens_per_s,
         "mean_concurrency": line.mean_concurrency,
     }

@@ -31,7 +31,7 @@ _OUTPUT = (
     "output_tokens", "completion_tokens", "generated_tokens", "output_length", "GeneratedTokens",
     "outputTokenCount", "output_len",
 )  # fmt: skip
-_BELOW = ("usage", "request", "response", "body", "metrics")
+_INNER_OBJECTS = ("usage", "request", "response", "body", "metrics")
 _PROMPTS = ("prompt", "messages", "inputs", "input")
 _ANSWERS = ("completion", "generated_text", "output_text", "output", "choices")
 _EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
@@ -95,10 +95,10 @@ def _trace(path: Path) -> Traffic:
         prefix = _of_blocks(requests)
     else:
         unknown.append("shared prefixes: the trace has no text and no hashes of it")
-    return Traffic(requests, None, True, prefix, (*unknown, *_NEVER), ())
+    return Traffic(requests, None, True, prefix, (*unknown, *_NOT_RECORDED), ())
 
 
-_NEVER = (
+_NOT_RECORDED = (
     "conversations: each turn looks like a separate request",
     "requests that were rejected or abandoned before the log was written",
 )
@@ -143,7 +143,7 @@ def _log(path: Path) -> Traffic:
 def _put_together(
     kept: list[tuple[float | None, int, int]], texts: list[str], *, estimated: int, left_out: int
 ) -> Traffic:
-    unknown, notes = list(_NEVER), []
+    unknown, notes = list(_NOT_RECORDED), []
     has_times = all(at is not None for at, _, _ in kept)
     start = min((at for at, _, _ in kept if at is not None), default=0.0)
     if not has_times:
@@ -199,7 +199,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 def _places(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The object and those inside it that may hold a request's fields."""
     yield row
-    for name in _BELOW:
+    for name in _INNER_OBJECTS:
         inner = row.get(name)
         if isinstance(inner, Mapping):
             yield from _places(inner)

@@ -26,7 +26,7 @@ _ANSWER_GROUPS = (0.0, 0.5, 0.9, 1.0)
 _FEWEST_GAPS = 200
 _FEWEST_IN_A_WINDOW = 20
 _COUNT_WINDOW_S = 10.0
-_SURE = 3.0  # standard errors from a Poisson process
+_SURE_ERRORS = 3.0  # standard errors from a Poisson process
 _LEAST_SHAPE = 0.02
 
 
@@ -74,7 +74,7 @@ def burstiness(times_s: Sequence[float]) -> Burstiness:
         return Burstiness(None, "too few requests in any five minutes to tell bursts from chance")
     how = "counts of ten seconds, since stamps are whole seconds" if whole else "gaps"
     error = math.sqrt((2.0 if whole else 8.0) / count)
-    if abs(ratio - 1) <= _SURE * error:
+    if abs(ratio - 1) <= _SURE_ERRORS * error:
         return Burstiness(1.0, f"{how}: like Poisson within chance")
     return Burstiness(max(_LEAST_SHAPE, 1 / ratio), f"{how}: {ratio:.2f} times Poisson's variance")
 

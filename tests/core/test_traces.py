@@ -51,7 +51,7 @@ def test_a_trace_is_stretched_to_another_rate(tmp_path):
     [
         ("a,b\n1,2\n", "needs the columns TIMESTAMP"),
         ('{"x": 1}\n', "JSON lines need the keys timestamp"),
-        ("{broken\n", "not JSON lines"),
+        ("{broken\n", "neither JSON lines nor"),
         (MOONCAKE.splitlines()[0] + "\n", "no two requests at different times"),
         (MOONCAKE.replace("7319", '"many"'), "request 2 cannot be read"),
     ],

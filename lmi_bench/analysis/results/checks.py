@@ -94,8 +94,8 @@ def _check_lengths(line: Level) -> Iterator[str]:
         if abs(chunks - server) > LENGTH_TOLERANCE * server:
             counter = line.generator.token_counts or "server"
             yield (
-                f"{server:,} tokens were counted (by the {counter}), {chunks:,} came as chunks of "
-                "their own: throughput and TPOT are by that count, ITL is between chunks"
+                f"{server:,} tokens were counted (by the {counter}), but the chunks add up to "
+                f"{chunks:,}: throughput and TPOT use the count, ITL is the time between chunks"
             )
     cached = line.cached_prompt_frac or 0.0
     if cached > PREFIX_HIT_TOLERANCE and not line.cached_prompt_expected:

@@ -27,7 +27,7 @@ class LevelPoint:
     throughput_tokens_per_s  None where no request was completed
     latency_ms_per_token     p90 with failed requests as infinitely slow; None where no request was
                              completed
-    latency_is               how that latency was taken, for the reader
+    latency_is               the statistic that this latency is, for display
     usable                   False where the level was cut short or its load was not delivered: it
                              says nothing about the server's throughput, and no knee is there
     requests                 shape (2, requests): ms/token, infinite for a failed request, and

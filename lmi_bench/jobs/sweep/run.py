@@ -19,7 +19,7 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.records import LevelRun
-from lmi_bench.core.run_store import MANIFEST, RunStore, is_stillborn, load_run
+from lmi_bench.core.run_store import MANIFEST, RunStore, is_unstarted, load_run
 from lmi_bench.core.scenario import (
     SIMULATED_PREFIX,
     Scenario,
@@ -246,7 +246,7 @@ def _open_store(
         store = RunStore.resume(folder, manifest, secrets=bench.secrets)
         listener.note(f"resuming {folder}: {len(store.levels)} level(s) are finished")
         return store
-    if resume and folder.exists() and not is_stillborn(folder):
+    if resume and folder.exists() and not is_unstarted(folder):
         raise InputError(
             f"{folder} exists but is no run ({MANIFEST} is missing), so --resume cannot continue "
             "it: name another folder with --out"

@@ -58,10 +58,10 @@ def test_chunks_of_several_tokens_are_told_from_the_servers_count(of_a_chunk, wa
         LevelRun(LevelSpec(0, Load(concurrency=10), num_requests=10), 1, records)
     )
     assert level.output_tokens == 160
-    said = [text for text in check_level(level) if "came as chunks" in text]
+    said = [text for text in check_level(level) if "chunks add up to" in text]
     assert bool(said) == warned == (level.unequal_counts is not None)
     if warned:
-        assert "160 tokens were counted (by the server), 40 came" in said[0]
+        assert "160 tokens were counted (by the server), but the chunks add up to 40" in said[0]
 
 
 def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
@@ -73,7 +73,7 @@ def test_a_word_cut_off_by_the_alphabet_is_no_disagreement():
     )
     level = summarise_level(LevelRun(LevelSpec(0, Load(concurrency=1), num_requests=1), 1, records))
     assert level.unequal_counts.chunk_tokens == 199
-    assert not [text for text in check_level(level) if "came as chunks" in text]
+    assert not [text for text in check_level(level) if "chunks add up to" in text]
 
 
 def test_a_load_that_was_not_held_is_named_with_what_to_do():
