@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
+from lmi_bench.analysis.results.knee import noise_of, why_no_knee
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.results.slo_results import FailureRule, requests_needed
-from lmi_bench.analysis.results.sweep_curve import sweep_curve
+from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
+from lmi_bench.analysis.search.next_level import SATURATED_GAIN
 from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import load_name
+from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
@@ -29,7 +32,12 @@ from lmi_bench.report.slo_text import (
     slo_verdicts,
 )
 from lmi_bench.report.tables.extras import engine_rows, session_rows, spread_rows
-from lmi_bench.report.tables.levels import LEVEL_GIVE_WAY, knee_rows, level_rows
+from lmi_bench.report.tables.levels import (
+    LEVEL_GIVE_WAY,
+    knee_interval,
+    knee_rows,
+    level_rows,
+)
 from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
 
 if TYPE_CHECKING:  # loads the planner
@@ -49,6 +57,8 @@ def print_sweep(result: SweepResult) -> None:
         return
     assert result.pooled is not None  # a sweep that was not interrupted has a run
     pooled, knees = result.pooled, result.knees
+    for text in answer_lines(result):
+        say(text)
     _print_measured(pooled.levels, [] if result.all_failed else knees)
     print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
     if (until := result.scenario.load.until) is not None:
@@ -57,9 +67,8 @@ def print_sweep(result: SweepResult) -> None:
     print_slos(pooled, result.slos, result.slo_options, verdict=result.answer is None)
     if result.answer is not None:
         _print_answer(result, result.answer)
-    if pooled.levels and not result.all_failed:
-        say(level_block(_best_level(pooled.levels, knees)))
-    say(f"run folder: {folder}   next: lmi-bench report {folder}")
+    if len(pooled.levels) == 1 and not result.all_failed:
+        say(level_block(pooled.levels[0]))
     if result.failed:
         failed = f"{sum(x.failed for x in levels):,} of {sum(x.sent for x in levels):,}"
         fail(f"no level is usable: {failed} requests failed{_first_error(result)}")
@@ -93,13 +102,62 @@ def _first_error(result: SweepResult) -> str:
     return ""
 
 
-def _best_level(levels: list[Level], knees: list[Knee]) -> Level:
-    """The level to print in full: the recommended knee's, else the one with the most tokens/s."""
+def answer_lines(result: SweepResult) -> Iterator[str]:
+    """What was measured, knee, most throughput, SLOs, biggest doubt and the next command."""
+    assert result.pooled is not None
+    levels, curve = result.pooled.levels, sweep_curve(result.pooled.levels)
+    scenario = result.pooled.manifest.scenario
+    took_s = math.fsum(line.wall_s or 0.0 for line in result.levels)
+    yield (
+        f"measured: {scenario.model} at {redact_text(scenario.target or '')}, "
+        f"{len(levels)} level(s), {sum(line.sent for line in result.levels):,} requests in "
+        f"{number(took_s)} s"
+    )
+    yield f"  knee: {_knee_text(result.knees, curve)}"
+    if curve.usable:
+        best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
+        yield f"  most: {_level_text(best.line)} at {best.line.name}"
+    if result.answer is not None:
+        yield f"  SLOs: {describe_answer(result.answer).splitlines()[0]}"
+    elif result.slos:
+        options = result.slo_options
+        met = highest_meeting(levels, result.pooled.records, result.slos, failures=options.failures)
+        named = ", ".join(map(str, result.slos))
+        verdict = f"met up to {met.name}" if met else "no level is known to meet them"
+        yield f"  SLOs: {named}: {verdict}"
+    yield f"  doubt: {_doubt(levels, curve)}"
+    yield f"  next: lmi-bench report {result.folder}"
+
+
+def _knee_text(knees: Sequence[Knee], curve: SweepCurve) -> str:
     knee = next((knee for knee in knees if knee.recommended), None)
-    for line in levels:
-        if knee is not None and line.load.on(knee.axis) == knee.load:
-            return line
-    return max(levels, key=lambda line: line.throughput_tokens_per_s or 0.0)
+    if knee is None or knee.load is None:
+        return f"cannot tell: {why_no_knee(curve) or 'no level is within the limits of a knee'}"
+    here = next(point.line for point in curve.points if point.load == knee.load)
+    bound = ">= " if knee.high is None else ""
+    between = "" if knee.high is None else f" ({knee_interval(knee)})"
+    return f"{bound}{load_name(knee.axis, knee.load)}{between}: {_level_text(here)}"
+
+
+def _level_text(line: Level) -> str:
+    speed = f"{number(line.throughput_tokens_per_s)} tok/s"
+    ttft = line.of("ttft")
+    named, value_ms = ("p90", ttft.p90) if ttft.p90 is not None else ("mean", ttft.mean)
+    return speed if value_ms is None else f"{speed}, TTFT {named} {number(value_ms)} ms"
+
+
+def _doubt(levels: Sequence[Level], curve: SweepCurve) -> str:
+    """The first reason to distrust the curve: noise, a warning, or loads that were not tried."""
+    noise, name = noise_of(levels)
+    warnings = check_levels(levels)
+    if noise > SATURATED_GAIN:
+        return f"{name} differed by {noise:.0%} in throughput when it was measured again"
+    if warnings:
+        return warnings[0]
+    rates = [point.throughput_tokens_per_s or 0.0 for point in curve.usable]
+    if len(rates) > 1 and rates[-1] > (1 + SATURATED_GAIN) * max(rates[:-1]):
+        return f"throughput still grew at {curve.usable[-1].line.name}, the highest level"
+    return "no check failed; one run does not show how much runs differ: --repeat 3"
 
 
 def _print_levels(levels: list[Level]) -> None:
@@ -257,7 +315,7 @@ def _row(each: CellState) -> dict[str, str]:
     curve = sweep_curve(pooled.levels)
     knee = next((knee for knee in run.knees or () if knee.recommended), None)
     if knee is not None and knee.axis == curve.axis and knee.load is not None:
-        row["knee"] = load_name(curve.axis, knee.load)
+        row["knee"] = f"{'>= ' if knee.high is None else ''}{load_name(curve.axis, knee.load)}"
     answer = run.slo_answer
     if answer is not None and answer.value is not None:
         row["highest under SLO"] = load_name(answer.load, answer.value)

@@ -14,7 +14,7 @@ class Knee(JsonValue):
     """The knee of a sweep by one rule; without a load if the rule finds none.
 
     axis       `concurrency` or `rate_per_s` (req/s)
-    low, high  interval of the knee, on its axis
+    low, high  interval of the knee, on its axis; `high` None: at or above the highest level
     cause      the limit beyond it; change: the one change that moves it
     why        reasoning of the rule, with the numbers
     """
@@ -36,7 +36,7 @@ class Knee(JsonValue):
         value = self.concurrency if self.axis == "concurrency" else self.rate_per_s
         return None if value is None else float(value)
 
-    def at(self, load: float, low: float, high: float) -> Self:
+    def at(self, load: float, low: float, high: float | None) -> Self:
         """The knee at a load of its axis, with its interval."""
         by_users = self.axis == "concurrency"
         return replace(
@@ -44,7 +44,7 @@ class Knee(JsonValue):
             concurrency=whole(load) if by_users else None,
             rate_per_s=None if by_users else whole(load),
             low=whole(low),
-            high=whole(high),
+            high=None if high is None else whole(high),
         )
 
 

@@ -175,7 +175,8 @@ class LoadSection(Section):
     speed               of a trace, one level for each: 1 as recorded, 2 twice as fast
     repeat              runs of each level; with `until` the least number of them
     until               repeat until a metric is precise enough: `ttft_p90 +-5%`
-    requests_per_user   closed loop: a level sends concurrency times this number
+    requests_per_user   closed loop: a level sends concurrency times this number; None: 3, and at
+                        least 32 in all
     requests_per_level  requests of each level; overrides requests_per_user
     duration_s          time after which a level sends no more requests; with requests_per_level,
                         whichever comes first
@@ -196,7 +197,7 @@ class LoadSection(Section):
     speed: Annotated[tuple[PositiveRate, ...], BeforeValidator(_as_list)] = (1.0,)
     repeat: PositiveInt = 1
     until: str | None = None
-    requests_per_user: PositiveInt = 3
+    requests_per_user: PositiveInt | None = None
     requests_per_level: PositiveInt | None = None
     duration_s: PositiveSeconds | None = None
     warmup_requests: Annotated[int, Field(ge=0)] = 1

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import ArrivalProcess, Load
 
+LEAST_REQUESTS, USUAL_REQUESTS_PER_USER = 32, 3
+"""Requests of a closed loop's level where none are stated: a p90 needs 29 answers."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
@@ -115,6 +118,13 @@ def of_sessions(
         num_requests=requests or None,
         max_sessions=max_sessions,
     )
+
+
+def closed_loop_requests(users: int, per_user: int | None) -> int:
+    """Requests of a closed loop's level: `per_user` for each; None: as many as a p90 needs."""
+    if per_user is not None:
+        return users * per_user
+    return max(LEAST_REQUESTS, users * USUAL_REQUESTS_PER_USER)
 
 
 class ClosedLoop:

@@ -71,7 +71,10 @@ targets:
 payloads:
   - {name: chat, workload: {input_tokens: 64, output_tokens: 16}}
   - {name: code, workload: {input_tokens: 15, output_tokens: 30}}
-defaults: {load: {concurrency: [4]}, slo: ["ttft_p50<=1s"], engine: {profile: tgi-2023}}
+defaults:
+  load: {concurrency: [4], requests_per_user: 3}
+  slo: ["ttft_p50<=1s"]
+  engine: {profile: tgi-2023}
 """
 
 SCENARIO = """\
@@ -98,8 +101,10 @@ SCENARIOS = (
     Scenario(
         "a_listed_closed_loop_is_gated_compared_and_exported",
         f"""
-{GPU} --isl 128 --osl 64 --concurrency 1,2,4,8 --seed 3 --price-per-hour 1.5 --out rolling
-{GPU} --isl 128 --osl 64 --concurrency 2,8 --seed 3 --policy dynamic --batch-size 4 --out dynamic
+{GPU} --isl 128 --osl 64 --concurrency 1,2,4,8 --requests-per-user 3 --seed 3 \
+  --price-per-hour 1.5 --out rolling
+{GPU} --isl 128 --osl 64 --concurrency 2,8 --requests-per-user 3 --seed 3 \
+  --policy dynamic --batch-size 4 --out dynamic
 compare rolling dynamic --json compared.json
 gate rolling --slo "ttft_p50<=200ms" --at 4 --at 8 --junit gate.xml --markdown gate.md
 gate dynamic --slo "e2e_p50<=60s" --baseline rolling --max-regression 10%
@@ -110,7 +115,7 @@ report rolling dynamic --label joining --label batches --markdown page.md -o pag
 validate rolling --profile vllm-0.12 --instance ml.g5.2xlarge --json validated.json
 sweep --resume --out rolling --target sim:ml.g5.2xlarge -m llama-2-7b --isl 128 --osl 64 \
   --profile tgi-2023 \
-  --concurrency 1 --seed 4
+  --concurrency 1 --requests-per-user 3 --seed 4
 """,
     ),
     Scenario(
@@ -179,7 +184,7 @@ report chats repeated -o page.html
         "experts_on_eight_devices_are_swept_predicted_and_planned_for_users",
         """
 sweep --target sim:ml.p4d.24xlarge -m mixtral-8x7b --tp 4 --isl 128 --osl 48 --profile vllm-0.12 \
-  --concurrency 4,16 --chunked-prefill --out experts
+  --concurrency 4,16 --requests-per-user 3 --chunked-prefill --out experts
 predict --model mixtral-8x7b --instance ml.p4d.24xlarge --tp 4 --concurrency 4,16 --isl 128 \
   --osl 48 --profile vllm-0.12 --json predicted.json
 predict --model gpt-oss-120b --instance ml.p5.48xlarge --tp 2 --rate 2 --isl 128 --osl 48 \
@@ -195,7 +200,8 @@ report experts --recommendation plan.json --markdown page.md -o page.html
     Scenario(
         "speculation_is_swept_and_its_acceptance_planned_with",
         f"""
-{GPU} --isl 100 --osl 50 --concurrency 1,4 --draft ngram --draft-acceptance 0.6 --draft-tokens 3 \
+{GPU} --isl 100 --osl 50 --concurrency 1,4 --requests-per-user 3 \
+  --draft ngram --draft-acceptance 0.6 --draft-tokens 3 \
   --out guessed
 predict --model llama-2-7b --instance ml.g5.2xlarge --concurrency 1,8 --isl 100 --osl 50 \
   --profile tgi-2023 \
@@ -216,7 +222,7 @@ deploy write plan.json -o deployment --accept-eula
     Scenario(
         "a_measured_machine_is_planned_verified_played_for_a_day_and_deployed",
         f"""
-{GPU} --isl 128 --osl 64 --concurrency 1,16 --out measured
+{GPU} --isl 128 --osl 64 --concurrency 1,16 --requests-per-user 3 --out measured
 {GPU} --isl 128 --osl 64 --rate 1.5 --requests-per-level 300 --out level
 calibrate measured --next 1 --instance ml.g5.2xlarge --out profile.json
 recommend measured level --measured-on ml.g5.2xlarge --instance ml.g5.2xlarge,ml.g6.2xlarge \

@@ -1,16 +1,20 @@
 """The knee of a sweep by four stated rules, each with an interval, and the one to run at.
 
-latency_limit  highest level whose ms/token p90 is at most 100 (or the limit given)
+latency_limit  highest level whose ms/token p90 is at most 100 (or the limit given), with a TTFT
+               p90 of at most 10 s: beyond it a person's attention is lost (Nielsen 1993)
 half_latency   highest level whose ms/token is at most twice that of the lowest level
 kneedle        where throughput over log2(load) bends most, without smoothing
 theory         min(B_max, B*): sequences the KV cache holds, batch at which compute binds
 
-An interval is the middle 90 % of bootstrap samples of the requests where there are records, else
-the neighbouring levels. `knee_cause` finds what binds beyond a knee.
+An interval is the middle 90 % of bootstrap samples of the requests where there are records, and
+reaches to the neighbouring levels, between which the knee may lie. It has no upper end where the
+highest level still passes. No knee is recommended on fewer than three levels, or where the same
+level differed by more than the bends to be seen. `knee_cause` finds what binds beyond a knee.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +32,12 @@ KNEE_RULES = ("latency_limit", "half_latency", "kneedle", "theory")
 DEFAULT_LATENCY_LIMIT_MS = 100.0
 _RESAMPLES = 400
 _REPEAT_SPREAD = 1.02  # published levels repeat within 2 % of throughput
+_MIN_LEVELS = 3
+TTFT_LIMIT_MS = 10_000.0
+MAX_NOISE = 0.2
+"""Difference in throughput between attempts at a level, over their mean, that hides a knee."""
+
+_TTFT_LIMIT = f"TTFT p90 <= {TTFT_LIMIT_MS / 1000:g} s"
 
 FloatArray = NDArray[np.float64]
 # (latency ms/token, throughput tok/s) of the usable levels -> index of the knee, or None
@@ -68,11 +78,13 @@ def find_knees(
 
 
 def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Finding:
+    points = curve.usable
+    prompt = np.array([not _starts_late(point) for point in points])
+
     def rule(latency: FloatArray, _: FloatArray) -> int | None:
-        passing = np.flatnonzero(latency <= limit_ms)
+        passing = np.flatnonzero((latency <= limit_ms) & prompt)
         return int(passing[-1]) if passing.size else None
 
-    points = curve.usable
     if not points:
         return _Finding(rule, None, "no level is valid and was answered")
     index = _measured(rule, points)
@@ -80,10 +92,11 @@ def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Finding:
         return _Finding(
             rule,
             None,
-            f"no level is within {limit_ms:g} ms/token; the lowest: {_latency_text(points[0])}. "
-            "Sweep lower, or state the limit that your users need",
+            f"no level is within {limit_ms:g} ms/token and {_TTFT_LIMIT}; the lowest: "
+            f"{_latency_text(points[0])}. Sweep lower, or state the limit that your users need",
         )
-    return _Finding(rule, index, f"{_latency_text(points[index])} <= {limit_ms:g} ms/token")
+    why = f"{_latency_text(points[index])} <= {limit_ms:g} ms/token, {_TTFT_LIMIT}"
+    return _Finding(rule, index, why)
 
 
 def _half_latency(curve: SweepCurve) -> _Finding:
@@ -142,13 +155,16 @@ def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
     high = max(value, float(min([b for b in upper if np.isfinite(b)], default=value)))
     memory = "unknown" if facts.b_max is None else f"{facts.b_max:g}"
     if facts.b_star is None:
-        critical = "B* unknown"
+        critical = "where compute binds is unknown"
     elif np.isfinite(facts.b_star):
-        critical = f"B* {facts.b_star:.4g}"
+        critical = f"compute binds from {facts.b_star:.4g} on"
     else:
-        critical = "no B*: decoding never turns compute-bound at this context"
+        critical = "compute never binds decoding at this context"
     is_memory = facts.b_max is not None and value == facts.b_max
-    why = f"B_max {memory} sequences in the KV cache, {critical}"
+    why = f"the KV cache holds {memory} sequences, {critical}"
+    highest = max((p.concurrency or 0.0 for p in curve.points), default=0.0)
+    if value > highest:
+        return replace(blank, why=f"{why}: beyond the {highest:.3g} in flight of this sweep")
     cause, change = find_cause(curve, value, facts, known="kv_memory" if is_memory else "compute")
     found = replace(blank, cause=cause, change=change, why=why)
     if curve.axis == "concurrency":
@@ -200,8 +216,11 @@ def _knee(blank: Knee, found: _Finding, curve: SweepCurve, facts: KneeFacts, see
     if found.index is None:
         return blank
     load = curve.usable[found.index].load
-    low, high, how = _interval(found.rule, curve.usable, found.index, seed)
+    drawn_low, drawn_high, how = _interval(found.rule, curve.usable, found.index, seed)
     beyond = curve.beyond(load)
+    before, after = _neighbours(curve.usable, found.index)
+    low = min(drawn_low, before) if blank.rule == "kneedle" else drawn_low
+    high = None if beyond is None else max(drawn_high, after, beyond.load)
     cause, change = find_cause(curve, load, facts)
     why = found.why
     if beyond is None:
@@ -253,7 +272,34 @@ def _latency_text(point: LevelPoint) -> str:
         return "nothing completed"
     if not np.isfinite(point.latency_ms_per_token):
         return "a tenth or more of the requests failed"
-    return f"{point.latency_is} {point.latency_ms_per_token:.3g} ms/token"
+    text = f"{point.latency_is} {point.latency_ms_per_token:.3g} ms/token"
+    return f"{text}, TTFT {ttft_ms(point.line):,.0f} ms" if _starts_late(point) else text
+
+
+def ttft_ms(line: Level) -> float:
+    """The level's TTFT p90, or its mean where there are too few requests; 0 if unknown."""
+    found = line.of("ttft")
+    return found.p90 or found.mean or 0.0
+
+
+def _starts_late(point: LevelPoint) -> bool:
+    return ttft_ms(point.line) > TTFT_LIMIT_MS
+
+
+def noise_of(levels: Sequence[Level]) -> tuple[float, str]:
+    """Largest difference between attempts at a level, over their mean throughput; its name."""
+    spreads = [(line.spread.get("throughput"), line.name) for line in levels]
+    return max(((math.sqrt(2) * (s.cv or 0.0), name) for s, name in spreads if s), default=(0, ""))
+
+
+def why_no_knee(curve: SweepCurve) -> str | None:
+    """Why these levels cannot show a knee; None if they can."""
+    if len(curve.usable) < _MIN_LEVELS:
+        return f"only {len(curve.usable)} usable level(s), and a bend needs {_MIN_LEVELS}"
+    noise, name = noise_of([point.line for point in curve.usable])
+    if noise > MAX_NOISE:
+        return f"{name} differed by {noise:.0%} in throughput when it was measured again"
+    return None
 
 
 def _grows(curve: SweepCurve) -> bool:
@@ -268,7 +314,12 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
     Above the latency limit answers are too slow; above Kneedle's bend more load adds latency
     and hardly any throughput. The lower of the two respects both.
     """
-    by_rule = {knee.rule: knee for knee in knees if knee.load is not None}
+    why_none = why_no_knee(curve)
+    if why_none is not None:
+        first = replace(knees[0], why=f"{knees[0].why}. None is recommended: {why_none}")
+        return [first, *knees[1:]] if curve.usable else knees
+    late = {point.load for point in curve.usable if _starts_late(point)}
+    by_rule = {knee.rule: knee for knee in knees if knee.load not in {None, *late}}
     limit, bend = by_rule.get("latency_limit"), by_rule.get("kneedle")
     chosen: Knee | None
     if limit is not None and bend is not None:
@@ -284,8 +335,6 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
         chosen, reason = limit, "within the latency limit, and throughput still grows up to it"
         if not _grows(curve):
             reason = "within the latency limit; more load adds waiting and no throughput"
-        if len(curve.usable) < 3:
-            reason = "within the latency limit; too few levels to see the curve bend"
     elif bend is not None:
         chosen, reason = bend, "no level is within the latency limit; throughput flattens here"
     else:

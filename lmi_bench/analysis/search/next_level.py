@@ -1,15 +1,19 @@
 """Levels chosen during the sweep: doubled until the server is saturated, then finer at the knee.
 
 A rule is a pure function of the finished levels' lines, so a resumed sweep continues unchanged.
-The doubling ends where the server is saturated (twice the users gain less than 5 % throughput
-while the latency doubles), where an SLO is broken, or where requests fail.
+The doubling ends where the server is saturated (two doublings in a row gain less than 5 %
+throughput while the latency doubles), where an SLO is broken, or where requests fail. The levels
+that show it are measured again first: one noisy level ends nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 
@@ -19,10 +23,13 @@ from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.load import ArrivalProcess, Load, LoadAxis
 from lmi_bench.core.slo import Slo
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import LevelSpec, closed_loop_requests
 
 Fits = Callable[[LevelSpec, Sequence[Level]], bool]
 """Whether a level may be run after the finished ones."""
+Shortened = Callable[[LevelSpec, Sequence[Level]], LevelSpec]
+
+Lines = Sequence[Sequence[Level]]
 
 OPEN_LOOP_REQUESTS = 100
 MAX_CONCURRENCY = 4096
@@ -39,13 +46,14 @@ _FAILED_BY = ("timeout", "errors")
 class LevelSizes:
     """The load section of a scenario without its loads, for rules that choose them.
 
-    requests_per_user   closed loop: requests of a level over its concurrency
+    requests_per_user   closed loop: requests of a level over its concurrency; None: 3, and at
+                        least 32 in all
     requests_per_level  requests of every level; overrides requests_per_user
     duration_s          a level sends nothing after this time
     as_sessions         makes a level's requests turns of conversations, where they are
     """
 
-    requests_per_user: int = 3
+    requests_per_user: int | None = None
     requests_per_level: int | None = None
     duration_s: float | None = None
     warmup_requests: int = 1
@@ -62,7 +70,7 @@ class LevelSizes:
         if self.duration_s is not None:
             return None
         if axis == "concurrency":
-            return int(load) * self.requests_per_user
+            return closed_loop_requests(int(load), self.requests_per_user)
         return OPEN_LOOP_REQUESTS
 
     def level(self, index: int, axis: LoadAxis, load: float, num_requests: int | None) -> LevelSpec:
@@ -91,6 +99,7 @@ def auto_levels(
     slos: Sequence[Slo] = (),
     max_concurrency: int = MAX_CONCURRENCY,
     fits: Fits = lambda _spec, _finished: True,
+    shortened: Shortened = lambda spec, _finished: spec,
 ) -> NextLevel:
     """The rule behind `--concurrency auto`.
 
@@ -98,23 +107,38 @@ def auto_levels(
     slos   the doubling ends at the first level that breaks one of them
     fits   whether a level may still be run: the doubling ends before one that may not; of the finer
            levels those that fit are run. A level that did not fit once never fits later.
+    shortened  a level as short as the time demands, unless `sizes` states its requests
     """
 
     def next_level(finished: Sequence[Level]) -> LevelSpec | None:
-        lines = {line.load.concurrency or 0: line for line in finished}
-        chain: list[Level] = []
+        spec = whole_level(finished)
+        stated = sizes.requests_per_level or sizes.requests_per_user
+        return spec if spec is None or stated else shortened(spec, finished)
+
+    def whole_level(finished: Sequence[Level]) -> LevelSpec | None:
+        tried: dict[int, list[Level]] = defaultdict(list)
+        for line in finished:
+            tried[line.load.concurrency or 0].append(line)
+        chain: list[list[Level]] = []
         concurrency = 1
         while concurrency <= max_concurrency:
-            if concurrency not in lines:
+            if concurrency not in tried:
                 spec = level(len(finished), concurrency)
                 if fits(spec, finished):
                     return spec
                 break
-            chain.append(lines[concurrency])
-            if _ends_doubling(chain, slos):
+            chain.append(tried[concurrency])
+            deciding = _deciding(chain, slos)
+            if deciding is not None:
+                once = [lines[0] for lines in deciding if len(lines) == 1]
+                again = (level(line.index, line.load.concurrency or 1) for line in once)
+                fitting = (replace(spec, repeat=1) for spec in again if fits(spec, finished))
+                if (repeated := next(fitting, None)) is not None:
+                    return repeated
                 break
             concurrency *= 2
-        finer = (level(len(finished), c) for c in _finer_levels(chain) if c not in lines)
+        last = [lines[-1] for lines in chain]
+        finer = (level(len(finished), c) for c in _finer_levels(last) if c not in tried)
         return next((spec for spec in finer if fits(spec, finished)), None)
 
     def level(index: int, concurrency: int) -> LevelSpec:
@@ -124,21 +148,32 @@ def auto_levels(
     return next_level
 
 
-def _ends_doubling(chain: Sequence[Level], slos: Sequence[Slo]) -> bool:
-    last = chain[-1]
-    return (
-        last.stopped_by in _FAILED_BY
-        or any(check_slo(last, slo).verdict == "fail" for slo in slos)
-        or (last.search is not None and last.search.sure)  # even with few requests
-        or (len(chain) > 1 and is_saturated(chain[-2], last))
-    )
+def _deciding(chain: Lines, slos: Sequence[Slo]) -> Lines | None:
+    """The attempts at the levels that end the doubling, to be measured again; None: it goes on.
+
+    chain  attempts at each level
+    """
+    lines = chain[-1]
+    if lines[-1].stopped_by in _FAILED_BY:
+        return ()
+    judged = [line.search for line in lines if line.search is not None]
+    if judged and all(each.sure for each in judged):  # even with few requests
+        return ()
+    if all(any(check_slo(line, slo).verdict == "fail" for slo in slos) for line in lines):
+        return (lines,)
+    if len(chain) > 2 and all(is_saturated(*pair) for pair in pairwise(chain[-3:])):
+        return (chain[-3], lines)
+    return None
 
 
-def is_saturated(before: Level, after: Level) -> bool:
-    """Whether twice the users gave hardly more throughput and twice the latency."""
+def is_saturated(before: Sequence[Level], after: Sequence[Level]) -> bool:
+    """Whether twice the users gave hardly more throughput and twice the latency, on average."""
+
+    def mean(lines: Sequence[Level], value: Callable[[Level], float | None]) -> float:
+        return fmean(value(line) or math.nan for line in lines)
 
     def ratio(value: Callable[[Level], float | None]) -> float:
-        return (value(after) or math.nan) / (value(before) or math.nan)
+        return mean(after, value) / mean(before, value)
 
     gain = ratio(lambda level: level.throughput_tokens_per_s) - 1
     return gain < SATURATED_GAIN and ratio(lambda level: level.of("e2e").mean) >= DOUBLED_LATENCY

@@ -135,7 +135,7 @@ class LoadSettings:
         "Precision at which repeats end: a metric and its interval, 'ttft_p90 +-5%'."
     )
     requests_per_user: int | None = option(
-        "Requests per user and level of a closed loop.", default="3"
+        "Requests per user and level of a closed loop.", default="3, and at least 32 per level"
     )
     warmup_requests: int | None = option(
         "Warm-up requests before each level, not counted in it.", default="1"

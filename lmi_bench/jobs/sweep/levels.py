@@ -80,7 +80,9 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
         max_in_flight=load.max_in_flight,
         as_sessions=session_levels(scenario),
     )
-    curve = None if load.search is not None else auto_levels(sizes, slos=slos, fits=box.fits)
+    curve = None
+    if load.search is None:
+        curve = auto_levels(sizes, slos=slos, fits=box.fits, shortened=box.shortened)
     if curve is not None and not slos:
         return LevelRule(curve, None, StopRules(ends_sweep=False), summarise_one)
     search = _search(scenario, sizes)

@@ -22,10 +22,12 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.units import SECONDS_PER_HOUR
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import USUAL_REQUESTS_PER_USER, LevelSpec
 from lmi_bench.report.formats import number
 
 AUTO_S = 300.0  # maximum time of levels that a rule picks, on a real clock
+_LEVEL_SHARE = 1 / 12  # of that time, for the sends of one level
+_MARGIN = 1.5  # on the expected time of three requests per user
 _MINUTE_S = 60.0
 Summarise = Callable[[LevelRun], Level]
 
@@ -63,7 +65,7 @@ class TimeBox:
         left_s = self.left_s()
         if left_s is None or not finished:
             return True
-        likely_s = likely_level_s(spec, finished)
+        likely_s = likely_level_s(self.shortened(spec, finished), finished)
         if likely_s <= left_s:
             return True
         if not self._noted:
@@ -74,6 +76,18 @@ class TimeBox:
                 "a longer --max-time goes on"
             )
         return False
+
+    def shortened(self, spec: LevelSpec, finished: Sequence[Level]) -> LevelSpec:
+        """The level with a share of all time for its sends, and time for three rounds of them.
+
+        The 32 requests of one user would use up the time of a slow server.
+        """
+        users, number = spec.concurrency, spec.num_requests
+        if self.max_s is None or not users or not number or spec.duration_s or spec.load.sessions:
+            return spec
+        rounds = replace(spec, num_requests=min(number, USUAL_REQUESTS_PER_USER * users))
+        least_s = likely_level_s(rounds, finished)
+        return replace(spec, duration_s=max(self.max_s * _LEVEL_SHARE, _MARGIN * least_s))
 
     def levels(self, rule: NextLevel) -> NextLevel:
         """The rule's levels, up to the first that does not fit."""
@@ -89,7 +103,8 @@ def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:
     """Probable time of a level, from the levels of lower load; 0.0 if unknown.
 
     A closed loop's requests end at the rate of the next lower level, times the gain of the last
-    step up (1 to 2). Levels with a price state their time with the warm-up, others without.
+    step up (1 to 2); after a single level, answers are expected to take as long as there.
+    Levels with a price state their time with the warm-up, others without.
     """
     if spec.num_requests is None or spec.concurrency is None:
         known_s = spec.duration_s or 0.0
@@ -104,7 +119,7 @@ def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:
     if not rates:
         return spec.duration_s or 0.0
     below, *lower = sorted(rates, reverse=True)
-    gain = 1.0
+    gain = 1.0 if lower else spec.concurrency / below
     if lower and below < spec.concurrency:
         gain = min(2.0, max(1.0, rates[below] / rates[lower[0]]))
     likely_s = spec.num_requests / (rates[below] * gain)

@@ -9,15 +9,20 @@ from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
 from lmi_bench.core.traces import Trace, read_trace
-from lmi_bench.core.workload import LevelSpec, of_sessions
+from lmi_bench.core.workload import (
+    USUAL_REQUESTS_PER_USER,
+    LevelSpec,
+    closed_loop_requests,
+    of_sessions,
+)
 from lmi_bench.loadgen.prompts.dialogues import num_turns
 
 
 def levels_of(scenario: Scenario) -> list[LevelSpec]:
     """The levels that a scenario names, in its order.
 
-    A closed-loop level sends requests_per_level, or concurrency * requests_per_user; an open-loop
-    level that names neither a number nor a duration sends 100.
+    A closed-loop level sends requests_per_level, or concurrency * requests_per_user (if neither is
+    stated see `closed_loop_requests`); an open-loop level without a number or a duration sends 100.
     """
     load = scenario.load
     if scenario.workload.trace is not None and load.concurrency is None:
@@ -37,9 +42,9 @@ def _level(scenario: Scenario, index: int, load: Load, most: int | None = None) 
     if most is not None:
         num_requests = min(most, num_requests or most)
     elif num_requests is None and given.duration_s is None:
-        per_user = given.requests_per_user
-        users = load.concurrency
-        num_requests = DEFAULT_OPEN_LOOP_REQUESTS if users is None else users * per_user
+        num_requests = DEFAULT_OPEN_LOOP_REQUESTS
+        if load.concurrency is not None:
+            num_requests = closed_loop_requests(load.concurrency, given.requests_per_user)
     return LevelSpec(
         index=index,
         load=load,
@@ -65,7 +70,7 @@ def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | Non
         count = load.sessions_per_level
         by_user = load.requests_per_level is None and load.duration_s is None
         if count is None and spec.concurrency is not None and by_user:
-            count = spec.concurrency * load.requests_per_user
+            count = spec.concurrency * (load.requests_per_user or USUAL_REQUESTS_PER_USER)
         return of_sessions(spec, turns, num_sessions=count, max_sessions=load.max_sessions)
 
     return as_sessions

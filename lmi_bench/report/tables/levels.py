@@ -188,11 +188,11 @@ def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
     """Each rule's knee, its interval, its cause and what moves it."""
     changes = [knee.change or MISSING for knee in knees]
 
-    def load(knee: Knee) -> float | None:
-        return knee.load if knee.axis == axis else None
+    def found_at(knee: Knee) -> bool:
+        return knee.axis == axis and knee.load is not None
 
     def cause(knee: Knee) -> str:
-        return CAUSE_TITLES.get(knee.cause, knee.cause) if load(knee) is not None else MISSING
+        return CAUSE_TITLES.get(knee.cause, knee.cause) if found_at(knee) else MISSING
 
     def change(knee: Knee) -> Cell:
         text = knee.change or MISSING
@@ -206,7 +206,7 @@ def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
             lambda knee: Cell(rule_title(knee), "recommended" if knee.recommended else ""),
             numeric=False,
         ),
-        field(found, lambda knee: MISSING if (at := load(knee)) is None else format_figure(at)),
+        field(found, lambda knee: knee_load(knee) if found_at(knee) else MISSING),
         field("Interval", knee_interval),
         field("What binds beyond it", cause, numeric=False),
         field("The change that moves it", change, numeric=False),
@@ -224,9 +224,7 @@ def knee_rows(knees: Sequence[Knee]) -> list[dict[str, str]]:
     return [
         {
             "rule": f"{knee.rule}{' *' if knee.recommended else ''}",
-            "knee": MISSING
-            if knee.load is None
-            else f"{format_figure(knee.load)}{'' if knee.axis == 'concurrency' else ' req/s'}",
+            "knee": f"{knee_load(knee)}{' req/s' if knee.rate_per_s else ''}",
             "interval": knee_interval(knee),
             "cause": knee.cause,
             "why": knee.why,
@@ -240,10 +238,19 @@ def rule_title(knee: Knee) -> str:
     return RULE_TITLES.get(knee.rule, knee.rule)
 
 
+def knee_load(knee: Knee) -> str:
+    """The load of a knee; `>= 16` where only a lower bound is known."""
+    if knee.load is None:
+        return MISSING
+    return f"{'>= ' if knee.high is None else ''}{format_figure(knee.load)}"
+
+
 def knee_interval(knee: Knee) -> str:
     """The interval of a knee's load."""
-    if knee.low is None or knee.high is None:
+    if knee.low is None:
         return MISSING
+    if knee.high is None:
+        return f">= {format_figure(knee.low)}"
     return f"{format_figure(knee.low)} to {format_figure(knee.high)}"
 
 

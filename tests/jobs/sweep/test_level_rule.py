@@ -106,8 +106,8 @@ def test_refusals_do_not_end_a_search(tmp_path):
 def test_auto_levels_stop_when_the_slots_are_full(tmp_path):
     run, _ = sweep(tmp_path / "run", Slots(8), {"concurrency": "auto", "requests_per_user": 8})
     loads = [line.load.concurrency for line in run.levels]
-    assert loads[:5] == [1, 2, 4, 8, 16]
-    assert max(loads) == 16
+    assert loads[:8] == [1, 2, 4, 8, 16, 32, 8, 32]
+    assert max(loads) == 32
 
 
 def test_auto_levels_go_on_to_where_the_slo_breaks(tmp_path):
@@ -127,7 +127,7 @@ def test_auto_levels_go_on_to_where_the_slo_breaks(tmp_path):
 def test_auto_levels_end_where_the_server_is_full_if_no_slo_broke_by_then(tmp_path):
     load = {"concurrency": "auto", "requests_per_user": 8}
     run, answer = sweep(tmp_path / "run", Slots(8), load, slo=["e2e_p90<=100s"])
-    assert max(line.load.concurrency for line in run.levels) == answer.value == 16
+    assert max(line.load.concurrency for line in run.levels) == answer.value == 32
     assert answer.first_breach is None
 
 

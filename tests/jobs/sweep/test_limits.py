@@ -18,7 +18,7 @@ def sweep(server, max_s):
     """Loads of the levels that ran, what was said, and the seconds that all took."""
     now_s, notes, lines = 0.0, [], []
     box = TimeBox(max_s, note=notes.append, clock=lambda: now_s)
-    rule = auto_levels(LevelSizes(), fits=box.fits)
+    rule = auto_levels(LevelSizes(requests_per_user=3), fits=box.fits)
     while (spec := rule(lines)) is not None:
         lines.append(summarise_level(server.level(spec)))
         now_s += lines[-1].wall_s
@@ -66,6 +66,25 @@ def test_a_level_is_expected_to_gain_what_the_last_doubling_gained():
     assert likely_level_s(spec, lines) == pytest.approx(12 / 2.25)
     assert likely_level_s(LevelSpec(2, Load(concurrency=4), duration_s=2.0), lines) == 2.0
     assert likely_level_s(LevelSpec(2, Load(rate_per_s=4.0), num_requests=12), lines) == 3.0
+
+
+def test_after_one_level_answers_are_expected_to_take_as_long_as_there():
+    """Three answers took 39 s: two users' six take as long, 39 s, not 78."""
+    lines = [level_of(concurrency=1, requests=3, wall_s=39.0)]
+    assert likely_level_s(LevelSpec(1, Load(concurrency=2), num_requests=6), lines) == 39.0
+
+
+def test_a_level_of_a_slow_server_is_as_short_as_the_time_demands():
+    """13 s an answer: 32 of one user would take 416 s. Of five minutes a level has 25 s, or time
+    for one and a half times three rounds."""
+    box = TimeBox(300.0)
+    first = box.shortened(LevelSpec(0, Load(concurrency=1), num_requests=32), [])
+    assert first.duration_s == 25.0
+    lines = [level_of(concurrency=1, requests=2, wall_s=26.0)]
+    second = box.shortened(LevelSpec(1, Load(concurrency=2), num_requests=32), lines)
+    assert second.duration_s == pytest.approx(1.5 * 3 * 13)
+    assert box.fits(LevelSpec(1, Load(concurrency=2), num_requests=32), lines)
+    assert TimeBox(None).shortened(first, lines) == first
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,11 @@ from lmi_bench.loadgen.run.levels import in_order, levels_of
 from tests.levels import level_of
 
 
+def test_a_level_has_three_requests_per_user_and_at_least_32():
+    levels = levels_of(parse_scenario({"load": {"concurrency": [1, 8, 16]}}))
+    assert [level.num_requests for level in levels] == [32, 32, 48]
+
+
 def test_requests_of_a_level_are_users_times_requests_per_user():
     scenario = parse_scenario({"load": {"concurrency": [1, 8], "requests_per_user": 5}})
     assert [(level.index, level.num_requests) for level in levels_of(scenario)] == [(0, 5), (1, 40)]
