@@ -273,8 +273,8 @@ def print_verification(found: Verification) -> None:
     inside = len(known) - len(found.outside)
     say(f"{inside} of {len(known)} figures inside their intervals")
     for slo in found.slos:
-        why = slo["reason"] or f"measured {slo['measured_ms']:,.1f} ms"
-        say(f"SLO {slo['slo']}: {slo['verdict']}, {why}")
+        why = slo.reason or f"measured {slo.measured_ms:,.1f} ms"
+        say(f"SLO {slo.slo}: {slo.verdict}, {why}")
 
 
 def _verified_row(each: Verified) -> dict[str, str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
-from lmi_bench.analysis.fleet.attainment import fragile_slos
-from lmi_bench.analysis.fleet.money import price_line
 from lmi_bench.analysis.fleet.vary import Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
@@ -61,8 +60,8 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
 
 def _print_reasons(advice: Advice) -> None:
     answer, best = advice.answer, advice.answer.recommended
-    if advice.basis.accuracy is not None:
-        print_table("Predicted against measured", accuracy_rows(advice.basis.accuracy))
+    if answer.accuracy is not None:
+        print_table("Predicted against measured", accuracy_rows(answer.accuracy))
     for text in (*rejection_lines(answer.rejected), *unpriced_lines(answer), *beside_lines(advice)):
         say(text)
     if best is not None:
@@ -179,11 +178,11 @@ def interval(figure: Estimate | None) -> str:
 def _price_of(candidate: Candidate) -> str:
     """The source of a row's price: component, region, date."""
     cost = candidate.cost
-    if cost.get("machine_price_usd_per_hour") is None:
+    if cost.machine_price_usd_per_hour is None:
         return "no price known"
-    date = str(cost["price_date"]).split(" (")[0]
-    component = str(cost["price_component"]).replace("component not stated", "")
-    return f"{cost['price_region']} {date} {component}".strip()
+    date = str(cost.price_date).split(" (")[0]
+    component = str(cost.price_component).replace("component not stated", "")
+    return f"{cost.price_region} {date} {component}".strip()
 
 
 def rejection_lines(rejected: Sequence[Rejection], shown: int = _SHOWN_REASONS) -> Iterator[str]:
@@ -209,15 +208,13 @@ def rejection_lines(rejected: Sequence[Rejection], shown: int = _SHOWN_REASONS) 
         yield f"  more kinds of reason: {len(kinds) - shown}, in the --json file"
 
 
-def accuracy_rows(accuracy: Mapping[str, Any]) -> list[dict[str, str]]:
+def accuracy_rows(levels: Sequence[LevelAccuracy]) -> list[dict[str, str]]:
     """A fitted profile's predictions of the levels that it was fitted to."""
     rows = []
-    for level in accuracy["levels"]:
-        row = {"concurrency": str(level["concurrency"])}
-        for key, pair in level.items():
-            if isinstance(pair, Mapping):
-                row[key] = f"{pair['predicted']:.4g} / {pair['measured']:.4g}"
-        rows.append(row)
+    for level in levels:
+        figures = level.figures.items()
+        shown = {key: f"{pair.predicted:.4g} / {pair.measured:.4g}" for key, pair in figures}
+        rows.append({"concurrency": str(level.concurrency), **shown})
     return rows
 
 
@@ -252,30 +249,31 @@ def _figures(candidate: Candidate, answer: Recommendation) -> Iterator[str]:
         tokens = candidate.figures.get("throughput_tokens_per_s")
         speed = "" if tokens is None else f"; {interval(tokens)} output tok/s at this load"
         yield f"  carries {interval(carried)} req/s{within}{asked}{speed}"
-    fragile, found = fragile_slos(candidate.attainment), candidate.attainment
+    found = candidate.attainment
     for outlook in candidate.slos:
         key = "{}_ms".format(outlook.slo.split("<")[0])
         figure = candidate.figures.get(key)
         shown = "withheld" if figure is None else f"{interval(figure)} ms"
-        share = found.get("attainment", {}).get(outlook.slo)
+        share = None if found is None else found.attainment.get(outlook.slo)
         kept = "" if share is None else f"; {share:.1%} of requests keep it"
-        sure = "fragile" if outlook.slo in fragile else outlook.confidence
+        fragile = found is not None and outlook.slo in found.fragile_slos
+        sure = "fragile" if fragile else outlook.confidence
         yield f"  {outlook.slo}: {shown}, {sure}{kept}{_worst_minutes(candidate, outlook.slo)}"
-    if found and found["reason"]:
-        yield f"  attainment: not simulated, {found['reason']}"
-    elif len(candidate.slos) > 1 and found:
+    if found is not None and found.reason:
+        yield f"  attainment: not simulated, {found.reason}"
+    elif found is not None and len(candidate.slos) > 1:
         yield (
-            f"  attainment: {found['joint_attainment']:.1%} of {found['requests']:,} simulated "
-            f"requests meet every SLO ({found['routing']} routing)"
+            f"  attainment: {found.joint_attainment:.1%} of {found.requests:,} simulated "
+            f"requests meet every SLO ({found.routing} routing)"
         )
 
 
 def _sturdier_lines(answer: Recommendation) -> Iterator[str]:
     """The next fleet that is not fragile, if the recommended one is."""
     best, *others = answer.candidates
-    if fragile_slos(best.attainment):
+    if best.attainment is not None and best.attainment.fragile_slos:
         for each in others:
-            if each.attainment and not fragile_slos(each.attainment):
+            if each.attainment is not None and not each.attainment.fragile_slos:
                 yield f"  not fragile: {_fleet(each, with_copies=True)}, {_cost(each)}"
                 return
 
@@ -311,20 +309,20 @@ def _cost(candidate: Candidate) -> str:
 def _money_lines(chosen: Candidate) -> Iterator[str]:
     """The chosen fleet's price, how it is bought, and what availability adds."""
     cost = chosen.cost
-    yield f"price: {price_line(cost)}; bought {cost['purchase']}"
-    if cost["discount"] and not cost["purchase"].startswith("spot"):
+    yield f"price: {cost.describe_price()}; bought {cost.purchase}"
+    if cost.discount and not cost.purchase.startswith("spot"):
         yield (
             f"  commitment: pays where a machine is needed for more than "
-            f"{cost['break_even_utilisation']:.0%} of the hours (break-even utilisation)"
+            f"{cost.break_even_utilisation:.0%} of the hours (break-even utilisation)"
         )
-    if cost["availability"] != "none":
-        extra = cost["availability_usd_per_hour"]
+    if cost.availability != "none":
+        extra = cost.availability_usd_per_hour
         added = "price unknown" if extra is None else f"USD {extra:,.2f} per hour"
         yield (
-            f"availability {cost['availability']}: {cost['machines_for_the_load']} machine(s) "
-            f"carry the load, {cost['spare_machines']} more add {added}"
+            f"availability {cost.availability}: {cost.machines_for_the_load} machine(s) "
+            f"carry the load, {cost.spare_machines} more add {added}"
         )
-    yield f"failure unit: {cost['failure_unit']}"
+    yield f"failure unit: {cost.failure_unit}"
 
 
 def unpriced_lines(answer: Recommendation) -> Iterator[str]:
@@ -332,7 +330,7 @@ def unpriced_lines(answer: Recommendation) -> Iterator[str]:
     wins = [
         (price, candidate)
         for candidate in answer.candidates
-        if (price := candidate.cost.get("wins_below_usd_per_machine_hour")) is not None
+        if (price := candidate.cost.wins_below_usd_per_machine_hour) is not None
     ]
     best: dict[str, tuple[float, Candidate]] = {}  # of each machine the layout worth most
     for price, candidate in wins:
@@ -362,7 +360,7 @@ def _next_lines(answer: Recommendation) -> Iterator[str]:
     best = answer.recommended or answer.nearest
     assert best is not None
     if not answer.question.calibrated:
-        slots = max(1, int(best.memory["slots_per_copy"]))
+        slots = max(1, best.memory.slots_per_copy)
         loads = ",".join(map(str, sorted({1, max(1, round(slots**0.5)), slots})))
         yield (
             f"  next: measure one copy on one {best.instance} at TP {best.tensor_parallel}"
@@ -423,9 +421,9 @@ def _rounded_up(rate_per_s: float) -> str:
 def _worst_minutes(chosen: Candidate, slo: str) -> str:
     """The SLO's statistic in its worst five minutes; empty if not simulated."""
     found = chosen.attainment
-    if not found or found["reason"] or slo not in found["worst_5_minutes_ms"]:
+    if found is None or found.reason or slo not in found.worst_5_minutes_ms:
         return ""
-    worst_ms = found["worst_5_minutes_ms"][slo]
+    worst_ms = found.worst_5_minutes_ms[slo]
     shown = "too few requests to tell" if worst_ms is None else f"{worst_ms:,.0f} ms"
     return f"; worst five minutes: {shown}"
 
@@ -436,7 +434,7 @@ def beside_lines(advice: Advice) -> Iterator[str]:
         named = (_fleet(each) for each in advice.frontier)
         yield f"cheapest to fastest (ms/token p90), none beaten in both: {'; '.join(named)}"
     for item in advice.sensitivity:
-        yield f"would change the answer? {item['text']}"
+        yield f"would change the answer? {item.text}"
 
 
 def load_rows(variation: Variation) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ class Slot(NamedTuple):
     """The field of a key and its accepted values.
 
     accepts   Python types of the JSON value
-    of        the JsonValue class, if the value is an object of known keys
+    of        the JsonValue class, if the value is an object of known keys or a list of such
     optional  left out of the file if the value is None
     required  must be in the file
     """
@@ -31,6 +31,12 @@ class Slot(NamedTuple):
     of: type[JsonValue] | None
     optional: bool = False
     required: bool = False
+
+    def read(self, value: Any, where: str, key: str) -> Any:
+        """The value of a JSON value, or of one in a list."""
+        if self.of is None or value is None:
+            return value
+        return self.of.from_json(value, f"{where}: {key}" if where else key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +87,10 @@ class JsonValue:
             ):
                 expected = _names(slot)
                 raise InputError(f"{where}: {key} must be {expected}, not {_shown(value)}")
-            elif slot.of is not None and value is not None:
-                values[slot.name] = slot.of.from_json(value, f"{where}: {key}" if where else key)
+            elif isinstance(value, list | tuple):
+                values[slot.name] = tuple(slot.read(each, where, key) for each in value)
             else:
-                values[slot.name] = value
+                values[slot.name] = slot.read(value, where, key)
         for key, slot in slots.items():
             if slot.required and key not in content:
                 raise InputError(f"{where}: it has no `{key}`")
@@ -94,14 +100,19 @@ class JsonValue:
 
     def _written(self, name: str) -> Any:
         """A field's JSON value."""
-        value = getattr(self, name)
-        return value.to_json() if isinstance(value, JsonValue) else value
+        return _json_of(getattr(self, name))
 
     def _is_left_out(self, slot: Slot) -> bool:
         """Whether a key that was not read stays out of the file."""
         if self.file_keys is None:
             return slot.optional and self._written(slot.name) is None
         return bool(getattr(self, slot.name) == _defaults(type(self))[slot.name])
+
+
+def _json_of(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json_of(each) for each in value]
+    return value.to_json() if isinstance(value, JsonValue) else value
 
 
 _SLOTS: dict[type, dict[str, Slot]] = {}
@@ -135,8 +146,11 @@ def slot_of(name: str, annotation: Any) -> Slot:
     """The slot of a key with an annotation's type."""
     accepts: set[type] = set()
     of = None
-    for kind in _alternatives(annotation):
-        if isinstance(kind, type) and issubclass(kind, JsonValue):
+    for each in _alternatives(annotation):
+        kind = get_origin(each) or each
+        if kind is tuple and _is_value(get_args(each)[0]):
+            of = get_args(each)[0]
+        if _is_value(kind):
             of = kind
             accepts.add(dict)
         elif kind is float:
@@ -150,12 +164,16 @@ def slot_of(name: str, annotation: Any) -> Slot:
     return Slot(name, frozenset(accepts), of)
 
 
+def _is_value(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, JsonValue)
+
+
 def _alternatives(annotation: Any) -> Iterator[Any]:
     if get_origin(annotation) in (Union, types.UnionType):
         for each in get_args(annotation):
             yield from _alternatives(each)
     else:
-        yield get_origin(annotation) or annotation
+        yield annotation
 
 
 def _names(slot: Slot) -> str:

@@ -92,7 +92,6 @@ def plan_from_recommendation(
     """The recommended layout of an answer that has one. model: its name in the request."""
     best, question = answer.recommended, answer.question
     assert best is not None
-    slots = best.memory.get("slots_per_copy")
     plan = DeploymentPlan(
         Setup(
             find_model(model),
@@ -103,7 +102,7 @@ def plan_from_recommendation(
         model_id=_model_id(model, model_id),
         instances=best.instances,
         copies=best.copies,
-        slots=_MOST_SLOTS if slots is None else max(1, min(_MOST_SLOTS, int(slots))),
+        slots=max(1, min(_MOST_SLOTS, best.memory.slots_per_copy)),
         max_model_len=question.most_tokens,
         max_input_tokens=question.longest_prompt,
         basis=f"recommended for {question.load}, {question.objective}; {question.profile}",

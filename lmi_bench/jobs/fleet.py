@@ -154,7 +154,7 @@ def plan_day(settings: DaySettings) -> PlannedDay:
         if capacity is None and carried is not None:
             capacity = carried.low / best.instances
         if price is None:
-            price = best.cost["machine_price_usd_per_hour"]
+            price = best.cost.machine_price_usd_per_hour
     if capacity is None or not capacity > 0:
         raise InputError("plan-day needs REC.json or --capacity, req/s of one machine above 0")
     if settings.commit_discount is not None and price is None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmi_bench.analysis.fit.from_run import (
+    LevelAccuracy,
     PlacedRun,
     calibrate_on_runs,
     has_closed_loop,
@@ -24,7 +25,13 @@ from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machi
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import Objective, RecommendRequest, Routing
-from lmi_bench.analysis.fleet.vary import Variation, parse_range, sensitivity, vary_rate
+from lmi_bench.analysis.fleet.vary import (
+    AnswerChange,
+    Variation,
+    parse_range,
+    sensitivity,
+    vary_rate,
+)
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype
@@ -64,7 +71,7 @@ class Advice:
     request: RecommendRequest
     basis: Basis
     frontier: tuple[Candidate, ...]
-    sensitivity: tuple[dict[str, Any], ...] = ()
+    sensitivity: tuple[AnswerChange, ...] = ()
     variation: Variation | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -74,8 +81,6 @@ class Advice:
             "model_as_named": self.basis.model,
             **self.answer.to_json(),
         }
-        if self.basis.accuracy is not None:
-            content["accuracy"] = self.basis.accuracy
         content["profile_document"] = json.loads(profile_to_json(self.basis.profile))
         content["frontier"] = [
             {
@@ -87,7 +92,7 @@ class Advice:
             for each in self.frontier
         ]
         if self.sensitivity:
-            content["sensitivity"] = list(self.sensitivity)
+            content["sensitivity"] = [each._asdict() for each in self.sensitivity]
         if self.variation is not None:
             content["vary"] = self.variation.to_json()
         return content
@@ -102,7 +107,7 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
         request, progress=lambda text, share: listener.progress(text, round(100 * share), 100)
     )
     best = tuple(frontier(request, answer.candidates))
-    changes: tuple[dict[str, Any], ...] = ()
+    changes: tuple[AnswerChange, ...] = ()
     if settings.explain:
         listener.progress("what would change the answer", 100, 100)
         changes = tuple(sensitivity(request, answer))
@@ -110,6 +115,7 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     if span is not None:
         listener.progress("the cheapest layout of every load", 100, 100)
         variation = vary_rate(request, *span)
+    answer = replace(answer, accuracy=basis.accuracy)
     return Advice(answer, request, basis, best, changes, variation)
 
 
@@ -229,7 +235,7 @@ class Basis:
     instances: tuple[Instance, ...] | None
     workload: Workload
     model: str
-    accuracy: dict[str, Any] | None = None
+    accuracy: tuple[LevelAccuracy, ...] | None = None
     measured: tuple[MeasuredLoad, ...] = ()
     rate_per_s: float | None = None
     slos: tuple[str, ...] = ()

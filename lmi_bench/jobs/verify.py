@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,13 @@ from lmi_bench.analysis.fit.from_run import (
 )
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.money import parse_availability
-from lmi_bench.analysis.fleet.verification import Verified, compare_figures, slo_verdicts
+from lmi_bench.analysis.fleet.verification import Verified, compare_figures
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_setting import has_graphs
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.analysis.results.latency import samples_needed
+from lmi_bench.analysis.results.slo_results import SloResult, check_slo
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.durable import write_text
@@ -57,7 +57,7 @@ class Verification:
     sweep: SweepResult
     share: float
     figures: tuple[Verified, ...] = ()
-    slos: tuple[dict[str, Any], ...] = ()
+    slos: tuple[SloResult, ...] = ()
     learned: Learned | None = None
 
     @property
@@ -68,7 +68,7 @@ class Verification:
     @property
     def slo_missed(self) -> bool:
         """Whether a measured SLO is missed."""
-        return any(slo["verdict"] == "fail" for slo in self.slos)
+        return any(slo.verdict == "fail" for slo in self.slos)
 
     def to_json(self) -> dict[str, Any]:
         """As `verify --json` writes it."""
@@ -78,7 +78,15 @@ class Verification:
             "run": str(self.sweep.folder),
             "share": self.share,
             "figures": [each.to_json() for each in self.figures],
-            "slos": list(self.slos),
+            "slos": [
+                {
+                    "slo": str(each.slo),
+                    "measured_ms": each.measured_ms,
+                    "verdict": each.verdict,
+                    "reason": each.reason or None,
+                }
+                for each in self.slos
+            ],
         }
 
 
@@ -106,7 +114,7 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
         return Verification(settings.recommendation, result, share)
     line = result.levels[-1]
     figures = tuple(compare_figures(candidate, line, share=share))
-    slos = tuple(slo_verdicts(plan.answer.question.slos, line))
+    slos = tuple(check_slo(line, parse_slo(text)) for text in plan.answer.question.slos)
     learned = None
     if profile is not None and path is not None:
         contradicted = any(each.verdict == "outside" for each in figures)
@@ -126,7 +134,7 @@ def _share(settings: VerifySettings, candidate: Candidate) -> float:
 
 def _serving(candidate: Candidate) -> int:
     """Machines that the predicted latencies assume: those left after the planned-for failure."""
-    availability = parse_availability(candidate.cost["availability"])
+    availability = parse_availability(candidate.cost.availability)
     return availability.surviving(candidate.instances)
 
 
@@ -136,7 +144,7 @@ def _overrides(
     """The planned load as fields of a scenario: the rate, or the number of users."""
     question, candidate = plan.answer.question, plan.best
     slos, copies = list(question.slos), _serving(candidate) * candidate.copies
-    running = candidate.memory["mean_batch_per_copy"] * copies * share
+    running = candidate.memory.mean_batch_per_copy * copies * share
     requests = settings.requests or max(
         _FEWEST_REQUESTS,
         math.ceil(_LATENCIES * running),  # Little: so many latencies, to be steady for most of it
@@ -148,7 +156,7 @@ def _overrides(
         "workload.output_tokens": question.output_tokens,
     }
     if question.kinds:
-        lengths = {"workload.mix": [asdict(kind) for kind in question.kinds]}
+        lengths = {"workload.mix": [kind.to_json() for kind in question.kinds]}
     overrides: dict[str, Any] = {
         "target": settings.target,
         "model": settings.model or (AUTO if is_endpoint(settings.target) else plan.model),
@@ -314,18 +322,17 @@ def _fitted(
     machine = probe_machine().instance() if name == LOCAL_NAME else find_instance(name)
     placed = PlacedRun(run, machine, best.tensor_parallel)
     dtype = setting.dtype or plan.answer.question.dtype
-    cells = cells_from_run(run, shape, machine, dtype=dtype, tensor_parallel=placed.degree)
-    if setting.kv_dtype:
-        cells = [
-            replace(cell, setup=replace(cell.setup, kv_dtype=setting.kv_dtype)) for cell in cells
-        ]
-    fitted, after = calibrate_on_runs(profile, [placed], shape, dtype=dtype)
+    formats = {"dtype": dtype, "kv_dtype": setting.kv_dtype}
+    cells = cells_from_run(run, shape, machine, **formats, tensor_parallel=placed.degree)
+    fitted, after = calibrate_on_runs(profile, [placed], shape, **formats)
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
     before = accuracy_on(profile, cells)
-    changes = []
-    for old, new in zip(before["levels"], after["levels"], strict=True):
-        for key, pair in old.items():
-            if isinstance(pair, Mapping) and pair["measured"]:
-                ratios = (pair["predicted"], new[key]["predicted"])
-                changes.append(Change(key, *(value / pair["measured"] - 1 for value in ratios)))
+    changes = (
+        Change(
+            key, pair.predicted / pair.measured - 1, new.figures[key].predicted / pair.measured - 1
+        )
+        for old, new in zip(before, after, strict=True)
+        for key, pair in old.figures.items()
+        if pair.measured
+    )
     return fitted, tuple(changes)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
@@ -340,44 +341,32 @@ def _reason_of(rejection: Rejection) -> str:
     return rejection.reason.replace(rejection.instance_type, "the instance")
 
 
-def _accuracy_table(accuracy: object) -> Table | None:
-    """Predicted against measured, where the recommendation was calibrated on a run.
-
-    Read from `accuracy.levels`: rows with a load, and a mapping {measured, predicted} a metric.
-    """
-    rows_of = accuracy.get("levels") if isinstance(accuracy, Mapping) else None
-    if not isinstance(rows_of, list | tuple):
+def _accuracy_table(levels: Sequence[LevelAccuracy] | None) -> Table | None:
+    """Predicted against measured, where the recommendation was calibrated on a run."""
+    metrics = list(dict.fromkeys(key for level in levels or () for key in level.figures))
+    if not levels or not metrics:
         return None
-    lines = [each for each in rows_of if isinstance(each, Mapping)]
-    metrics = list(
-        dict.fromkeys(
-            key
-            for each in lines
-            for key, value in each.items()
-            if isinstance(value, Mapping) and "measured" in value
-        )
-    )
-    columns = [Column("Level")]
-    for key in metrics:
-        columns += [
-            Column(name, key_title(str(key))) for name in ("measured", "predicted", "error")
-        ]
+    columns = [Column("Level")] + [
+        Column(name, key_title(key))
+        for key in metrics
+        for name in ("measured", "predicted", "error")
+    ]
     rows = []
-    for line in lines:
-        load = line.get("concurrency", line.get("rate_per_s"))
-        cells = [Cell(plain(load))]
+    for level in levels:
+        cells = [Cell(plain(level.concurrency))]
         for key in metrics:
-            pair = line.get(key) or {}
-            measured, predicted = pair.get("measured"), pair.get("predicted")
-            cells += [Cell(number(measured)), Cell(number(predicted)), _error(measured, predicted)]
+            pair = level.figures.get(key)
+            if pair is None:
+                cells += [Cell(MISSING)] * 3
+            else:
+                shown = (Cell(number(pair.measured)), Cell(number(pair.predicted)))
+                cells += [*shown, _error(*pair)]
         rows.append(Row(tuple(cells)))
-    if not rows or not metrics:
-        return None
     return Table("Predicted against measured", tuple(columns), tuple(rows))
 
 
-def _error(measured: float | None, predicted: float | None) -> Cell:
-    if not measured or predicted is None:
+def _error(measured: float, predicted: float) -> Cell:
+    if not measured:
         return Cell(MISSING, "", "na")
     error = predicted / measured - 1
     return Cell(f"{error:+.0%}", "", "warn" if abs(error) > 0.25 else "")

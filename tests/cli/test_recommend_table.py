@@ -67,7 +67,7 @@ def test_every_figure_of_a_wide_table_has_its_interval(answer):
 
 
 def test_a_figure_under_an_slo_stands_in_one_column(answer):
-    outlook = SloOutlook("latency_per_token_p90<=500ms", 60.0, 500.0, "likely")
+    outlook = SloOutlook("latency_per_token_p90<=500ms", 60.0, 500.0, 440.0, "likely")
     ((row,), _) = candidate_rows([replace(answer.candidates[0], slos=(outlook,))], 500)
     assert [name for name in row if "token" in name] == ["ms/token p90"]
     assert row["ms/token p90"].endswith("?")
@@ -115,7 +115,7 @@ def test_the_answer_is_what_to_rent_what_it_carries_and_the_next_command(answer)
 def test_a_pooled_quantile_that_few_requests_keep_is_fragile_and_the_next_fleet_is_offered(answer):
     slo = answer.recommended.slos[0].slo
     kept = answer.recommended.attainment
-    best = replace(answer.candidates[0], attainment={**kept, "attainment": {slo: 0.71}})
+    best = replace(answer.candidates[0], attainment=replace(kept, attainment={slo: 0.71}))
     changed = replace(answer, recommended=best, candidates=(best, answer.recommended))
     text = "\n".join(answer_lines(changed))
     assert ", fragile; 71.0% of requests keep it" in text

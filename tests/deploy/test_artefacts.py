@@ -76,7 +76,7 @@ def test_layouts_that_cannot_be_are_refused_with_numbers():
         plan("falcon-7b", tensor_parallel=4)
 
 
-def answer_of(model, **changes):
+def answer_of(model, *, slots=57, **changes):
     """An answer for 300 tokens in and 200 out whose recommended candidate is changed."""
     answer = recommend(
         RecommendRequest(
@@ -85,7 +85,9 @@ def answer_of(model, **changes):
             instances=(find_instance("ml.p4d.24xlarge"),),
         )
     )
-    return replace(answer, recommended=replace(answer.recommended, **changes))
+    best = answer.recommended
+    memory = replace(best.memory, slots_per_copy=slots)
+    return replace(answer, recommended=replace(best, memory=memory, **changes))
 
 
 def test_a_recommendation_becomes_its_own_layout():
@@ -95,7 +97,7 @@ def test_a_recommendation_becomes_its_own_layout():
         instances=3,
         tensor_parallel=2,
         copies=4,
-        memory={"slots_per_copy": 57},
+        slots=57,
     )
     made = plan_from_recommendation(answer, "llama-2-13b")
     settings = parse_properties(build_bundle(made, LMI, ENDPOINT).files["serving.properties"])

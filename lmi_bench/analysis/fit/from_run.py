@@ -7,10 +7,10 @@ quantile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
@@ -103,9 +103,13 @@ def cells_from_run(
     instance: Instance,
     *,
     dtype: str | None = None,
+    kv_dtype: str | None = None,
     tensor_parallel: int | None = None,
 ) -> list[MeasuredLevel]:
-    """The usable levels of a run as cells; raises InputError where there is none."""
+    """The usable levels of a run as cells; raises InputError where there is none.
+
+    dtype, kv_dtype  None: as the run's target states
+    """
     input_tokens, output_tokens = run_lengths(run)
     facts = run.manifest.target
     degree = PlacedRun(run, instance, tensor_parallel).degree
@@ -115,7 +119,7 @@ def cells_from_run(
             "describes one: sweep again without --replicas"
         )
     dtype = dtype or run_dtype(run)
-    setup = Setup(shape, instance, degree, dtype, kv_dtype=facts.kv_dtype)
+    setup = Setup(shape, instance, degree, dtype, kv_dtype=kv_dtype or facts.kv_dtype)
     cells = []
     for line, records in zip(run.levels, run.records, strict=True):
         if not line.valid or line.errors or line.stopped_by:
@@ -226,19 +230,24 @@ def calibrate_on_runs(
     shape: ModelShape,
     *,
     dtype: str | None = None,
-) -> tuple[EngineProfile, dict[str, Any]]:
+    kv_dtype: str | None = None,
+) -> tuple[EngineProfile, tuple[LevelAccuracy, ...]]:
     """The profile fitted to all usable levels of the runs, and its accuracy on them.
 
     base  prior of the fit; None: the prior of the engine that answered
 
-    The second value is `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`.
     Raises InputError where no level can be used.
     """
     cells = [
         cell
         for each in placed
         for cell in cells_from_run(
-            each.run, shape, each.instance, dtype=dtype, tensor_parallel=each.tensor_parallel
+            each.run,
+            shape,
+            each.instance,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            tensor_parallel=each.tensor_parallel,
         )
     ]
     runs = [each.run for each in placed]
@@ -255,19 +264,57 @@ def calibrate_on_runs(
     return fitted, accuracy_on(fitted, cells)
 
 
-def accuracy_on(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> dict[str, Any]:
-    """Predicted against measured for each cell, in the units of a level's line."""
+class Compared(NamedTuple):
+    """A figure of a level, in the units of its line."""
+
+    measured: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True)
+class LevelAccuracy:
+    """A profile's prediction of a level that it was fitted to, by figure."""
+
+    concurrency: int
+    figures: Mapping[str, Compared]
+
+
+def accuracy_on(
+    profile: EngineProfile, cells: Sequence[MeasuredLevel]
+) -> tuple[LevelAccuracy, ...]:
+    """Predicted against measured for each cell."""
     levels = []
     for cell in cells:
-        predicted = predict_cell(profile, cell)
-        level: dict[str, Any] = {"concurrency": cell.concurrency}
+        predicted, figures = predict_cell(profile, cell), {}
         for key in _ACCURACY_KEYS:
             metric = FIGURE_METRICS[key]
             measured = cell.measured(metric)
             if measured is not None:
-                level[key] = {
-                    "measured": shown_value(metric, measured),
-                    "predicted": shown_value(metric, predicted.value(metric)),
-                }
-        levels.append(level)
-    return {"levels": levels}
+                values = (measured, predicted.value(metric))
+                figures[key] = Compared(*(shown_value(metric, value) for value in values))
+        levels.append(LevelAccuracy(cell.concurrency, figures))
+    return tuple(levels)
+
+
+def accuracy_json(levels: Sequence[LevelAccuracy]) -> dict[str, Any]:
+    """As files have it: `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`."""
+    return {
+        "levels": [
+            {"concurrency": each.concurrency}
+            | {key: pair._asdict() for key, pair in each.figures.items()}
+            for each in levels
+        ]
+    }
+
+
+def accuracy_from_json(content: Mapping[str, Any] | None) -> tuple[LevelAccuracy, ...] | None:
+    """Inverse of `accuracy_json`; raises KeyError or TypeError for anything else."""
+    if content is None:
+        return None
+    return tuple(
+        LevelAccuracy(
+            level["concurrency"],
+            {key: Compared(**pair) for key, pair in level.items() if key != "concurrency"},
+        )
+        for level in content["levels"]
+    )

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from lmi_bench.analysis.fit.from_run import LevelAccuracy, accuracy_from_json, accuracy_json
 from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.level.layouts import Layout, Rejection, RequestKind
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
+from lmi_bench.core.json_value import JsonValue
+from lmi_bench.core.level import QUANTILES
+from lmi_bench.core.slo import parse_slo
 
 SCHEMA_VERSION = 1
 _AGAIN = "run recommend --json again"
 
 
 @dataclass(frozen=True, slots=True)
-class SloOutlook:
+class SloOutlook(JsonValue):
     """One SLO at the planned load.
 
+    slack_ms    distance to the limit, below 0 where it is missed
     confidence  measured (a level at this load or above kept it), sure (holds at the interval's
                 upper end), likely (holds as predicted) or missed
     """
@@ -26,27 +32,58 @@ class SloOutlook:
     slo: str
     predicted_ms: float | None
     limit_ms: float
+    slack_ms: float | None
     confidence: str
 
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse(JsonValue):
+    """Use of a device's memory in GiB, and sequences of a copy.
+
+    mean_batch_per_copy  running sequences at the load
+    """
+
+    device_gib: float
+    weights_gib: float
+    kv_cache_gib: float
+    sequences_guaranteed: int
+    sequences_expected: int
+    slots_per_copy: int
+    mean_batch_per_copy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment(JsonValue):
+    """SLO attainment by request and by window, of a simulated load.
+
+    joint_attainment    share of requests that meet every SLO, 0 to 1; None without SLOs
+    attainment          share of requests that meet each SLO for themselves
+    fifteen_minutes_ms  each SLO's statistic over all requests; None with too few of them
+    worst_5_minutes_ms  its highest value over five minutes; None if no window has enough requests
+    reason              the reason why nothing was simulated
+    """
+
+    joint_attainment: float | None = None
+    attainment: Mapping[str, float | None] = field(default_factory=dict)
+    fifteen_minutes_ms: Mapping[str, float | None] = field(default_factory=dict)
+    worst_5_minutes_ms: Mapping[str, float | None] = field(default_factory=dict)
+    requests: int = 0
+    minutes: float = 0.0
+    routing: str = "random"
+    reason: str | None = None
+
     @property
-    def slack_ms(self) -> float | None:
-        """Distance to the limit, below 0 where it is missed."""
-        return None if self.predicted_ms is None else self.limit_ms - self.predicted_ms
+    def fragile_slos(self) -> list[str]:
+        """SLOs on a quantile that fewer requests meet for themselves than the quantile promises.
 
-    def to_json(self) -> dict[str, Any]:
-        """The outlook as plain values."""
-        names = ("slo", "predicted_ms", "limit_ms", "slack_ms", "confidence")
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> SloOutlook:
-        """Inverse of `to_json`."""
-        return cls(
-            _read(content, "slo", str),
-            _number(content, "predicted_ms"),
-            _known(content, "limit_ms"),
-            _read(content, "confidence", str),
-        )
+        A pooled p90 of gaps may stand just below a step: it holds, and a quarter of the requests
+        does not.
+        """
+        return [
+            text
+            for text, share in self.attainment.items()
+            if share is not None and share < QUANTILES.get(parse_slo(text).statistic, 0.0) - 0.02
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +95,7 @@ class Candidate:
     limited_by  the limit of a copy: kv_memory, batch_limit, compute, bandwidth, host, link, or the
                 SLO
     basis       `simulated` or `closed form`
-    cost        parts of the price: purchase, spare machines, the price's date
-    attainment  share of requests within all SLOs, worst five minutes; only of the best candidate
+    attainment  of the fleets that were simulated for long, the best first; else None
     setting     differences of the engine from the question
     """
 
@@ -79,15 +115,15 @@ class Candidate:
     figures: Mapping[str, Estimate | None]
     withheld: Mapping[str, str]
     slos: tuple[SloOutlook, ...]
-    memory: Mapping[str, float]
+    memory: MemoryUse
     limited_by: str
     basis: str
     price_provenance: str | None
     profile_provenance: str
+    cost: Cost
     warnings: tuple[str, ...] = ()
     reason: str = ""
-    cost: Mapping[str, Any] = field(default_factory=dict)
-    attainment: Mapping[str, Any] = field(default_factory=dict)
+    attainment: Attainment | None = None
     setting: EngineSetting = AS_STATED
 
     @property
@@ -108,9 +144,10 @@ class Candidate:
             **self._plain(*_MACHINES, *_PRICES, "blended_reason"),
             **{name: self._figure_json(name) for name in self.figures},
             "slos": [outlook.to_json() for outlook in self.slos],
-            **self._plain(
-                "memory", "limited_by", "basis", "price_provenance", "cost", "attainment"
-            ),
+            "memory": self.memory.to_json(),
+            **self._plain("limited_by", "basis", "price_provenance"),
+            "cost": self.cost.to_json(),
+            "attainment": {} if self.attainment is None else self.attainment.to_json(),
             "engine": self.setting.describe() or None,
             "setting": self.setting.to_json(),
             **self._plain("profile_provenance"),
@@ -134,6 +171,7 @@ class Candidate:
                 else:
                     ends = (_known(value, key) for key in ("predicted", "low", "high"))
                     figures[name] = Estimate(*ends)
+        attained = _read(content, "attainment", dict)
         prices: dict[str, Any] = {name: _number(content, name) for name in _PRICES}
         return cls(
             **_checked(content, _KINDS),
@@ -142,6 +180,9 @@ class Candidate:
             figures=figures,
             withheld=withheld,
             slos=tuple(map(SloOutlook.from_json, _read(content, "slos", list))),
+            memory=MemoryUse.from_json(content["memory"], "memory"),
+            cost=Cost.from_json(content["cost"], "cost"),
+            attainment=Attainment.from_json(attained, "attainment") if attained else None,
             price_provenance=content["price_source"],
             warnings=tuple(_read(content, "warnings", list)),
             setting=EngineSetting.from_json(_read(content, "setting", dict)),
@@ -168,7 +209,6 @@ _KEYS = {  # of the file, where they differ from the fields
 _KINDS: Mapping[type, tuple[str, ...]] = {
     str: ("instance", "accelerator", "limited_by", "basis", "profile_provenance", "reason"),
     int: ("instances", "tensor_parallel", "copies"),
-    dict: ("memory", "cost", "attainment"),
 }
 _T = TypeVar("_T")
 
@@ -201,7 +241,7 @@ def _known(content: Mapping[str, Any], key: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(JsonValue):
     """The question, for the record and for commands that continue from the answer.
 
     input_tokens, output_tokens  of each request, or with `kinds` their means
@@ -225,34 +265,7 @@ class Question:
     profile: str
     calibrated: bool
     measured_loads: int
-
-    def to_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        kinds, slos = list(values["kinds"]), list(self.slos)
-        return {**values, "kinds": kinds, "slos": slos, "interval": "80 %"}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Question:
-        """Inverse of `to_json`; raises KeyError or TypeError for anything else."""
-        kinds = (
-            RequestKind(
-                _read(kind, "input_tokens", int),
-                _read(kind, "output_tokens", int),
-                _known(kind, "share"),
-            )
-            for kind in _read(content, "kinds", list)
-        )
-        words = ("model", "dtype", "load", "objective", "purchase", "availability", "profile")
-        counts = ("input_tokens", "output_tokens", "measured_loads")
-        return cls(
-            **_checked(content, {str: words, int: counts, bool: ("calibrated",)}),
-            kinds=tuple(kinds),
-            burstiness=_known(content, "burstiness"),
-            rate_per_s=_number(content, "rate_per_s"),
-            users=content["users"],
-            think_time_s=_number(content, "think_time_s"),
-            slos=tuple(_read(content, "slos", list)),
-        )
+    interval: str = "80 %"
 
     @property
     def longest_prompt(self) -> int:
@@ -296,7 +309,7 @@ class Recommendation:
     missed        limit that no candidate keeps: `the SLOs`, `the budget`, or `the load` where no
                   fleet carries it although a lone request keeps the SLOs; None if recommended
     candidates    fleets that carry the load within the SLOs, the best first
-    accuracy      prediction against measurement of each level of a calibration sweep
+    accuracy      predictions of the levels that the profile was calibrated on, against them
     measure_next  levels that would decide or confirm, the most informative first
     """
 
@@ -306,7 +319,7 @@ class Recommendation:
     rejected: tuple[Rejection, ...]
     question: Question
     warnings: tuple[str, ...] = ()
-    accuracy: Mapping[str, Any] | None = None
+    accuracy: tuple[LevelAccuracy, ...] | None = None
     measure_next: tuple[Probe, ...] = ()
     missed: str | None = None
 
@@ -337,7 +350,7 @@ class Recommendation:
                 for rejection in self.rejected
             ],
             "warnings": list(self.warnings),
-            "accuracy": self.accuracy,
+            "accuracy": None if self.accuracy is None else accuracy_json(self.accuracy),
             "measure_next": [probe.to_json() for probe in self.measure_next],
         }
 
@@ -367,9 +380,9 @@ class Recommendation:
                     )
                     for each in _read(content, "rejected", list)
                 ),
-                question=Question.from_json(content),
+                question=Question.from_json({key: content[key] for key in Question.slots()}),
                 warnings=tuple(_read(content, "warnings", list)),
-                accuracy=content["accuracy"],
+                accuracy=accuracy_from_json(content["accuracy"]),
                 missed=content["missed"],
             )
         except KeyError as exc:

@@ -8,11 +8,10 @@ luck: where fifteen minutes miss them, the capacity of the copies is lowered.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from lmi_bench.analysis.fleet.answer import Candidate
+from lmi_bench.analysis.fleet.answer import Attainment, Candidate
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_of
 from lmi_bench.analysis.fleet.operating_point import Operating, Statistics
 from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
@@ -22,7 +21,7 @@ from lmi_bench.analysis.results.slo_results import goodput
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.slo import Slo, parse_slo
+from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import make_router
@@ -34,39 +33,6 @@ _MOST_REQUESTS = 6000
 _MOST_REPLICAS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Attainment:
-    """SLO attainment by request and by window.
-
-    joint_share  share of requests that meet every SLO, 0 to 1; None without SLOs
-    shares       share of requests that meet each SLO for themselves
-    whole_ms     each SLO's statistic over all requests; None with too few of them
-    worst_ms     its highest value over five minutes; None if no window has enough requests
-    reason       the reason why nothing was simulated, or ""
-    """
-
-    joint_share: float | None = None
-    shares: Mapping[str, float | None] = field(default_factory=dict)
-    whole_ms: Mapping[str, float | None] = field(default_factory=dict)
-    worst_ms: Mapping[str, float | None] = field(default_factory=dict)
-    requests: int = 0
-    minutes: float = 0.0
-    routing: str = "random"
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "joint_attainment": self.joint_share,
-            "attainment": dict(self.shares),
-            "fifteen_minutes_ms": dict(self.whole_ms),
-            "worst_5_minutes_ms": dict(self.worst_ms),
-            "requests": self.requests,
-            "minutes": self.minutes,
-            "routing": self.routing,
-            "reason": self.reason or None,
-        }
-
-
 def attainment(
     records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop: bool, routing: str = ""
 ) -> Attainment:
@@ -75,11 +41,12 @@ def attainment(
         return Attainment(reason="no request was simulated", routing=routing)
     last_s = max(record.due_s for record in records)
     first_s = min(record.due_s for record in records)
+    statistics = {str(slo): _statistic_ms(records, slo, open_loop=open_loop) for slo in slos}
     return Attainment(
-        joint_share=goodput(records, slos, open_loop=open_loop).share if slos else None,
-        shares={str(slo): goodput(records, [slo], open_loop=open_loop).share for slo in slos},
-        whole_ms={str(slo): _statistic_ms(records, slo, open_loop=open_loop) for slo in slos},
-        worst_ms={str(slo): _worst_ms(records, slo, open_loop=open_loop) for slo in slos},
+        joint_attainment=goodput(records, slos, open_loop=open_loop).share if slos else None,
+        attainment={str(slo): goodput(records, [slo], open_loop=open_loop).share for slo in slos},
+        fifteen_minutes_ms=statistics,
+        worst_5_minutes_ms={str(slo): _worst_ms(records, slo, open_loop=open_loop) for slo in slos},
         requests=len(records),
         minutes=(last_s - first_s) / 60,
         routing=routing,
@@ -88,23 +55,8 @@ def attainment(
 
 def keeps(found: Attainment, slos: Sequence[Slo]) -> bool:
     """Whether no SLO's statistic over all requests is above its limit."""
-    values = [(found.whole_ms.get(str(slo)), slo.limit_ms) for slo in slos]
+    values = [(found.fifteen_minutes_ms.get(str(slo)), slo.limit_ms) for slo in slos]
     return all(value is None or value <= limit for value, limit in values)
-
-
-def fragile_slos(found: Mapping[str, Any]) -> list[str]:
-    """SLOs on a quantile that fewer requests meet for themselves than the quantile promises.
-
-    found  `Attainment.to_json`
-
-    A pooled p90 of gaps may stand just below a step: it holds, and a quarter of the requests does
-    not.
-    """
-    return [
-        text
-        for text, share in found.get("attainment", {}).items()
-        if share is not None and share < QUANTILES.get(parse_slo(text).statistic, 0.0) - 0.02
-    ]
 
 
 def _statistic_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:

@@ -16,11 +16,12 @@ from lmi_bench.analysis.fit.uncertainty import (
     silence,
     under_load,
 )
-from lmi_bench.analysis.fleet.answer import Candidate, SloOutlook
+from lmi_bench.analysis.fleet.answer import Candidate, MemoryUse, SloOutlook
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
 from lmi_bench.analysis.fleet.money import (
-    FleetCost,
+    Cost,
     blended_as_published,
+    fleet_cost,
     usd_per_1m_tokens,
     usd_per_month,
 )
@@ -224,7 +225,7 @@ def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool) 
         profile_provenance=request.profile.provenance,
         warnings=copy.warnings,
         setting=layout.setting,
-        cost=loaded.cost(rates["capacity_rate_per_s"].value),
+        cost=loaded.cost(rates["capacity_tokens_per_s"].value),
     )
 
 
@@ -277,16 +278,17 @@ class _LoadedFleet:
             "blended_reason": blended_reason,
         }
 
-    def cost(self, capacity_per_s: float) -> dict[str, Any]:
+    def cost(self, capacity_tokens_per_s: float) -> Cost:
         """The parts of the price, and the cost of tokens at the capacity."""
         request = self.request
-        needed = machines_needed(request, self.layout, self.copy) or 1
-        fleet = FleetCost(
-            self.layout, request.purchase, request.availability, needed, self.machines
+        return fleet_cost(
+            self.layout,
+            request.purchase,
+            request.availability,
+            needed=machines_needed(request, self.layout, self.copy) or 1,
+            machines=self.machines,
+            capacity_tokens_per_s=capacity_tokens_per_s,
         )
-        tokens_per_s = capacity_per_s * request.workload.output_tokens
-        usd = usd_per_1m_tokens(fleet.usd_per_hour, tokens_per_s)
-        return {**fleet.to_json(), "usd_per_1m_output_tokens_at_capacity": usd}
 
     def rates(self) -> dict[str, Estimate]:
         """Throughput at the load and capacity of the fleet."""
@@ -365,11 +367,12 @@ class _LoadedFleet:
                 confidence = "sure"
             elif figure is not None and figure.value <= slo.limit_ms:
                 confidence = "likely"
-            predicted = None if figure is None else figure.value
-            yield SloOutlook(str(slo), predicted, slo.limit_ms, confidence)
+            predicted_ms = None if figure is None else figure.value
+            slack_ms = None if figure is None else slo.limit_ms - figure.value
+            yield SloOutlook(str(slo), predicted_ms, slo.limit_ms, slack_ms, confidence)
 
-    def memory(self) -> dict[str, float]:
-        """Use of a device's memory in GiB, and sequences of a copy."""
+    def memory(self) -> MemoryUse:
+        """Use of a device's memory, and sequences of a copy."""
         layout, workload = self.layout, self.copy.plan.workload
         plan = memory_plan_for(
             layout.setup(workload),
@@ -377,12 +380,12 @@ class _LoadedFleet:
             input_tokens=workload.input_tokens,
             output_tokens=workload.output_tokens,
         )
-        return {
-            "device_gib": bytes_to_gib(layout.instance.accelerator.memory_bytes),
-            "weights_gib": bytes_to_gib(plan.weight_bytes),
-            "kv_cache_gib": bytes_to_gib(plan.kv_budget_bytes),
-            "sequences_guaranteed": plan.sequences_guaranteed,
-            "sequences_expected": plan.sequences_expected,
-            "slots_per_copy": self.copy.plan.steady.slots,
-            "mean_batch_per_copy": self.operating.batch,
-        }
+        return MemoryUse(
+            device_gib=bytes_to_gib(layout.instance.accelerator.memory_bytes),
+            weights_gib=bytes_to_gib(plan.weight_bytes),
+            kv_cache_gib=bytes_to_gib(plan.kv_budget_bytes),
+            sequences_guaranteed=plan.sequences_guaranteed,
+            sequences_expected=plan.sequences_expected,
+            slots_per_copy=self.copy.plan.steady.slots,
+            mean_batch_per_copy=self.operating.batch,
+        )

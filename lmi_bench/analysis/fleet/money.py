@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from lmi_bench.analysis.level.layouts import Layout, Rejection
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import OPTIONAL, JsonValue
 from lmi_bench.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 PurchaseKind = Literal["on-demand", "savings-plan", "reserved", "spot"]
@@ -348,63 +349,82 @@ def blended_as_published(
 
 
 @dataclass(frozen=True, slots=True)
-class FleetCost:
-    """Cost of a fleet, None without a price or rate; `needed`: machines without spare ones."""
+class Cost(JsonValue):
+    """Parts of a fleet's price and of its tokens' cost; None without a price or rate.
 
-    layout: Layout
-    purchase: Purchase
-    availability: Availability
-    needed: int
-    machines: int
+    discount                       d off the on-demand price
+    paid_machine_hours_per_hour    in on-demand prices of one machine
+    machine_price_usd_per_hour     on demand, with component, region and date of its source
+    machines_for_the_load          without the spare ones
+    availability_usd_per_hour      price of the spare machines
+    failure_unit                   what fails at once
+    wins_below_usd_per_machine_hour  price of an unpriced machine at which its fleet is the best
+    """
 
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Price of the whole fleet."""
-        return self.purchase.usd_per_hour(self.layout.instance, self.machines)
+    purchase: str
+    discount: float | None
+    committed_machines: int | None
+    paid_machine_hours_per_hour: float | None
+    break_even_utilisation: float | None
+    machine_price_usd_per_hour: float | None
+    price_component: str | None
+    price_region: str | None
+    price_date: str | None
+    availability: str
+    machines_for_the_load: int
+    spare_machines: int
+    availability_usd_per_hour: float | None
+    failure_unit: str
+    usd_per_1m_output_tokens_at_capacity: float | None
+    wins_below_usd_per_machine_hour: float | None = field(default=None, metadata=OPTIONAL)
 
-    @property
-    def availability_usd_per_hour(self) -> float | None:
-        """Price of the spare machines."""
-        without = self.purchase.usd_per_hour(self.layout.instance, self.needed)
-        if self.usd_per_hour is None or without is None:
-            return None
-        return self.usd_per_hour - without
-
-    def to_json(self) -> dict[str, Any]:
-        """The cost as plain values, with component, region and date of the machine's price."""
-        instance, layout = self.layout.instance, self.layout
-        discount = self.purchase.discount_for(instance)
-        unpriced = instance.price_usd_per_hour is None
-        return {
-            "purchase": self.purchase.describe(),
-            "discount": discount,
-            "committed_machines": self.purchase.committed,
-            "paid_machine_hours_per_hour": self.purchase.machine_hours(instance, self.machines),
-            "break_even_utilisation": (
-                None if discount is None else break_even_utilisation(discount)
-            ),
-            "machine_price_usd_per_hour": instance.price_usd_per_hour,
-            "price_component": None if unpriced else instance.price_component,
-            "price_region": None if unpriced else instance.price_region,
-            "price_date": None if unpriced else instance.price_date,
-            "availability": self.availability.describe(),
-            "machines_for_the_load": self.needed,
-            "spare_machines": self.machines - self.needed,
-            "availability_usd_per_hour": self.availability_usd_per_hour,
-            "failure_unit": failure_unit(
-                copies=layout.copies,
-                tensor_parallel=layout.tensor_parallel,
-                instance_type=instance.instance_type,
-            ),
-        }
+    def describe_price(self) -> str:
+        """A machine's price with its component, region and date, for people."""
+        if self.machine_price_usd_per_hour is None:
+            return "price unknown"
+        return (
+            f"USD {self.machine_price_usd_per_hour:,.3f} a machine and hour "
+            f"({self.price_component}, {self.price_region}, {self.price_date})"
+        )
 
 
-def price_line(cost: Mapping[str, Any]) -> str:
-    """A machine's price with its component, region and date, for people."""
-    price = cost["machine_price_usd_per_hour"]
-    if price is None:
-        return "price unknown"
-    return (
-        f"USD {price:,.3f} a machine and hour ({cost['price_component']}, "
-        f"{cost['price_region']}, {cost['price_date']})"
+def fleet_cost(
+    layout: Layout,
+    purchase: Purchase,
+    availability: Availability,
+    *,
+    needed: int,
+    machines: int,
+    capacity_tokens_per_s: float,
+) -> Cost:
+    """The cost of `machines`, of which `needed` carry the load."""
+    instance = layout.instance
+    discount = purchase.discount_for(instance)
+    usd_per_hour = purchase.usd_per_hour(instance, machines)
+    without_spares = purchase.usd_per_hour(instance, needed)
+    priced = instance.price_usd_per_hour is not None
+    return Cost(
+        purchase=purchase.describe(),
+        discount=discount,
+        committed_machines=purchase.committed,
+        paid_machine_hours_per_hour=purchase.machine_hours(instance, machines),
+        break_even_utilisation=None if discount is None else break_even_utilisation(discount),
+        machine_price_usd_per_hour=instance.price_usd_per_hour,
+        price_component=instance.price_component if priced else None,
+        price_region=instance.price_region if priced else None,
+        price_date=instance.price_date if priced else None,
+        availability=availability.describe(),
+        machines_for_the_load=needed,
+        spare_machines=machines - needed,
+        availability_usd_per_hour=(
+            None
+            if usd_per_hour is None or without_spares is None
+            else usd_per_hour - without_spares
+        ),
+        failure_unit=failure_unit(
+            copies=layout.copies,
+            tensor_parallel=layout.tensor_parallel,
+            instance_type=instance.instance_type,
+        ),
+        usd_per_1m_output_tokens_at_capacity=usd_per_1m_tokens(usd_per_hour, capacity_tokens_per_s),
     )

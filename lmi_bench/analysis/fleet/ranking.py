@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.candidates import Fleet
+from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.core.units import SECONDS_PER_HOUR
@@ -57,8 +58,7 @@ def cost_of(request: RecommendRequest, candidate: Candidate) -> float | None:
     if request.objective == "cost-per-hour":
         return candidate.price_usd_per_hour
     if request.objective == "cost-per-1m":
-        value: float | None = candidate.cost["usd_per_1m_output_tokens_at_capacity"]
-        return value
+        return candidate.cost.usd_per_1m_output_tokens_at_capacity
     return candidate.usd_per_1m_output_tokens
 
 
@@ -70,24 +70,23 @@ def with_winning_prices(request: RecommendRequest, ranked: Sequence[Candidate]) 
     return [
         candidate
         if candidate.price_usd_per_hour is not None
-        else replace(candidate, cost={**candidate.cost, **_winning_price(request, candidate, best)})
+        else replace(candidate, cost=_with_winning_price(request, candidate, best))
         for candidate in ranked
     ]
 
 
-def _winning_price(
-    request: RecommendRequest, candidate: Candidate, best: float
-) -> dict[str, float]:
-    """The on-demand price of one machine at which the fleet costs as much as the best one."""
-    paid_hours = candidate.cost["paid_machine_hours_per_hour"]
+def _with_winning_price(request: RecommendRequest, candidate: Candidate, best: float) -> Cost:
+    """With the on-demand price of one machine at which the fleet costs as much as the best one."""
+    cost = candidate.cost
     if request.objective != "cost-per-hour":
         at_capacity = request.objective == "cost-per-1m"
         name = "capacity_tokens_per_s" if at_capacity else "throughput_tokens_per_s"
         tokens = candidate.figures[name]
         if tokens is None:
-            return {}
+            return cost
         best = best * tokens.value * SECONDS_PER_HOUR / 1e6
-    return {"wins_below_usd_per_machine_hour": best / paid_hours} if paid_hours else {}
+    paid_hours = cost.paid_machine_hours_per_hour
+    return replace(cost, wins_below_usd_per_machine_hour=best / paid_hours) if paid_hours else cost
 
 
 def _too_close(best: Candidate, second: Candidate) -> bool:

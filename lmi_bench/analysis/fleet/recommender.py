@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
 from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation, SloOutlook
-from lmi_bench.analysis.fleet.attainment import LongLook, fleet_of, fragile_slos
+from lmi_bench.analysis.fleet.attainment import LongLook, fleet_of
 from lmi_bench.analysis.fleet.candidates import (
     CopyCapacity,
     Fleet,
@@ -121,9 +121,9 @@ def recommend(
 def _look_at(met: list[Candidate], fleets: Sequence[Fleet], look: LongLook) -> None:
     """Add the attainment of the best fleet, and of those after it until one is not fragile."""
     for place, candidate in enumerate(met[:_MOST_LOOKS]):
-        found = look.at(fleet_of(candidate, fleets)).to_json()
+        found = look.at(fleet_of(candidate, fleets))
         met[place] = replace(candidate, attainment=found)
-        if not fragile_slos(found):
+        if not found.fragile_slos:
             return
 
 

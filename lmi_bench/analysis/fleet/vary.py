@@ -8,9 +8,9 @@ interval of the capacity whose stair it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -176,8 +176,16 @@ def compare_stairs(stairs: Sequence[Stairs], low: float, high: float) -> Variati
     return Variation(tuple(intervals), tuple(crossovers))
 
 
-def sensitivity(request: RecommendRequest, answer: Recommendation) -> list[dict[str, Any]]:
-    """The changes of price, load or SLO limit that change the answer: `what`, `change`, `text`.
+class AnswerChange(NamedTuple):
+    """A change of price, load or SLO limit, and what it does to the answer, for people."""
+
+    what: str
+    change: Mapping[str, float]
+    text: str
+
+
+def sensitivity(request: RecommendRequest, answer: Recommendation) -> list[AnswerChange]:
+    """The changes of price, load or SLO limit that change the answer.
 
     Empty without a recommendation. Considers only machine types of the best candidates.
     """
@@ -192,7 +200,7 @@ def sensitivity(request: RecommendRequest, answer: Recommendation) -> list[dict[
     ]
 
 
-def _by_price(request: RecommendRequest, answer: Recommendation) -> Iterator[dict[str, Any]]:
+def _by_price(request: RecommendRequest, answer: Recommendation) -> Iterator[AnswerChange]:
     best = answer.candidates[0]
     cost = cost_of(request, best)
     if not request.objective.startswith("cost") or cost is None:
@@ -200,21 +208,19 @@ def _by_price(request: RecommendRequest, answer: Recommendation) -> Iterator[dic
     for rival in answer.candidates[1:]:
         other = cost_of(request, rival)
         if rival.instance != best.instance and other is not None:
-            yield {
-                "what": "price",
-                "change": {"winner_up": other / cost - 1, "rival_down": 1 - cost / other},
-                "text": (
-                    f"price: {rival.instance} (TP {rival.tensor_parallel}) wins if "
-                    f"{best.instance} becomes {other / cost - 1:.0%} dearer, or itself "
-                    f"{1 - cost / other:.0%} cheaper"
-                ),
-            }
+            yield AnswerChange(
+                "price",
+                {"winner_up": other / cost - 1, "rival_down": 1 - cost / other},
+                f"price: {rival.instance} (TP {rival.tensor_parallel}) wins if "
+                f"{best.instance} becomes {other / cost - 1:.0%} dearer, or itself "
+                f"{1 - cost / other:.0%} cheaper",
+            )
             return
 
 
 def _by_load(
     request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[AnswerChange]:
     rate = request.rate_per_s
     if rate is None or best.price_usd_per_hour is None or request.objective == "latency":
         return
@@ -230,16 +236,12 @@ def _by_load(
         text += f"predicted, from {crossover.value:.3g} req/s)"
     if index:
         text += f"; below, {found.intervals[index - 1].instance}"
-    yield {
-        "what": "load",
-        "change": {"from_per_s": here.from_per_s, "to_per_s": here.to_per_s},
-        "text": text,
-    }
+    yield AnswerChange("load", {"from_per_s": here.from_per_s, "to_per_s": here.to_per_s}, text)
 
 
 def _by_limits(
     request: RecommendRequest, best: Candidate, rivals: tuple[Instance, ...]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[AnswerChange]:
     for index, slo in enumerate(request.slos):
         for factor in (1 / _MARGIN, _MARGIN):
             changed = replace(slo, limit_ms=slo.limit_ms * factor)
@@ -258,8 +260,5 @@ def _by_limits(
                 same = (best.instance, best.tensor_parallel, best.instances)
                 if (name, degree, machines) == same:
                     outcome = "the same answer"
-            yield {
-                "what": str(slo),
-                "change": {"limit_ms": changed.limit_ms},
-                "text": f"{slo.metric}_{slo.statistic}<={changed.limit_ms:.4g}ms: {outcome}",
-            }
+            text = f"{slo.metric}_{slo.statistic}<={changed.limit_ms:.4g}ms: {outcome}"
+            yield AnswerChange(str(slo), {"limit_ms": changed.limit_ms}, text)

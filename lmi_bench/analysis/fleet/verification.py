@@ -7,15 +7,14 @@ level alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
 from lmi_bench.analysis.fleet.answer import Candidate
-from lmi_bench.analysis.results.slo_results import check_slo
 from lmi_bench.core.level import Level
-from lmi_bench.core.slo import METRICS, STATISTICS, parse_slo
+from lmi_bench.core.slo import METRICS, STATISTICS
 
 _THROUGHPUT = "throughput_tokens_per_s"
 
@@ -68,17 +67,3 @@ def _throughput(figure: Estimate | None, line: Level, share: float) -> Verified:
         half = Z80 * figure.value / math.sqrt(line.requests)
         figure = Estimate(figure.value, figure.value - half, figure.value + half)
     return _verified(_THROUGHPUT, None if figure is None else figure.times(share), measured)
-
-
-def slo_verdicts(slos: Sequence[str], line: Level) -> list[dict[str, Any]]:
-    """Each SLO on the measured level: pass, fail or unsupported."""
-    results = [check_slo(line, parse_slo(text)) for text in slos]
-    return [
-        {
-            "slo": str(result.slo),
-            "measured_ms": result.measured_ms,
-            "verdict": result.verdict,
-            "reason": result.reason or None,
-        }
-        for result in results
-    ]

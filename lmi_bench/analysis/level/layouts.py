@@ -25,6 +25,7 @@ from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
@@ -90,7 +91,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestKind:
+class RequestKind(JsonValue):
     """Requests of one pair of lengths; share: relative to the other kinds."""
 
     input_tokens: int

@@ -180,10 +180,10 @@ def test_a_profile_fitted_to_a_sweep_explains_it():
         found, true = getattr(profile.parameters, name), getattr(truth.parameters, name)
         assert abs(np.log(found / true)) <= 2 * profile.log_sd[name]
     assert "4 levels of llama-2-7b on ml.g5.2xlarge (first)" in profile.provenance
-    assert [level["concurrency"] for level in accuracy["levels"]] == [1, 4, 16, 40]
-    for level in accuracy["levels"]:
-        pair = level["throughput_tokens_per_s"]
-        assert pair["predicted"] == pytest.approx(pair["measured"], rel=0.03)
+    assert [level.concurrency for level in accuracy] == [1, 4, 16, 40]
+    for level in accuracy:
+        pair = level.figures["throughput_tokens_per_s"]
+        assert pair.predicted == pytest.approx(pair.measured, rel=0.03)
 
 
 @pytest.mark.parametrize(

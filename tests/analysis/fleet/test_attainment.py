@@ -29,7 +29,7 @@ def test_a_request_that_misses_either_limit_is_not_attained():
         for i in range(10)
     ]
     found = attainment(records, [TTFT, E2E], open_loop=True)
-    assert found.joint_share == pytest.approx(0.7)
+    assert found.joint_attainment == pytest.approx(0.7)
 
 
 def test_the_worst_five_minutes_stand_out_of_the_hour():
@@ -39,15 +39,15 @@ def test_the_worst_five_minutes_stand_out_of_the_hour():
     """
     records = [record(i, float(i), 3.0 if 540 <= i < 660 else 0.5) for i in range(1200)]
     found = attainment(records, [TTFT], open_loop=True)
-    assert found.worst_ms[str(TTFT)] == pytest.approx(3000.0)
-    assert found.joint_share == pytest.approx(0.9)
+    assert found.worst_5_minutes_ms[str(TTFT)] == pytest.approx(3000.0)
+    assert found.joint_attainment == pytest.approx(0.9)
     assert found.minutes == pytest.approx(20.0, abs=0.1)
 
 
 def test_too_few_requests_support_no_window():
     """p90 needs 29 samples; one request in 15 s makes 20 a window."""
     records = [record(i, 15.0 * i) for i in range(80)]
-    assert attainment(records, [TTFT], open_loop=True).worst_ms == {str(TTFT): None}
+    assert attainment(records, [TTFT], open_loop=True).worst_5_minutes_ms == {str(TTFT): None}
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,14 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
         routing: look_long(copy, operating, [slo], copies=2, routing=routing)
         for routing in ("random", "least-outstanding")
     }
-    assert all(each.joint_share is not None for each in worst.values())
-    assert worst["least-outstanding"].worst_ms[str(slo)] < worst["random"].worst_ms[str(slo)]
+    assert all(each.joint_attainment is not None for each in worst.values())
+    assert (
+        worst["least-outstanding"].worst_5_minutes_ms[str(slo)]
+        < worst["random"].worst_5_minutes_ms[str(slo)]
+    )
 
 
 def test_a_load_that_would_take_too_long_to_simulate_says_so(copy):
     found = look_long(copy, Operating(50.0, 10.0), [TTFT], copies=1)
-    assert found.joint_share is None
+    assert found.joint_attainment is None
     assert "45,010 requests" in found.reason

@@ -198,8 +198,8 @@ def test_a_fleet_does_not_stand_on_the_step_of_the_gaps():
     )
     best = answer.recommended
     assert best.instances == 2
-    assert best.attainment["joint_attainment"] > 0.99
-    assert best.attainment["worst_5_minutes_ms"]["itl_p90<=60ms"] < 40.0
+    assert best.attainment.joint_attainment > 0.99
+    assert best.attainment.worst_5_minutes_ms["itl_p90<=60ms"] < 40.0
     assert [outlook.confidence for outlook in best.slos] == ["sure"]
 
 
@@ -239,7 +239,7 @@ def test_users_who_do_not_think_all_wait_at_once():
     answer = ask(["latency_per_token_p90<=60ms"], load=Load(40, think_time_s=0.0))
     for candidate in answer.candidates:
         copies = candidate.instances * candidate.copies
-        assert candidate.memory["mean_batch_per_copy"] == pytest.approx(
+        assert candidate.memory.mean_batch_per_copy == pytest.approx(
             max(1.0, 40 / copies), rel=0.01
         )
 
@@ -249,7 +249,7 @@ def test_thinking_users_are_a_concurrency_of_n_r_over_r_plus_z():
     best = answer.recommended
     response_s = best.figures["e2e_p50_ms"].value / 1e3
     waiting = 60 * response_s / (response_s + 20.0) / (best.instances * best.copies)
-    assert best.memory["mean_batch_per_copy"] == pytest.approx(waiting, rel=0.03)
+    assert best.memory.mean_batch_per_copy == pytest.approx(waiting, rel=0.03)
 
 
 def test_eight_single_copies_are_the_best_layout_of_p4d_for_a_7b_model():

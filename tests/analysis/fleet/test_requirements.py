@@ -67,11 +67,11 @@ def test_the_cost_of_spares_is_a_line_of_its_own():
     plain = ask(instances=(SMALL,)).recommended
     spared = ask(instances=(SMALL,), availability=Availability(zones=3)).recommended
     needed = plain.instances
-    assert spared.cost["machines_for_the_load"] == needed
+    assert spared.cost.machines_for_the_load == needed
     assert spared.instances == 3 * -(-needed // 2)
-    assert spared.cost["spare_machines"] == spared.instances - needed
+    assert spared.cost.spare_machines == spared.instances - needed
     assert spared.price_usd_per_hour == pytest.approx(1.515 * spared.instances)
-    assert spared.cost["availability_usd_per_hour"] == pytest.approx(
+    assert spared.cost.availability_usd_per_hour == pytest.approx(
         1.515 * (spared.instances - needed)
     )
 
@@ -125,14 +125,14 @@ def test_a_commitment_to_more_than_is_needed_is_paid_for():
     best = ask(instances=(SMALL,), purchase=bought).recommended
     assert best.instances < 10
     assert best.price_usd_per_hour == pytest.approx(10 * 1.515 * 0.6)
-    assert best.cost["break_even_utilisation"] == pytest.approx(0.6)
+    assert best.cost.break_even_utilisation == pytest.approx(0.6)
 
 
 def test_an_unpriced_machine_wins_below_the_price_that_is_named():
     unpriced = replace(LARGE, price_usd_per_hour=None)
     answer = ask(instances=(SMALL, unpriced), objective="cost-per-1m")
     price = next(
-        c.cost["wins_below_usd_per_machine_hour"]
+        c.cost.wins_below_usd_per_machine_hour
         for c in answer.candidates
         if c.instance == "ml.p4d.24xlarge"
     )
