@@ -24,6 +24,7 @@ class Slot(NamedTuple):
     of        the JsonValue class, if the value is an object of known keys or a list of such
     optional  left out of the file if the value is None
     required  must be in the file
+    is_tuple  a list in the file, a tuple here
     """
 
     name: str
@@ -31,6 +32,7 @@ class Slot(NamedTuple):
     of: type[JsonValue] | None
     optional: bool = False
     required: bool = False
+    is_tuple: bool = False
 
     def read(self, value: Any, where: str, key: str) -> Any:
         """The value of a JSON value, or of one in a list."""
@@ -87,7 +89,7 @@ class JsonValue:
             ):
                 expected = _names(slot)
                 raise InputError(f"{where}: {key} must be {expected}, not {_shown(value)}")
-            elif isinstance(value, list | tuple):
+            elif slot.is_tuple and value is not None:
                 values[slot.name] = tuple(slot.read(each, where, key) for each in value)
             else:
                 values[slot.name] = slot.read(value, where, key)
@@ -146,7 +148,8 @@ def slot_of(name: str, annotation: Any) -> Slot:
     """The slot of a key with an annotation's type."""
     accepts: set[type] = set()
     of = None
-    for each in _alternatives(annotation):
+    kinds = list(_alternatives(annotation))
+    for each in kinds:
         kind = get_origin(each) or each
         if kind is tuple and _is_value(get_args(each)[0]):
             of = get_args(each)[0]
@@ -161,7 +164,9 @@ def slot_of(name: str, annotation: Any) -> Slot:
             accepts |= {list, tuple}
         else:
             accepts.add(kind)
-    return Slot(name, frozenset(accepts), of)
+    return Slot(
+        name, frozenset(accepts), of, is_tuple=any(get_origin(each) is tuple for each in kinds)
+    )
 
 
 def _is_value(kind: Any) -> bool:

@@ -311,7 +311,7 @@ def scenario_content(
     growth  the peak rate is multiplied by it
     """
     workload: dict[str, Any] = {
-        "mix": [asdict(kind) | {"share": round(kind.share, 6)} for kind in found.kinds]
+        "mix": [kind.to_json() | {"share": round(kind.share, 6)} for kind in found.kinds]
     }
     if found.shared_tokens is not None and found.shared_tokens >= _LEAST_SHARED:
         shortest = min(kind.input_tokens for kind in found.kinds)

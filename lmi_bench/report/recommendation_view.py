@@ -101,11 +101,10 @@ def _answer(chosen: Candidate) -> tuple[Headline, ...]:
     each = "" if per_1m is None else f"{usd(per_1m)} per 1M output tokens"
     notes = "; ".join(part for part in (monthly, each, chosen.price_provenance) if part)
     tiles = [Headline("Price of the fleet", usd(chosen.price_usd_per_hour), "an hour", notes)]
-    joint = chosen.attainment.get("joint_attainment")
-    if joint is not None:
-        sent = count(chosen.attainment.get("requests"))
-        detail = f"of {sent} simulated requests meet every SLO"
-        tiles.append(Headline("Attainment", number(100 * joint), "%", detail))
+    found = chosen.attainment
+    if found is not None and found.joint_attainment is not None:
+        detail = f"of {count(found.requests)} simulated requests meet every SLO"
+        tiles.append(Headline("Attainment", number(100 * found.joint_attainment), "%", detail))
     if chosen.slos:
         verdict = ("pass", "good") if chosen.meets_slos else ("fail", "bad")
         detail = "; ".join(

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
-from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation
-from lmi_bench.analysis.level.layouts import Rejection
+from lmi_bench.analysis.fleet.answer import Candidate, MemoryUse, Question, Recommendation
+from lmi_bench.analysis.fleet.money import NO_SPARES, Purchase, fleet_cost
+from lmi_bench.analysis.level.layouts import Layout, Rejection
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import GeneratorReport
 from lmi_bench.core.load import Load
@@ -110,7 +112,15 @@ def candidate(instance, machines, tp, price, out_price, throughput, **more):
         },
         "withheld": {},
         "slos": (),
-        "memory": {},
+        "memory": MemoryUse(24.0, 12.0, 8.0, 4, 6, 8, 3.5),
+        "cost": fleet_cost(
+            Layout(find_instance("ml.g5.2xlarge"), 1),
+            Purchase(),
+            NO_SPARES,
+            needed=1,
+            machines=1,
+            capacity_tokens_per_s=throughput,
+        ),
         "limited_by": "",
         "basis": "",
         "price_provenance": None,

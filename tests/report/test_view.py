@@ -68,7 +68,7 @@ def test_the_first_headline_is_the_highest_level_that_meets_every_slo(runs_of):
 
 def test_the_answer_is_fleet_price_attainment_and_verdict_before_the_runs(sweep, recommendation):
     outlook = {"slo": "ttft_p90<=2s", "predicted_ms": 2420.0, "limit_ms": 2000.0,
-               "confidence": "missed"}  # fmt: skip
+               "slack_ms": -420.0, "confidence": "missed"}  # fmt: skip
     recommendation["recommended"] |= {"slos": [outlook]}
     recommendation["recommended"]["attainment"] = {"joint_attainment": 0.912, "requests": 3600}
     tiles = build_view([sweep], [recommendation]).headlines
@@ -121,7 +121,7 @@ def test_the_recommendation_on_the_first_screen_says_how_sure_it_is(recommendati
     recommendation["recommended"] |= {
         "capacity_rate_per_s": {"predicted": 10.04, "low": 8.29, "high": 10.9},
         "slos": [{"slo": "ttft_p90<=2000ms", "predicted_ms": 420.0, "limit_ms": 2000.0,
-                  "confidence": "sure"}],
+                  "slack_ms": 1580.0, "confidence": "sure"}],
     }  # fmt: skip
     (advice,) = build_view([], [recommendation]).recommendations
     assert advice.headline.detail == (
@@ -274,7 +274,7 @@ def test_accuracy_is_predicted_over_measured(recommendation):
 
 
 def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommendation):
-    outlook = {"slo": "ttft_p90<=1s", "predicted_ms": 420.0, "limit_ms": 1000.0,
+    outlook = {"slo": "ttft_p90<=1s", "predicted_ms": 420.0, "limit_ms": 1000.0, "slack_ms": 580.0,
                "confidence": "likely"}  # fmt: skip
     recommendation["recommended"] |= {"slos": [outlook], "reason": "least cost"}
     (advice,) = build_view([], [recommendation]).recommendations

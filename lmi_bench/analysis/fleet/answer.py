@@ -179,7 +179,7 @@ class Candidate:
             blended_reason=content["blended_3to1_as_published_reason"],
             figures=figures,
             withheld=withheld,
-            slos=tuple(map(SloOutlook.from_json, _read(content, "slos", list))),
+            slos=tuple(SloOutlook.from_json(each, "slos") for each in _read(content, "slos", list)),
             memory=MemoryUse.from_json(content["memory"], "memory"),
             cost=Cost.from_json(content["cost"], "cost"),
             attainment=Attainment.from_json(attained, "attainment") if attained else None,
@@ -380,7 +380,9 @@ class Recommendation:
                     )
                     for each in _read(content, "rejected", list)
                 ),
-                question=Question.from_json({key: content[key] for key in Question.slots()}),
+                question=Question.from_json(
+                    {key: content[key] for key in Question.slots()}, "the question"
+                ),
                 warnings=tuple(_read(content, "warnings", list)),
                 accuracy=accuracy_from_json(content["accuracy"]),
                 missed=content["missed"],
