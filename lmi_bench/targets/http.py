@@ -28,8 +28,13 @@ from lmi_bench.targets.applies import idle_in_engine, kind_of
 from lmi_bench.targets.bench import Bench, Main
 from lmi_bench.targets.prompts import find_tokenizer, longest_request, make_prompts
 from lmi_bench.wire.format import find_format
-from lmi_bench.wire.openai import OpenAiCompletionsFormat
+from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
 
+_FITTED = (
+    "the default workload exceeds the server's context: {} tokens in and {} out instead "
+    "(--input-tokens, --output-tokens)"
+)
+_INEXACT_SHARE = 0.4  # of the context, for prompts that a template or a tokenizer may lengthen
 _NOT_FORCED = (
     "warning: the server cannot be made to ignore the end of the text, so answers may be shorter "
     "than planned"
@@ -111,7 +116,11 @@ def _ask(
         overrides = {"protocol": found.protocol, "model": found.model}
         has_tokenizer = _first_tokenizer((found.model, found.tokenizer)) is not None
         notes = (found.describe(tokenizer=has_tokenizer), *found.notes)
-        _check_lengths(scenario, found.max_model_len)
+        exact = has_tokenizer and found.protocol != OpenAiChatFormat.name
+        fitted = fitted_lengths(scenario, found.max_model_len, exact=exact)
+        if fitted:
+            overrides |= fitted
+            notes += (_FITTED.format(*fitted.values()),)
     else:
         answer = accepts(
             url,
@@ -127,17 +136,27 @@ def _ask(
     return scenario.with_overrides(overrides) if overrides else scenario, answer, notes
 
 
-def _check_lengths(scenario: Scenario, max_model_len: int | None) -> None:
-    """Raise InputError if the workload has a longer request than the server accepts."""
-    if max_model_len is None or scenario.workload.dataset is not None:
-        return
+def fitted_lengths(scenario: Scenario, max_model_len: int | None, *, exact: bool) -> dict[str, int]:
+    """Lengths for a default workload that exceeds the server's context; empty if all requests fit.
+
+    exact  prompts have the planned length, without a chat template or an unknown tokenizer
+    Raises InputError if another workload has a longer request than the server accepts.
+    """
+    workload = scenario.workload
+    if max_model_len is None or workload.dataset is not None:
+        return {}
     longest = longest_request(scenario)
-    if longest > max_model_len:
+    if longest <= max_model_len:
+        return {}
+    fitted = round(max_model_len * (0.5 if exact else _INEXACT_SHARE))
+    usual = workload.model_dump(exclude={"ignore_eos", "reuse_prompts"}, exclude_defaults=True)
+    if usual or not fitted:
         raise InputError(
             f"{redact_text(scenario.target)} takes {max_model_len:,} tokens a request, but the "
             f"workload has up to {longest:,}, input and output: lower --input-tokens or "
             "--output-tokens"
         )
+    return {"workload.input_tokens": fitted, "workload.output_tokens": fitted}
 
 
 def _several_addresses(url: str) -> tuple[str, ...]:
