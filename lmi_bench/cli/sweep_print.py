@@ -150,7 +150,7 @@ def _doubt(levels: Sequence[Level], curve: SweepCurve) -> str:
     """The first reason to distrust the curve: noise, a warning, or loads that were not tried."""
     noise, name = noise_of(levels)
     warnings = check_levels(levels)
-    if noise > SATURATED_GAIN:
+    if noise > SATURATED_GAIN:  # a difference that hides a gain of this size
         return f"{name} differed by {noise:.0%} in throughput when it was measured again"
     if warnings:
         return warnings[0]

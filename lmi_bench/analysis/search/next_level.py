@@ -3,7 +3,8 @@
 A rule is a pure function of the finished levels' lines, so a resumed sweep continues unchanged.
 The doubling ends where the server is saturated (two doublings in a row gain less than 5 %
 throughput while the latency doubles), where an SLO is broken, or where requests fail. The levels
-that show it are measured again first: one noisy level ends nothing.
+that show it are measured again first: one noisy level ends nothing. If none was, the level with
+the most throughput is measured again, since two attempts show how noisy the target is.
 """
 
 from __future__ import annotations
@@ -138,6 +139,11 @@ def auto_levels(
                 break
             concurrency *= 2
         last = [lines[-1] for lines in chain]
+        if last and not slos and all(len(lines) == 1 for lines in tried.values()):
+            best = max(last, key=lambda line: line.throughput_tokens_per_s or 0.0)
+            spec = replace(level(best.index, best.load.concurrency or 1), repeat=1)
+            if fits(spec, finished):
+                return spec
         finer = (level(len(finished), c) for c in _finer_levels(last) if c not in tried)
         return next((spec for spec in finer if fits(spec, finished)), None)
 

@@ -71,6 +71,11 @@ def test_a_server_that_is_never_full_is_followed_to_the_most_allowed():
     assert max(loads_of(rule, MadeUpServer(lambda c: 0.01))) == 16
 
 
+def test_the_best_level_is_measured_again_where_the_doubling_was_not_decided():
+    rule = auto_levels(LevelSizes(), max_concurrency=16)
+    assert loads_of(rule, MadeUpServer(lambda c: 0.01)) == [1, 2, 4, 8, 16, 16]
+
+
 def test_the_first_broken_limit_ends_the_doubling():
     rule = auto_levels(LevelSizes(), slos=[parse_slo("e2e_p90<=1s")])
     loads = loads_of(rule, MadeUpServer(lambda c: 0.3 + c / 10))
