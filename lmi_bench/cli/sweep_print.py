@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
-from lmi_bench.analysis.results.knee import noise_of, why_no_knee
+from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.results.slo_results import FailureRule, requests_needed
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
@@ -132,7 +132,8 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
 def _knee_text(knees: Sequence[Knee], curve: SweepCurve) -> str:
     knee = next((knee for knee in knees if knee.recommended), None)
     if knee is None or knee.load is None:
-        return f"cannot tell: {why_no_knee(curve) or 'no level is within the limits of a knee'}"
+        reasons = (each.why.partition(NONE_RECOMMENDED)[2] for each in knees)
+        return f"cannot tell: {next(filter(None, reasons), 'no level is within the limits')}"
     here = next(point.line for point in curve.points if point.load == knee.load)
     bound = ">= " if knee.high is None else ""
     between = "" if knee.high is None else f" ({knee_interval(knee)})"

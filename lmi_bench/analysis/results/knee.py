@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts, find_cause
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import central_interval, upper_quantile
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
@@ -37,6 +38,7 @@ TTFT_LIMIT_MS = 10_000.0
 MAX_NOISE = 0.2
 """Difference in throughput between attempts at a level, over their mean, that hides a knee."""
 
+NONE_RECOMMENDED = "None is recommended: "
 _TTFT_LIMIT = f"TTFT p90 <= {TTFT_LIMIT_MS / 1000:g} s"
 
 FloatArray = NDArray[np.float64]
@@ -292,7 +294,7 @@ def noise_of(levels: Sequence[Level]) -> tuple[float, str]:
     return max(((math.sqrt(2) * (s.cv or 0.0), name) for s, name in spreads if s), default=(0, ""))
 
 
-def why_no_knee(curve: SweepCurve) -> str | None:
+def _why_no_knee(curve: SweepCurve) -> str | None:
     """Why these levels cannot show a knee; None if they can."""
     if len(curve.usable) < _MIN_LEVELS:
         return f"only {len(curve.usable)} usable level(s), and a bend needs {_MIN_LEVELS}"
@@ -308,16 +310,19 @@ def _grows(curve: SweepCurve) -> bool:
     return bool(rates.max() > _REPEAT_SPREAD * rates[0])
 
 
+def _without(knees: list[Knee], why: str) -> list[Knee]:
+    """The knees with the reason why none of them is recommended."""
+    return [replace(knees[0], why=f"{knees[0].why}. {NONE_RECOMMENDED}{why}"), *knees[1:]]
+
+
 def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
     """Mark the knee to run at: the lower of latency limit and Kneedle, else what there is.
 
     Above the latency limit answers are too slow; above Kneedle's bend more load adds latency
     and hardly any throughput. The lower of the two respects both.
     """
-    why_none = why_no_knee(curve)
-    if why_none is not None:
-        first = replace(knees[0], why=f"{knees[0].why}. None is recommended: {why_none}")
-        return [first, *knees[1:]] if curve.usable else knees
+    if (why_none := _why_no_knee(curve)) is not None:
+        return _without(knees, why_none) if curve.usable else knees
     late = {point.load for point in curve.usable if _starts_late(point)}
     by_rule = {knee.rule: knee for knee in knees if knee.load not in {None, *late}}
     limit, bend = by_rule.get("latency_limit"), by_rule.get("kneedle")
@@ -339,6 +344,10 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
         chosen, reason = bend, "no level is within the latency limit; throughput flattens here"
     else:
         chosen, reason = by_rule.get("half_latency"), "the only measured rule with an answer"
+    here = next((p.line for p in curve.usable if chosen and p.load == chosen.load), None)
+    if here is not None and here.stopped_by == "duration" and here.sent < samples_needed(0.9):
+        few = f"{here.name} sent {here.sent} requests in its time, and a p90 needs 29"
+        return _without(knees, f"{few}: a longer --max-time or --duration")
     return [
         replace(knee, recommended=True, why=f"{knee.why}. Recommended: {reason}")
         if knee is chosen

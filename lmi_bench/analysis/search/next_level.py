@@ -132,20 +132,21 @@ def auto_levels(
             deciding = _deciding(chain, slos)
             if deciding is not None:
                 once = [lines[0] for lines in deciding if len(lines) == 1]
-                again = (level(line.index, line.load.concurrency or 1) for line in once)
-                fitting = (replace(spec, repeat=1) for spec in again if fits(spec, finished))
-                if (repeated := next(fitting, None)) is not None:
+                if (repeated := again(once, finished)) is not None:
                     return repeated
                 break
             concurrency *= 2
         last = [lines[-1] for lines in chain]
         if last and not slos and all(len(lines) == 1 for lines in tried.values()):
             best = max(last, key=lambda line: line.throughput_tokens_per_s or 0.0)
-            spec = replace(level(best.index, best.load.concurrency or 1), repeat=1)
-            if fits(spec, finished):
-                return spec
+            if (repeated := again([best], finished)) is not None:
+                return repeated
         finer = (level(len(finished), c) for c in _finer_levels(last) if c not in tried)
         return next((spec for spec in finer if fits(spec, finished)), None)
+
+    def again(lines: Sequence[Level], finished: Sequence[Level]) -> LevelSpec | None:
+        specs = (level(line.index, line.load.concurrency or 1) for line in lines)
+        return next((replace(x, repeat=1) for x in specs if fits(x, finished)), None)
 
     def level(index: int, concurrency: int) -> LevelSpec:
         number = sizes.requests("concurrency", concurrency)

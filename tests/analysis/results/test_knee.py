@@ -249,6 +249,16 @@ def test_no_knee_is_recommended_where_a_level_differs_from_itself(again, starred
     assert said is not starred
 
 
+@pytest.mark.parametrize(("requests", "starred"), [(29, True), (10, False)])
+def test_no_knee_is_recommended_at_a_level_that_its_time_cut_to_a_few_requests(requests, starred):
+    lines = levels(G5_2XLARGE)
+    lines[5] = replace(lines[5], stopped_by="duration", requests=requests)
+    knees = knees_of(lines)
+    assert any(knee.recommended for knee in knees.values()) is starred
+    said = "32 sent 10 requests in its time, and a p90 needs 29" in knees["latency_limit"].why
+    assert said is not starred
+
+
 def test_theory_over_rates_goes_through_littles_law():
     """18 sequences fit; 2 req/s holds 12 in flight, 4 req/s holds 30."""
     lines = [
