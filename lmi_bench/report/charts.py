@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
 from lmi_bench.report.values import Curve, ReportView
@@ -23,6 +24,7 @@ _STATISTICS = ("mean", "p50", "p90", "p99")
 _THROUGHPUT = "Throughput, output tok/s"
 
 Values = tuple[float | None, ...]
+Limits = tuple[tuple[float, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Chart:
     series: tuple[Series, ...]
     over_load: bool = True
     has_knees: bool = False
-    limits: tuple[tuple[float, str], ...] = ()
+    limits: Limits = ()
 
     @property
     def loads(self) -> list[float]:
@@ -85,18 +87,18 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
     if not curves:
         return ()
     runs = [(curve, PALETTE[i % len(PALETTE)]) for i, curve in enumerate(curves)]
-    charts = [_latency_throughput(runs, view.latency_limit_ms)]
+    charts = [_latency_throughput(runs)]
     for axis in dict.fromkeys(curve.axis for curve in curves):
         same = [(curve, colour) for curve, colour in runs if curve.axis == axis]
         charts.append(_throughput(same))
-        charts += [_percentiles(same, *latency, view.latency_limit_ms) for latency in _LATENCIES]
+        charts += [_percentiles(same, *latency) for latency in _LATENCIES]
     return tuple(charts)
 
 
 Runs = Sequence[tuple[Curve, str]]
 
 
-def _latency_throughput(runs: Runs, limit_ms: float) -> Chart:
+def _latency_throughput(runs: Runs) -> Chart:
     """What more load buys and what it costs: latency over throughput, level by level."""
     series = tuple(
         Series(curve, colour, _finite(curve.throughput_tokens_per_s),
@@ -116,7 +118,7 @@ def _latency_throughput(runs: Runs, limit_ms: float) -> Chart:
         series,
         over_load=False,
         has_knees=True,
-        limits=_limit(series, limit_ms),
+        limits=_limit(series),
     )
 
 
@@ -139,9 +141,7 @@ def _throughput(runs: Runs) -> Chart:
     )
 
 
-def _percentiles(
-    runs: Runs, metric: str, name: str, title: str, unit: str, limit_ms: float
-) -> Chart:
+def _percentiles(runs: Runs, metric: str, name: str, title: str, unit: str) -> Chart:
     curves, x_title, suffix = _over_load(runs)
     several = len(runs) > 1
     series = tuple(
@@ -161,8 +161,7 @@ def _percentiles(
         f"{title}, {unit}",
         curves,
         series,
-        limits=_slo_limits(curves, metric, unit)
-        or (_limit(series, limit_ms) if unit == "ms/token" else ()),
+        limits=_slo_limits(curves, metric, unit) or (_limit(series) if unit == "ms/token" else ()),
     )
 
 
@@ -174,13 +173,14 @@ def _over_load(runs: Runs) -> tuple[tuple[Curve, ...], str, str]:
     return curves, "Request rate, req/s", "-by-rate"
 
 
-def _limit(series: Sequence[Series], limit_ms: float) -> tuple[tuple[float, str], ...]:
-    """The latency limit, where it is near enough not to flatten the curve under it."""
+def _limit(series: Sequence[Series]) -> Limits:
+    """The latency limit of the knee, where it is near enough not to flatten the curve."""
+    limit_ms = DEFAULT_LATENCY_LIMIT_MS
     near = _top(series) >= limit_ms / 3
     return ((limit_ms, f"limit {number(limit_ms)} ms/token"),) if near else ()
 
 
-def _slo_limits(curves: Sequence[Curve], metric: str, unit: str) -> tuple[tuple[float, str], ...]:
+def _slo_limits(curves: Sequence[Curve], metric: str, unit: str) -> Limits:
     """The limits that the runs' SLOs set to this metric, each once."""
     all_slos = {slo for curve in curves for slo in curve.slos}
     slos = [slo for slo in all_slos if LATENCY_KEY[slo.metric] == metric]  # type: ignore[index]

@@ -13,8 +13,9 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from lmi_bench.report.charts import build_charts
-from lmi_bench.report.plotly_figure import plotly_figure
+from lmi_bench.report.charts import PALETTE, build_charts
+from lmi_bench.report.explore import QUANTILES
+from lmi_bench.report.plotly_figure import base_layout, plotly_figure
 from lmi_bench.report.values import ReportView
 
 
@@ -25,27 +26,33 @@ def render_html(view: ReportView) -> str:
 
     folder = files("lmi_bench.report") / "page"
     charts = build_charts(view)
-    page_script = _text(folder / "page.js")
-    plotly = _text(folder / "vendor" / "plotly-basic.min.js")
-    scripts = [_inline(plotly), _inline(page_script)] if charts else []
+    explored = _explored(view)
+    names = ("vendor/plotly-basic.min.js", "views.js", "page.js") if charts or explored else ()
+    scripts = [_inline((folder / name).read_text("utf-8")) for name in names]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = environment.from_string(_text(folder / "page.html.j2"))
+    template = environment.from_string((folder / "page.html.j2").read_text("utf-8"))
     return template.render(
         view=view,
         charts=charts,
         figures={chart.anchor: Markup(_json(plotly_figure(chart))) for chart in charts},  # noqa: S704
+        explored=explored,
+        data=Markup(_json(explored)),  # noqa: S704
         scripts=[Markup(script) for script in scripts],  # noqa: S704
-        style=Markup(_text(folder / "style.css")),  # noqa: S704
+        style=Markup((folder / "style.css").read_text("utf-8")),  # noqa: S704
         policy=_policy(scripts),
         breakable=lambda text: escape(text).replace(Markup("&lt;="), Markup("<wbr>&lt;=")),
     )
 
 
-def _text(resource: Any) -> str:
-    text: str = resource.read_text(encoding="utf-8")
-    return text
+def _explored(view: ReportView) -> dict[str, Any]:
+    """The data of the views that the page draws by the reader's choice; empty if there is none."""
+    runs = [run.explored for run in view.runs if run.explored["levels"]]
+    advice = [each for each in view.recommendations if each.explored]
+    fleets = [{"anchor": each.anchor, "rows": each.explored} for each in advice]
+    common = {"palette": PALETTE, "quantiles": QUANTILES, "layout": base_layout()}
+    return {"runs": runs, "fleets": fleets, **common} if runs or fleets else {}
 
 
 def _inline(script: str) -> str:

@@ -8,8 +8,10 @@ escaped: plotly reads a few HTML tags in its texts.
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 from lmi_bench.core.units import format_figure
@@ -29,7 +31,16 @@ _LEGEND_LENGTH = 36
 def plotly_figure(chart: Chart) -> dict[str, Any]:
     """The figure of a chart."""
     several = len(chart.curves) > 1
-    layout = _base_layout(chart)
+    layout = base_layout(chart.x_title, chart.y_title)
+    if chart.over_load:
+        pad = 0.08
+        del layout["xaxis"]["rangemode"]
+        layout["xaxis"] |= {
+            "type": "log",
+            "tickvals": chart.loads,
+            "ticktext": [f"{load:g}" for load in chart.loads],
+            "range": [math.log10(chart.loads[0]) - pad, math.log10(chart.loads[-1]) + pad],
+        }
     data: list[dict[str, Any]] = []
     hover = f"%{{y:,.4g}} {chart.y_title.rpartition(' ')[2]}<extra>%{{fullData.name}}</extra>"
     if not chart.over_load:
@@ -65,16 +76,13 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
             data += _diamonds(series, several)
     if chart.has_knees and chart.over_load:
         _draw_knees(layout, chart.curves[0])
-    beyond = 0
-    for limit, text in chart.limits:
-        line: dict[str, Any] | None = {
-            "x0": 0, "x1": 1, "xref": "paper", "y0": limit, "y1": limit, "layer": "below",
-        }  # fmt: skip
+    ends = {"x0": 0, "x1": 1, "xref": "paper", "layer": "below"}
+    for at, (limit, text) in enumerate(chart.limits):
         note = {"x": 0.01, "xref": "paper", "y": limit, "xanchor": "left", "text": text}
+        line: dict[str, Any] | None = {**ends, "y0": limit, "y1": limit}
         if limit > 3 * chart.top_ms:  # it would flatten the curves
-            line = None
-            note |= {"yref": "paper", "y": 0.92 - 0.08 * beyond, "text": f"{text}, above the chart"}
-            beyond += 1
+            height = {"yref": "paper", "y": 0.92 - 0.08 * at}
+            line, note = None, note | height | {"text": f"{text}, above the chart"}
         _mark(layout, line, note, "var(--bad)", {"width": 1.5, "dash": "dot"})
     return {"data": data, "layout": layout}
 
@@ -189,43 +197,9 @@ def _mark(
     layout["annotations"].append({"yanchor": "bottom", "showarrow": False, **note, "font": font})
 
 
-def _base_layout(chart: Chart) -> dict[str, Any]:
-    axis = {
-        "gridcolor": "var(--grid)",
-        "zerolinecolor": "var(--grid)",
-        "linecolor": "var(--line)",
-        "tickfont": {"color": "var(--muted)", "size": 12},
-        "automargin": True,
-        "fixedrange": False,
-    }
-
-    def with_title(text: str) -> dict[str, Any]:
-        return axis | {"title": {"text": text, "font": {"size": 13, "color": "var(--ink)"}}}
-
-    x_range: dict[str, Any] = {"rangemode": "tozero"}
-    if chart.over_load:
-        pad = 0.08
-        x_range = {
-            "type": "log",
-            "tickvals": chart.loads,
-            "ticktext": [f"{load:g}" for load in chart.loads],
-            "range": [math.log10(chart.loads[0]) - pad, math.log10(chart.loads[-1]) + pad],
-        }
-    return {
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12,
-                 "color": "var(--ink)"},
-        "margin": {"l": 60, "r": 16, "t": 8, "b": 48},
-        "xaxis": with_title(chart.x_title) | x_range,
-        "yaxis": with_title(chart.y_title) | {"rangemode": "tozero"},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom",
-                   "font": {"size": 12}, "bgcolor": "rgba(0,0,0,0)"},
-        "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)",
-                       "font": {"color": "var(--ink)"}, "namelength": -1},
-        "hovermode": "closest",
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "var(--muted)",
-                    "activecolor": "var(--accent)"},
-        "shapes": [],
-        "annotations": [],
-    }  # fmt: skip
+def base_layout(x_title: str = "", y_title: str = "") -> dict[str, Any]:
+    """A layout in the page's style, with both axes from 0."""
+    text = (files("lmi_bench.report") / "page" / "layout.json").read_text(encoding="utf-8")
+    layout: dict[str, Any] = json.loads(text)
+    layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"] = x_title, y_title
+    return layout

@@ -12,6 +12,7 @@ from typing import Any
 from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook
 from lmi_bench.analysis.level.layouts import Rejection
+from lmi_bench.report.explore import CANDIDATES, candidates_data
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
 from lmi_bench.report.table import Cell, Column, Field, Row, Table, field, table_of
 from lmi_bench.report.values import Facts, Headline, RecommendationView, RejectedGroup
@@ -50,24 +51,25 @@ _SHOWN_CANDIDATES = 12
 def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> RecommendationView:
     """The view of one recommendation file; raises InputError for another kind of file."""
     answer = Recommendation.from_json(content)
-    chosen = answer.recommended or answer.nearest
+    chosen, shown = answer.recommended or answer.nearest, answer.candidates[:CANDIDATES]
     return RecommendationView(
         anchor=anchor,
         title=f"Recommendation for {answer.question.model}",
         subtitle=_subtitle(answer),
-        met=answer.recommended is not None,
         why="" if chosen is None else chosen.reason,
         headline=_headline(answer, chosen),
         answer=() if chosen is None else _answer(chosen),
         headlines=() if chosen is None else _figure_headlines(chosen),
         figures=None if chosen is None else _figures_table(chosen),
-        candidates=_candidates_table(answer.candidates[:_SHOWN_CANDIDATES], chosen, "Candidates"),
-        more_candidates=_candidates_table(answer.candidates[_SHOWN_CANDIDATES:], chosen, ""),
+        candidates=_candidates_table(shown[:_SHOWN_CANDIDATES], chosen, "Candidates"),
+        more_candidates=_candidates_table(shown[_SHOWN_CANDIDATES:], chosen, ""),
+        unlisted=max(0, len(answer.candidates) - CANDIDATES),
         slos=None if chosen is None else _slo_outlook_table(chosen.slos),
         rejected=_rejected_groups(answer.rejected),
         accuracy=_accuracy_table(answer.accuracy),
         provenance=_provenance(content, chosen),
         warnings=answer.warnings,
+        explored=candidates_data(answer.candidates, chosen),
     )
 
 
@@ -96,21 +98,22 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
 
 def _answer(chosen: Candidate) -> tuple[Headline, ...]:
     """The price, attainment and SLO verdict of the chosen candidate."""
-    monthly = f"{usd(chosen.usd_per_month)} a month" if chosen.usd_per_month is not None else ""
-    per_1m = chosen.usd_per_1m_output_tokens
-    each = "" if per_1m is None else f"{usd(per_1m)} per 1M output tokens"
-    notes = "; ".join(part for part in (monthly, each, chosen.price_provenance) if part)
-    tiles = [Headline("Price of the fleet", usd(chosen.price_usd_per_hour), "an hour", notes)]
+    month, per_1m = chosen.usd_per_month, chosen.usd_per_1m_output_tokens
+    notes = (
+        f"{usd(month)} a month" if month is not None else "",
+        f"{usd(per_1m)} per 1M output tokens" if per_1m is not None else "",
+        chosen.price_provenance,
+    )
+    price = usd(chosen.price_usd_per_hour)
+    tiles = [Headline("Price of the fleet", price, "an hour", "; ".join(filter(None, notes)))]
     found = chosen.attainment
     if found is not None and found.joint_attainment is not None:
         detail = f"of {count(found.requests)} simulated requests meet every SLO"
         tiles.append(Headline("Attainment", number(100 * found.joint_attainment), "%", detail))
     if chosen.slos:
-        verdict = ("pass", "good") if chosen.meets_slos else ("fail", "bad")
-        detail = "; ".join(
-            f"{each.slo}: {number(each.predicted_ms)} ms, {each.confidence}" for each in chosen.slos
-        )
-        tiles.append(Headline("SLOs", verdict[0], "", detail, verdict[1]))
+        value, tone = ("pass", "good") if chosen.meets_slos else ("fail", "bad")
+        each = (f"{o.slo}: {number(o.predicted_ms)} ms, {o.confidence}" for o in chosen.slos)
+        tiles.append(Headline("SLOs", value, "", "; ".join(each), tone))
     return tuple(tiles)
 
 

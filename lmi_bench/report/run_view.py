@@ -16,6 +16,7 @@ from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
+from lmi_bench.report.explore import levels_data
 from lmi_bench.report.formats import load_name, minute, number, plain
 from lmi_bench.report.tables.extras import (
     engine_table,
@@ -94,6 +95,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         environment=_environment(run.manifest),
         scenario_yaml=_yaml(scenario.to_json()),
         curve=_curve(label, curve, knees, slos, simulated=simulated),
+        explored=levels_data(run, label),
     )
 
 

@@ -152,7 +152,10 @@ def render_markdown(view: ReportView) -> str:
                      f"{advice.headline.detail}")  # fmt: skip
         if advice.candidates is not None:
             parts.append(table_markdown(advice.candidates))
-        parts += [f"- {group.count} rejected: {_line(group.reason)}" for group in advice.rejected]
+        parts += [
+            f"- {len(group.table.rows)} rejected: {_line(group.reason)}"
+            for group in advice.rejected
+        ]
     parts.append("## Definitions")
     parts.append(
         "\n".join(f"- **{each.title}** = {each.formula}" for each in view.definitions if each.unit)

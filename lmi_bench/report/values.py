@@ -5,8 +5,9 @@ The renderers (HTML, text, charts) place these and decide nothing about the cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from lmi_bench.analysis.results.definitions import Definition
 from lmi_bench.core.slo import Slo
@@ -65,7 +66,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One run."""
+    """One run; `explored` is the data of the views that the page draws."""
 
     anchor: str
     label: str
@@ -82,6 +83,7 @@ class RunView:
     environment: tuple[Facts, ...]
     scenario_yaml: str
     curve: Curve
+    explored: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +93,18 @@ class RejectedGroup:
     reason: str
     table: Table
 
-    @property
-    def count(self) -> int:
-        """The number of rejected candidates."""
-        return len(self.table.rows)
-
 
 @dataclass(frozen=True, slots=True)
 class RecommendationView:
-    """One recommendation; `met` is False where no candidate meets the SLOs.
+    """One recommendation; its headline is bad where no candidate meets the SLOs.
 
-    answer  what to read after the headline: price, attainment, SLOs
+    answer    what to read after the headline: price, attainment, SLOs
+    unlisted  number of candidates that are only in the file
     """
 
     anchor: str
     title: str
     subtitle: str
-    met: bool
     why: str
     headline: Headline
     answer: tuple[Headline, ...]
@@ -115,11 +112,13 @@ class RecommendationView:
     figures: Table | None
     candidates: Table | None
     more_candidates: Table | None
+    unlisted: int
     slos: Table | None
     rejected: tuple[RejectedGroup, ...]
     accuracy: Table | None
     provenance: tuple[Facts, ...]
     warnings: tuple[str, ...] = ()
+    explored: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +133,4 @@ class ReportView:
     comparison: Table | None
     recommendations: tuple[RecommendationView, ...]
     definitions: tuple[Definition, ...]
-    latency_limit_ms: float
-    notes: tuple[str, ...] = field(default=())
     tables: tuple[Table, ...] = ()

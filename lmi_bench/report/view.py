@@ -8,7 +8,6 @@ from typing import Any
 
 from lmi_bench import __version__
 from lmi_bench.analysis.results.definitions import DEFINITIONS
-from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
 from lmi_bench.report.comparison import comparison_table
@@ -67,7 +66,6 @@ def build_view(
         comparison=comparison_table([run.curve for run in run_views]),
         recommendations=advice,
         definitions=DEFINITIONS,
-        latency_limit_ms=DEFAULT_LATENCY_LIMIT_MS,
         tables=tuple(tables),
     )
 

@@ -201,7 +201,7 @@ class _Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         facts: Mapping[str, str | None] = dict(attrs)
         if tag in ("script", "style"):
-            chart = facts.get("id") if facts.get("type") == "application/json" else None
+            chart = facts.get("id") if (facts.get("id") or "").endswith("-figure") else None
             self._inside = chart or "-"
             self._charts.setdefault(self._inside, [])
         elif self._ROW.fullmatch(tag):

@@ -132,6 +132,16 @@ def candidate(instance, machines, tp, price, out_price, throughput, **more):
 @pytest.fixture
 def recommendation():
     """A recommendation as `recommend --json` writes it."""
+    return _plan()
+
+
+@pytest.fixture(scope="session")
+def plan():
+    """`recommendation`, for tests that only read it."""
+    return _plan()
+
+
+def _plan():
     best = candidate("ml.g5.12xlarge", 2, 4, 14.18, 1.62, 2430.0)
     others = [
         candidate("ml.p4d.24xlarge", 1, 8, 25.25, 2.41, 2905.0),

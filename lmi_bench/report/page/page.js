@@ -1,7 +1,10 @@
 "use strict";
-// Draws the figures in the page's own colours, and again when the theme changes or it is printed.
+// Draws the figures in the page's own colours, and again when the theme, a choice or the medium
+// changes. Choices, hidden series and zooms are kept in the address, so that a link shows the view.
 (() => {
   const media = window.matchMedia("(prefers-color-scheme: dark)");
+  const places = [...document.querySelectorAll(".chart")];
+  const choices = [...document.querySelectorAll(".controls select")];
   const config = {
     responsive: true,
     displaylogo: false,
@@ -25,22 +28,137 @@
     return value;
   };
 
-  const draw = () => {
-    const style = window.getComputedStyle(document.documentElement);
-    for (const place of document.querySelectorAll(".chart")) {
-      const source = document.getElementById(place.id + "-figure");
-      const figure = themed(JSON.parse(source.textContent), style);
-      window.Plotly.react(place, figure.data, figure.layout, config);
+  // The address: #section?chart-ttft-ms.hidden=1.3&explore-level=2
+  const split = () => window.location.hash.slice(1).split("?");
+  const read = () => new URLSearchParams(split()[1] ?? "");
+  let state = read();
+  const keep = (key, value) => {
+    if (value === "") {
+      state.delete(key);
+    } else {
+      state.set(key, value);
+    }
+    const query = state.toString();
+    const wanted = `#${split()[0]}${query ? `?${query}` : ""}`;
+    if (wanted !== (window.location.hash || "#")) {
+      window.history.replaceState(null, "", wanted);
     }
   };
 
+  const figureOf = (place, style) => {
+    const source = document.getElementById(`${place.id}-figure`);
+    const figure = themed(
+      source ? JSON.parse(source.textContent) : window.lmiViews[place.dataset.view](place),
+      style
+    );
+    for (const at of (state.get(`${place.id}.hidden`) ?? "").split(".").filter(Boolean)) {
+      if (figure.data[Number(at)]) {
+        figure.data[Number(at)].visible = "legendonly";
+      }
+    }
+    const zoom = (state.get(`${place.id}.zoom`) ?? "").split(",").map(Number);
+    if (zoom.length === 4 && zoom.every(Number.isFinite)) {
+      Object.assign(figure.layout.xaxis, { range: zoom.slice(0, 2), autorange: false });
+      Object.assign(figure.layout.yaxis, { range: zoom.slice(2), autorange: false });
+    }
+    return figure;
+  };
+
+  const draw = () => {
+    const style = window.getComputedStyle(document.documentElement);
+    for (const place of places) {
+      const figure = figureOf(place, style);
+      const bar = config.displayModeBar && place.dataset.view ? "hover" : config.displayModeBar;
+      window.Plotly.react(place, figure.data, figure.layout, { ...config, displayModeBar: bar });
+    }
+  };
+
+  const choose = () => {
+    for (const select of choices) {
+      if (select.id === "explore-level") {
+        const levels = window.lmiLevels();
+        select.replaceChildren(...levels.map((each, at) => new Option(each.name, String(at))));
+        select.value = String(levels.length - 1);
+      }
+      const wanted = state.get(select.id);
+      if (wanted !== null && [...select.options].some((option) => option.value === wanted)) {
+        select.value = wanted;
+      }
+    }
+  };
+
+  const toggle = (place, at) => {
+    const { visible, legendgroup } = place.data[at];
+    const together = place.data.flatMap((each, other) =>
+      other === at || (legendgroup && each.legendgroup === legendgroup) ? [other] : []
+    );
+    const wanted = visible === "legendonly" ? true : "legendonly";
+    window.Plotly.restyle(place, { visible: wanted }, together);
+  };
+
+  choose();
   draw();
+  for (const place of places) {
+    place.on("plotly_restyle", () => {
+      const hidden = place.data.flatMap((each, at) => (each.visible === "legendonly" ? [at] : []));
+      keep(`${place.id}.hidden`, hidden.join("."));
+    });
+    place.on("plotly_relayout", (changed) => {
+      const { xaxis, yaxis } = place.layout;
+      if (Object.keys(changed).some((key) => key.endsWith(".autorange"))) {
+        keep(`${place.id}.zoom`, "");
+        draw();
+      } else if (Object.keys(changed).some((key) => key.includes("axis.range"))) {
+        keep(`${place.id}.zoom`, [...xaxis.range, ...yaxis.range].map((end) => end.toPrecision(5)).join());
+      }
+    });
+    place.addEventListener("keydown", (event) => {
+      const named = place.data.flatMap((each, at) =>
+        each.showlegend === false || !each.name ? [] : [at]
+      );
+      const at = named[Number(event.key) - 1];
+      if (/^[1-9]$/.test(event.key) && at !== undefined) {
+        toggle(place, at);
+      }
+    });
+  }
+  for (const select of choices) {
+    select.addEventListener("change", () => {
+      keep(select.id, select.value);
+      if (select.id === "explore-run") {
+        keep("explore-level", "");
+        choose();
+      }
+      draw();
+    });
+  }
+  window.addEventListener("hashchange", () => {
+    if (split().length > 1) {
+      state = read();
+      choose();
+      draw();
+    } else if (state.toString()) {
+      keep("", ""); // a link of the menu keeps what was chosen
+    }
+    document.getElementById(split()[0])?.scrollIntoView();
+  });
+  if (split().length > 1) {
+    document.getElementById(split()[0])?.scrollIntoView();
+  }
+
   const resized = new ResizeObserver((entries) => {
-    for (const entry of entries) {
-      window.Plotly.Plots.resize(entry.target);
+    for (const { target } of entries) {
+      if (target.matches(".chart")) {
+        window.Plotly.Plots.resize(target);
+      } else {
+        target.toggleAttribute("data-wide", target.scrollWidth > target.clientWidth + 1);
+      }
     }
   });
-  for (const place of document.querySelectorAll(".chart")) {
+  for (const table of document.querySelectorAll(".scroll")) {
+    resized.observe(table);
+  }
+  for (const place of places) {
     resized.observe(place);
   }
   media.addEventListener("change", draw);

@@ -306,27 +306,21 @@ def readable_slos(texts: Sequence[str]) -> list[Slo]:
 
 
 def slo_headline(axis: str, lines: Lines, slos: Sequence[Slo]) -> Headline | None:
-    """The highest load of a sweep that meets every SLO, below the first miss; None without SLOs."""
-    best, missed, limit = None, None, None
-    for line in lines if slos else ():
-        found = [check_slo(line, slo) for slo in slos]
-        limit = next((each.slo for each in found if each.verdict == "fail"), None)
-        if limit is not None or not line.valid:
-            missed = line.load.on(axis)
-            break
-        if all(each.verdict == "pass" for each in found):
-            best = line.load.on(axis)
-    if best is None and missed is None:
-        return None
+    """The highest load of a sweep that meets every SLO, below the first miss; None if unknown."""
+    verdicts = [{slo: check_slo(line, slo).verdict for slo in slos} for line in lines]
+    end = next((i for i, found in enumerate(verdicts) if "fail" in found.values()), len(lines))
+    met = [i for i in range(end) if lines[i].valid and {*verdicts[i].values()} == {"pass"}]
     detail = ", ".join(map(str, slos))
-    if missed is None:
-        detail += ": the highest level that ran, so a higher load may meet them, too"
-    else:
-        detail += f"; {load_name(axis, missed)} " + (f"misses {limit}" if limit else "is invalid")
-    value = "none" if best is None else f"{'≥ ' if missed is None else ''}{best:g}"
-    unit = "" if best is None else "concurrent requests" if axis == "concurrency" else "req/s"
-    tone = "good" if best is not None else "bad"
-    return Headline("Highest level within the SLOs", value, unit, detail, tone)
+    if end < len(lines):
+        missed = next(slo for slo, verdict in verdicts[end].items() if verdict == "fail")
+        detail += f"; {lines[end].name} misses {missed}"
+    elif met:
+        detail += ": no level misses them"
+    title, unit = "Highest level within the SLOs", "concurrent requests"
+    if not met:
+        return Headline(title, "none", "", detail, "bad") if end < len(lines) else None
+    load = f"{'≥ ' if end == len(lines) else ''}{lines[met[-1]].load.value:g}"
+    return Headline(title, load, unit if axis == "concurrency" else "req/s", detail, "good")
 
 
 def _verdict_cell(line: Level, slo: Slo) -> Cell:

@@ -1,0 +1,245 @@
+"use strict";
+// Figures of the views whose data the reader chooses: window.lmiViews[name](place) -> a figure.
+(() => {
+  const source = document.getElementById("explore-data");
+  if (!source) {
+    return;
+  }
+  const all = JSON.parse(source.textContent);
+  const colours = all.palette;
+  const titles = {
+    ttft_ms: "Time to first token, ms",
+    itl_ms: "Inter-token latency, ms",
+    latency_ms_per_token: "Latency, ms/token",
+    e2e_ms: "End-to-end latency, ms",
+    ttft_p90_ms: "TTFT p90, ms",
+    itl_p50_ms: "ITL p50, ms",
+    latency_per_token_p90_ms: "Latency p90, ms/token",
+  };
+  const chosen = (id) => document.getElementById(id)?.value;
+  const text = (value) =>
+    String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  const run = () => all.runs[Number(chosen("explore-run") ?? 0)] ?? all.runs[0];
+  const level = () => run().levels[Number(chosen("explore-level"))] ?? run().levels.at(-1);
+  const metric = () => chosen("explore-metric") ?? "ttft_ms";
+
+  const layout = (x, y, more = {}) => {
+    const base = structuredClone(all.layout);
+    base.xaxis.title.text = x;
+    base.yaxis.title.text = y;
+    for (const axis of ["xaxis", "yaxis"]) {
+      Object.assign(base[axis], more[axis]);
+    }
+    return { ...base, ...more, xaxis: base.xaxis, yaxis: base.yaxis };
+  };
+  const line = (name, x, y, at, more = {}) => ({
+    type: "scatter",
+    mode: "lines+markers",
+    name: text(name),
+    x,
+    y,
+    line: { color: colours[at % colours.length], width: 2 },
+    marker: { color: colours[at % colours.length], size: 6 },
+    ...more,
+  });
+
+  // The points that no other beats: more of x (or less, with `least`) and more of y, or less.
+  const front = (points, least) =>
+    points
+      .filter(
+        (one) =>
+          !points.some(
+            (other) =>
+              other !== one &&
+              (least.x ? other.x <= one.x : other.x >= one.x) &&
+              (least.y ? other.y <= one.y : other.y >= one.y) &&
+              (other.x !== one.x || other.y !== one.y)
+          )
+      )
+      .sort((one, other) => one.x - other.x);
+  const frontLine = (points) => ({
+    type: "scatter",
+    mode: "lines",
+    name: "Pareto front",
+    x: points.map((point) => point.x),
+    y: points.map((point) => point.y),
+    line: { color: "var(--accent)", width: 2, dash: "dash" },
+    hoverinfo: "skip",
+  });
+
+  const cdf = () => {
+    const key = metric();
+    const data = run().levels.map((each, at) =>
+      line(each.name, each.quantiles[key] ?? [], all.quantiles.map((q) => q * 100), at, {
+        opacity: each === level() ? 1 : 0.45,
+        line: { color: colours[at % colours.length], width: each === level() ? 4 : 1.5 },
+        hovertemplate: "%{y:.3g} % within %{x:,.4g}<extra>%{fullData.name}</extra>",
+      })
+    );
+    return { data, layout: layout(titles[key], "Share of samples, %", { yaxis: { range: [0, 102] } }) };
+  };
+
+  const fan = () => {
+    const key = metric();
+    const levels = run().levels.filter((each) => each.quantiles[key]);
+    const x = levels.map((each) => each.load);
+    const of = (q) => levels.map((each) => each.quantiles[key][all.quantiles.indexOf(q)]);
+    const data = [[0.01, 0.99], [0.05, 0.95], [0.1, 0.9], [0.25, 0.75]].flatMap(([low, high], at) => [
+      { type: "scatter", mode: "lines", x, y: of(low), line: { width: 0 }, showlegend: false, hoverinfo: "skip" },
+      {
+        type: "scatter", mode: "lines", x, y: of(high), line: { width: 0 }, fill: "tonexty",
+        fillcolor: `rgba(47,125,225,${0.12 + 0.09 * at})`, name: `p${low * 100} to p${high * 100}`,
+        hovertemplate: `p${high * 100} %{y:,.4g}<extra></extra>`,
+      },
+    ]);
+    data.push(line("p50", x, of(0.5), 0, { hovertemplate: "p50 %{y:,.4g}<extra></extra>" }));
+    const axis = x.length > 1 ? { type: "log", tickvals: x, ticktext: x.map(String) } : {};
+    return { data, layout: layout("Load (concurrent requests or req/s)", titles[key], { xaxis: { rangemode: "normal", ...axis } }) };
+  };
+
+  const timeline = () => {
+    const { bin_s, in_flight, tokens_per_s, errors } = level();
+    const x = in_flight.map((_, at) => (at + 0.5) * bin_s);
+    const data = [
+      line("in flight", x, in_flight, 0, { mode: "lines", line: { color: colours[0], width: 2, shape: "hvh" } }),
+      line("output tok/s", x, tokens_per_s, 1, { mode: "lines", yaxis: "y2" }),
+      ...Object.entries(errors).map(([kind, y], at) => ({
+        type: "bar", name: text(`errors: ${kind}`), x, y, marker: { color: colours[7 - at] },
+      })),
+    ];
+    const right = { ...structuredClone(all.layout.yaxis), overlaying: "y", side: "right", showgrid: false, tickmode: "auto" };
+    right.title.text = "Output tok/s";
+    return {
+      data,
+      layout: layout("Seconds since the level's start", "Requests", { yaxis2: right, barmode: "stack" }),
+    };
+  };
+
+  const lanes = () => {
+    const rows = level().lanes;
+    const part = (name, from, to, colour) => ({
+      type: "bar", orientation: "h", name,
+      y: rows.map((_, at) => at + 1),
+      base: rows.map(from),
+      x: rows.map((row) => Math.max(0, to(row) - from(row))),
+      marker: { color: colour },
+      hovertemplate: `request %{y}: ${name} %{x:.3g} s<extra></extra>`,
+    });
+    const first = (row) => row[1] ?? row[2];
+    const data = [
+      part("until the first token", (row) => row[0], first, "var(--muted)"),
+      part("answer", first, (row) => row[2], colours[0]),
+    ];
+    const failed = rows.flatMap((row, at) => (row[3] === "ok" ? [] : [[row[2], at + 1, row[3]]]));
+    if (failed.length) {
+      data.push({
+        type: "scatter", mode: "markers", name: "failed",
+        x: failed.map((each) => each[0]), y: failed.map((each) => each[1]),
+        text: failed.map((each) => text(each[2])), marker: { symbol: "x", size: 9, color: "var(--bad)" },
+      });
+    }
+    return {
+      data,
+      layout: layout("Seconds since the level's start", "Request", {
+        barmode: "stack", bargap: 0.25, yaxis: { autorange: "reversed", rangemode: "normal" },
+      }),
+    };
+  };
+
+  const interactivity = () => {
+    const data = all.runs.flatMap((each, at) => {
+      const median = all.quantiles.indexOf(0.5);
+      const points = each.levels
+        .filter((one) => one.quantiles.itl_ms && one.throughput)
+        .map((one) => ({ x: 1000 / one.quantiles.itl_ms[median], y: one.throughput / (each.gpus ?? 1), name: one.name }));
+      return [
+        line(each.label, points.map((p) => p.x), points.map((p) => p.y), at, {
+          text: points.map((p) => text(p.name)),
+          mode: "markers",
+          hovertemplate: "%{text}<br>%{x:,.4g} tok/s/user<br>%{y:,.4g} tok/s<extra>%{fullData.name}</extra>",
+        }),
+        { ...frontLine(front(points, {})), name: text(`front of ${each.label}`), line: { color: colours[at % colours.length], width: 2, dash: "dash" } },
+      ];
+    });
+    const unit = all.runs.every((each) => each.gpus) ? "tok/s per GPU" : "tok/s (per GPU where their number is known)";
+    return { data, layout: layout("Output tok/s per user (1000 / ITL p50 in ms)", `Output ${unit}`) };
+  };
+
+  const fleet = (place) => all.fleets.find((each) => each.anchor === place.dataset.of).rows;
+  const named = (row) =>
+    `${row.instances} × ${row.instance}, TP ${row.tensor_parallel} × ${row.replicas}`;
+  const gpus = (row) => row.instances * row.tensor_parallel * row.replicas;
+  const scattered = (points, least, x, y, bars) => {
+    const kinds = [
+      ["meets the SLOs", (row) => row.meets && !row.chosen, colours[0], "circle", 8],
+      ["misses an SLO", (row) => !row.meets && !row.chosen, "var(--bad)", "x", 8],
+      ["named above", (row) => row.chosen, "var(--good)", "star", 16],
+    ];
+    const data = kinds.flatMap(([name, keep, color, symbol, size]) => {
+      const here = points.filter((point) => keep(point.row));
+      return here.length === 0 ? [] : [{
+        type: "scatter", mode: "markers", name,
+        x: here.map((p) => p.x), y: here.map((p) => p.y),
+        text: here.map((p) => text(named(p.row))), marker: { color, symbol, size },
+        hovertemplate: `%{text}<br>%{x:,.4g} ${x.unit}<br>%{y:,.4g} ${y.unit}<extra></extra>`,
+        ...(bars ? { error_y: {
+          type: "data", symmetric: false, thickness: 1, width: 2, color,
+          array: here.map((p) => p.high - p.y), arrayminus: here.map((p) => p.y - p.low),
+        } } : {}),
+      }];
+    });
+    const best = front(points.filter((point) => point.row.meets), least);
+    return { data: [frontLine(best), ...data], layout: layout(x.title, y.title) };
+  };
+
+  const cost = (place) => {
+    const key = chosen(`${place.dataset.of}-latency`) ?? "ttft_p90_ms";
+    const points = fleet(place)
+      .filter((row) => row.price_usd_per_hour !== null && row[key]?.[0] != null)
+      .map((row) => ({ row, x: row.price_usd_per_hour, y: row[key][0], low: row[key][1], high: row[key][2] }));
+    return scattered(points, { x: true, y: true }, { title: "Price of the fleet, USD/h", unit: "USD/h" },
+      { title: titles[key], unit: titles[key].split(", ")[1] }, true);
+  };
+
+  const pace = (place) => {
+    const byPrice = chosen(`${place.dataset.of}-pace`) === "usd";
+    const points = fleet(place)
+      .filter((row) => row.itl_p50_ms?.[0] && row.throughput_tokens_per_s?.[0])
+      .map((row) => ({
+        row,
+        x: 1000 / row.itl_p50_ms[0],
+        y: byPrice ? row.usd_per_1m_output_tokens : row.throughput_tokens_per_s[0] / gpus(row),
+      }))
+      .filter((point) => point.y !== null);
+    const y = byPrice ? "USD per 1M output tokens" : "tok/s per GPU";
+    return scattered(points, { y: byPrice }, { title: "Output tok/s per user", unit: "tok/s/user" },
+      { title: y, unit: y });
+  };
+
+  const memory = (place) => {
+    const rows = new Map();
+    const name = (row) => `${row.accelerator} ${String(row.tensor_parallel).padStart(3)}`;
+    const byName = (one, other) => name(one).localeCompare(name(other));
+    for (const row of fleet(place).filter((each) => each.memory[0]).sort(byName)) {
+      const key = `${row.accelerator}, TP ${row.tensor_parallel}`;
+      if (!rows.has(key) && (rows.size < 16 || row.chosen)) {
+        rows.set(key, row.memory);
+      }
+    }
+    const bar = (name, of, color) => ({
+      type: "bar", name, x: [...rows.keys()].map(text), y: [...rows.values()].map(of),
+      marker: { color }, hovertemplate: `%{x}<br>${name} %{y:.3g} GiB<extra></extra>`,
+    });
+    return {
+      data: [
+        bar("weights", (m) => m[1], colours[0]),
+        bar("KV cache", (m) => m[2], colours[2]),
+        bar("rest: activations, reserve", (m) => Math.max(0, m[0] - m[1] - m[2]), "var(--grid)"),
+      ],
+      layout: layout("", "GiB of one GPU", { barmode: "stack", xaxis: { type: "category", rangemode: "normal" } }),
+    };
+  };
+
+  window.lmiViews = { cdf, fan, timeline, lanes, interactivity, cost, pace, memory };
+  window.lmiLevels = () => run()?.levels ?? [];
+})();
