@@ -10,6 +10,7 @@ from tests.end_to_end.commands import lmi_bench
 from tests.loadgen.aws.runtime_server import runtime_server
 
 SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "4", "--warmup-requests", "0")
+SMALL += ("--requests-per-user", "3")
 
 
 def _level(run):

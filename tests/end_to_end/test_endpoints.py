@@ -14,6 +14,7 @@ from tests.end_to_end.commands import Server, lmi_bench
 from tests.loadgen.aws.runtime_server import SECRET_KEY, dummy_credentials, runtime_server
 
 SMALL = ("--isl", "8", "--osl", "6", "--concurrency", "1,2", "--warmup-requests", "0")
+SMALL += ("--requests-per-user", "3")
 KEY = "sk-never-to-be-written"
 
 
@@ -63,16 +64,17 @@ def test_the_bundled_server_is_measured_over_tgis_routes_where_that_is_asked_for
 
 
 def test_levels_that_nobody_named_double_until_the_server_is_full(tmp_path):
-    """Two slots of 50 ms a token: 4 users bring no more than 2, so the doubling ends there. Steps
+    """Two slots of 50 ms a token: 4 and 8 users bring no more than 2: the doubling ends. Steps
     are so long that what other programs on this machine take of one is no gain of the next level.
     """
     run = tmp_path / "run"
     with runtime_server(step_s=0.05, max_rolling_batch_size=2) as url:
-        done = lmi_bench("sweep", url, "--isl", "8", "--osl", "8", "--out", run)
+        args = ("sweep", url, "--isl", "8", "--osl", "8", "--requests-per-user", "3")
+        done = lmi_bench(*args, "--out", run)
     assert "levels are picked for 5:00 at most (--max-time)" in done.stderr
     levels = [line["concurrency"] for line in lines_of(run, "levels.jsonl")]
     assert levels[:3] == [1, 2, 4]
-    assert max(levels) <= 8
+    assert max(levels) <= 16
     assert manifest_of(run)["scenario"]["load"]["concurrency"] == "auto"
 
 

@@ -57,7 +57,13 @@ def test_a_level_in_which_an_instance_came_is_invalid_whatever_else_is_said_of_i
 ):
     """Asked at the start, before the first level, after it and after the second."""
     done, lines = sweep(
-        monkeypatch, tmp_path, "--concurrency", "1,2", instances=lambda n: 2 if n < 4 else 3
+        monkeypatch,
+        tmp_path,
+        "--concurrency",
+        "1,2",
+        "--requests-per-user",
+        "3",
+        instances=lambda n: 2 if n < 4 else 3,
     )
     assert not lines[1]["valid"]
     assert "instances" not in (lines[0]["invalid_reason"] or "")

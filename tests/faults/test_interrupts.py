@@ -17,6 +17,8 @@ from tests.loadgen.aws.runtime_server import runtime_server
 
 INTERRUPTED = (130, -signal.SIGINT)  # Python may end by the signal itself: 130 to a shell
 
+THREE = ("--requests-per-user", "3")
+
 
 def interrupted(args, moment, by=signal.SIGINT, codes=INTERRUPTED) -> str:
     """Start a sweep, press Ctrl-C when `moment()` is true; what it said on stderr."""
@@ -53,7 +55,19 @@ def test_ctrl_c_in_the_first_level_and_after_it_loses_the_level_in_flight_alone(
     run = tmp_path / "run"
     levels = run / "levels.jsonl"
     with runtime_server(step_s=0.02, signed=False) as url:
-        args = ("sweep", url, "--isl", "8", "--osl", "40", "--concurrency", "1,2", "--out", run)
+        args = (
+            "sweep",
+            url,
+            "--isl",
+            "8",
+            "--osl",
+            "40",
+            "--concurrency",
+            "1,2",
+            *THREE,
+            "--out",
+            run,
+        )
         said = interrupted((*args, "--resume"), lambda: manifest_is_whole(run))
         assert "0 finished level(s) kept" in said
         assert lines(levels) == []
@@ -79,7 +93,19 @@ def test_a_termination_ends_a_sweep_as_ctrl_c_does_with_a_code_of_its_own(tmp_pa
     run = tmp_path / "run"
     levels = run / "levels.jsonl"
     with runtime_server(step_s=0.02, signed=False) as url:
-        args = ("sweep", url, "--isl", "8", "--osl", "20", "--concurrency", "1,2", "--out", run)
+        args = (
+            "sweep",
+            url,
+            "--isl",
+            "8",
+            "--osl",
+            "20",
+            "--concurrency",
+            "1,2",
+            *THREE,
+            "--out",
+            run,
+        )
         said = interrupted(args, lambda: len(lines(levels)) == 1, signal.SIGTERM, (143,))
     assert "1 finished level(s) kept" in said
 
@@ -87,7 +113,18 @@ def test_a_termination_ends_a_sweep_as_ctrl_c_does_with_a_code_of_its_own(tmp_pa
 def test_ctrl_c_while_the_target_is_opened_leaves_nothing(tmp_path):
     run = tmp_path / "run"
     at_s = time.monotonic() + 0.8
-    args = ("sweep", "--model", "demo-15m", "--concurrency", "1", "--osl", "400", "--out", run)
+    args = (
+        "sweep",
+        "--model",
+        "demo-15m",
+        "--concurrency",
+        "1",
+        "--osl",
+        "400",
+        *THREE,
+        "--out",
+        run,
+    )
     interrupted(args, lambda: time.monotonic() >= at_s)
     assert lines(run / "levels.jsonl") == []
 
@@ -113,7 +150,19 @@ def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(t
     finish what is interrupted at 1.7 s at the latest."""
     run = tmp_path / "run"
     with runtime_server(step_s=0.01, signed=False) as url:
-        args = ("sweep", url, "--isl", "8", "--osl", "40", "--concurrency", "1,2,3", "--out", run)
+        args = (
+            "sweep",
+            url,
+            "--isl",
+            "8",
+            "--osl",
+            "40",
+            "--concurrency",
+            "1,2,3",
+            *THREE,
+            "--out",
+            run,
+        )
         for delay_s in (0.7, 1.2, 1.7):
             at_s = time.monotonic() + delay_s
             interrupted((*args, "--resume"), lambda at_s=at_s: time.monotonic() >= at_s)

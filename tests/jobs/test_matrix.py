@@ -19,7 +19,7 @@ from tests.jobs.hearing import Hearing
 SIMULATED = {"target": "sim:ml.g5.2xlarge", "model": "llama-2-7b"}
 SHORT = {"name": "short", "workload": {"input_tokens": 16, "output_tokens": 4}}
 LONG = {"name": "long", "workload": {"input_tokens": 64, "output_tokens": 8}}
-QUICK = {"load": {"concurrency": [1, 2]}}
+QUICK = {"load": {"concurrency": [1, 2], "requests_per_user": 3}}
 
 
 def of(path: Path, out: Path, *, resume: bool = False) -> SweepSettings:
@@ -56,7 +56,7 @@ def test_credentials_in_an_address_name_neither_folder_nor_cell(tmp_path):
 
 def test_the_target_wins_over_the_payload_and_the_payload_over_the_defaults(tmp_path):
     target = {"name": "a", **SIMULATED, "load": {"warmup_requests": 3}}
-    payload = {**SHORT, "load": {"concurrency": [8], "warmup_requests": 2}}
+    payload = {**SHORT, "load": {"concurrency": [8], "requests_per_user": 3, "warmup_requests": 2}}
     (cell,) = read_matrix(matrix_file(tmp_path, [target], [payload], {"seed": 7, **QUICK}))
     assert (cell.scenario.load.concurrency, cell.scenario.load.warmup_requests) == ((8,), 3)
     assert cell.scenario.seed == 7
@@ -151,7 +151,9 @@ def test_the_money_is_that_of_all_cells_together(tmp_path, monkeypatch, cut_off)
         monkeypatch.setattr(matrix, "sweep_scenario", sweep)
     out = tmp_path / "out"
     target = {"name": "a", **SIMULATED, "price_per_hour": 1e9}
-    path = matrix_file(tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1]}})
+    path = matrix_file(
+        tmp_path, [target], [SHORT, LONG], {"load": {"concurrency": [1], "requests_per_user": 3}}
+    )
     outcome = run_matrix(replace(of(path, out), limits=LimitSettings(max_spend=1e-9)))
     assert "is spent" in outcome.cells[1].error
     assert states(out)["a--long"] == "failed"

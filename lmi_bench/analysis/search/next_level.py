@@ -36,8 +36,9 @@ OPEN_LOOP_REQUESTS = 100
 MAX_CONCURRENCY = 4096
 SATURATED_GAIN = 0.05
 """Throughput gain of a doubling below which the server is saturated."""
-DOUBLED_LATENCY = 1.8
-"""Growth of the latency that counts as a doubling; by Little's law it is 2 / (1 + gain)."""
+DOUBLED_LATENCY = 1.5
+"""Growth of the mean latency that counts as a doubling: 2 / (1 + gain) by Little's law, and less in
+a level of few rounds, whose first answers came to fewer waiting users."""
 LATENCY_LIMIT_MS_PER_TOKEN = 100.0
 
 _FAILED_BY = ("timeout", "errors")

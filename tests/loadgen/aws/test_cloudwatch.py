@@ -115,6 +115,7 @@ def test_a_sweep_of_an_endpoint_keeps_what_cloudwatch_said(aws, tmp_path):
         lmi_bench(
             *("sweep", "sagemaker:mine", "--sagemaker-endpoint-url", url, "--out", run),
             *("--isl", "8", "--osl", "4", "--concurrency", "1", "--warmup-requests", "0"),
+            *("--requests-per-user", "3"),
             *("--protocol", "openai", "--model", "toy", "--cloudwatch-wait", "0"),
         )
     assert json.loads((run / "cloudwatch.json").read_text())[0]["invocations"] == 3
