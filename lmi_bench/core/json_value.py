@@ -17,6 +17,11 @@ OPTIONAL: Mapping[str, object] = {"optional": True}
 """Metadata of a field whose key is left out of the file if the value is None."""
 
 
+def key_of(name: str) -> Mapping[str, object]:
+    """Metadata of a field whose key in the file is another."""
+    return {"key": name}
+
+
 class Slot(NamedTuple):
     """The field of a key and its accepted values.
 
@@ -126,8 +131,8 @@ def slots_by_field(cls: type[JsonValue]) -> dict[str, Slot]:
     if cls not in _SLOTS:
         hints = get_type_hints(cls)
         _SLOTS[cls] = {
-            each.name: slot_of(each.name, hints[each.name])._replace(
-                optional=bool(each.metadata), required=_defaults(cls)[each.name] is MISSING
+            each.metadata.get("key", each.name): slot_of(each.name, hints[each.name])._replace(
+                optional="optional" in each.metadata, required=_defaults(cls)[each.name] is MISSING
             )
             for each in fields(cls)
             if each.name not in ("file_keys", "unknown")

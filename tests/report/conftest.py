@@ -11,6 +11,7 @@ from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, MemoryUse, Question, Recommendation
 from lmi_bench.analysis.fleet.money import NO_SPARES, Purchase, fleet_cost
 from lmi_bench.analysis.level.layouts import Layout, Rejection
+from lmi_bench.analysis.model.engine_setting import AS_STATED
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.exchange import Exchange
@@ -121,6 +122,8 @@ def candidate(instance, machines, tp, price, out_price, throughput, **more):
             machines=1,
             capacity_tokens_per_s=throughput,
         ),
+        "attainment": None,
+        "setting": AS_STATED,
         "limited_by": "",
         "basis": "",
         "price_provenance": None,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lmi_bench.analysis.fit.discrepancy import observe
@@ -32,6 +32,7 @@ from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.core.json_value import JsonValue, key_of
 from lmi_bench.core.load import Load
 from lmi_bench.core.units import MS_PER_S, s_to_ms
 from lmi_bench.engine.scheduling.config import KvLayout
@@ -64,10 +65,10 @@ _MOST_REQUESTS, _LEAST_REQUESTS = 2000, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(JsonValue):
     """A predicted figure with its 80 % interval, in the unit of its metric."""
 
-    value: float
+    value: float = field(metadata=key_of("predicted"))
     low: float
     high: float
 
@@ -78,10 +79,6 @@ class Estimate:
     def in_ms(self) -> Estimate:
         """A time in seconds as milliseconds."""
         return self.times(MS_PER_S)
-
-    def to_json(self) -> dict[str, float]:
-        """The estimate as result files have it."""
-        return {"predicted": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)

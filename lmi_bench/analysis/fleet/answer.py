@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from lmi_bench.analysis.fit.from_run import LevelAccuracy, accuracy_from_json, accuracy_json
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.level.layouts import Layout, Rejection, RequestKind
-from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
+from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
-from lmi_bench.core.json_value import JsonValue
+from lmi_bench.core.json_value import JsonValue, key_of
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.slo import parse_slo
 
@@ -87,14 +87,14 @@ class Attainment(JsonValue):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A fleet that carries the load.
+class Candidate(JsonValue):
+    """A fleet that carries the load; in the file each figure is a key of its own.
 
     instances   machines; copies: of the model on each
-    figures     predicted figures; None: withheld, for the reason in `withheld`
     limited_by  the limit of a copy: kv_memory, batch_limit, compute, bandwidth, host, link, or the
                 SLO
     basis       `simulated` or `closed form`
+    figures     predicted figures; None: withheld, for the reason in `withheld`
     attainment  of the fleets that were simulated for long, the best first; else None
     setting     differences of the engine from the question
     """
@@ -102,7 +102,7 @@ class Candidate:
     instance: str
     instances: int
     tensor_parallel: int
-    copies: int
+    copies: int = field(metadata=key_of("replicas"))
     accelerator: str
     price_usd_per_hour: float | None
     usd_per_month: float | None
@@ -111,133 +111,62 @@ class Candidate:
     usd_per_1m_output_tokens_at_saturation: float | None
     usd_per_1m_total_tokens_at_saturation: float | None
     blended_3to1_as_published: float | None
-    blended_reason: str | None
+    blended_reason: str | None = field(metadata=key_of("blended_3to1_as_published_reason"))
     figures: Mapping[str, Estimate | None]
-    withheld: Mapping[str, str]
     slos: tuple[SloOutlook, ...]
     memory: MemoryUse
     limited_by: str
     basis: str
-    price_provenance: str | None
-    profile_provenance: str
+    price_provenance: str | None = field(metadata=key_of("price_source"))
     cost: Cost
+    attainment: Attainment | None
+    setting: EngineSetting
+    profile_provenance: str = field(metadata=key_of("profile"))
     warnings: tuple[str, ...] = ()
     reason: str = ""
-    attainment: Attainment | None = None
-    setting: EngineSetting = AS_STATED
+    withheld: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def meets_slos(self) -> bool:
         """Whether every SLO is expected to hold."""
         return all(outlook.confidence != "missed" for outlook in self.slos)
 
-    def _figure_json(self, name: str) -> dict[str, Any]:
-        figure = self.figures[name]
-        if figure is not None:
-            return dict(figure.to_json())
-        return {"predicted": None, "low": None, "high": None, "reason": self.withheld[name]}
-
     def to_json(self) -> dict[str, Any]:
         """The candidate as plain values; a figure is `{predicted, low, high}`, with a `reason` if
         it is withheld."""
-        return {
-            **self._plain(*_MACHINES, *_PRICES, "blended_reason"),
-            **{name: self._figure_json(name) for name in self.figures},
-            "slos": [outlook.to_json() for outlook in self.slos],
-            "memory": self.memory.to_json(),
-            **self._plain("limited_by", "basis", "price_provenance"),
-            "cost": self.cost.to_json(),
-            "attainment": {} if self.attainment is None else self.attainment.to_json(),
-            "engine": self.setting.describe() or None,
-            "setting": self.setting.to_json(),
-            **self._plain("profile_provenance"),
-            "warnings": list(self.warnings),
-            "reason": self.reason,
-        }
+        content: dict[str, Any] = {}
+        for key, value in super(Candidate, self).to_json().items():
+            if key == "figures":
+                content |= {name: self._figure_json(name) for name in self.figures}
+            elif key == "setting":
+                content |= {"engine": self.setting.describe() or None, key: self.setting.to_json()}
+            elif key != "withheld":
+                content[key] = {} if key == "attainment" and value is None else value
+        return content
 
-    def _plain(self, *names: str) -> dict[str, Any]:
-        return {_KEYS.get(name, name): getattr(self, name) for name in names}
+    def _figure_json(self, name: str) -> dict[str, Any]:
+        figure = self.figures[name]
+        if figure is not None:
+            return figure.to_json()
+        return {"predicted": None, "low": None, "high": None, "reason": self.withheld[name]}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Candidate:
-        """Inverse of `to_json`; raises KeyError or TypeError for anything else."""
-        figures: dict[str, Estimate | None] = {}
-        withheld = {}
+    def from_json(cls, content: object, where: str = "a candidate") -> Self:
+        """Inverse of `to_json`; raises InputError, KeyError or TypeError for anything else."""
+        known: dict[str, Any] = {"figures": {}, "withheld": {}}
+        if not isinstance(content, Mapping):
+            raise TypeError(f"{where} is {content!r}")
         for name, value in content.items():
-            if isinstance(value, Mapping) and "predicted" in value:
-                figures[name] = None
-                if value["predicted"] is None:
-                    withheld[name] = _read(value, "reason", str)
-                else:
-                    ends = (_known(value, key) for key in ("predicted", "low", "high"))
-                    figures[name] = Estimate(*ends)
-        attained = _read(content, "attainment", dict)
-        prices: dict[str, Any] = {name: _number(content, name) for name in _PRICES}
-        return cls(
-            **_checked(content, _KINDS),
-            **prices,
-            blended_reason=content["blended_3to1_as_published_reason"],
-            figures=figures,
-            withheld=withheld,
-            slos=tuple(SloOutlook.from_json(each, "slos") for each in _read(content, "slos", list)),
-            memory=MemoryUse.from_json(content["memory"], "memory"),
-            cost=Cost.from_json(content["cost"], "cost"),
-            attainment=Attainment.from_json(attained, "attainment") if attained else None,
-            price_provenance=content["price_source"],
-            warnings=tuple(_read(content, "warnings", list)),
-            setting=EngineSetting.from_json(_read(content, "setting", dict)),
-        )
-
-
-_MACHINES = ("instance", "instances", "tensor_parallel", "copies", "accelerator")
-_PRICES = (
-    "price_usd_per_hour",
-    "usd_per_month",
-    "usd_per_1m_output_tokens",
-    "usd_per_1m_total_tokens",
-    "usd_per_1m_output_tokens_at_saturation",
-    "usd_per_1m_total_tokens_at_saturation",
-    "blended_3to1_as_published",
-)
-_PROBE = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
-_KEYS = {  # of the file, where they differ from the fields
-    "copies": "replicas",
-    "blended_reason": "blended_3to1_as_published_reason",
-    "price_provenance": "price_source",
-    "profile_provenance": "profile",
-}
-_KINDS: Mapping[type, tuple[str, ...]] = {
-    str: ("instance", "accelerator", "limited_by", "basis", "profile_provenance", "reason"),
-    int: ("instances", "tensor_parallel", "copies"),
-}
-_T = TypeVar("_T")
-
-
-def _read(content: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
-    value = content[key]
-    if not isinstance(value, kind):
-        raise TypeError(f"{key} is {value!r}")
-    return value
-
-
-def _checked(content: Mapping[str, Any], kinds: Mapping[type, tuple[str, ...]]) -> dict[str, Any]:
-    """The fields of each type, by the keys of the file."""
-    return {
-        name: _read(content, _KEYS.get(name, name), kind)
-        for kind, names in kinds.items()
-        for name in names
-    }
-
-
-def _number(content: Mapping[str, Any], key: str) -> float | None:
-    return None if content[key] is None else _known(content, key)
-
-
-def _known(content: Mapping[str, Any], key: str) -> float:
-    value = content[key]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{key} is {value!r}")
-    return value
+            if not isinstance(value, Mapping) or "predicted" not in value:
+                known[name] = value
+            elif value["predicted"] is None:
+                known["figures"][name], known["withheld"][name] = None, value["reason"]
+            else:
+                known["figures"][name] = Estimate.from_json(value, name)
+        known["attainment"] = known["attainment"] or None
+        del known["engine"]
+        known["setting"] = EngineSetting.from_json(known["setting"])
+        return cls(**cls._read(known, where) | {"file_keys": None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +206,9 @@ class Question(JsonValue):
         """Tokens of the longest request, input and output."""
         sizes = (kind.input_tokens + kind.output_tokens for kind in self.kinds)
         return max(sizes, default=self.input_tokens + self.output_tokens)
+
+
+_PROBE = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,26 +302,23 @@ class Recommendation:
             return cls(
                 recommended=best,
                 nearest=nearest,
-                candidates=tuple(map(Candidate.from_json, _read(content, "candidates", list))),
+                candidates=tuple(map(Candidate.from_json, content["candidates"])),
                 rejected=tuple(
                     Rejection(
-                        _read(each, "instance", str),
-                        each["tensor_parallel"],
-                        each["replicas"],
-                        _read(each, "reason", str),
+                        each["instance"], each["tensor_parallel"], each["replicas"], each["reason"]
                     )
-                    for each in _read(content, "rejected", list)
+                    for each in content["rejected"]
                 ),
                 question=Question.from_json(
                     {key: content[key] for key in Question.slots()}, "the question"
                 ),
-                warnings=tuple(_read(content, "warnings", list)),
+                warnings=tuple(content["warnings"]),
                 accuracy=accuracy_from_json(content["accuracy"]),
                 missed=content["missed"],
             )
         except KeyError as exc:
             raise InputError(f"a recommendation without {exc}: {_AGAIN}") from exc
-        except (TypeError, ValueError, AttributeError) as exc:
+        except (TypeError, ValueError, AttributeError, InputError) as exc:
             raise InputError(
                 f"not a recommendation as this version writes it, {exc}: {_AGAIN}"
             ) from exc

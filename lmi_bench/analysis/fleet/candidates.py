@@ -225,6 +225,7 @@ def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool) 
         profile_provenance=request.profile.provenance,
         warnings=copy.warnings,
         setting=layout.setting,
+        attainment=None,
         cost=loaded.cost(rates["capacity_tokens_per_s"].value),
     )
 
