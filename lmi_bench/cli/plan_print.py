@@ -60,7 +60,8 @@ def print_prediction(prediction: Prediction) -> None:
     say(prediction.profile.provenance)
     rows = [_forecast_row(each) for each in prediction.forecasts]
     rows += [_simulated_row(each) for each in prediction.simulated]
-    print_table("Predictions with 80 % intervals", rows, left=("binds",))
+    give_way = ("TPOT ms", "TTFT p90 ms", "capacity tok/s", "binds", "ms/token")
+    print_table("Predictions with 80 % intervals", rows, left=("binds",), give_way=give_way)
     for text in dict.fromkeys(_explanations(prediction)):
         say(text)
     for text in prediction.warnings:

@@ -140,7 +140,7 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
         availability=parse_availability(money.availability),
         requirements=requirements_of(money, settings.limits),
         routing=cast("Routing", settings.router.replace("_", "-")),
-        look_long=True,
+        simulate_long=True,
         measured=basis.measured,
         calibrated=basis.accuracy is not None,
         settings=axes.settings(dtype=basis.workload.dtype, profile=basis.profile),

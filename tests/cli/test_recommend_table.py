@@ -37,7 +37,7 @@ REQUEST = RecommendRequest(
     slos=(Slo("itl", "p90", 90.0),),
     instances=(find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge")),
     degrees=(1,),
-    look_long=True,
+    simulate_long=True,
 )
 
 

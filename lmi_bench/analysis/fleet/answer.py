@@ -95,7 +95,7 @@ class Candidate(JsonValue):
                 SLO
     basis       `simulated` or `closed form`
     figures     predicted figures; None: withheld, for the reason in `withheld`
-    attainment  of the fleets that were simulated for long, the best first; else None
+    attainment  of the SLOs, where the load was simulated for fifteen minutes
     setting     differences of the engine from the question
     """
 

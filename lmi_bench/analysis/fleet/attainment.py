@@ -83,7 +83,7 @@ def _windows(records: Sequence[RequestRecord]) -> Iterator[list[RequestRecord]]:
         start_s += _WINDOW_STEP_S
 
 
-def look_long(
+def simulate_long(
     plan: CopyPlan,
     operating: Operating,
     slos: Sequence[Slo],
@@ -121,7 +121,7 @@ def look_long(
     return attainment(settled, slos, open_loop=steady.open_loop, routing=routing)
 
 
-class LongLook:
+class LongSimulation:
     """Simulates planned loads for fifteen minutes, each engine and load once."""
 
     def __init__(self, request: RecommendRequest) -> None:
@@ -134,7 +134,7 @@ class LongLook:
         layout, copy, machines = fleet
         key = (layout.engine_key, round(operating.rate_per_s, 9))
         if key not in self._seen:
-            self._seen[key] = look_long(
+            self._seen[key] = simulate_long(
                 copy.plan,
                 operating,
                 request.slos,

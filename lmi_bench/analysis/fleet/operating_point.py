@@ -173,7 +173,7 @@ class Statistics:
 
     @classmethod
     def of(cls, latencies: Sequence[RequestLatency]) -> Statistics:
-        """Of requests one by one."""
+        """The statistics of single requests."""
 
         def present(values: Sequence[float | None]) -> FloatArray:
             return np.array([value for value in values if value is not None])
@@ -191,7 +191,7 @@ class Statistics:
 
     @classmethod
     def of_run(cls, run: QueueRun, ramp_requests: int) -> Statistics:
-        """Of a followed copy without its first requests."""
+        """The statistics of a followed copy without its first requests."""
         settled = slice(ramp_requests, None)
         ttft_s, e2e_s, tokens = run.ttft_s[settled], run.e2e_s[settled], run.output_tokens[settled]
         late = run.gap_end_s > run.arrival_s[ramp_requests]

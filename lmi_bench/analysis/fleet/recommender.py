@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
 from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation, SloOutlook
-from lmi_bench.analysis.fleet.attainment import LongLook, fleet_of
+from lmi_bench.analysis.fleet.attainment import LongSimulation, fleet_of
 from lmi_bench.analysis.fleet.candidates import (
     CopyCapacity,
     Fleet,
@@ -60,7 +60,7 @@ Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
 _SIMULATED_COPIES = 8
 _SIMULATED_FLEETS = 12
 _FAR = 2.0  # times the cost of the cheapest that was simulated
-_MOST_LOOKS = 4
+_MOST_ROUNDS = 4
 
 
 def recommend(
@@ -69,7 +69,7 @@ def recommend(
     """The recommendation for a request; raises InputError.
 
     progress  called with the present step and the share that is done
-    prepared  of the same request with fewer measured levels, so that nothing is simulated twice
+    prepared  layouts of the same request with fewer measured levels, not to simulate them twice
     """
     tell = progress or (lambda _text, _share: None)
     layouts, out = prepared or prepare(request, tell)
@@ -78,17 +78,17 @@ def recommend(
         layouts = [
             (layout, replace(copy, measured=_measured(request, layout))) for layout, copy in layouts
         ]
-    look = LongLook(request)
-    for again in range(_MOST_LOOKS):
+    look = LongSimulation(request)
+    for again in range(_MOST_ROUNDS):
         ranked = _ranked(request, layouts, tell)
         met = ranked.met
-        if not (met and request.look_long and request.slos):
+        if not (met and request.simulate_long and request.slos):
             break
         tell("the planned load for fifteen minutes", 0.9 + 0.02 * again)
         first = fleet_of(met[0], ranked.fleets)
         overloaded = look.overloaded(first)
-        if overloaded is None or again + 1 == _MOST_LOOKS:
-            _look_at(met, ranked.fleets, look)
+        if overloaded is None or again + 1 == _MOST_ROUNDS:
+            _add_attainment(met, ranked.fleets, look)
             break
         layouts = with_capacity(layouts, *overloaded)
     met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
@@ -118,9 +118,9 @@ def recommend(
     )
 
 
-def _look_at(met: list[Candidate], fleets: Sequence[Fleet], look: LongLook) -> None:
+def _add_attainment(met: list[Candidate], fleets: Sequence[Fleet], look: LongSimulation) -> None:
     """Add the attainment of the best fleet, and of those after it until one is not fragile."""
-    for place, candidate in enumerate(met[:_MOST_LOOKS]):
+    for place, candidate in enumerate(met[:_MOST_ROUNDS]):
         found = look.at(fleet_of(candidate, fleets))
         met[place] = replace(candidate, attainment=found)
         if not found.fragile_slos:

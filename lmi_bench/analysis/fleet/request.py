@@ -39,7 +39,7 @@ class RecommendRequest:
     engine_version       of the server, if it is not the profile's
     objective            cost: of a token at this load; cost-per-hour: of the fleet; cost-per-1m: of
                          a token at saturation; latency; throughput
-    look_long            simulate the best fleets for fifteen minutes (`attainment`) with `routing`
+    simulate_long        simulate the best fleets for fifteen minutes (`attainment`), with `routing`
     blended_ratio, discount   of the blended price as published
     measured             measured levels of random arrivals at one copy
     calibrated           the profile was fitted to the user's own levels
@@ -60,7 +60,7 @@ class RecommendRequest:
     availability: Availability = NO_SPARES
     requirements: Requirements = NO_REQUIREMENTS
     routing: Routing = "random"
-    look_long: bool = False
+    simulate_long: bool = False
     measured: tuple[MeasuredLoad, ...] = ()
     calibrated: bool = False
     settings: tuple[EngineSetting, ...] = (AS_STATED,)

@@ -43,7 +43,7 @@ def read_back(answer):
 @pytest.mark.parametrize(
     "asked",
     [
-        replace(REQUEST, look_long=True),
+        replace(REQUEST, simulate_long=True),
         replace(REQUEST, settings=SETTINGS),
         replace(REQUEST, load=Load(40, think_time_s=3.0)),
         replace(REQUEST, workload=Workload.mixed(LLAMA, "int4", KINDS, burstiness=0.5)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi_bench.analysis.fleet.attainment import attainment, look_long
+from lmi_bench.analysis.fleet.attainment import attainment, simulate_long
 from lmi_bench.analysis.fleet.operating_point import Operating
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
@@ -62,7 +62,7 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
     operating = Operating(rate, copy.steady.batch_at(rate))
     slo = parse_slo("ttft_p90<=10s")
     worst = {
-        routing: look_long(copy, operating, [slo], copies=2, routing=routing)
+        routing: simulate_long(copy, operating, [slo], copies=2, routing=routing)
         for routing in ("random", "least-outstanding")
     }
     assert all(each.joint_attainment is not None for each in worst.values())
@@ -73,6 +73,6 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
 
 
 def test_a_load_that_would_take_too_long_to_simulate_says_so(copy):
-    found = look_long(copy, Operating(50.0, 10.0), [TTFT], copies=1)
+    found = simulate_long(copy, Operating(50.0, 10.0), [TTFT], copies=1)
     assert found.joint_attainment is None
     assert "45,010 requests" in found.reason

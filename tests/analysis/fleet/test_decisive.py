@@ -131,8 +131,8 @@ def test_an_answer_changes_nothing_that_it_is_given():
         load=Load(rate_per_s=2.0),
         slos=(parse_slo("ttft_p90<=60ms"),),
     )
-    tight = replace(REQUEST, slos=(parse_slo("ttft_p90<=60ms"),), look_long=True)
-    for asked in (REQUEST, replace(REQUEST, look_long=True), tight, request):
+    tight = replace(REQUEST, slos=(parse_slo("ttft_p90<=60ms"),), simulate_long=True)
+    for asked in (REQUEST, replace(REQUEST, simulate_long=True), tight, request):
         given = prepare(asked, lambda _text, _share: None)
         before = parts(deepcopy(given))
         first = recommend(asked, prepared=given).to_json()

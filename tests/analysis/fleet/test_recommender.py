@@ -194,7 +194,7 @@ def test_a_fleet_does_not_stand_on_the_step_of_the_gaps():
         profile=VLLM_0_19,
         load=Load(rate_per_s=5.0),
         degrees=(2,),
-        look_long=True,
+        simulate_long=True,
     )
     best = answer.recommended
     assert best.instances == 2
