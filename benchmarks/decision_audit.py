@@ -43,7 +43,7 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
-from lmi_bench.analysis.fleet.operating_point import Statistics, worst_ratio
+from lmi_bench.analysis.fleet.operating_point import Latencies, worst_ratio
 from lmi_bench.analysis.fleet.recommender import best_fleets, prepare, recommend, screen
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_copy
@@ -253,7 +253,7 @@ class Judge:
             seed=1_000_003 + world.number + 10_007 * draw,
         )
         settled = [request_latency(record, open_loop=True) for record in level.records[ramp:]]
-        return worst_ratio(Statistics(settled).statistic_s, world.slos) <= 1
+        return worst_ratio(Latencies.of(settled).statistic_s, world.slos) <= 1
 
     def least_cost(self, known: Sequence[tuple[Layout, int]]) -> float | None:
         """The cheapest fleet that keeps the SLOs, given some that might."""
@@ -292,7 +292,7 @@ def measure(world: World, layout: Layout, concurrency: int) -> MeasuredLevel:
         HiddenEngine(plan.steady.model, world.effects, seed=world.number + concurrency),
     )
     latencies = [request_latency(record, open_loop=False) for record in level.records]
-    seen = Statistics(latencies)
+    seen = Latencies.of(latencies)
     wall_s = max(record.token_times_s[-1] for record in level.records)
     workload = world.workload
     return MeasuredLevel(

@@ -28,8 +28,8 @@ _SHOWN_CANDIDATES, _SHOWN_KINDS = 12, 8
 _SHOWN_REASONS = 6
 _NUMBER = re.compile(r"\d[\d,.]*")
 _SHOWN_UNPRICED = 5
-_SHOWN_PROBES = 2
-_PROBE_REQUESTS = 2000  # p90 within some per cent, although neighbouring requests correlate
+_SHOWN_MEASUREMENTS = 2
+_MEASUREMENT_REQUESTS = 2000  # p90 within some per cent, although neighbouring requests correlate
 
 
 def print_advice(advice: Advice, *, explain: bool = False) -> None:
@@ -67,7 +67,7 @@ def _print_reasons(advice: Advice) -> None:
     if best is not None:
         for text in (f"why: {best.reason}", *_money_lines(best)):
             say(text)
-    for text in _probe_lines(answer):
+    for text in _measurement_lines(answer):
         say(text)
     for text in answer.warnings:
         warn(text)
@@ -379,23 +379,23 @@ def _lengths(answer: Recommendation) -> str:
     return f"--input-tokens {question.input_tokens} --output-tokens {question.output_tokens}"
 
 
-def _probe_lines(answer: Recommendation) -> Iterator[str]:
+def _measurement_lines(answer: Recommendation) -> Iterator[str]:
     """Measurements that would make the answer more certain, each with its command."""
-    for probe in answer.measure_next[:_SHOWN_PROBES]:
-        instance, degree = probe.layout.instance.instance_type, probe.layout.tensor_parallel
-        fleet = f"{probe.machines} x {instance}, TP {degree}"
+    for each in answer.measure_next[:_SHOWN_MEASUREMENTS]:
+        instance, degree = each.layout.instance.instance_type, each.layout.tensor_parallel
+        fleet = f"{each.machines} x {instance}, TP {degree}"
         purpose = f"confirms {fleet}"
-        if probe.saves_usd_per_hour:
-            purpose = f"decides {fleet}, USD {probe.saves_usd_per_hour:,.2f} per hour less"
+        if each.saves_usd_per_hour:
+            purpose = f"decides {fleet}, USD {each.saves_usd_per_hour:,.2f} per hour less"
         elif answer.recommended is None:
             purpose = f"decides {fleet}"
         yield (
-            f"measure next, {purpose} (keeps the SLOs with a chance of {probe.chance:.0%}): one "
-            f"copy on one {instance} at TP {degree}{_set_to(probe.layout.setting)}"
+            f"measure next, {purpose} (keeps the SLOs with a chance of {each.chance:.0%}): one "
+            f"copy on one {instance} at TP {degree}{_set_to(each.layout.setting)}"
         )
         yield (
-            f"    lmi-bench sweep URL {_lengths(answer)} --rate {_rounded_up(probe.rate_per_s)} "
-            f"--requests-per-level {_PROBE_REQUESTS} --out RUN"
+            f"    lmi-bench sweep URL {_lengths(answer)} --rate {_rounded_up(each.rate_per_s)} "
+            f"--requests-per-level {_MEASUREMENT_REQUESTS} --out RUN"
         )
     if answer.recommended is not None:
         yield "before buying, replay the load on the fleet"

@@ -208,11 +208,11 @@ class Question(JsonValue):
         return max(sizes, default=self.input_tokens + self.output_tokens)
 
 
-_PROBE = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
+_MEASUREMENT = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Measurement:
     """A level to measure: one copy at `rate_per_s`.
 
     machines             of the fleet that it decides on, without spare ones
@@ -230,7 +230,7 @@ class Probe:
         return {
             "instance": self.layout.instance.instance_type,
             "tensor_parallel": self.layout.tensor_parallel,
-            **{name: getattr(self, name) for name in _PROBE},
+            **{name: getattr(self, name) for name in _MEASUREMENT},
         }
 
 
@@ -252,7 +252,7 @@ class Recommendation:
     question: Question
     warnings: tuple[str, ...] = ()
     accuracy: tuple[LevelAccuracy, ...] | None = None
-    measure_next: tuple[Probe, ...] = ()
+    measure_next: tuple[Measurement, ...] = ()
     missed: str | None = None
 
     @property
@@ -283,7 +283,7 @@ class Recommendation:
             ],
             "warnings": list(self.warnings),
             "accuracy": None if self.accuracy is None else accuracy_json(self.accuracy),
-            "measure_next": [probe.to_json() for probe in self.measure_next],
+            "measure_next": [each.to_json() for each in self.measure_next],
         }
 
     @classmethod

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lmi_bench.analysis.fleet.answer import Attainment, Candidate
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_of
-from lmi_bench.analysis.fleet.operating_point import Operating, Statistics
+from lmi_bench.analysis.fleet.operating_point import Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
 from lmi_bench.analysis.results.latency import request_latency, samples_needed
@@ -66,7 +66,7 @@ def _statistic_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool
     if len(done) < (1 if quantile is None else samples_needed(quantile)):
         return None
     latencies = [request_latency(record, open_loop=open_loop) for record in done]
-    return s_to_ms(Statistics.of(latencies).statistic_s(slo.metric, slo.statistic))
+    return s_to_ms(Latencies.of(latencies).statistic_s(slo.metric, slo.statistic))
 
 
 def _worst_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:

@@ -25,7 +25,7 @@ from lmi_bench.analysis.fleet.money import (
     usd_per_1m_tokens,
     usd_per_month,
 )
-from lmi_bench.analysis.fleet.operating_point import CopySimulation, Operating, Statistics
+from lmi_bench.analysis.fleet.operating_point import CopySimulation, Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
@@ -243,7 +243,7 @@ class _LoadedFleet:
     copy: CopyCapacity
     machines: int
     operating: Operating
-    observed: Statistics | None
+    observed: Latencies | None
     sure: Uncertainty | None
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from lmi_bench.analysis.fleet.answer import Probe
+from lmi_bench.analysis.fleet.answer import Measurement
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, Planned
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import EngineKey, Layout
@@ -20,9 +20,9 @@ _LEAST_CHANCE = 0.02
 _LEAST_SAVING = 0.005  # of the recommended fleet's cost, times its chance
 
 
-def decisive_probes(
+def decisive_measurements(
     request: RecommendRequest, layouts: Sequence[Planned], best: Fleet | None
-) -> list[Probe]:
+) -> list[Measurement]:
     """Levels worth measuring, the most informative first; best: the recommended fleet, if any.
 
     Only for a rate under SLOs, ranked by cost: elsewhere no single level decides.
@@ -35,18 +35,18 @@ def decisive_probes(
         if known is None:
             return []
         cost = known
-    cheaper: list[tuple[float, Probe]] = []
+    cheaper: list[tuple[float, Measurement]] = []
     for layout, copy in layouts:
         cheaper += _cheaper_fleets(request, layout, copy, cost)
         cheaper += _undecided(request, layout, copy, cost)
     cheaper.sort(key=lambda pair: -pair[0])
-    by_engine: dict[EngineKey, Probe] = {}
-    for _, probe in cheaper:  # one copy decides for every machine with the same engine
-        by_engine.setdefault(probe.layout.engine_key, probe)
-    probes = list(by_engine.values())
+    by_engine: dict[EngineKey, Measurement] = {}
+    for _, each in cheaper:  # one copy decides for every machine with the same engine
+        by_engine.setdefault(each.layout.engine_key, each)
+    measurements = list(by_engine.values())
     if best is not None:
-        probes += _confirming(request, best)
-    return probes
+        measurements += _confirming(request, best)
+    return measurements
 
 
 def _saving(
@@ -65,12 +65,12 @@ def _saving(
 
 def _cheaper_fleets(
     request: RecommendRequest, layout: Layout, copy: CopyCapacity, cost: float
-) -> Iterator[tuple[float, Probe]]:
+) -> Iterator[tuple[float, Measurement]]:
     """The layout's fleet with the highest value of a measurement, and that value."""
     assert request.rate_per_s is not None
     belief = copy.belief(keeps_slos=True)
     undecided = [rate for rate, verdict in copy.measured if verdict in ("near", "open")]
-    best: tuple[float, Probe] | None = None
+    best: tuple[float, Measurement] | None = None
     for machines in range(1, MOST_MACHINES + 1):
         saving = _saving(request, layout, machines, cost)
         rate = request.rate_per_s / (machines * layout.copies)
@@ -81,7 +81,7 @@ def _cheaper_fleets(
         chance = belief.chance(rate)
         worth = chance * saving[1]
         if chance >= _LEAST_CHANCE and (best is None or worth > best[0]):
-            best = (worth, Probe(layout, rate, machines, chance, saving[0]))
+            best = (worth, Measurement(layout, rate, machines, chance, saving[0]))
         if chance > 0.99:
             break
     if best is not None and (cost == math.inf or best[0] >= _LEAST_SAVING):
@@ -90,7 +90,7 @@ def _cheaper_fleets(
 
 def _undecided(
     request: RecommendRequest, layout: Layout, copy: CopyCapacity, cost: float
-) -> Iterator[tuple[float, Probe]]:
+) -> Iterator[tuple[float, Measurement]]:
     """Undecided levels: measured again at the same rate, to be joined."""
     assert request.rate_per_s is not None
     for rate, verdict in copy.measured:
@@ -99,10 +99,10 @@ def _undecided(
         serves = request.rate_per_s / (machines * layout.copies) <= rate * (1 + 1e-9)
         if verdict in ("near", "open") and serves and saving is not None:
             saved, worth = saving
-            yield _DECIDES_LATER * worth, Probe(layout, rate, machines, _DECIDES_LATER, saved)
+            yield _DECIDES_LATER * worth, Measurement(layout, rate, machines, _DECIDES_LATER, saved)
 
 
-def _confirming(request: RecommendRequest, fleet: Fleet) -> Iterator[Probe]:
+def _confirming(request: RecommendRequest, fleet: Fleet) -> Iterator[Measurement]:
     """The recommended fleet's own load, unless it was measured."""
     assert request.rate_per_s is not None
     layout, copy, machines = fleet
@@ -110,4 +110,4 @@ def _confirming(request: RecommendRequest, fleet: Fleet) -> Iterator[Probe]:
     rate = request.rate_per_s / (serving * layout.copies)
     if rate > copy.kept_per_s * (1 + 1e-9):
         chance = copy.belief(keeps_slos=True).chance(rate)
-        yield Probe(layout, rate, serving, chance, 0.0)
+        yield Measurement(layout, rate, serving, chance, 0.0)

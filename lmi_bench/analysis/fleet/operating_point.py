@@ -95,17 +95,17 @@ class CopySimulation:
     plan: CopyPlan
     slos: Sequence[Slo]
     seed: int
-    _seen: dict[float, Statistics | None] = field(
+    _seen: dict[float, Latencies | None] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
-    def at_rate(self, rate_per_s: float) -> Statistics | None:
+    def at_rate(self, rate_per_s: float) -> Latencies | None:
         """Latencies under random arrivals, without the ramp; None: see the class."""
         if rate_per_s not in self._seen:
             self._seen[rate_per_s] = self._run_rate(rate_per_s)
         return self._seen[rate_per_s]
 
-    def at_concurrency(self, concurrency: int) -> Statistics | None:
+    def at_concurrency(self, concurrency: int) -> Latencies | None:
         """Latencies of users with evenly spread starts; None for large batches."""
         if concurrency > _LARGEST_SIMULATED_BATCH:
             return None
@@ -116,7 +116,7 @@ class CopySimulation:
             spacing_s=steady.cycle_s(concurrency) / concurrency,
         )
         middle = level.records[concurrency : 3 * concurrency]
-        return Statistics.of([request_latency(record, open_loop=False) for record in middle])
+        return Latencies.of([request_latency(record, open_loop=False) for record in middle])
 
     def sustained_rate(
         self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = _NEAR_SATURATION
@@ -143,12 +143,12 @@ class CopySimulation:
         batch = steady.batch_at(rate_per_s)
         return worst_ratio(lambda metric, stat: steady.latency_s(metric, stat, batch), slos)
 
-    def _run_rate(self, rate_per_s: float) -> Statistics | None:
+    def _run_rate(self, rate_per_s: float) -> Latencies | None:
         steady = self.plan.steady
         ramp_requests = math.ceil(steady.batch_at(rate_per_s))  # Little: those of one cycle
         if self.plan.workload.speculation is None:
             run = self.plan.follow(rate_per_s, ramp_requests + _SETTLED_REQUESTS, seed=self.seed)
-            return Statistics.of_run(run, ramp_requests)
+            return Latencies.of_run(run, ramp_requests)
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
             return None
         needed = max(
@@ -159,12 +159,12 @@ class CopySimulation:
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
         level = self.plan.simulate(spec, seed=self.seed)
         settled = level.records[ramp_requests:]
-        return Statistics.of([request_latency(record, open_loop=True) for record in settled])
+        return Latencies.of([request_latency(record, open_loop=True) for record in settled])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Statistics:
-    """Statistics of simulated requests, with the definitions of measured ones.
+class Latencies:
+    """Latencies of simulated requests, with the definitions of measured ones.
 
     values  of each metric in seconds
     """
@@ -172,7 +172,7 @@ class Statistics:
     values: Mapping[str, FloatArray]
 
     @classmethod
-    def of(cls, latencies: Sequence[RequestLatency]) -> Statistics:
+    def of(cls, latencies: Sequence[RequestLatency]) -> Latencies:
         """The statistics of single requests."""
 
         def present(values: Sequence[float | None]) -> FloatArray:
@@ -190,7 +190,7 @@ class Statistics:
         )
 
     @classmethod
-    def of_run(cls, run: QueueRun, ramp_requests: int) -> Statistics:
+    def of_run(cls, run: QueueRun, ramp_requests: int) -> Latencies:
         """The statistics of a followed copy without its first requests."""
         settled = slice(ramp_requests, None)
         ttft_s, e2e_s, tokens = run.ttft_s[settled], run.e2e_s[settled], run.output_tokens[settled]

@@ -26,7 +26,7 @@ from lmi_bench.analysis.fleet.candidates import (
     set_up,
     with_capacity,
 )
-from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_probes
+from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_measurements
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.money import NO_REQUIREMENTS, NO_SPARES
 from lmi_bench.analysis.fleet.operating_point import (
@@ -113,7 +113,7 @@ def recommend(
         rejected=tuple(rejected),
         question=_question(request),
         warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
-        measure_next=tuple(decisive_probes(request, layouts, chosen)),
+        measure_next=tuple(decisive_measurements(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
     )
 

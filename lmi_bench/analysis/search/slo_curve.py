@@ -44,7 +44,7 @@ class _Setting:
     chance: float
 
 
-class Curve:
+class SloCurve:
     """The levels of a search: log loads, log ratios, and the noise (sd) of the log ratios.
 
     The arrays have shape (levels,); the loads are distinct and increasing.

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.search.slo_curve import Curve
+from lmi_bench.analysis.search.slo_curve import SloCurve
 from lmi_bench.core.level import Judgement, Level
 
 FloatArray = NDArray[np.float64]
@@ -113,9 +113,9 @@ def bracket(trials: Sequence[Trial]) -> Bracket:
     return Bracket(low, trials[passing] if passing < len(trials) else None)
 
 
-def curve(trials: Sequence[Trial]) -> Curve:
+def curve(trials: Sequence[Trial]) -> SloCurve:
     """Latency over load by all trials."""
-    return Curve(
+    return SloCurve(
         np.array([one.log_load for one in trials]),
         np.array([one.log_ratio for one in trials]),
         np.array([one.noise for one in trials]),

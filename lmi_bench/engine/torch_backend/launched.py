@@ -26,7 +26,7 @@ from torch import distributed
 
 from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.engine.torch_backend.collectives import DistributedCollectives, Transport
-from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Request, T
+from lmi_bench.engine.torch_backend.rank import RankAnswer, RankWorker, Request, T
 from lmi_bench.engine.torch_backend.weights import Progress
 
 _CONNECT_S: Final = 60.0  # to connect; all ranks connect at the same time
@@ -170,7 +170,7 @@ class _ProgressForwarder:
     def __init__(self) -> None:
         self.progress: Progress | None = None
 
-    def send(self, answer: Answer, /) -> None:
+    def send(self, answer: RankAnswer, /) -> None:
         if self.progress is not None and answer.progress is not None:
             self.progress(*answer.progress)
 
@@ -305,8 +305,8 @@ def _broadcast(message: tuple[Request[Any] | None, bool]) -> None:
     distributed.broadcast_object_list([message], src=0)
 
 
-def _answer(worker: RankWorker, request: Request[Any]) -> Answer:
+def _answer(worker: RankWorker, request: Request[Any]) -> RankAnswer:
     try:
-        return Answer(request(worker))
+        return RankAnswer(request(worker))
     except LmiBenchError as exc:
-        return Answer(error=exc)
+        return RankAnswer(error=exc)

@@ -39,7 +39,7 @@ from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSetti
 from lmi_bench.engine.torch_backend.loading import check_degree
 from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
-from lmi_bench.engine.torch_backend.rank import Answer, RankWorker, Request, T, run_rank
+from lmi_bench.engine.torch_backend.rank import RankAnswer, RankWorker, Request, T, run_rank
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
 from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell, read_model
 
@@ -199,7 +199,7 @@ class RankGroup:
             for ready in wait(list(self._connections)):
                 rank = rank_of[ready]
                 try:
-                    answer: Answer = self._connections[rank].recv()
+                    answer: RankAnswer = self._connections[rank].recv()
                 except (EOFError, OSError):
                     raise self.end_of(rank) from None
                 if answer.error is not None:

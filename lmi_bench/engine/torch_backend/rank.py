@@ -52,7 +52,7 @@ _REPORT_EVERY_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankAnswer:
     """A rank's message: a result, an error, or loading progress.
 
     progress  bytes read, and all bytes of this rank
@@ -79,7 +79,7 @@ class Room:
 class Line(Protocol):
     """A rank's connection to its parent process."""
 
-    def send(self, answer: Answer, /) -> None: ...
+    def send(self, answer: RankAnswer, /) -> None: ...
 
     def recv(self) -> Any: ...
 
@@ -135,13 +135,13 @@ class RankWorker:
             try:
                 result = request(self)
             except LmiBenchError as exc:
-                self._connection.send(Answer(error=exc))
+                self._connection.send(RankAnswer(error=exc))
             except Exception as exc:  # noqa: BLE001 - the parent process receives any error
                 text = f"{type(exc).__name__}: {exc}"
-                self._connection.send(Answer(error=EngineError(text)))
+                self._connection.send(RankAnswer(error=EngineError(text)))
             else:
                 if answer_wanted:
-                    self._connection.send(Answer(result))
+                    self._connection.send(RankAnswer(result))
 
     def close(self) -> None:
         """Release the connection between the ranks."""
@@ -199,7 +199,7 @@ class RankWorker:
         now_s = time.monotonic()
         if done_bytes == total_bytes or now_s >= self._reported_s + _REPORT_EVERY_S:
             self._reported_s = now_s
-            self._connection.send(Answer(progress=(done_bytes, total_bytes)))
+            self._connection.send(RankAnswer(progress=(done_bytes, total_bytes)))
 
     def take_cache(
         self, num_blocks: int, sampling_seed: int, steps: StepSettings, quantize: str

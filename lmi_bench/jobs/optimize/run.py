@@ -155,7 +155,7 @@ _MOST_SWEEPS = 3  # of a variant, while one of its levels is invalid
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredVariant:
     """Measurements of one variant.
 
     load_s, quality_s, sweep_s  duration of each stage; prepare_s: of writing quantized weights
@@ -203,7 +203,7 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
         raise InputError(f"{folder} exists: name another folder with --out")
     data = _Data(recipe)
     make_new_folder(folder)
-    measured: list[Measured] = []
+    measured: list[MeasuredVariant] = []
     for variant in (None, *recipe.variants):
         each = _measure(recipe, variant, data, folder, listener)
         if variant is not None and each.parts.quantized is not None:
@@ -273,7 +273,7 @@ def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]
 
 def _measure(
     recipe: Recipe, variant: Variant | None, data: _Data, folder: Path, listener: Listener
-) -> Measured:
+) -> MeasuredVariant:
     name = BASELINE if variant is None else variant.name
     settings = recipe.settings(variant)
     if settings.backend == "auto":  # equal terms: native cannot run every variant
@@ -289,7 +289,7 @@ def _measure(
     quality = measure_quality(parts, data.text_ids, data.prompts)
     quality_s = time.monotonic() - start_s
     listener.note(f"{name}: perplexity {quality.perplexity:.3f}")
-    each = Measured(name, settings, parts, quality, load_s, quality_s, product_s=product_s)
+    each = MeasuredVariant(name, settings, parts, quality, load_s, quality_s, product_s=product_s)
     if parts.quantized is not None and parts.quantized.emulated:
         return each
     start_s = time.monotonic()
@@ -336,7 +336,7 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
 
 
 def _keep_artefacts(
-    recipe: Recipe, variant: Variant, each: Measured, folder: Path, listener: Listener
+    recipe: Recipe, variant: Variant, each: MeasuredVariant, folder: Path, listener: Listener
 ) -> None:
     """Measure each matrix's error, and save the weights if the recipe says so."""
     start_s = time.monotonic()
@@ -348,7 +348,7 @@ def _keep_artefacts(
     each.prepare_s = time.monotonic() - start_s
 
 
-def _result(each: Measured, base: Measured, evaluate: Evaluation) -> VariantResult:
+def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) -> VariantResult:
     """A variant's figures, and its speed beside the baseline's."""
     levels = [] if each.run is None else each.run.levels
     best = max((line.throughput_tokens_per_s or 0.0 for line in levels), default=0.0)
@@ -397,7 +397,7 @@ def _result(each: Measured, base: Measured, evaluate: Evaluation) -> VariantResu
     )
 
 
-def _ratios(base: Measured, each: Measured) -> dict[str, list[float | None]]:
+def _ratios(base: MeasuredVariant, each: MeasuredVariant) -> dict[str, list[float | None]]:
     """Throughput against the baseline's by level: [ratio, low, high], 95 %."""
     if each is base or base.run is None or each.run is None:
         return {}

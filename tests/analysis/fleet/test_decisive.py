@@ -10,7 +10,7 @@ from types import FunctionType
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.fleet.decisive import decisive_probes
+from lmi_bench.analysis.fleet.decisive import decisive_measurements
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
 from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
@@ -95,8 +95,8 @@ def test_a_fleet_that_was_measured_at_its_load_needs_no_confirming(prepared):
 
 def test_without_slos_or_by_latency_no_level_decides(prepared):
     layouts = prepared[0]
-    assert decisive_probes(replace(REQUEST, slos=()), layouts, None) == []
-    assert decisive_probes(replace(REQUEST, objective="latency"), layouts, None) == []
+    assert decisive_measurements(replace(REQUEST, slos=()), layouts, None) == []
+    assert decisive_measurements(replace(REQUEST, objective="latency"), layouts, None) == []
 
 
 def test_a_level_on_the_line_is_not_measured_again(prepared):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
-from lmi_bench.analysis.fleet.operating_point import Statistics
+from lmi_bench.analysis.fleet.operating_point import Latencies
 from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
@@ -341,7 +341,7 @@ def test_a_capacity_is_a_rate_that_the_simulator_keeps(model, machine, lengths, 
     def kept(rate_per_s):
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1500)
         records = copy.plan.simulate(spec, seed=5).records
-        seen = Statistics.of([request_latency(each, open_loop=True) for each in records])
+        seen = Latencies.of([request_latency(each, open_loop=True) for each in records])
         return all(
             1e3 * seen.statistic_s(slo.metric, slo.statistic) <= slo.limit_ms
             for slo in request.slos

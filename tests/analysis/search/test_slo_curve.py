@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.search.slo_curve import DRAWS, Curve
+from lmi_bench.analysis.search.slo_curve import DRAWS, SloCurve
 
 LOADS = np.array([4.0, 8.0, 16.0, 32.0, 64.0, 80.0, 100.0])
 
@@ -18,7 +18,7 @@ def line(knee, slope=0.7, loads=LOADS):
 
 
 def crossings(log_ratio, noise, loads=LOADS, **options):
-    return Curve(np.log(loads), log_ratio, np.full(loads.size, noise)).crossings(**options)
+    return SloCurve(np.log(loads), log_ratio, np.full(loads.size, noise)).crossings(**options)
 
 
 def test_levels_without_noise_give_the_place_of_a_power_law():
@@ -64,7 +64,7 @@ def test_a_few_requests_above_the_limit_at_a_low_load_do_not_pull_the_boundary_t
     log_ratio = line(70.0)
     noise = np.full(LOADS.size, 0.03)
     log_ratio[0], noise[0] = 0.1, 0.5
-    found = np.exp(Curve(np.log(LOADS), log_ratio, noise).crossings(1.0))
+    found = np.exp(SloCurve(np.log(LOADS), log_ratio, noise).crossings(1.0))
     assert np.quantile(found, 0.025) > 60.0
 
 
@@ -94,7 +94,7 @@ def test_draws_do_not_depend_on_the_signs_that_a_processor_gives_eigenvectors(mo
 
 def test_one_level_alone_says_little():
     """Half the slope's prior: 4 users at a third of the limit reach it at 4 * 3 ** (1 / 0.5)."""
-    curve = Curve(np.array([math.log(4.0)]), np.array([-math.log(3.0)]), np.array([0.02]))
+    curve = SloCurve(np.array([math.log(4.0)]), np.array([-math.log(3.0)]), np.array([0.02]))
     found = curve.crossings(5.0)
     assert np.median(found) == pytest.approx(math.log(36.0), abs=0.7)
     low, high = found[len(found) // 10], found[9 * len(found) // 10]
