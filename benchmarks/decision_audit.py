@@ -48,6 +48,7 @@ from lmi_bench.analysis.fleet.recommender import best_fleets, prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
@@ -180,10 +181,10 @@ def draw_world(number: int) -> World:
         Slo("ttft", "p90", 1e3 * (alone.prompt_step_s + alone.decode_step_s(1)) * between(3, 20)),
     )
     rate = reference.saturated_rate_per_s * between(0.3, 8.0)
-    return replace(world, load=Load(rate_per_s=rate), slos=slos)
+    return replace(world, rate_per_s=rate, slos=slos)
 
 
-def replace_open(steady):  # type: ignore[no-untyped-def]
+def replace_open(steady: SteadyState) -> SteadyState:
     return type(steady)(
         steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
     )
@@ -327,7 +328,7 @@ def question(
     return RecommendRequest(
         world.workload,
         profile,
-        load=world.load,
+        load=Load(rate_per_s=world.rate_per_s),
         slos=world.slos,
         instances=world.machines,
         degrees=(1, 2, 4, 8),

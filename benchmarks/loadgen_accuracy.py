@@ -43,13 +43,14 @@ import numpy as np
 import rich.progress
 from rich.console import Console
 
+from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.host import host_facts
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.http.native_harvest import choose_receive
+from lmi_bench.loadgen.http.native_harvest import Receive, choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
-from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget, Timestamps
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
@@ -151,10 +152,10 @@ class Row:
     streams: int
     what: str = ""
     server: str = "c"
-    timestamps: str | None = None
+    timestamps: Timestamps | None = None
     burn: float = 0.0
     workers: int = 1
-    receive: str = "auto"
+    receive: Receive = "auto"
     rounds: int = 3
     repeat: int = 1
     ordinary: bool = False
@@ -321,7 +322,7 @@ def measure(port: int, row: Row, rounds: int, options: argparse.Namespace) -> Re
                     target,
                     None,
                     prompts=prompts,
-                    summarise=lambda _: {},
+                    summarise=summarise_level,
                     on_level=lambda run, _: runs.append(run),
                     on_progress=on_progress,
                     spacing_s=SPACING_S,
@@ -375,14 +376,14 @@ def compare(run: LevelRun, truth: dict, cpu_s: float, steal: float) -> Result:
     def error(name: str, q: int) -> float:
         return 100 * (reported_ms[f"{name}_p{q}"] / true_ms[name][f"p{q}_ms"] - 1)
 
-    check = run.check
+    check, cpu_share = run.check, run.check.cpu_share or 0.0
     return Result(
         events_per_s=tokens / wall_s,
         ttft_error_ms=reported_ms["ttft_p99"] - arrived["p99_ms"],
-        ttft_bound_ms=in_ms(check.ttft_error_bound_s),
+        ttft_bound_ms=check.ttft_error_bound_ms,
         ttft_truth_ms=unsure_ms(arrived),
         itl_error_ms=reported_ms["itl_p99"] - truth["itl"]["p99_ms"],
-        itl_bound_ms=in_ms(check.itl_error_bound_s),
+        itl_bound_ms=check.itl_error_bound_ms,
         itl_truth_ms=unsure_ms(truth["itl"]),
         ttft_p50=error("ttft", 50),
         ttft_p99=error("ttft", 99),
@@ -390,15 +391,15 @@ def compare(run: LevelRun, truth: dict, cpu_s: float, steal: float) -> Result:
         itl_p50=error("itl", 50),
         itl_p99=error("itl", 99),
         throughput=100 * (tokens / wall_s / truth["tokens_per_s"] - 1),
-        late_p99_ms=1e3 * check.receive_delay_p99_s,
-        merged=check.merged_share,
+        late_p99_ms=1e3 * (check.receive_delay_p99_s or 0.0),
+        merged=check.merged_share or 0.0,
         server_late_p99_ms=truth["lateness"]["p99_ms"],
-        cpu_share=check.cpu_share,
-        cpu_level=check.cpu_share * wall_s / tokens * 1e5,
+        cpu_share=cpu_share,
+        cpu_level=cpu_share * wall_s / tokens * 1e5,
         cpu_all=cpu_s / tokens * 1e5 if check.workers == 1 else None,
-        valid=check.valid,
+        valid=check.valid is True,
         reason=check.reason,
-        receiver=check.receiver,
+        receiver=check.receiver or "",
         peak_mib=peak_mib(),
         steal=100 * steal,
         reported_ms=reported_ms,
@@ -414,10 +415,6 @@ def unsure_ms(stated: dict) -> tuple[float, float] | None:
         max(0.0, stated["p99_ms"] - stated["p99_low_ms"]),
         max(0.0, stated["p99_high_ms"] - stated["p99_ms"]),
     )
-
-
-def in_ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
 
 
 PREFACE = """# Accuracy of the load generator

@@ -193,7 +193,7 @@ def compare(url: str, options: argparse.Namespace) -> None:
     print("| users | metric | lmi-bench | range | vllm bench serve | range | difference | ranges |")
     print("|---:|---|---:|---:|---:|---:|---:|---|")
     for users in map(int, options.users.split(",")):
-        lines: dict[str, list[dict]] = {"ours": [], "vllm": []}
+        lines: dict[str, list[Level]] = {"ours": [], "vllm": []}
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 for name, tool in (("ours", ours), ("vllm", vllms)):

@@ -15,8 +15,8 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
 
-CASES = (
-    ("llama-2-7b", 256, 256, {}, ()),
+CASES: tuple[tuple[str, int, int, Load | None, tuple[str, ...]], ...] = (
+    ("llama-2-7b", 256, 256, None, ()),
     ("llama-2-7b", 256, 256, Load(rate_per_s=5.0), ("ttft_p90<=1s", "itl_p50<=50ms")),
     ("llama-3-70b", 622, 250, Load(rate_per_s=5.0), ("ttft_p90<=2s", "itl_p90<=60ms")),
     ("falcon-180b", 256, 256, Load(50, think_time_s=10.0), ()),
