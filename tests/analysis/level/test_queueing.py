@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.fleet.operating_point import Statistics
+from lmi_bench.analysis.fleet.operating_point import Latencies
 from lmi_bench.analysis.level.fast import CopyLimits, even_arrivals, run_open
 from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
 from lmi_bench.analysis.level.queueing import follow
@@ -44,8 +44,8 @@ def plan_of(model, instance, degree, input_tokens, output_tokens, profile, **mor
 def both(plan, rate_per_s, number=400, ramp=60):
     spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
     records = plan.simulate(spec, seed=3).records[ramp:]
-    slow = Statistics.of([request_latency(each, open_loop=True) for each in records])
-    return slow, Statistics.of_run(plan.follow(rate_per_s, number, seed=3), ramp)
+    slow = Latencies.of([request_latency(each, open_loop=True) for each in records])
+    return slow, Latencies.of_run(plan.follow(rate_per_s, number, seed=3), ramp)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.93])
