@@ -144,7 +144,7 @@ async def measure(
                     request, due_s, max(answer.ended_s, due_s), answer.num_events, answer
                 )
     except TimeoutError as exc:
-        partial = arrived_before(exc.__cause__)
+        partial = arrived_before(exc.__cause__ or exc.__context__)  # context: Python 3.11.2
         error = TargetError("timeout", _why_late(timeout_s, guard, partial), exchange=partial)
         record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
     except TargetError as exc:
