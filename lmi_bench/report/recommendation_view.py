@@ -104,8 +104,8 @@ def _answer(chosen: Candidate) -> tuple[Headline, ...]:
         f"{usd(per_1m)} per 1M output tokens" if per_1m is not None else "",
         chosen.price_provenance,
     )
-    price = usd(chosen.price_usd_per_hour)
-    tiles = [Headline("Price of the fleet", price, "an hour", "; ".join(filter(None, notes)))]
+    price, unit = usd(chosen.price_usd_per_hour), "an hour" if chosen.price_usd_per_hour else ""
+    tiles = [Headline("Price of the fleet", price, unit, "; ".join(filter(None, notes)))]
     found = chosen.attainment
     if found is not None and found.joint_attainment is not None:
         detail = f"of {count(found.requests)} simulated requests meet every SLO"

@@ -50,24 +50,18 @@ def manifest_is_whole(run: Path) -> bool:
     return (run / "manifest.json").exists()
 
 
+def sweep_of(url, loads, run):
+    """The words of a sweep with answers of 40 tokens and three requests a user."""
+    lengths = ("--isl", "8", "--osl", "40")
+    return ("sweep", url, *lengths, "--concurrency", loads, *THREE, "--out", run)
+
+
 def test_ctrl_c_in_the_first_level_and_after_it_loses_the_level_in_flight_alone(tmp_path):
     """20 ms a token: level 1 takes 3 x 0.8 s, so both moments lie well within a level."""
     run = tmp_path / "run"
     levels = run / "levels.jsonl"
     with runtime_server(step_s=0.02, signed=False) as url:
-        args = (
-            "sweep",
-            url,
-            "--isl",
-            "8",
-            "--osl",
-            "40",
-            "--concurrency",
-            "1,2",
-            *THREE,
-            "--out",
-            run,
-        )
+        args = sweep_of(url, "1,2", run)
         said = interrupted((*args, "--resume"), lambda: manifest_is_whole(run))
         assert "0 finished level(s) kept" in said
         assert lines(levels) == []
@@ -150,19 +144,7 @@ def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(t
     finish what is interrupted at 1.7 s at the latest."""
     run = tmp_path / "run"
     with runtime_server(step_s=0.01, signed=False) as url:
-        args = (
-            "sweep",
-            url,
-            "--isl",
-            "8",
-            "--osl",
-            "40",
-            "--concurrency",
-            "1,2,3",
-            *THREE,
-            "--out",
-            run,
-        )
+        args = sweep_of(url, "1,2,3", run)
         for delay_s in (0.7, 1.2, 1.7):
             at_s = time.monotonic() + delay_s
             interrupted((*args, "--resume"), lambda at_s=at_s: time.monotonic() >= at_s)

@@ -83,6 +83,12 @@ def test_the_answer_is_fleet_price_attainment_and_verdict_before_the_runs(sweep,
     assert tiles[3].detail == "ttft_p90<=2s: 2,420 ms, missed"
 
 
+def test_a_fleet_without_a_price_is_not_priced_by_the_hour(sweep, recommendation):
+    recommendation["recommended"]["price_usd_per_hour"] = None
+    tile = build_view([sweep], [recommendation]).headlines[1]
+    assert (tile.label, tile.value, tile.unit) == ("Price of the fleet", "no price", "")
+
+
 def test_a_knee_at_the_top_of_the_sweep_is_a_lower_bound(runs_of):
     """All levels are within the limit, so the knee was not seen."""
     (knee, *_) = build_view([runs_of("low", loads=(1, 2, 4))]).headlines

@@ -52,6 +52,22 @@ def test_a_time_out_keeps_the_tokens_that_came():
     assert record.ended_s == pytest.approx(3.5)
 
 
+def test_a_time_out_that_python_3_11_2_raises_keeps_them_too(monkeypatch):
+    """It is raised without the cancelled request as its cause, which is its context alone."""
+    original = asyncio.Timeout.__aexit__
+
+    async def as_in_3_11_2(self, *exc_info):
+        try:
+            return await original(self, *exc_info)
+        except TimeoutError as exc:
+            exc.__cause__ = None
+            raise
+
+    monkeypatch.setattr(asyncio.Timeout, "__aexit__", as_in_3_11_2)
+    record = run_virtual(measure(resolve(Endless()).send, REQUEST, 0.0, timeout_s=3.5)).record()
+    assert record.token_times_s == pytest.approx((1.0, 2.0, 3.0))
+
+
 def test_the_wall_of_a_level_holds_the_wait_for_an_answer_that_never_came():
     """10 tokens in a second, then a minute of silence: 10 tokens in 61 s, not in one."""
 
