@@ -148,6 +148,7 @@ async def _serve(
             signature_check=check,
             lmi_reply=LMI_REPLIES[settings.lmi_replies],
             formatters=formatters,
+            overhead_s=parts.request_overhead_s,
             encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),
         )
         await server.serve(app, settings.host, settings.port, on_ready=listens, engine=engine)

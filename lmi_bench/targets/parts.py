@@ -98,6 +98,11 @@ class EngineParts:
     memory_budget: MemoryBudget | None = None
 
     @property
+    def request_overhead_s(self) -> float:
+        """Time of a request outside a simulated engine; a bundled one has its own."""
+        return 0.0 if self.profile is None else self.profile.parameters.request_overhead_s
+
+    @property
     def quantized(self) -> QuantizedBytes | None:
         """Result of quantizing the model's matrices; None without quantization."""
         return None if self.first_replica is None else self.first_replica.quantized
@@ -135,13 +140,13 @@ class EngineParts:
         """The engine as a target; a simulated one runs in virtual time."""
         simulated, tokenizer, workload = self.setup, self.tokenizer, scenario.workload
         eos = () if tokenizer is None or workload.ignore_eos else tokenizer.eos_token_ids
-        kind = "bundled engine"
+        kind, overhead_s = "bundled engine", self.request_overhead_s
         if simulated is not None:
             kind = f"simulated {simulated.instance.instance_type}"
 
         async def run_in(main: Main) -> Any:
             async with self.engine(trace) as engine:
-                return await main(InProcessTarget(engine, simulated is not None, eos))
+                return await main(InProcessTarget(engine, simulated is not None, eos, overhead_s))
 
         return Bench(
             scenario=scenario,

@@ -107,7 +107,8 @@ def differences(step, said):
         if wanted in found[place:]:
             place = found.index(wanted, place) + 1
         elif wanted not in ("", "..."):
-            near = difflib.get_close_matches(line, printed[place:], n=1, cutoff=0.3)
+            alike = [each for each in printed[place:] if each.split()[:1] == line.split()[:1]]
+            near = difflib.get_close_matches(line, alike or printed[place:], n=1, cutoff=0.3)
             differing[line] = near[0] if near else ""
     return differing
 

@@ -157,6 +157,7 @@ def simulated_forecast(
         router=router,
         speculation=setup.setup.speculation,
         shared_tokens=setup.cached_tokens,
+        overhead_s=profile.parameters.request_overhead_s,
     )
     level = summarise_level(run)
     requests = [request(number) for number in range(spec.num_requests or level.sent)]

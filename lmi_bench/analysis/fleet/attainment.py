@@ -115,8 +115,7 @@ def simulate_long(
     else:
         users = max(1, round(operating.batch))
         spec = LevelSpec(0, Load(concurrency=users), num_requests=max(wanted, 3 * users))
-        spacing_s = steady.cycle_s(users) / users
-        level = plan.simulate(spec, seed=seed, spacing_s=spacing_s)
+        level = plan.simulate(spec, seed=seed, spacing_s=1 / steady.rate_per_s(users))
         settled = level.records[users : len(level.records) - users]
     return attainment(settled, slos, open_loop=steady.open_loop, routing=routing)
 

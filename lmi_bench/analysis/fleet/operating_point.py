@@ -65,9 +65,7 @@ def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo]) -> float:
 
 def alone_of(steady: SteadyState) -> SteadyState:
     """The copy with one user: a batch of 1 is then exactly one request."""
-    return SteadyState(
-        steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
-    )
+    return replace(steady, open_loop=False)
 
 
 def screen_batch(steady: SteadyState, slos: Sequence[Slo]) -> float:
@@ -113,7 +111,7 @@ class CopySimulation:
         level = self.plan.simulate(
             LevelSpec(0, Load(concurrency=concurrency), num_requests=4 * concurrency),
             seed=self.seed,
-            spacing_s=steady.cycle_s(concurrency) / concurrency,
+            spacing_s=1 / steady.rate_per_s(concurrency),
         )
         middle = level.records[concurrency : 3 * concurrency]
         return Latencies.of([request_latency(record, open_loop=False) for record in middle])
@@ -194,7 +192,7 @@ class Latencies:
         """The statistics of a followed copy without its first requests."""
         settled = slice(ramp_requests, None)
         ttft_s, e2e_s, tokens = run.ttft_s[settled], run.e2e_s[settled], run.output_tokens[settled]
-        late = run.gap_end_s > run.arrival_s[ramp_requests]
+        late = run.gap_end_s > run.sent_s[ramp_requests]
         several = tokens > 1
         return cls(
             {

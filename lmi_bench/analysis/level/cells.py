@@ -7,29 +7,23 @@ degree. Published tables, run folders and other tools' files all become cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.level.fast import (
-    Chance,
-    CopyLimits,
-    EqualRun,
-    even_arrivals,
-    run_open,
-    run_users,
-    trace_closed_loop,
-)
+from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.level.layouts import slots_of
+from lmi_bench.analysis.level.queueing import follow
 from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.capacity import (
     kv_bytes_of,
     memory_plan_for,
     planned_model_for,
     scheduler_config_for,
+    scheduler_with,
 )
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
@@ -37,8 +31,10 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.config import SchedulerConfig
 
 _NEARLY = 0.9  # the number of slots is known to about 10 %
+_SEED = 20
 _SLOWER_STEP = 0.05  # small against the model's error, large against a simulation's jumps
 
 
@@ -110,9 +106,8 @@ def predict_cell(
 ) -> CellPrediction:
     """The profile's prediction of the cell, with its users spread evenly over the copies.
 
-    smooth  take the steps of a closed loop from equal requests without times outside the engine:
-            the figures are then smooth in the parameters, and throughput and time per token nearly
-            the same
+    smooth  take the steps of a closed loop from equal requests: the figures are then smooth in the
+            parameters, and throughput and time per token nearly the same
     slower  factor on the time of each step of an open loop
     """
     model = model_of(profile, cell)
@@ -126,17 +121,17 @@ def predict_cell(
         profile.chunked_prefill,
         cell.cached_tokens,
     )
-    chance = Chance(profile.parameters.request_overhead_s, cell.length_spread)
+    overhead_s = profile.parameters.request_overhead_s
     if cell.rate_per_s is not None:
-        parts = [_open_loop(_slowed(model.pricer(), slower), cell, limits, chance)]
+        parts = [_open_loop(profile, cell, _slowed(model.pricer(), slower))]
     else:
         parts = []
         for users in _shares(cell.concurrency, cell.replicas):
             requests = max(1, round(cell.num_requests * users / cell.concurrency))
             if cell.length_spread and not smooth:
-                parts.append(run_users(model.pricer(), users, requests, limits, chance))
+                parts.append(_followed(profile, cell, model.pricer(), users, requests))
             else:
-                parts.append(_traced(model, limits, chance.overhead_s, users, requests))
+                parts.append(_traced(model, limits, overhead_s, users, requests))
     weights = np.concatenate([part.count for part in parts])
     e2e_s = np.concatenate([part.e2e_s for part in parts])
     ttft_s = np.concatenate([part.ttft_s for part in parts])
@@ -202,25 +197,76 @@ def waits_for_slots(profile: EngineProfile, cell: MeasuredLevel) -> bool:
     return cell.concurrency > _NEARLY * cell.replicas * slots
 
 
-def _open_loop(price: Pricer, cell: MeasuredLevel, limits: CopyLimits, chance: Chance) -> EqualRun:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answers:
+    """Answers of one copy or several, or groups of `count`; shape (groups,).
+
+    wall_s  first send to last token
+    """
+
+    count: NDArray[np.float64]
+    ttft_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+    wall_s: float
+
+
+def _scheduler(profile: EngineProfile, cell: MeasuredLevel) -> SchedulerConfig:
+    total = cell.input_tokens + cell.output_tokens
+    most = cell.max_sequences
+    if most is None:
+        return scheduler_config_for(cell.setup, profile, total)
+    room = most * (total + profile.block_size)
+    return scheduler_with(replace(profile, max_batch_size=most), room, total)
+
+
+def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
+    """Poisson arrivals, scaled so that the last one is at num_requests / rate as in generators."""
+    gaps = np.random.default_rng(_SEED).exponential(size=num_requests)
+    times = np.cumsum(gaps)
+    return np.asarray(times * (num_requests / rate_per_s / times[-1]), dtype=np.float64)
+
+
+def _open_loop(profile: EngineProfile, cell: MeasuredLevel, price: Pricer) -> _Answers:
     """One copy's share of an open loop, counted for all copies."""
     assert cell.rate_per_s is not None
-    if cell.arrivals_s and cell.replicas == 1:
-        return run_open(price, cell.arrivals_s, limits, chance)
-    number = max(1, round(cell.num_requests / cell.replicas))
-    arrivals_s = even_arrivals(cell.rate_per_s / cell.replicas, number)
-    run = run_open(price, arrivals_s, limits, chance)
+    sent_s: Sequence[float] | NDArray[np.float64] = cell.arrivals_s
+    if not cell.arrivals_s or cell.replicas > 1:
+        number = max(1, round(cell.num_requests / cell.replicas))
+        sent_s = even_arrivals(cell.rate_per_s / cell.replicas, number)
+    run = _followed(profile, cell, price, sent_s, len(sent_s))
     return replace(run, count=run.count * cell.replicas)
+
+
+def _followed(
+    profile: EngineProfile,
+    cell: MeasuredLevel,
+    price: Pricer,
+    load: Sequence[float] | NDArray[np.float64] | int,
+    number: int,
+) -> _Answers:
+    """One copy under times of sending or users, event by event."""
+    spread = cell.length_spread
+    drawn = np.random.default_rng(_SEED + 2).uniform(1 - spread, 1 + spread, size=number)
+    outputs = np.maximum(1, np.round(drawn * cell.output_tokens)).astype(int).tolist()
+    run = follow(
+        price,
+        _scheduler(profile, cell),
+        load,
+        [(cell.input_tokens, output) for output in outputs],
+        overhead_s=profile.parameters.request_overhead_s,
+        cached_tokens=cell.cached_tokens,
+    )
+    return _Answers(np.ones(number), run.ttft_s, run.e2e_s, run.wall_s)
 
 
 def _traced(
     model: PricedSteps, limits: CopyLimits, overhead_s: float, users: int, requests: int
-) -> EqualRun:
+) -> _Answers:
     """One copy's users, by the steps of a closed loop."""
     trace = trace_closed_loop(limits, users, requests)
     at_s = np.concatenate([[0.0], np.cumsum(model.step_times_s(trace.columns))])
     sent_s = at_s[trace.sent + 1]
-    return EqualRun(
+    return _Answers(
         trace.count.astype(np.float64),
         at_s[trace.first + 1] - sent_s + overhead_s,
         at_s[trace.end + 1] - sent_s + overhead_s,

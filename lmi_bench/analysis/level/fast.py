@@ -1,38 +1,32 @@
-"""A level of equal requests on one copy, computed without the engine's scheduler.
+"""The steps of a closed loop of equal requests on one copy, without the engine's scheduler.
 
-`trace_closed_loop` finds the steps of users that send again at once. They do not depend on the
-times of steps, so they are found once, and each set of parameters prices them as arrays: a fit
-takes a second. `run_open` and `run_users` process random arrivals, random times outside the engine
-and varied output lengths event by event.
+They do not depend on the times of steps, so `trace_closed_loop` finds them once, and each set of
+parameters prices them as arrays: a fit takes a second. `queueing` processes random arrivals and
+requests of several lengths event by event.
 
-Both admit prompts by `admit`, the rule of the rolling scheduler: first come, first served, in steps
-that pause decoding or in chunks beside running sequences. `queueing` admits prompts of several
-lengths by the same `prompt_part`. With chunks the token limit of a step counts decoding sequences
-too, as in vLLM; in `engine.scheduling` and `queueing` it counts prompt tokens only.
+Both admit prompts first come, first served, in steps that pause decoding or in chunks beside
+running sequences. With chunks the token limit of a step counts decoding sequences too here, as in
+vLLM; in `engine.scheduling` and `queueing` it counts prompt tokens only.
 
 Left out of `engine.scheduling`: blocks (a limit on sequences stands for the cache, so nothing is
-preempted), the other batching policies, prompts of several lengths, limits on waiting requests,
-cancelled requests, and the search of the prefix cache (its hits are given). Runs of equal decode
-steps are priced by a few of them. Times agree with the scheduler's (`simulator`) to about 1 %.
+preempted), the other batching policies, limits on waiting requests, cancelled requests, and the
+search of the prefix cache (its hits are given). Runs of equal decode steps are priced by a few of
+them. Times agree with the scheduler's (`simulator`) to about 1 %.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.model.step_time import Pricer, StepColumns
+from lmi_bench.analysis.model.step_time import StepColumns
 from lmi_bench.core.errors import CapacityError
 
 _ROWS_PER_RUN = 4  # the time is linear in the context but for a kink: few rows sum it
-_SEED = 20
 
 Admission = tuple[bool, int, int, int, int, float, int]
 """Whether the begun prompt is complete, whole prompts admitted, tokens of the prompt now begun (0:
@@ -235,164 +229,3 @@ class _ClosedLoop:
         count, sent, first, end = np.array(self.ended).T
         columns = StepColumns(*np.array(self.rows, dtype=np.float64).T)
         return ClosedLoopSteps(columns, count, sent, first, end, self.peak)
-
-
-@dataclass(frozen=True, slots=True)
-class Chance:
-    """Random variation of otherwise equal requests.
-
-    overhead_s     mean of the exponential time outside the engine, part of the time to first token
-                   (parsing, tokenizing, the network); in a closed loop it breaks up groups
-    length_spread  output lengths are uniform between 1 - spread and 1 + spread times the mean
-    """
-
-    overhead_s: float = 0.0
-    length_spread: float = 0.0
-
-    def delays(self, count: int) -> list[float]:
-        """Times outside the engine, scaled to have exactly their mean."""
-        drawn = np.random.default_rng(_SEED + 1).exponential(size=count)
-        return [float(value) for value in drawn * (self.overhead_s / drawn.mean())]
-
-    def lengths(self, mean: int) -> Iterator[int]:
-        """An endless sequence of output lengths."""
-        if not self.length_spread:
-            yield from itertools.repeat(mean)
-        chance = np.random.default_rng(_SEED + 2)
-        while True:
-            spread = chance.uniform(1 - self.length_spread, 1 + self.length_spread, size=1000)
-            for factor in spread:
-                yield max(1, round(float(factor) * mean))
-
-
-NO_CHANCE = Chance()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EqualRun:
-    """One copy's requests in the order of their ends, or groups of `count`; shape (groups,).
-
-    wall_s  first send to last token
-    """
-
-    count: NDArray[np.float64]
-    ttft_s: NDArray[np.float64]
-    e2e_s: NDArray[np.float64]
-    wall_s: float
-
-
-def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
-    """Poisson arrivals, scaled so that the last one is at num_requests / rate as in generators."""
-    gaps = np.random.default_rng(_SEED).exponential(size=num_requests)
-    times = np.cumsum(gaps)
-    return np.asarray(times * (num_requests / rate_per_s / times[-1]), dtype=np.float64)
-
-
-def run_open(
-    price: Pricer,
-    arrivals_s: Sequence[float] | NDArray[np.float64],
-    limits: CopyLimits,
-    chance: Chance = NO_CHANCE,
-) -> EqualRun:
-    """An open loop: requests arrive whether or not earlier ones are answered."""
-    delays = chance.delays(len(arrivals_s))
-    first = [(float(at) + delay, float(at)) for at, delay in zip(arrivals_s, delays, strict=True)]
-    return _run(price, limits, chance, first, lambda _end: None)
-
-
-def run_users(
-    price: Pricer, users: int, num_requests: int, limits: CopyLimits, chance: Chance = NO_CHANCE
-) -> EqualRun:
-    """A closed loop: users send again when answered, `num_requests` in all."""
-    delays = iter(chance.delays(num_requests))
-    first = [(next(delays), 0.0) for _ in range(min(users, num_requests))]
-
-    def again(end_s: float) -> tuple[float, float] | None:
-        delay = next(delays, None)
-        return None if delay is None else (end_s + delay, end_s)
-
-    return _run(price, limits, chance, first, again)
-
-
-def _run(
-    price: Pricer,
-    limits: CopyLimits,
-    chance: Chance,
-    first: list[tuple[float, float]],
-    again: Callable[[float], tuple[float, float] | None],
-) -> EqualRun:
-    """first: when requests reach the engine and when they were sent; again: after an end."""
-    isl = limits.input_tokens
-    arriving = list(first)
-    heapq.heapify(arriving)
-    waiting: deque[float] = deque()  # times of sending
-    running: list[tuple[int, float, float, int]] = []  # step of the last token, sent, first, length
-    lengths = chance.lengths(limits.output_tokens)
-    ended: list[tuple[float, float, float]] = []
-    now_s, step, rows, context, begun, begun_sent_s = 0.0, 0, 0, 0, 0, 0.0
-    while arriving or waiting or rows or begun:
-        if not (waiting or rows or begun):
-            now_s = max(now_s, arriving[0][0])
-        while arriving and arriving[0][0] <= now_s:
-            waiting.append(heapq.heappop(arriving)[1])
-        room = limits.max_sequences - rows - (begun > 0)
-        if begun or (waiting and room > 0):
-            decoding = rows if limits.chunked_prefill else 0
-            begun_before = begun
-            complete, whole, begun, prompts, tokens, pairs, cached = admit(
-                limits, decoding, room, len(waiting), begun
-            )
-            now_s += price(decoding, context if decoding else 0, prompts, tokens, pairs, cached)
-            if decoding:
-                step += 1
-                context += rows
-            started = [begun_sent_s] if complete else []
-            if whole:
-                started += [waiting.popleft() for _ in range(whole)]
-            if begun and (complete or not begun_before):
-                begun_sent_s = waiting.popleft()
-            for sent_s in started:
-                length = next(lengths)
-                heapq.heappush(running, (step + length - 1, sent_s, now_s, length))
-                rows += 1
-                context += isl + 1
-        else:
-            until_s = arriving[0][0] - now_s if arriving and room > 0 else None
-            steps, took_s = decode_run(price, rows, context, running[0][0] - step, until_s)
-            now_s += took_s
-            step += steps
-            context += steps * rows
-        while running and running[0][0] <= step:
-            _, sent_s, token_s, length = heapq.heappop(running)
-            ended.append((sent_s, token_s, now_s))
-            rows -= 1
-            context -= isl + length
-            following = again(now_s)
-            if following is not None:
-                heapq.heappush(arriving, following)
-    sent_s, first_s, end_s = np.array(ended).T
-    wall_s = float(end_s.max() - sent_s.min())
-    return EqualRun(np.ones(len(ended)), first_s - sent_s, end_s - sent_s, wall_s)
-
-
-def decode_run(
-    price: Pricer, rows: int, context: int, steps: int, until_s: float | None
-) -> tuple[int, float]:
-    """Steps without prompts and their seconds: `steps`, or fewer if a request arrives before."""
-    first_s = price(rows, context, 0, 0, 0.0, 0)
-    last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
-    if until_s is not None:
-        steps = _steps_until(until_s, first_s, last_s, steps)
-        last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
-    return steps, steps * (first_s + last_s) / 2
-
-
-def _steps_until(span_s: float, first_s: float, last_s: float, most: int) -> int:
-    """Fewest steps that last `span_s`, each longer than the one before."""
-    slope = (last_s - first_s) / max(1, most - 1)
-    if slope <= 1e-12 * first_s:
-        return max(1, min(most, int(span_s / first_s) + 1))
-    # n * first + slope * n * (n - 1) / 2 = span
-    half = first_s - slope / 2
-    root = (-half + (half * half + 2 * slope * span_s) ** 0.5) / slope
-    return max(1, min(most, int(root) + 1))

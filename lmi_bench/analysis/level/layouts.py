@@ -202,6 +202,7 @@ class CopyPlan:
             self.steady.model,
             seed=seed,
             speculation=workload.speculation,
+            overhead_s=self.steady.overhead_s,
             **options,
         )
 
@@ -220,7 +221,9 @@ class CopyPlan:
         )
         planned = [draw(index) for index in range(number)]
         lengths = [(each.input_tokens, each.output_tokens) for each in planned]
-        return follow(self.steady.model.pricer(), self.config, list(arrivals_s), lengths)
+        steady = self.steady
+        price, overhead_s = steady.model.pricer(), steady.overhead_s
+        return follow(price, self.config, list(arrivals_s), lengths, overhead_s=overhead_s)
 
 
 def layouts_of(
@@ -267,6 +270,7 @@ def plan_copy(
             slots=slots_of(config, workload.input_tokens, workload.output_tokens),
             open_loop=open_loop,
             batch_limit=config.max_rolling_batch_size,
+            overhead_s=profile.parameters.request_overhead_s,
         ),
     )
 

@@ -1,10 +1,11 @@
-"""A fast simulation of one copy under random arrivals: the scheduler's rules without its blocks.
+"""A fast simulation of one copy: the scheduler's rules without its blocks.
 
 It takes a small part of the time of `simulator`, with which it agrees within the noise of random
 arrivals: first come, first served; prompts whole or in chunks (`fast.prompt_part`); a full cache
 sends the youngest sequence back to be computed again. Left out of `engine.scheduling`: single
 blocks (a sequence holds half a block more than its tokens), the other batching policies,
-speculation, prefix caches, limits on waiting requests, and time-outs.
+speculation, the search of the prefix cache (its hits are given), limits on waiting requests, and
+time-outs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.level.fast import decode_run, prompt_part
+from lmi_bench.analysis.level.fast import prompt_part
 from lmi_bench.analysis.model.step_time import Pricer
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 
@@ -26,11 +27,12 @@ from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 class QueueRun:
     """Requests in the order of their arrival, shape (requests,), and gaps, shape (gaps,).
 
-    gap_s      time between two tokens of one answer; gap_count: how many tokens had it
-    gap_end_s  time at which it ended
+    ttft_s, e2e_s  since `sent_s`
+    gap_s          time between two tokens of one answer; gap_count: how many tokens had it
+    gap_end_s      time at which it ended
     """
 
-    arrival_s: NDArray[np.float64]
+    sent_s: NDArray[np.float64]
     ttft_s: NDArray[np.float64]
     e2e_s: NDArray[np.float64]
     output_tokens: NDArray[np.float64]
@@ -38,29 +40,50 @@ class QueueRun:
     gap_count: NDArray[np.float64]
     gap_end_s: NDArray[np.float64]
 
+    @property
+    def wall_s(self) -> float:
+        """First send to last token."""
+        return float((self.sent_s + self.e2e_s).max() - self.sent_s.min())
+
 
 def follow(
     price: Pricer,
     config: SchedulerConfig,
-    arrivals_s: Sequence[float],
+    load: Sequence[float] | NDArray[np.float64] | int,
     lengths: Sequence[tuple[int, int]],
+    *,
+    overhead_s: float = 0.0,
+    cached_tokens: int = 0,
 ) -> QueueRun:
-    """One copy under requests that arrive in this order; lengths: input and output tokens."""
+    """One copy under requests in this order.
+
+    load           when each is sent (an open loop), or users that send again when answered
+    lengths        input and output tokens of each request
+    overhead_s     time outside the engine: a request reaches it so long after it was sent
+    cached_tokens  tokens of each prompt that the prefix cache holds
+    """
     copy = _Copy(price, config)
-    requests = [_Request(number, *pair) for number, pair in enumerate(lengths)]
-    coming = deque(zip(arrivals_s, requests, strict=True))
+    requests = [_Request(n, *pair, cached_tokens) for n, pair in enumerate(lengths)]
+    times_s = [0.0] * min(load, len(requests)) if isinstance(load, int) else load
+    unsent = deque(requests[len(times_s) :])
+    coming = deque(requests[: len(times_s)])
+    for request, at_s in zip(coming, times_s, strict=True):
+        request.sent_s = float(at_s)
     while coming or copy.waiting or copy.running:
         if not (copy.waiting or copy.running):
-            copy.now_s = max(copy.now_s, coming[0][0])
-        while coming and coming[0][0] <= copy.now_s:
-            copy.waiting.append(coming.popleft()[1])
-        copy.step(coming[0][0] if coming else None)
-    at_s = np.asarray(arrivals_s, dtype=np.float64)
+            copy.now_s = max(copy.now_s, coming[0].sent_s + overhead_s)
+        while coming and coming[0].sent_s + overhead_s <= copy.now_s:
+            copy.waiting.append(coming.popleft())
+        ended = copy.step(coming[0].sent_s + overhead_s if coming else None)
+        for _ in range(min(ended, len(unsent))):
+            unsent[0].sent_s = copy.now_s
+            coming.append(unsent.popleft())
+    sent_s = np.array([each.sent_s for each in requests])
     gap_s, gap_count, gap_end_s = np.array(copy.gaps).reshape(-1, 3).T
     return QueueRun(
-        at_s,
-        np.array([each.first_s for each in requests]) - at_s,
-        np.array([each.end_s for each in requests]) - at_s,
+        sent_s,
+        np.array([each.first_s for each in requests]) - sent_s,
+        np.array([each.end_s for each in requests]) - sent_s,
         np.array([each.output for each in requests], dtype=np.float64),
         gap_s,
         gap_count,
@@ -70,17 +93,23 @@ def follow(
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """ends: number of the decode step of its last token; -1: not decoding."""
+    """found: prompt tokens in the prefix cache; ends: number of the decode step of its last token,
+    -1: not decoding."""
 
     number: int
     prompt: int
     output: int
-    computed: int = 0
+    found: int
+    computed: int = field(init=False)
     produced: int = 0
     ends: int = -1
+    sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
     end_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.computed = self.found
 
     @property
     def to_fill(self) -> int:
@@ -122,16 +151,15 @@ class _Copy:
         blocks = self.config.block_size / 2 * len(self.running)
         return self.config.cache_tokens - self.context - filling - blocks
 
-    def step(self, next_arrival_s: float | None) -> None:
-        """The next step, or a run of decode steps until something changes."""
+    def step(self, next_arrival_s: float | None) -> int:
+        """The next step, or a run of decode steps until something changes; how many ended."""
         chunked = self.config.chunked_prefill
         if chunked:
             self._make_room()
         if prompts := self._prompts():
-            self._prefill(prompts, self.rows if chunked else 0)
-        else:
-            self._make_room()
-            self._decode(next_arrival_s)
+            return self._prefill(prompts, self.rows if chunked else 0)
+        self._make_room()
+        return self._decode(next_arrival_s)
 
     def _make_room(self) -> None:
         """Send the youngest back until every decoding sequence has room for a token."""
@@ -145,7 +173,7 @@ class _Copy:
                 youngest.produced = youngest.output - (youngest.ends - self.steps)
                 youngest.last_s = max(youngest.last_s, self.decoded_s)
                 self._stop_decoding(youngest)
-            youngest.computed = 0
+            youngest.computed = youngest.found
             self.waiting.appendleft(youngest)
 
     def _stop_decoding(self, request: _Request) -> None:
@@ -185,7 +213,7 @@ class _Copy:
             return head.prompt + head.output <= self.room
         return head.to_fill + self.config.block_size * (0.5 + len(self.running)) <= self.room
 
-    def _prefill(self, prompts: list[tuple[_Request, int]], decoding: int) -> None:
+    def _prefill(self, prompts: list[tuple[_Request, int]], decoding: int) -> int:
         tokens = sum(count for _, count in prompts)
         pairs = sum(count * (each.computed + (count + 1) / 2) for each, count in prompts)
         cached = sum(each.computed for each, _ in prompts)
@@ -198,7 +226,7 @@ class _Copy:
             if request.computed == request.to_fill:
                 self.filling.remove(request)
                 self._start(request)
-        self._end_requests()
+        return self._end_requests()
 
     def _start(self, request: _Request) -> None:
         """The step that ended its prompt sampled a token."""
@@ -214,7 +242,7 @@ class _Copy:
         self.context += request.to_fill
         self.since[self.now_s] = self.since.get(self.now_s, 0) + 1
 
-    def _decode(self, next_arrival_s: float | None) -> None:
+    def _decode(self, next_arrival_s: float | None) -> int:
         """Decode until a sequence ends, a request arrives that may run, or the cache is full."""
         steps = self.ending[0][0] - self.steps
         if self.config.kv_layout is KvLayout.PAGED:
@@ -223,7 +251,7 @@ class _Copy:
         if next_arrival_s is not None and not self.waiting:
             until_s = next_arrival_s - self.now_s
         first_s = self.price(self.rows, self.context, 0, 0, 0.0, 0)
-        steps, took_s = decode_run(self.price, self.rows, self.context, steps, until_s)
+        steps, took_s = _decode_run(self.price, self.rows, self.context, steps, until_s)
         self.now_s += first_s if steps > 1 else took_s
         self._count_decoded(1)
         if steps > 1:
@@ -231,7 +259,7 @@ class _Copy:
             each_s = (took_s - first_s) / (steps - 1)
             self.gaps.append((each_s, self.rows * (steps - 1), self.now_s))
             self._count_decoded(steps - 1, counted=True)
-        self._end_requests()
+        return self._end_requests()
 
     def _count_decoded(self, steps: int, *, counted: bool = False) -> None:
         """Every decoding sequence has got `steps` tokens, the last one now."""
@@ -243,7 +271,8 @@ class _Copy:
         self.decoded_s = self.now_s
         self.since = {self.now_s: self.rows}
 
-    def _end_requests(self) -> None:
+    def _end_requests(self) -> int:
+        before = len(self.running)
         while self.ending and (
             self.ending[0][0] <= self.steps or self.ending[0][0] != self.ending[0][2].ends
         ):
@@ -255,3 +284,27 @@ class _Copy:
             self._stop_decoding(request)
             self.running.remove(request)
             self.reserved -= request.prompt + request.output
+        return before - len(self.running)
+
+
+def _decode_run(
+    price: Pricer, rows: int, context: int, steps: int, until_s: float | None
+) -> tuple[int, float]:
+    """Steps without prompts and their seconds: `steps`, or fewer if a request arrives before."""
+    first_s = price(rows, context, 0, 0, 0.0, 0)
+    last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
+    if until_s is not None:
+        steps = _steps_until(until_s, first_s, last_s, steps)
+        last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
+    return steps, steps * (first_s + last_s) / 2
+
+
+def _steps_until(span_s: float, first_s: float, last_s: float, most: int) -> int:
+    """Fewest steps that last `span_s`, each longer than the one before."""
+    slope = (last_s - first_s) / max(1, most - 1)
+    if slope <= 1e-12 * first_s:
+        return max(1, min(most, int(span_s / first_s) + 1))
+    # n * first + slope * n * (n - 1) / 2 = span
+    half = first_s - slope / 2
+    root = (-half + (half * half + 2 * slope * span_s) ** 0.5) / slope
+    return max(1, min(most, int(root) + 1))

@@ -56,6 +56,7 @@ def simulate_level(
     router: Router | None = None,
     speculation: Speculation | None = None,
     shared_tokens: int = 0,
+    overhead_s: float = 0.0,
 ) -> LevelRun:
     """Run one level in predicted time.
 
@@ -68,6 +69,7 @@ def simulate_level(
     replicas         engines with a scheduler each; `router` (round robin) picks one a request
     speculation      speculation of the engine, included in `step_time`
     shared_tokens    common first tokens of all prompts, for prefix caching
+    overhead_s       time of a request outside the engine: it reaches it so long after it is sent
 
     A request that can never fit has status `refused`, one beyond max_concurrent_requests
     `overloaded`. Raises InputError for no replica.
@@ -86,6 +88,7 @@ def simulate_level(
         router or RoundRobin(),
         timeout_s=timeout_s,
         max_error_share=max_error_share,
+        overhead_s=overhead_s,
     )
     if spec.rate_per_s is None:
         level.run(n * spacing_s for n in range(level.users.concurrency))
@@ -118,6 +121,7 @@ class _Request:
     planned: PlannedRequest
     due_s: float
     seq_id: int
+    reaches_s: float
     replica: _Replica | None = None
     token_times: list[float] = field(default_factory=list)
     token_counts: list[int] = field(default_factory=list)
@@ -125,6 +129,11 @@ class _Request:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was answered, refused or given up."""
+        return self.ended_s is not None or self.status != STATUS_OK
 
     def record(self) -> RequestRecord:
         """The record that the load generator would write."""
@@ -210,7 +219,7 @@ class _Replica:
         """Drop a request; the present step does not stop for it."""
         self._break_run(now_s, slack_s)
         self.scheduler.finish(request.seq_id, "cancelled")
-        request.finish_reason, request.ended_s = "cancelled", now_s
+        request.finish_reason = "cancelled"
         del self._requests[request.seq_id]
 
     def end_step(self, now_s: float) -> int:
@@ -318,6 +327,7 @@ class _Level:
         *,
         timeout_s: float | None,
         max_error_share: float | None,
+        overhead_s: float,
     ) -> None:
         self.users = ClosedLoop(
             concurrency=spec.concurrency or 0,
@@ -330,7 +340,9 @@ class _Level:
         self._router = router
         self._timeout_s = timeout_s
         self._max_error_share = max_error_share
+        self._overhead_s = overhead_s
         self._sent: list[_Request] = []
+        self._coming: deque[_Request] = deque()  # sent, not yet in the engine
         self._deadlines: deque[tuple[float, _Request]] = deque()
         self._num_ended = 0
         self._num_errors = 0
@@ -344,7 +356,8 @@ class _Level:
         next_start_s = next(starts, math.inf)
         while True:
             deadline_s = self._next_deadline_s()
-            now_s = min(next_start_s, deadline_s, *(r.next_s for r in self._replicas))
+            engine_s = min(replica.next_s for replica in self._replicas)
+            now_s = min(next_start_s, self._next_coming_s(), deadline_s, engine_s)
             if now_s == math.inf:
                 return
             same_s = now_s + self._slack_s(now_s)
@@ -356,12 +369,15 @@ class _Level:
                 elif self._stopped_by is None:
                     self._send(now_s, next_start_s)
                 next_start_s = next(starts, math.inf)
+            while self._next_coming_s() <= same_s:
+                if not self._enter(self._coming.popleft(), now_s):
+                    self._user_sends(now_s)
             for replica in self._replicas:
                 if replica.next_s <= same_s:
                     self._end_step(replica, now_s)
             if self._stopped_by is not None:
                 next_start_s = math.inf
-            horizon_s = min(next_start_s, self._next_deadline_s())
+            horizon_s = min(next_start_s, self._next_coming_s(), self._next_deadline_s())
             before_s = horizon_s - self._slack_s(horizon_s) if horizon_s < math.inf else horizon_s
             for replica in self._replicas:
                 replica.start_step(now_s, before_s)
@@ -390,10 +406,19 @@ class _Level:
                 return
 
     def _send(self, now_s: float, due_s: float, index: int | None = None) -> bool:
-        """Send the next request; whether the engine accepted it."""
+        """Send the next request; False if the engine refused it at once."""
         number = len(self._sent) if index is None else index
-        request = _Request(self._request_at(number), due_s, number)
+        request = _Request(self._request_at(number), due_s, number, now_s + self._overhead_s)
         self._sent.append(request)
+        if self._timeout_s is not None:
+            self._deadlines.append((now_s + self._timeout_s, request))
+        if not self._overhead_s:
+            return self._enter(request, now_s)
+        self._coming.append(request)
+        return True
+
+    def _enter(self, request: _Request, now_s: float) -> bool:
+        """The request reaches the engine; whether that accepted it."""
         replica = self._replicas[self._router.pick([r.outstanding for r in self._replicas])]
         try:
             replica.add(request, now_s, self._slack_s(now_s))
@@ -403,8 +428,6 @@ class _Level:
         except OverloadedError as exc:
             self._fail(request, "overloaded", str(exc))
             return False
-        if self._timeout_s is not None:
-            self._deadlines.append((now_s + self._timeout_s, request))
         return True
 
     def _slack_s(self, at_s: float) -> float:
@@ -415,9 +438,14 @@ class _Level:
         """
         return 2 * math.ulp(at_s) if len(self._replicas) == 1 else 1e-10 * at_s
 
+    def _next_coming_s(self) -> float:
+        while self._coming and self._coming[0].ended:
+            self._coming.popleft()
+        return self._coming[0].reaches_s if self._coming else math.inf
+
     def _next_deadline_s(self) -> float:
         deadlines = self._deadlines
-        while deadlines and deadlines[0][1].ended_s is not None:
+        while deadlines and deadlines[0][1].ended:
             deadlines.popleft()
         return deadlines[0][0] if deadlines else math.inf
 
@@ -425,8 +453,9 @@ class _Level:
         same_s = now_s + self._slack_s(now_s)
         while self._next_deadline_s() <= same_s:
             _, request = self._deadlines.popleft()
-            assert request.replica is not None
-            request.replica.cancel(request, now_s, self._slack_s(now_s))
+            if request.replica is not None:
+                request.replica.cancel(request, now_s, self._slack_s(now_s))
+            request.ended_s = now_s
             assert self._timeout_s is not None
             message = timeout_message(self._timeout_s, sum(request.token_counts))
             self._fail(request, "timeout", message)

@@ -65,6 +65,13 @@ def scheduler_config_for(
         )
     cache_tokens = _cache_tokens(setup, profile, max_total_tokens)
     profile = as_set(profile, shape, instance.accelerator, cache_tokens)
+    return scheduler_with(profile, cache_tokens, max_total_tokens)
+
+
+def scheduler_with(
+    profile: EngineProfile, cache_tokens: float, max_total_tokens: int
+) -> SchedulerConfig:
+    """The profile's scheduler over a cache that holds at least one request."""
     return SchedulerConfig(
         num_blocks=max(
             math.floor(cache_tokens / profile.block_size),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
@@ -69,6 +70,7 @@ def build_app(
     formatters: Formatters = NO_FORMATTERS,
     encode_chat: ChatEncoder | None = None,
     unary_timeout_s: float = UNARY_TIMEOUT_S,
+    overhead_s: float = 0.0,
 ) -> web.Application:
     """All routes over a running engine, whose context the caller enters and exits.
 
@@ -78,11 +80,17 @@ def build_app(
     encode_chat      applies the model's chat template; None: one line per message
     formatters       functions that change the bodies of the LMI routes
     unary_timeout_s  timeout of SageMaker's InvokeEndpoint
+    overhead_s       time that a simulated server spends on a request before the engine gets it
     """
+
+    @web.middleware
+    async def delay(request: web.Request, handler: Handler) -> web.StreamResponse:
+        await asyncio.sleep(overhead_s if request.method == "POST" else 0.0)
+        return await handler(request)
+
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
-    app = web.Application(
-        client_max_size=max_body_bytes, middlewares=[failure_middleware(model_name)]
-    )
+    middlewares = [failure_middleware(model_name), *([delay] if overhead_s else [])]
+    app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state, encode_chat)
     sagemaker = SageMakerRoutes(
         lmi, openai, model_name=model_name, check=signature_check, unary_timeout_s=unary_timeout_s

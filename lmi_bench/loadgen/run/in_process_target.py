@@ -20,14 +20,21 @@ class InProcessTarget:
 
     simulated      its executor sleeps on the loop's clock, so virtual time is allowed
     eos_token_ids  tokens that end a request unless it ignores them
+    overhead_s     time of a request before a simulated engine gets it
     """
 
     def __init__(
-        self, engine: ServingEngine, simulated: bool = False, eos_token_ids: tuple[int, ...] = ()
+        self,
+        engine: ServingEngine,
+        simulated: bool = False,
+        eos_token_ids: tuple[int, ...] = (),
+        overhead_s: float = 0.0,
     ) -> None:
         self._engine = engine
         self._simulated = simulated
         self._eos_token_ids = eos_token_ids
+        self._overhead_s = overhead_s
+        self._gate = (-1.0, asyncio.Event())  # of the requests sent last
 
     def engine_stats(self) -> EngineStats:
         """The engine's counts at this moment."""
@@ -48,6 +55,9 @@ class InProcessTarget:
             eos_token_ids=self._eos_token_ids,
         )
         prompt = request.prompt_token_ids or range(request.input_tokens)
+        sent_s = asyncio.get_running_loop().time()
+        if self._overhead_s:
+            await self._outside(sent_s)
         try:
             generation = self._engine.submit(prompt, sampling)
         except CapacityError as exc:
@@ -58,17 +68,24 @@ class InProcessTarget:
             await generation.wait()
         except asyncio.CancelledError as exc:
             generation.stop("cancelled")
-            raise cancelled(_exchange(request, generation)) from exc
-        exchange = _exchange(request, generation)
+            raise cancelled(_exchange(request, generation, sent_s)) from exc
+        exchange = _exchange(request, generation, sent_s)
         if generation.finish_reason == "error":
             raise TargetError("server_error", "the engine failed the request", exchange=exchange)
         return exchange
 
+    async def _outside(self, sent_s: float) -> None:
+        """Wait until the request reaches the engine; those of one instant keep their order."""
+        if self._gate[0] != sent_s:
+            self._gate = sent_s, asyncio.Event()
+            asyncio.get_running_loop().call_at(sent_s + self._overhead_s, self._gate[1].set)
+        await self._gate[1].wait()
 
-def _exchange(request: PlannedRequest, generation: Generation) -> Exchange:
+
+def _exchange(request: PlannedRequest, generation: Generation, sent_s: float) -> Exchange:
     events = [event for event in generation.events if event.token_ids]
     return Exchange(
-        sent_s=generation.submitted_s,
+        sent_s=sent_s,
         token_times_s=tuple(event.time_s for event in events),
         token_counts=tuple(len(event.token_ids) for event in events),
         finish_reason=generation.finish_reason,

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.fleet.operating_point import Latencies
-from lmi_bench.analysis.level.fast import CopyLimits, even_arrivals, run_open
+from lmi_bench.analysis.level.cells import predict_cell
+from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
 from lmi_bench.analysis.level.queueing import follow
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -60,6 +62,24 @@ def test_thirty_cells_follow_the_simulator(cell, share):
         assert fast.statistic_s(metric, statistic) == pytest.approx(expected, rel=room)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.93])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell[0]} {cell[1]} {cell[5]}")
+def test_thirty_cells_are_predicted_by_their_lengths_as_they_are_planned(cell, share):
+    plan, profile = plan_of(*cell), find_profile(cell[5])
+    rate_per_s = share * plan.steady.saturated_rate_per_s
+    run = plan.follow(rate_per_s, 400, seed=3)
+    sent_s = tuple(run.sent_s)
+    layout = Layout(find_instance(cell[1]), cell[2])
+    load = Load(rate_per_s=rate_per_s)
+    level = MeasuredLevel(
+        layout.setup(plan.workload), cell[3], cell[4], load, 400, arrivals_s=sent_s
+    )
+    predicted = predict_cell(profile, level)
+    assert profile.parameters.request_overhead_s > 0.005
+    assert predicted.ttft_mean_s == pytest.approx(run.ttft_s.mean(), rel=1e-6)
+    assert predicted.latency_mean_s_per_token * cell[4] == pytest.approx(run.e2e_s.mean(), rel=1e-6)
+
+
 def test_a_mix_in_bursts_is_followed():
     kinds = (RequestKind(50, 300, 1.0), RequestKind(900, 30, 2.0))
     plan = plan_of("llama-3-8b", "ml.g5.2xlarge", 1, 617, 120, "vllm-0.12", kinds=kinds)
@@ -98,13 +118,13 @@ def test_an_answer_of_one_token_has_no_gap_and_prompts_are_split_where_they_may_
 
 
 @pytest.mark.parametrize(("slots", "prompt_tokens"), [(3, 512), (16, 512), (16, 128)])
-def test_both_followers_admit_equal_whole_prompts_alike(slots, prompt_tokens):
+@pytest.mark.parametrize("users", [3, 20])
+def test_both_followers_admit_equal_whole_prompts_alike(slots, prompt_tokens, users):
     """With lengths reserved and no chunks they have one rule, so their times are equal."""
 
     def price(rows, context, prompts, tokens, pairs, cached):
         return 1e-3 + 1e-5 * (rows + prompts) + 2e-5 * tokens + 1e-8 * context + 1e-9 * pairs
 
-    arrivals_s = even_arrivals(30.0, 200)
     config = SchedulerConfig(
         num_blocks=slots * 15,
         block_size=10,
@@ -113,8 +133,12 @@ def test_both_followers_admit_equal_whole_prompts_alike(slots, prompt_tokens):
         max_rolling_batch_size=slots,
         max_rolling_batch_prefill_tokens=prompt_tokens,
     )
-    limits = CopyLimits(100, 50, slots, prompt_tokens, chunked_prefill=False)
-    equal = run_open(price, arrivals_s, limits)
-    any_lengths = follow(price, config, list(arrivals_s), [(100, 50)] * 200)
-    for one, other in ((equal.ttft_s, any_lengths.ttft_s), (equal.e2e_s, any_lengths.e2e_s)):
-        assert np.sort(one) == pytest.approx(np.sort(other), rel=1e-9)
+    trace = trace_closed_loop(
+        CopyLimits(100, 50, slots, prompt_tokens, chunked_prefill=False), users, 200
+    )
+    took_s = trace.columns.repeat * price(*trace.columns.counts)
+    at_s = np.concatenate([[0.0], np.cumsum(took_s)])
+    run = follow(price, config, users, [(100, 50)] * 200)
+    for after, seen_s in ((trace.first, run.ttft_s), (trace.end, run.e2e_s)):
+        expected_s = np.repeat(at_s[after + 1] - at_s[trace.sent + 1], trace.count)
+        assert np.sort(seen_s) == pytest.approx(np.sort(expected_s), rel=1e-9)
