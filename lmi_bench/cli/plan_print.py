@@ -377,11 +377,12 @@ def _step_row(row: FourSteps) -> dict[str, Any]:
     machine, price = row.machine, row.usd_per_hour_device
     bandwidth_price = None if row.usd_per_hour_gb_s is None else 1e3 * row.usd_per_hour_gb_s
     source = f"{machine.instance_type}, {machine.price_region}, {machine.price_date}"
+    devices = "" if row.critical_batch is None else str(row.devices or "> 64")
     return {
         "accelerator": row.accelerator,
         "1: B*": format_figure(row.critical_batch),
         "2: KV at B* GiB": format_figure(row.kv_gib),
-        "3: devices": row.devices,
+        "3: devices": devices if row.holds or not devices else f"{devices}, no machine",
         "4: USD/h per TB/s": format_figure(bandwidth_price),
         "USD/h a device": format_figure(price),
         "price of": "" if price is None else source,

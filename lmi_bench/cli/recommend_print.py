@@ -29,6 +29,8 @@ _SHOWN_REASONS = 6
 _NUMBER = re.compile(r"\d[\d,.]*")
 _SHOWN_UNPRICED = 5
 _SHOWN_MEASUREMENTS = 2
+_OTHER_PRICES = ("Training", "BatchTransform")
+_SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
 _MEASUREMENT_REQUESTS = 2000  # p90 within some per cent, although neighbouring requests correlate
 
 
@@ -240,7 +242,7 @@ def answer_lines(answer: Recommendation) -> Iterator[str]:
 
 
 def _figures(candidate: Candidate, answer: Recommendation) -> Iterator[str]:
-    yield f"  cost: {_cost(candidate)}"
+    yield f"  cost: {_cost(candidate, answer)}"
     carried = candidate.figures.get("capacity_rate_per_s")
     if carried is not None:
         rate = answer.question.rate_per_s
@@ -274,7 +276,7 @@ def _sturdier_lines(answer: Recommendation) -> Iterator[str]:
     if best.attainment is not None and best.attainment.fragile_slos:
         for each in others:
             if each.attainment is not None and not each.attainment.fragile_slos:
-                yield f"  not fragile: {_fleet(each, with_copies=True)}, {_cost(each)}"
+                yield f"  not fragile: {_fleet(each, with_copies=True)}, {_cost(each, answer)}"
                 return
 
 
@@ -294,16 +296,23 @@ def _doubt(answer: Recommendation) -> str:
     return "" if answer.question.calibrated else "no level of your own was measured yet"
 
 
-def _cost(candidate: Candidate) -> str:
+def _cost(candidate: Candidate, answer: Recommendation) -> str:
     if candidate.price_usd_per_hour is None:
         return "price unknown"
     text = f"USD {candidate.price_usd_per_hour:,.2f} per hour"
+    if candidate.cost.price_component in _OTHER_PRICES:
+        text += f" ({candidate.cost.price_component} price)"
     if candidate.usd_per_month is not None:
         text += f", {candidate.usd_per_month:,.0f} a month"
-    per_token = candidate.usd_per_1m_output_tokens
-    if per_token is not None:
-        text += f", {per_token:,.2f} for 1M output tokens at this load"
-    return text
+    per_token, question = candidate.usd_per_1m_output_tokens, answer.question
+    if per_token is None:
+        return text
+    if question.output_tokens <= _SHORT_ANSWER:
+        per_request = per_token * question.output_tokens / 1e6
+        per_input = 1e6 * per_request / question.input_tokens
+        text += f", {1e3 * per_request:,.4f} for 1,000 requests"
+        return f"{text}, {per_input:,.4f} for 1M input tokens at this load"
+    return f"{text}, {per_token:,.2f} for 1M output tokens at this load"
 
 
 def _money_lines(chosen: Candidate) -> Iterator[str]:

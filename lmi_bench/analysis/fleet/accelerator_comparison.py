@@ -36,6 +36,7 @@ _GB_PER_S = 1e9
 class FourSteps:
     """One accelerator, on the machine where it is cheapest; None is not known.
 
+    machine            one with that many devices where there is one
     devices            that hold weights and the cache of B* sequences; None: more than 64
     usd_per_hour_gb_s  price of one accelerator's hour over its GB/s
     """
@@ -47,6 +48,11 @@ class FourSteps:
     devices: int | None
     usd_per_hour_device: float | None
     usd_per_hour_gb_s: float | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the machine has all the devices."""
+        return self.devices is not None and self.devices <= self.machine.num_accelerators
 
     def to_json(self) -> dict[str, Any]:
         machine = self.machine
@@ -64,15 +70,20 @@ class FourSteps:
 
 def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSteps]:
     """Every accelerator of the machines, the cheapest bandwidth first, without a price last."""
-    cheapest: dict[str, Instance] = {}
-    for instance in instances:
-        name = instance.accelerator.name
-        if name not in cheapest or _device_price(instance) < _device_price(cheapest[name]):
-            cheapest[name] = instance
-    rows = [_steps_of(instance, workload) for instance in cheapest.values()]
+    best: dict[str, FourSteps] = {}
+    for row in (_steps_of(instance, workload) for instance in instances):
+        known = best.setdefault(row.accelerator, row)
+        if _order(row) < _order(known):
+            best[row.accelerator] = row
     return sorted(
-        rows, key=lambda row: math.inf if row.usd_per_hour_gb_s is None else row.usd_per_hour_gb_s
+        best.values(),
+        key=lambda row: math.inf if row.usd_per_hour_gb_s is None else row.usd_per_hour_gb_s,
     )
+
+
+def _order(row: FourSteps) -> tuple[bool, float]:
+    """Machines that hold the model first, then the cheapest device."""
+    return not row.holds, _device_price(row.machine)
 
 
 def _device_price(instance: Instance) -> float:

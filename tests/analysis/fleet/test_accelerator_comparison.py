@@ -25,13 +25,23 @@ def steps():
 
 def test_a10g_by_hand(steps):
     """70e12 / 600e9 = 116.7; 512 tokens take 0.25 GiB; 117 of them and 12.55 GiB of weights need
-    two times 22.35 GiB; the cheapest A10G is g5.xlarge's: 1.408 USD / 600 GB/s."""
+    two times 22.35 GiB, which g5.12xlarge has: a quarter of 7.09 USD / 600 GB/s."""
     row = steps["A10G"]
     assert row.critical_batch == pytest.approx(116.7, abs=0.1)
     assert row.kv_gib == pytest.approx(116.67 * 0.25, rel=1e-3)
     assert row.devices == 2
-    assert row.machine.instance_type == "ml.g5.xlarge"
-    assert row.usd_per_hour_gb_s == pytest.approx(1.408 / 600)
+    assert row.machine.instance_type == "ml.g5.12xlarge"
+    assert row.usd_per_hour_gb_s == pytest.approx(7.09 / 4 / 600)
+
+
+def test_a_device_is_priced_in_the_cheapest_machine_that_holds_the_model(steps):
+    large = Workload(find_model("llama-3-70b"), "float16", 256, 256)
+    rows = {row.accelerator: row for row in four_steps(all_instances(), large)}
+    assert steps["L40S"].machine.instance_type == "ml.g6e.12xlarge"  # for 4 of them
+    assert rows["L40S"].machine.instance_type == "ml.g6e.48xlarge"  # for 8
+    assert rows["L40S"].usd_per_hour_device == pytest.approx(4.708, abs=1e-3)
+    assert not rows["T4"].holds  # 16 of them, and no machine has so many
+    assert rows["T4"].machine.instance_type == "ml.g4dn.xlarge"
 
 
 def test_a100_by_hand(steps):
