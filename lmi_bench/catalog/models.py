@@ -7,18 +7,23 @@ from functools import cache
 from pathlib import Path
 
 from lmi_bench.catalog.tables import Index, Row, model_key, read_rows
+from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One row: the model's shape and its checkpoint's facts."""
+    """One row: the model's shape and its checkpoint's facts.
+
+    gated  the source and date that the Hub asks for a token; empty: it does not, as far as known
+    """
 
     shape: ModelShape
     hf_id: str
     checkpoint_dtype: str
     notes: str
+    gated: str
 
 
 # field of ModelShape -> column
@@ -52,7 +57,7 @@ def _from_row(row: Row) -> CatalogModel:
         **{name: int(row[column]) for name, column in _COUNTS.items()},
         **{name: int(row[column] or 0) for name, column in _COUNTS_OR_NONE.items()},
     )
-    return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["notes"])
+    return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["notes"], row["gated"])
 
 
 @cache
@@ -77,6 +82,20 @@ def find_model_entry(name: str) -> CatalogModel:
     Raises InputError with the nearest names.
     """
     return _INDEX.find(name)
+
+
+def is_gated(hub_id: str) -> bool:
+    """Whether the Hub asks for a token: for a catalog model's variants by the same publisher too.
+
+    Of a publisher whose catalog models are all gated, any other model counts as gated.
+    """
+    publisher = hub_id.partition("/")[0]
+    own = [each for each in all_model_entries() if each.hf_id.partition("/")[0] == publisher]
+    try:
+        entry = find_model_entry(hub_id)
+    except InputError:
+        return bool(own) and all(each.gated for each in own)
+    return bool(entry.gated) and entry in own
 
 
 def find_model(name: str) -> ModelShape:
