@@ -3,10 +3,11 @@
 Three eras use the same names but behave differently: A up to djl-serving 0.26 (2023), B from 0.27
 to 0.34, C since 0.35. The precedence of settings:
 
-    1  serving.properties beside the model
-    2  OPTION_X for option.x, SERVING_X for a key without prefix
-    3  short names: HF_MODEL_ID, TENSOR_PARALLEL_DEGREE, ...
-    4  TGI's and SageMaker's names, rewritten by the container's entry script
+    1  SAGEMAKER_NUM_MODEL_WORKERS and its kin, since 0.35 (SageMakerCompatibility.java)
+    2  serving.properties beside the model
+    3  OPTION_X for option.x, SERVING_X for a key without prefix
+    4  short names: HF_MODEL_ID, TENSOR_PARALLEL_DEGREE, ...
+    5  TGI's and SageMaker's names, rewritten by the container's entry script
 
 `MAX_CONCURRENT_REQUESTS` is a queue length here and a hard limit in TGI; TGI's MAX_INPUT_LENGTH,
 MAX_TOTAL_TOKENS and MAX_BATCH_TOTAL_TOKENS are not translated. Source: option tables, code and
@@ -142,6 +143,11 @@ _REWRITTEN: Final = {
     "MAX_BATCH_SIZE": "option.max_rolling_batch_size",
     "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
 }
+_SAGEMAKER: Final = {
+    "SAGEMAKER_NUM_MODEL_WORKERS": ("minWorkers", "maxWorkers"),
+    "SAGEMAKER_STARTUP_TIMEOUT": ("option.model_loading_timeout",),
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": ("option.predict_timeout",),
+}
 _GRAPHS: Final = "ENABLE_CUDA_GRAPHS"  # the opposite of option.enforce_eager
 _UNTRANSLATED: Final = (
     *("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS", "MAX_TOTAL_TOKENS", "MAX_BATCH_TOTAL_TOKENS"),
@@ -158,7 +164,7 @@ class Setting:
 
 
 def effective_settings(
-    properties: Mapping[str, str], environ: Mapping[str, str], *, source: str
+    properties: Mapping[str, str], environ: Mapping[str, str], *, source: str, era: str = "C"
 ) -> dict[str, Setting]:
     """The settings that an LMI container would use; empty variables count as absent."""
     settings = {name: Setting(value, source) for name, value in properties.items()}
@@ -178,6 +184,9 @@ def effective_settings(
     if graphs is not None:
         eager = "false" if graphs.lower() == "true" else "true"
         settings.setdefault("option.enforce_eager", Setting(eager, _GRAPHS))
+    for variable, names in _SAGEMAKER.items() if era == "C" else ():
+        if variable in present:
+            settings |= dict.fromkeys(names, Setting(present[variable], variable))
     return settings
 
 
