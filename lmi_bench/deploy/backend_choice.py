@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.deploy.images import machine_problem
 from lmi_bench.deploy.option_table import data_rows
 from lmi_bench.models.shape import ModelShape, possible_degrees
 
@@ -24,6 +25,11 @@ TENSORRT_JIT_0_26: Final = (
 """Families that the TensorRT-LLM container compiles at start-up since version 0.26."""
 
 _TENSORRT_BEFORE: Final = ("llama", "falcon")
+_ENGINES: Final = {
+    "TensorRT-LLM": "tensorrt-llm",
+    **{name: name.lower() for name in ("NeuronX", "DeepSpeed", "TGI")},
+}
+"""Engine of each backend's images; LMI's general image has vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,9 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
         if row["backend"] == "vLLM" and accelerator in _WITHOUT_BFLOAT16:
             reason += f"; {accelerator} has no bfloat16: option.dtype=fp16"
         verdict = BackendVerdict(row["backend"], row["verdict"], reason, row["settings"])
+        problem = machine_problem({_ENGINES.get(verdict.backend, "vllm")}, instance)
+        if problem is not None and verdict.verdict != OUT:
+            verdict = BackendVerdict(row["backend"], OUT, problem, "")
         verdicts.setdefault(verdict.backend, verdict)
     order = (CHOSEN, POSSIBLE, OUT)
     return sorted(verdicts.values(), key=lambda verdict: order.index(verdict.verdict))

@@ -8,19 +8,21 @@ import json
 import shlex
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import check_settings, era_of
-from lmi_bench.deploy.images import Image, all_images, check_machine, find_image
+from lmi_bench.deploy.images import Image, choose_image
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
-from lmi_bench.deploy.sagemaker import Container, endpoint_requests, template
+from lmi_bench.deploy.sagemaker import Container, endpoint_requests, parameter_name, template
 from lmi_bench.deploy.server_settings import (
     lmi_settings,
+    sglang_arguments,
     tgi_environment,
     unsupported_settings,
     vllm_arguments,
@@ -29,7 +31,13 @@ from lmi_bench.deploy.settings import EndpointSettings, Server
 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
-_FAMILIES: Final = {"tensorrtllm": "trtllm", "deepspeed": "deepspeed", "neuronx": "neuronx"}
+_TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_ENGINES: Final = {
+    "vllm": (vllm_arguments, "vllm serve", "SM_VLLM_"),
+    "sglang": (sglang_arguments, "python3 -m sglang.launch_server", "SM_SGLANG_"),
+}
+"""Arguments, command, and the prefix of the variables that AWS's images turn into arguments."""
+_ONE_COPY: Final = "# one copy; each further one needs its own CUDA_VISIBLE_DEVICES and --port\n"
 _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
 
 
@@ -48,53 +56,73 @@ class Bundle:
 
 def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSettings) -> Bundle:
     """The files of a plan for one server; raises InputError for an unsupported plan."""
-    if server.kind == "vllm":
-        return _vllm_bundle(plan, server)
-    files: dict[str, str] = {}
-    address, image = _image(plan, server)
-    if server.kind == "tgi":
-        environment = tgi_environment(plan, trust_remote_code=server.trust_remote_code)
-        traps = _unsupported(plan, server.kind, image)
-    else:
-        era = era_of(image.djl) if image else "C"
-        vllm = image.engine_version if image and image.engine == "vllm" else ""
-        settings = lmi_settings(
-            plan,
-            image,
-            trust_remote_code=server.trust_remote_code,
-            model_loading_timeout_s=endpoint.startup_s,
+    address, image = choose_image(server, plan.setup.instance)
+    gated = [name for name in (plan.weights.location, plan.draft or "") if is_gated(name)]
+    if server.model_data_uri is not None:
+        plan = replace(plan, weights=replace(plan.weights, location=_MOUNTED))
+    files, environment, traps = _server_files(plan, server, endpoint, address, image)
+    written = sorted({*environment} & {*server.variables})
+    if written:
+        raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
+    environment |= {name: text for name, text in server.variables.items() if text is not None}
+    secrets = [name for name, text in server.variables.items() if text is None]
+    if gated and not {*_TOKENS} & {*server.variables}:
+        secrets.append(_TOKENS[0])
+        traps += (
+            f"{' and '.join(gated)}: gated on the Hub, so its conditions must be accepted there; "
+            f"the token is no part of the files: set {_TOKENS[0]} for deploy_boto3.py and the "
+            f"container, or the template's parameter {parameter_name(_TOKENS[0])}",
         )
-        if server.model_data_uri is not None:
-            settings["option.model_id"] = _MOUNTED
-        verdict = check_settings(settings, era=era, vllm=vllm)
-        verdict.raise_mistakes("the generated serving.properties")
-        traps = verdict.traps + _unsupported(plan, server.kind, image)
-        comments = (plan.describe(), plan.basis, f"image {address}")
-        in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
-        files[PROPERTIES] = render_properties(in_archive, comments=comments)
-        environment = environment_of(settings)
     lines = (f"# {plan.describe()}", f"# {plan.basis}", *map("=".join, environment.items()))
-    files[f"{server.kind}.env"] = "\n".join(lines) + "\n"
+    files[f"{server.kind}.env"] = "\n".join((*lines, *secrets)) + "\n"
     ami = image.ami if image else ""
-    container = Container(address, environment, server.model_data_uri, ami)
-    one_copy = server.kind == "tgi"
+    container = Container(address, environment, server.model_data_uri, ami, tuple(secrets))
+    one_copy = server.kind != "lmi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
     content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
     files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
-    files["cloudformation.yaml"] = template(requests, description=plan.describe())
+    files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)
     files["deploy_boto3.py"] = _boto3_script(plan, server.region)
-    return Bundle(files, address, traps, "create_inference_component" in dict(requests))
+    has_components = "create_inference_component" in dict(requests)
+    return Bundle(files, address, plan.warnings + traps, has_components)
 
 
-def _vllm_bundle(plan: DeploymentPlan, server: Server) -> Bundle:
-    arguments = vllm_arguments(plan, trust_remote_code=server.trust_remote_code)
-    line = " \\\n  ".join(shlex.quote(argument) for argument in ("vllm", "serve", *arguments))
-    script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\nexec {line}\n"
-    one_copy = (
-        f"vllm serve starts one copy: run it {plan.copies} times, each with its own "
-        "accelerators (CUDA_VISIBLE_DEVICES) and port"
+def _server_files(
+    plan: DeploymentPlan,
+    server: Server,
+    endpoint: EndpointSettings,
+    address: str,
+    image: Image | None,
+) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
+    """The server's own files, its environment, and the traps of both."""
+    trust, traps = server.trust_remote_code, _unsupported(plan, server.kind, image)
+    if server.kind == "tgi":
+        return {}, tgi_environment(plan, trust_remote_code=trust), traps
+    if server.kind != "lmi":
+        make, command, prefix = _ENGINES[server.kind]
+        arguments = make(plan, trust_remote_code=trust)
+        script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\n{_ONE_COPY}exec "
+        words = [
+            word
+            for name, value in arguments.items()
+            for word in (f"--{name}", value)
+            if word not in ("--model", "true")  # vLLM takes the model by its place
+        ]
+        script += " \\\n  ".join([command, *map(shlex.quote, words)]) + "\n"
+        variables = {
+            prefix + name.upper().replace("-", "_"): value for name, value in arguments.items()
+        }
+        return {f"{server.kind}-serve.sh": script}, variables, traps
+    settings = lmi_settings(
+        plan, image, trust_remote_code=trust, model_loading_timeout_s=endpoint.startup_s
     )
-    return Bundle({"vllm-serve.sh": script}, None, () if plan.copies == 1 else (one_copy,))
+    vllm = image.engine_version if image and image.engine == "vllm" else ""
+    verdict = check_settings(settings, era=era_of(image.djl) if image else "C", vllm=vllm)
+    verdict.raise_mistakes("the generated serving.properties")
+    comments = (plan.describe(), plan.basis, f"image {address}")
+    in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
+    properties = render_properties(in_archive, comments=comments)
+    return {PROPERTIES: properties}, environment_of(settings), verdict.traps + traps
 
 
 def _unsupported(plan: DeploymentPlan, server: str, image: Image | None) -> tuple[str, ...]:
@@ -152,21 +180,6 @@ def unpack_properties(archive: Path) -> str:
     raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")
 
 
-def _image(plan: DeploymentPlan, server: Server) -> tuple[str, Image | None]:
-    """The image's address; and the image, if it is known."""
-    instance, named = plan.setup.instance, server.image
-    if named is None or "/" not in named:
-        found = (family for part, family in _FAMILIES.items() if part in (named or ""))
-        family = "tgi" if server.kind == "tgi" else next(found, "lmi")
-        image = find_image(family, named, instance)
-        return image.uri(server.region, server.account), image
-    for image in all_images():
-        if named.endswith(f"/{image.repository}:{image.tag}"):
-            check_machine(image, instance)
-            return named, image
-    return named, None
-
-
 def _boto3_script(plan: DeploymentPlan, region: str) -> str:
     """A script that sends the requests in sagemaker.json when the user runs it."""
     return f'''"""Creates the endpoint of sagemaker.json: {plan.describe()}.
@@ -175,6 +188,7 @@ Running this starts billing. Needs AWS credentials:  python deploy_boto3.py
 """
 
 import json
+import os
 from pathlib import Path
 
 import boto3
@@ -188,6 +202,9 @@ for request in json.loads(Path(__file__).with_name("sagemaker.json").read_text()
     name, parameters = request["operation"], request["parameters"]
     if name in ("create_inference_component", *SCALING):
         sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=endpoint)
+    variables = parameters.get("PrimaryContainer", {{}}).get("Environment", {{}})
+    for secret in [key for key, value in variables.items() if value == "${{" + key + "}}"]:
+        variables[secret] = os.environ[secret]
     print(name)
     getattr(scaling if name in SCALING else sagemaker, name)(**parameters)
     if name == "create_endpoint":

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.engine_arguments import Argument, argument_history, engine_arguments
 from lmi_bench.deploy.images import all_images
@@ -29,6 +30,11 @@ _ARGUMENT_OF: Final = {
     "option.max_rolling_batch_prefill_tokens": "option.max_num_batched_tokens",
 }
 """LMI's own names of vLLM's arguments."""
+WITHOUT_FLOAT16: Final = (
+    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    *("Glm4ForCausalLM", "Plamo2ForCausalLM"),
+)
+"""Architectures that vLLM refuses in float16, where they overflow (its `config/model.py`)."""
 _NEAR_MISS: Final = 0.85
 _WITHOUT_VLLM: Final = ("trtllm", "deepspeed", "tnx", "scheduler")
 _ROLLING_UNDER_MPI: Final = ("lmi-dist", "trtllm", "deepspeed")
@@ -108,8 +114,19 @@ def check_settings(
     if in_vllm and settings.get("option.pipeline_parallel_degree", "1") != "1":
         mistakes.append("option.pipeline_parallel_degree: LMI accepts only 1 with vLLM")
     mistakes += _conflicts(settings, era)
+    if in_vllm and settings.get("option.dtype", "") in ("fp16", "float16", "half"):
+        mistakes += _float16_problems(settings.get("option.model_id", ""))
     traps += _traps(settings, era)
     return Verdict(tuple(mistakes), tuple(traps))
+
+
+def _float16_problems(model: str) -> Iterator[str]:
+    try:
+        architecture = find_model_entry(model).shape.architecture
+    except InputError:
+        return
+    if architecture in WITHOUT_FLOAT16:
+        yield f"option.dtype: vLLM refuses float16 for {model}, which overflows in it: write auto"
 
 
 def _passed_on(vllm: str) -> Mapping[str, Argument]:

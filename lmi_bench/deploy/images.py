@@ -6,6 +6,7 @@ data/regions.csv names its own.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -13,9 +14,18 @@ from typing import Final
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import data_rows, nearest
+from lmi_bench.deploy.settings import Server
 
 _FIRST_CUDA: Final = ((10.3, "cu129"), (10.0, "cu128"), (8.9, "cu118"))
 """A compute capability, and the first version of CUDA that compiles for it; the highest first."""
+
+SERVERS: Final = {
+    "lmi": ("lmi", "trtllm", "deepspeed", "neuronx"),
+    "tgi": ("tgi",),
+    "vllm": ("vllm", "vllm-server", "huggingface-vllm"),
+    "sglang": ("sglang", "sglang-server", "huggingface-sglang"),
+}
+"""Servers, and the families of images that their files configure; the first one is the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,44 @@ def find_image(family: str, version: str | None = None, instance: Instance | Non
     if instance is not None:
         check_machine(image, instance)
     return image
+
+
+def choose_image(server: Server, instance: Instance) -> tuple[str, Image | None]:
+    """The address of a server's image, and the image if it is known.
+
+    Raises InputError for an image of another server, or one that does not run on the machine.
+    """
+    families, named = SERVERS[server.kind], server.image or ""
+    is_address = "/" in named
+    if is_address and server.account is not None:
+        raise InputError("--account has no effect with --image ADDRESS: leave one out")
+    tail = named.rpartition("/")[2]
+    names = ((each, (f"{each.repository}:{each.tag}", each.tag)) for each in all_images())
+    image = next((each for each, known in names if tail in known), None)
+    if image is None and is_address:
+        return named, None
+    if image is None:
+        usual = families[:1] if server.kind == "lmi" else families
+        of_version = (i.family for i in all_images() if i.family in usual and i.is_named(named))
+        image = find_image(next(of_version, families[0]), named or None, instance)
+    if image.family not in families:
+        raise InputError(f"--image {named}: {image.tag} is for {image.family}, not {server.kind}")
+    check_machine(image, instance)
+    return named if is_address else image.uri(server.region, server.account), image
+
+
+def machine_problem(engines: Collection[str], instance: Instance) -> str | None:
+    """Why no published SageMaker image of these engines runs on a machine; None if one does.
+
+    Without any known image of them nothing is a problem.
+    """
+    images = [one for one in all_images() if one.engine in engines and one.platform == "sagemaker"]
+    is_neuron = instance.accelerator.vendor == "aws"
+    images.sort(key=lambda image: (image.accelerator == "neuron") == is_neuron)
+    problems = [image.problem(instance) for image in images]
+    if None in problems or not images:
+        return None
+    return f"no {' or '.join(sorted(engines))} image for SageMaker runs on it: {problems[-1]}"
 
 
 def check_machine(image: Image, instance: Instance) -> None:

@@ -6,48 +6,61 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_bench.analysis.fleet.answer import Recommendation
-from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.analysis.model.memory import kv_bytes_per_value
+from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.tables import variant_words
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.deploy.images import Image
+from lmi_bench.deploy.limits import NOTHING, Lengths, ServedLimits, Stated, served_limits
 from lmi_bench.models.shape import possible_degrees, tensor_parallel_problem
 
 NGRAM: Final = "ngram"
-_MOST_SLOTS: Final = 256
+_DRAFT_TOKENS: Final = 5
+_CONTEXT, _TYPICAL_TOKENS = 32_768, 2_048
+_FULL_BITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where the weights are, and their format.
+
+    location       Hub id, s3:// prefix or folder from which the container loads them
+    states_dtype   True if they are published in the plan's format, so that servers detect it
+    stated_dtype   True if the user states the format; else 16-bit weights keep their own
+    """
+
+    location: str
+    states_dtype: bool = False
+    stated_dtype: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
     """A model on `instances` machines, `copies` of it on each.
 
-    setup             one copy: model, machine, tensor-parallel degree, number format
-    model_id          Hub id, s3:// prefix or folder from which the container loads the weights
-    slots             maximum concurrent sequences per copy
-    max_model_len     maximum tokens per request, input and output together
-    max_input_tokens  maximum prompt tokens
-    basis             origin of slots and lengths, for the files' comments
-    engine            further engine settings; None keeps the server's default
-    draft             `ngram`, or the location of a draft model inside the container
-    draft_tokens      draft tokens per step
+    setup         one copy: model, machine, tensor-parallel degree, number format
+    basis         origin of the layout and its limits, for the files' comments
+    engine        further engine settings; None keeps the server's default
+    draft         `ngram`, or the location of a draft model inside the container
+    draft_tokens  draft tokens per step
+    warnings      for the user, about this plan
     """
 
     setup: Setup
-    model_id: str
+    weights: Weights
     instances: int
     copies: int
-    slots: int
-    max_model_len: int
-    max_input_tokens: int
+    limits: ServedLimits
     basis: str
     engine: EngineSetting = AS_STATED
     draft: str | None = None
-    draft_tokens: int = 5
+    draft_tokens: int = _DRAFT_TOKENS
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         degree, instance = self.setup.tensor_parallel, self.setup.instance
@@ -66,11 +79,6 @@ class DeploymentPlan:
         return self.copies == self.setup.instance.num_accelerators // self.setup.tensor_parallel
 
     @property
-    def checkpoint_states_dtype(self) -> bool:
-        """True if the weights are published in this format, so that servers detect it."""
-        return narrow_dtype(self.model_id) == self.setup.dtype
-
-    @property
     def has_one_byte_cache(self) -> bool:
         """True if the KV cache has one byte per value, the only format that must be requested."""
         kv_dtype = self.engine.kv_dtype
@@ -79,107 +87,191 @@ class DeploymentPlan:
     def describe(self) -> str:
         """One line for display."""
         setup, copies = self.setup, "copy" if self.copies == 1 else "copies"
+        limits = self.limits
         return (
             f"{setup.shape.name} ({setup.dtype}) on {self.instances} x "
             f"{setup.instance.instance_type}, {self.copies} {copies} of TP {setup.tensor_parallel} "
-            f"each, {self.slots} sequences per copy, requests up to {self.max_model_len:,} tokens"
+            f"each, {limits.max_num_seqs} sequences per copy, requests up to "
+            f"{limits.max_model_len:,} tokens"
         )
 
 
 def plan_from_recommendation(
-    answer: Recommendation, model: str, *, model_id: str | None = None
+    answer: Recommendation,
+    model: str,
+    profile: EngineProfile,
+    stated: Stated = NOTHING,
+    *,
+    image: Image | None = None,
+    weights: str | None = None,
 ) -> DeploymentPlan:
-    """The recommended layout of an answer that has one. model: its name in the request."""
+    """The recommended layout of an answer that has one, with what the user states instead.
+
+    model    its name in the request
+    profile  of the server that runs it: its memory decides whether the workload fits
+
+    Raises CapacityError, with the numbers, if the workload's longest request does not fit.
+    """
     best, question = answer.recommended, answer.question
     assert best is not None
-    plan = DeploymentPlan(
-        Setup(
-            find_model(model),
-            find_instance(best.instance),
-            best.tensor_parallel,
-            best.setting.dtype or question.dtype,
-        ),
-        model_id=_model_id(model, model_id),
-        instances=best.instances,
-        copies=best.copies,
-        slots=max(1, min(_MOST_SLOTS, best.memory.slots_per_copy)),
-        max_model_len=question.most_tokens,
-        max_input_tokens=question.longest_prompt,
-        basis=f"recommended for {question.load}, {question.objective}; {question.profile}",
-        engine=best.setting,
+    engine = best.setting
+    dtype = planned_dtype(model, stated.dtype or engine.dtype or question.dtype)
+    degree = stated.tensor_parallel or best.tensor_parallel
+    instance = find_instance(best.instance)
+    copies = best.copies if degree == best.tensor_parallel else instance.num_accelerators // degree
+    draft, speculation = _draft(stated.draft), engine.speculation
+    if draft is None and speculation is not None:
+        draft = NGRAM if speculation.draft is None else _hub_id(speculation.draft.name)
+    elif draft is not None:
+        speculation = _speculation(draft)
+    setup = Setup(find_model(model), instance, degree, dtype, engine.kv_dtype, speculation)
+    batch = best.memory.mean_batch_per_copy
+    lengths = Lengths(
+        question.input_tokens,
+        question.output_tokens,
+        question.longest_prompt,
+        question.most_tokens,
+        batch,
+        are_means=not question.kinds,
     )
-    speculation = best.setting.speculation
-    if speculation is None:
-        return plan
-    draft = NGRAM if speculation.draft is None else _model_id(speculation.draft.name, None)
-    return replace(plan, draft=draft, draft_tokens=speculation.draft_tokens)
+    limits = served_limits(setup, profile, lengths, stated, engine=engine, image=image)
+    warnings: tuple[str, ...] = ()
+    if batch > limits.expected:
+        warnings = (
+            f"the plan runs {batch:.0f} sequences at once in a copy, with {question.profile}; "
+            f"{profile.label} leaves memory for {limits.expected}: recommend with that --profile",
+        )
+    return DeploymentPlan(
+        setup,
+        _weights(model, weights, dtype, is_stated=stated.dtype is not None),
+        instances=stated.machines or best.instances,
+        copies=stated.copies or copies,
+        limits=limits,
+        basis=f"recommended for {question.load}, {question.objective}; {question.profile}; "
+        + _as_stated(stated, limits.basis),
+        engine=engine,
+        draft=draft,
+        draft_tokens=_DRAFT_TOKENS if speculation is None else speculation.draft_tokens,
+        warnings=warnings,
+    )
 
 
 def plan_from_layout(
     model: str,
     instance_name: str,
     profile: EngineProfile,
+    stated: Stated = NOTHING,
     *,
-    tensor_parallel: int | None = None,
-    copies: int | None = None,
-    instances: int = 1,
-    dtype: str | None = None,
-    max_model_len: int | None = None,
-    max_input_tokens: int | None = None,
-    slots: int | None = None,
-    model_id: str | None = None,
+    image: Image | None = None,
+    weights: str | None = None,
 ) -> DeploymentPlan:
     """A layout stated by the user; omitted values follow from the machine's memory.
 
-    The token limits decide how many sequences fit. By default the tensor-parallel degree is the
-    smallest that holds the model, with as many copies as then fit.
-    dtype None: as the weights are published, at most 16 bits.
+    By default the tensor-parallel degree is the smallest that holds the context, at most 32,768
+    tokens unless stated, with as many copies as then fit; where no degree holds that, the context
+    is what memory holds. dtype None: as the weights are published, at most 16 bits.
 
     Raises CapacityError, with the numbers, if the model does not fit.
     """
-    shape = find_model(model)
-    instance = find_instance(instance_name)
-    dtype = planned_dtype(model, dtype)
-    longest = max_model_len or shape.max_positions
-    if longest > shape.max_positions:
+    shape, instance = find_model(model), find_instance(instance_name)
+    dtype = planned_dtype(weights or model, stated.dtype)
+    found = _weights(model, weights, dtype, is_stated=stated.dtype is not None)
+    draft = _draft(stated.draft)
+    setup = Setup(shape, instance, 1, dtype, speculation=_speculation(draft))
+    setup, limits = _smallest(setup, profile, stated, image)
+    warnings: tuple[str, ...] = ()
+    if stated.max_model_len is None and limits.max_model_len < shape.max_positions:
+        warnings = (
+            f"requests are limited to {limits.max_model_len:,} of the model's "
+            f"{shape.max_positions:,} tokens: --max-model-len states another limit",
+        )
+    return DeploymentPlan(
+        setup,
+        found,
+        instances=stated.machines or 1,
+        copies=stated.copies or instance.num_accelerators // setup.tensor_parallel,
+        limits=limits,
+        basis=_as_stated(stated, limits.basis),
+        draft=draft,
+        warnings=warnings,
+    )
+
+
+def _smallest(
+    setup: Setup, profile: EngineProfile, stated: Stated, image: Image | None
+) -> tuple[Setup, ServedLimits]:
+    """The set-up with the smallest degree that holds the context, and its limits."""
+    shape, instance, context = setup.shape, setup.instance, stated.max_model_len
+    most = shape.max_positions
+    if context is not None and context > most:
         raise CapacityError(
-            f"{shape.name} takes at most {shape.max_positions:,} tokens, input and output "
-            f"together, not {longest:,}"
+            f"{shape.name} takes at most {most:,} tokens, input and output together, not "
+            f"{context:,}"
         )
-    degrees = possible_degrees(shape, instance.num_accelerators) or [1]
-    reasons = []
-    for degree in [tensor_parallel] if tensor_parallel else degrees:
-        setup = Setup(shape, instance, degree, dtype)
-        half = max(1, longest // 2)
-        memory = memory_plan_for(setup, profile, input_tokens=half, output_tokens=longest - half)
-        if memory.problem is not None:
-            reasons.append(f"TP {degree}: {memory.problem}")
-            continue
-        return DeploymentPlan(
-            setup,
-            model_id=_model_id(model, model_id),
-            instances=instances,
-            copies=copies or instance.num_accelerators // degree,
-            slots=slots or max(1, min(_MOST_SLOTS, memory.sequences_expected)),
-            max_model_len=longest,
-            max_input_tokens=max_input_tokens or longest - 1,
-            basis=f"{memory.sequences_guaranteed} sequences of {longest:,} tokens always fit in a "
-            f"copy, {memory.sequences_expected} if half of each is prompt and half of its output "
-            f"is done ({profile.label})",
-        )
+    typical = min(stated.typical_tokens or _TYPICAL_TOKENS, context or most)
+    usual = context or min(most, _CONTEXT)
+    tried = [(usual, replace(stated, max_model_len=usual))]
+    if context is None:
+        tried.append((typical, stated))
+    half = max(1, typical // 2)
+    reasons: dict[str, None] = {}
+    for longest, wanted in tried:
+        lengths = Lengths(half, max(1, typical - half), half, longest)
+        possible = possible_degrees(shape, instance.num_accelerators) or [1]
+        for degree in [stated.tensor_parallel] if stated.tensor_parallel else possible:
+            split = replace(setup, tensor_parallel=degree)
+            try:
+                return split, served_limits(split, profile, lengths, wanted, image=image)
+            except CapacityError as exc:
+                reason = str(exc).removeprefix(f"{instance.instance_type}: ")
+                reasons[f"TP {degree}: {reason}"] = None
     raise CapacityError(
-        f"{shape.name} in {dtype} with requests of {longest:,} tokens does not fit "
+        f"{shape.name} in {setup.dtype} with requests of {longest:,} tokens does not fit "
         f"{instance.instance_type}\n  " + "\n  ".join(reasons)
     )
 
 
-def _model_id(model: str, stated: str | None) -> str:
-    """The location of the weights for the container; for a catalog model its Hub id.
+def _as_stated(stated: Stated, basis: str) -> str:
+    """The basis, with the flags that the user states."""
+    flags = stated.describe()
+    return f"{basis}; stated: {flags}" if flags else basis
+
+
+def _draft(stated: str | None) -> str | None:
+    return stated if stated in (None, NGRAM) else _hub_id(str(stated))
+
+
+def _speculation(draft: str | None) -> Speculation | None:
+    """A draft model of the catalog, for its memory; None for another, whose size is unknown."""
+    try:
+        return None if draft in (None, NGRAM) else Speculation(_DRAFT_TOKENS, 0, find_model(draft))
+    except InputError:
+        return None
+
+
+def _weights(model: str, location: str | None, dtype: str, *, is_stated: bool) -> Weights:
+    """The weights of a plan; raises InputError where they are not in its number format."""
+    place = location or _hub_id(model)
+    narrow, is_own = narrow_dtype(place), place.startswith(("s3://", "/"))
+    is_full = dtype == "float8" or weight_format(dtype).bits >= _FULL_BITS  # engines make float8
+    if narrow is None and not (is_own or is_full):
+        raise InputError(
+            f"{dtype} weights need a quantized checkpoint, and {place} is none by its name: name "
+            "one with --model-id, such as ORG/NAME-AWQ, or your own with --model-data"
+        )
+    if narrow not in (None, dtype):
+        raise InputError(
+            f"the weights {place} are {narrow}, the plan has {dtype}: plan with --dtype {narrow}, "
+            "or name another checkpoint with --model-id"
+        )
+    return Weights(place, narrow == dtype, is_stated)
+
+
+def _hub_id(model: str) -> str:
+    """The Hub id of a model for the container, or the folder as it is.
 
     A Hub id is kept: the catalog has only the base of a chat or quantized variant.
     """
-    if stated is not None:
-        return stated
     try:
         hub_id = find_model_entry(model).hf_id
     except InputError:

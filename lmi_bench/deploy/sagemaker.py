@@ -38,13 +38,15 @@ _CONCURRENT: Final = {
 class Container:
     """Image, environment and location of the weights (None: the container fetches them).
 
-    ami  the hosts' InferenceAmiVersion; empty: SageMaker's default
+    ami      the hosts' InferenceAmiVersion; empty: SageMaker's default
+    secrets  variables whose values are read at deployment
     """
 
     image: str
     environment: Mapping[str, str]
     model_data_uri: str | None = None
     ami: str = ""
+    secrets: Sequence[str] = ()
 
 
 def endpoint_requests(
@@ -87,7 +89,8 @@ def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
 
 
 def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
-    primary: dict[str, Any] = {"Image": container.image, "Environment": dict(container.environment)}
+    variables = {**container.environment, **{name: f"${{{name}}}" for name in container.secrets}}
+    primary: dict[str, Any] = {"Image": container.image, "Environment": variables}
     if container.model_data_uri is not None:
         archive = container.model_data_uri.endswith(".tar.gz")
         source: dict[str, Any] = {
@@ -165,7 +168,9 @@ def _autoscaling(
             f"{plan.instances} planned"
         )
     copies = 1 if not components else plan.copies
-    target = endpoint.target_per_copy or plan.slots * (1 if components else plan.copies)
+    target = endpoint.target_per_copy or plan.limits.max_num_seqs * (
+        1 if components else plan.copies
+    )
     if components:
         resource = f"inference-component/{endpoint.name}-component"
         dimension = "sagemaker:inference-component:DesiredCopyCount"
@@ -250,8 +255,17 @@ _Dumper.add_representer(
 )
 
 
-def template(requests: Sequence[Request], *, description: str) -> str:
-    """The requests of `endpoint_requests` as YAML; the role becomes a stack parameter.
+def parameter_name(variable: str) -> str:
+    """The stack parameter of a secret.
+
+    >>> parameter_name("HF_TOKEN")
+    'HfToken'
+    """
+    return "".join(word.capitalize() for word in variable.split("_"))
+
+
+def template(requests: Sequence[Request], *, description: str, secrets: Sequence[str] = ()) -> str:
+    """The requests of `endpoint_requests` as YAML; role and secrets become stack parameters.
 
     The stack names the model, configuration and endpoint; the component has an explicit name,
     since a scaling target needs it and no attribute returns it.
@@ -264,7 +278,13 @@ def template(requests: Sequence[Request], *, description: str) -> str:
         resource: dict[str, Any] = {"Type": kind}
         if operation == "register_scalable_target" and components:
             resource["DependsOn"] = "Component"  # named as text, which is no reference
-        resource["Properties"] = _properties(operation, parameters, components)
+        properties = _properties(operation, parameters, components)
+        if operation == "create_model":
+            primary = properties["PrimaryContainer"]
+            refs = {name: _Tag("Ref", parameter_name(name)) for name in secrets}
+            variables = {"Environment": primary["Environment"] | refs}
+            properties["PrimaryContainer"] = primary | variables
+        resource["Properties"] = properties
         resources[logical] = resource
     content = {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -273,7 +293,8 @@ def template(requests: Sequence[Request], *, description: str) -> str:
             "RoleArn": {
                 "Type": "String",
                 "Description": "Role that SageMaker assumes to fetch the image and weights",
-            }
+            },
+            **{parameter_name(name): {"Type": "String", "NoEcho": True} for name in secrets},
         },
         "Resources": resources,
         "Outputs": {"EndpointName": {"Value": _Tag("GetAtt", "Endpoint.EndpointName")}},

@@ -1,34 +1,34 @@
-"""Translates a plan into each server's settings: LMI (djl-serving), TGI, vLLM.
+"""Translates a plan into each server's settings: LMI (djl-serving), TGI, vLLM, SGLang.
 
-LMI starts as many copies as its container's accelerators allow, behind one queue; TGI and vLLM
-start one. Every value that affects memory or concurrency is written out: defaults differ between
+LMI starts as many copies as its container's accelerators allow, behind one queue; the others start
+one. Every value that affects memory or concurrency is written out: defaults differ between
 versions. `unsupported_settings` lists what a server's files cannot express.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.core.errors import CapacityError, InputError
-from lmi_bench.deploy.checks import era_of
+from lmi_bench.deploy.checks import WITHOUT_FLOAT16, era_of
 from lmi_bench.deploy.engine_arguments import engine_arguments, version_key
 from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.plan import NGRAM, DeploymentPlan
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
-SERVERS: Final = ("lmi", "tgi", "vllm")
 _LOADING_S: Final = 1200
 _PREFILL_TOKENS: Final = 4096
 _JUMPSTART_REQUESTS: Final = 128
 _JUMPSTART_MODELS: Final = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
 _LONGEST_NGRAM: Final = 4
-_LMI_DTYPES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-_QUANTIZED: Final = ("int4", "mxfp4")
-"""Weights from a quantized checkpoint, whose config states their format."""
+_LMI_DTYPES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "auto": "auto"}
+_USUAL: Final = "float16"  # of a plan: 16 bits, as the checkpoint has them
+_BFLOAT16_SINCE: Final = 8.0  # compute capability
 _DRAFT_MODELS_SINCE: Final = "0.14"
 """The first version of vLLM whose second engine takes a draft model (vllm-project/vllm 24322)."""
 _WITHOUT_DRAFTS: Final = ("trtllm", "deepspeed")
@@ -47,21 +47,21 @@ def lmi_settings(
 ) -> dict[str, str]:
     """The plan's serving.properties, by key; without an image for the newest era."""
     engine, old = plan.engine, image is not None and era_of(image.djl) == "A"
-    dtype, quantize = (None, None) if plan.checkpoint_states_dtype else lmi_dtype(plan.setup.dtype)
-    prefill = max(_PREFILL_TOKENS, plan.max_model_len) if old else None
+    limits, dtype = plan.limits, served_dtype(plan, knows_auto=not old)
+    is_vllm = image is None or image.engine == "vllm"
     settings = {
         "engine": "MPI" if old else "Python",
-        "option.model_id": plan.model_id,
+        "option.model_id": plan.weights.location,
         "option.tensor_parallel_degree": plan.setup.tensor_parallel,
         "option.rolling_batch": "auto",
-        "option.max_rolling_batch_size": plan.slots,
-        "option.max_model_len": None if old else plan.max_model_len,
-        "option.dtype": dtype,
-        "option.quantize": quantize,
+        "option.max_rolling_batch_size": limits.max_num_seqs,
+        "option.max_model_len": None if old else limits.max_model_len,
+        "option.dtype": dtype and _LMI_DTYPES[dtype],
+        "option.quantize": _quantization(plan),
         "option.output_formatter": "jsonlines" if old else None,
-        "option.max_rolling_batch_prefill_tokens": engine.max_prefill_tokens or prefill,
+        "option.max_rolling_batch_prefill_tokens": limits.step_tokens,
         "option.enable_chunked_prefill": None if old else engine.chunked_prefill,
-        "option.gpu_memory_utilization": engine.memory_share,
+        "option.gpu_memory_utilization": limits.memory_share if is_vllm else None,
         "option.enforce_eager": None if engine.cuda_graphs is None else not engine.cuda_graphs,
         "option.kv_cache_dtype": "fp8" if plan.has_one_byte_cache else None,
         **_lmi_draft(plan, image),
@@ -75,7 +75,8 @@ def lmi_settings(
 
 def _other_engine(plan: DeploymentPlan, image: Image) -> dict[str, Any]:
     """What TensorRT-LLM and NeuronX read instead of vLLM's options; shapes are compiled."""
-    instance, total = plan.setup.instance, plan.max_model_len
+    instance, limits = plan.setup.instance, plan.limits
+    total = limits.max_model_len
     if image.family == "neuronx":
         cores = (instance.neuron_cores or instance.num_accelerators) // instance.num_accelerators
         return dict.fromkeys(_VLLM_ONLY) | {
@@ -87,13 +88,13 @@ def _other_engine(plan: DeploymentPlan, image: Image) -> dict[str, Any]:
         return {}
     # max_output_len was the answer's length in 0.26, then the whole sequence's, then renamed
     length, tokens = {
-        "0.26.0": ("option.max_output_len", total - plan.max_input_tokens),
+        "0.26.0": ("option.max_output_len", total - limits.max_input_tokens),
         "0.32.0": ("option.max_output_len", total),
     }.get(image.djl, ("option.max_seq_len", total))
-    step = plan.engine.max_prefill_tokens or max(_PREFILL_TOKENS, plan.max_input_tokens)
+    step = plan.engine.max_prefill_tokens or max(_PREFILL_TOKENS, limits.max_input_tokens)
     return dict.fromkeys(_VLLM_ONLY) | {
         "option.rolling_batch": "auto" if image.djl == "0.26.0" else "trtllm",
-        "option.max_input_len": plan.max_input_tokens,
+        "option.max_input_len": limits.max_input_tokens,
         length: tokens,
         "option.max_num_tokens": None if image.djl == "0.26.0" else step,
     }
@@ -128,18 +129,18 @@ def _takes_speculative_config(image: Image | None) -> bool:
 
 def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
     """TGI's environment variables for one copy."""
-    engine = plan.engine
-    prefill = max(_PREFILL_TOKENS, plan.max_input_tokens)
+    engine, limits = plan.engine, plan.limits
+    prefill = max(_PREFILL_TOKENS, limits.max_input_tokens)
     variables = {
-        "HF_MODEL_ID": plan.model_id,
+        "HF_MODEL_ID": plan.weights.location,
         "SM_NUM_GPUS": plan.setup.tensor_parallel,
-        "MAX_INPUT_LENGTH": plan.max_input_tokens,
-        "MAX_TOTAL_TOKENS": plan.max_model_len,
+        "MAX_INPUT_LENGTH": limits.max_input_tokens,
+        "MAX_TOTAL_TOKENS": limits.max_model_len,
         "MAX_BATCH_PREFILL_TOKENS": engine.max_prefill_tokens or prefill,
         # running and queued requests; for minimum latency none may queue
-        "MAX_CONCURRENT_REQUESTS": 1 if plan.slots == 1 else 2 * plan.slots,
+        "MAX_CONCURRENT_REQUESTS": 1 if limits.max_num_seqs == 1 else 2 * limits.max_num_seqs,
         **_tgi_dtype(plan),
-        "CUDA_MEMORY_FRACTION": engine.memory_share,
+        "CUDA_MEMORY_FRACTION": limits.memory_share,
         "CUDA_GRAPHS": 0 if engine.cuda_graphs is False else None,
         "SPECULATE": plan.draft_tokens if plan.draft == NGRAM else None,
         "HF_MODEL_TRUST_REMOTE_CODE": trust_remote_code or None,
@@ -147,33 +148,57 @@ def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) ->
     return _as_text(variables)
 
 
-def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> list[str]:
-    """The arguments of `vllm serve` for one copy."""
-    engine, dtype = plan.engine, plan.setup.dtype
-    states_dtype = plan.checkpoint_states_dtype or dtype in _QUANTIZED
-    if dtype not in (*_LMI_DTYPES, "float8") and not states_dtype:
-        raise InputError(f"no vLLM setting is known for {dtype} weights")
+def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
+    """The arguments of `vllm serve` for one copy; the value of a switch is true."""
+    engine, limits = plan.engine, plan.limits
+    chunked = engine.chunked_prefill
     options = {
+        "model": plan.weights.location,
         "tensor-parallel-size": plan.setup.tensor_parallel,
-        "max-num-seqs": plan.slots,
-        "max-model-len": plan.max_model_len,
-        "dtype": dtype if dtype in _LMI_DTYPES else None,
-        "quantization": "fp8" if dtype == "float8" and not states_dtype else None,
-        "max-num-batched-tokens": engine.max_prefill_tokens,
-        "enable-chunked-prefill": engine.chunked_prefill,
-        "gpu-memory-utilization": engine.memory_share,
+        "max-num-seqs": limits.max_num_seqs,
+        "max-model-len": limits.max_model_len,
+        "dtype": served_dtype(plan),
+        "quantization": _quantization(plan),
+        "max-num-batched-tokens": limits.step_tokens,
+        "enable-chunked-prefill": chunked or None,
+        "no-enable-chunked-prefill": chunked is False or None,
+        "gpu-memory-utilization": limits.memory_share,
         "enforce-eager": engine.cuda_graphs is False or None,
         "kv-cache-dtype": "fp8" if plan.has_one_byte_cache else None,
         "speculative-config": _speculative_config(plan),
         "trust-remote-code": trust_remote_code or None,
     }
-    arguments = [plan.model_id]
-    for name, text in _as_text(options).items():
-        if isinstance(options[name], bool):
-            arguments.append(f"--{name}" if options[name] else f"--no-{name}")
-        else:
-            arguments += [f"--{name}", text]
-    return arguments
+    return _as_text(options)
+
+
+def sglang_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
+    """The arguments of `sglang.launch_server` for one copy; the value of a switch is true."""
+    engine, limits, draft = plan.engine, plan.limits, plan.draft
+    options: dict[str, Any] = {
+        "model-path": plan.weights.location,
+        "tp-size": plan.setup.tensor_parallel,
+        "max-running-requests": limits.max_num_seqs,
+        "context-length": limits.max_model_len,
+        "dtype": served_dtype(plan),
+        "quantization": _quantization(plan),
+        "chunked-prefill-size": -1 if engine.chunked_prefill is False else limits.step_tokens,
+        "mem-fraction-static": math.floor(limits.static_share * 1000) / 1000,
+        "disable-cuda-graph": engine.cuda_graphs is False or None,
+        "kv-cache-dtype": "fp8_e4m3" if plan.has_one_byte_cache else None,
+        "trust-remote-code": trust_remote_code or None,
+    }
+    if draft == NGRAM:
+        options["speculative-algorithm"] = "NGRAM"
+        options["speculative-num-draft-tokens"] = plan.draft_tokens
+    elif draft is not None:
+        options |= {
+            "speculative-algorithm": "STANDALONE",
+            "speculative-draft-model-path": draft,
+            "speculative-num-steps": plan.draft_tokens,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": plan.draft_tokens + 1,
+        }
+    return _as_text(options)
 
 
 def unsupported_settings(
@@ -187,6 +212,8 @@ def unsupported_settings(
     missing = {"chunked_prefill": chunked and (server == "tgi" or old)}
     if server == "tgi":
         missing |= cache | {draft: draft_model}
+    elif server in ("vllm", "sglang"):
+        pass
     elif image is not None and image.engine != "vllm":
         missing |= cache | {
             draft: plan.draft == NGRAM or (draft_model and image.family in _WITHOUT_DRAFTS),
@@ -198,31 +225,55 @@ def unsupported_settings(
     return [name for name, is_missing in missing.items() if is_missing]
 
 
-def lmi_dtype(dtype: str) -> tuple[str | None, str | None]:
-    """LMI's dtype and quantize for a number format of the planner; None omits the setting."""
-    if dtype in _LMI_DTYPES:
-        return _LMI_DTYPES[dtype], None
-    if dtype == "float8":
-        return None, "fp8"
-    if dtype in _QUANTIZED:
-        return None, None
-    raise InputError(
-        f"no LMI setting is known for {weight_format(dtype).name} weights: use "
-        "float16, bfloat16, float32, float8, int4 or mxfp4 (a quantized checkpoint)"
-    )
+def served_dtype(plan: DeploymentPlan, *, knows_auto: bool = True) -> str | None:
+    """The type of 16- or 32-bit weights: the checkpoint's, unless the user states another.
+
+    None: the checkpoint states a narrower format.
+
+    knows_auto  True if the server finds the checkpoint's type by itself, as `auto`
+
+    Raises InputError for a type that the engine refuses for this model, or the device lacks.
+    """
+    shape, dtype, device = plan.setup.shape, plan.setup.dtype, plan.setup.instance.accelerator
+    capability, is_wide = device.compute_capability, dtype in ("bfloat16", "float32")
+    is_stated = is_wide or (dtype == _USUAL and plan.weights.stated_dtype)
+    has_bfloat16 = capability is None or capability >= _BFLOAT16_SINCE
+    if dtype == "bfloat16" and not has_bfloat16:
+        raise InputError(f"{device.name} has no bfloat16: leave out --dtype, or take a newer GPU")
+    if shape.architecture in WITHOUT_FLOAT16 and (is_stated or not has_bfloat16) and not is_wide:
+        advice = "leave out --dtype"
+        if not has_bfloat16:
+            advice = f"take a GPU with bfloat16, which {device.name} lacks"
+        raise InputError(
+            f"{shape.name} overflows in float16, which engines refuse: {advice}, or --dtype float32"
+        )
+    if plan.weights.states_dtype and not is_stated:
+        return None
+    if is_stated or knows_auto:
+        return dtype if is_stated else "auto"
+    try:
+        published = find_model_entry(shape.name).checkpoint_dtype
+    except InputError:
+        return _USUAL  # a folder
+    return "bfloat16" if published == "bfloat16" and has_bfloat16 else _USUAL
+
+
+def _quantization(plan: DeploymentPlan) -> str | None:
+    """The quantization at the start-up of 16-bit weights; None if the checkpoint has a format."""
+    return "fp8" if plan.setup.dtype == "float8" and not plan.weights.states_dtype else None
 
 
 def _tgi_dtype(plan: DeploymentPlan) -> dict[str, str | None]:
     """TGI's variables for the weights' format; a checkpoint states its own kind of FP8."""
     match plan.setup.dtype:
         case "int4":
-            return {"HF_MODEL_QUANTIZE": "gptq" if "gptq" in plan.model_id.lower() else "awq"}
+            is_gptq = "gptq" in plan.weights.location.lower()
+            return {"HF_MODEL_QUANTIZE": "gptq" if is_gptq else "awq"}
         case "float8":
-            return {"HF_MODEL_QUANTIZE": None if plan.checkpoint_states_dtype else "fp8"}
-        case "bfloat16":
-            return {"DTYPE": "bfloat16"}
-        case "float16":
-            return {}
+            return {"HF_MODEL_QUANTIZE": _quantization(plan)}
+        case "float16" | "bfloat16":
+            dtype = served_dtype(plan, knows_auto=False)
+            return {"DTYPE": None if dtype == _USUAL else dtype}
     raise InputError(
         f"TGI serves float16, bfloat16, float8 or int4 weights, not {plan.setup.dtype}"
     )

@@ -8,11 +8,14 @@ from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option, option
+from lmi_bench.core.redaction import redact_text
 
 REGION: Final = Option("AWS region.")
 ACCOUNT: Final = Option("Account of the region's image registry.", default="AWS's in that region")
 _ENDPOINT: Final = "SageMaker endpoint"
 _LONGEST_WAIT_S: Final = 3600
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)$", re.IGNORECASE)
 _NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
 
 
@@ -22,7 +25,7 @@ class Server:
 
     GROUP: ClassVar = "Server"
 
-    kind: str = option("Server: lmi, tgi or vllm.", "--server", value="lmi")
+    kind: str = option("Server: lmi, tgi, vllm or sglang.", "--server", value="lmi")
     model_id: str | None = option(
         "Weights as a Hub id, s3:// prefix or folder.", default="the catalog's Hub id"
     )
@@ -37,8 +40,32 @@ class Server:
     trust_remote_code: bool = option(
         "Permission for the server to run code that comes with the weights.", value=False, rare=True
     )
+    env: tuple[str, ...] = option(
+        "Variable of the container as NAME=VALUE, or a secret as NAME alone, whose value is read "
+        "at deployment; repeatable.",
+        value=(),
+    )
     region: str = option(REGION, value="us-east-1", group=_ENDPOINT)
     account: str | None = option(ACCOUNT, rare=True, group=_ENDPOINT)
+
+    def __post_init__(self) -> None:
+        if self.model_id is not None and self.model_data_uri is not None:
+            raise InputError("--model-id and --model-data both state the weights: leave one out")
+        for text in self.env:
+            name, _, value = text.partition("=")
+            if not _VARIABLE.fullmatch(name):
+                raise InputError(f"--env {text}: write NAME=VALUE, or NAME alone for a secret")
+            if value and (_SECRET_NAME.search(name) or redact_text(value) != value):
+                raise InputError(
+                    f"--env {name}=...: a secret is not written into files; give --env {name}, and "
+                    "its value at deployment"
+                )
+
+    @property
+    def variables(self) -> dict[str, str | None]:
+        """The variables of `env`; None for a secret."""
+        parts = (text.partition("=") for text in self.env)
+        return {name: value if sign else None for name, sign, value in parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +101,8 @@ class EndpointSettings:
     )
 
     def __post_init__(self) -> None:
+        if self.target_per_copy is not None and self.max_instances is None:
+            raise InputError("--target-concurrency needs autoscaling: add --max-instances")
         if not _NAME.fullmatch(self.name):
             raise InputError(
                 f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50"

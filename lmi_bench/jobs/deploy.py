@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.profiles import profile_from_json
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
@@ -19,9 +21,10 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.deploy.bundle import Bundle, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
+from lmi_bench.deploy.images import SERVERS, choose_image
+from lmi_bench.deploy.limits import profile_of
 from lmi_bench.deploy.option_table import Setting, effective_settings, untranslated_variables
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
-from lmi_bench.deploy.server_settings import SERVERS
 from lmi_bench.deploy.settings import EndpointSettings
 from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
@@ -112,10 +115,10 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
     environ = dict(os.environ)
-    settings = effective_settings(properties, environ, source=source)
+    era, vllm = container_of(djl_version)
+    settings = effective_settings(properties, environ, source=source, era=era)
     if not settings:
         raise InputError("nothing to check: give a serving.properties, or set OPTION_ variables")
-    era, vllm = container_of(djl_version)
     verdict = check_settings(
         {name: setting.value for name, setting in settings.items()},
         era=era,
@@ -182,34 +185,24 @@ def sequence_limits(settings: LimitsSettings) -> SequenceLimits:
 
 
 def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
-    layout, model_id = settings.layout, settings.server.model_id
-    if settings.recommendation is not None:
-        saved = load_recommendation(settings.recommendation)
-        plan = plan_from_recommendation(saved.answer, saved.model, model_id=model_id)
-        listener.note(
-            "token limits are those of the recommended workload: longer requests are refused"
+    layout, server = settings.layout, settings.server
+    saved = settings.recommendation and load_recommendation(settings.recommendation)
+    machine = saved.best.instance if saved else str(layout.instance)
+    _, image = choose_image(server, find_instance(machine))
+    profile = profile_of(image, server.kind)
+    if layout.profile is not None:
+        profile = find_profile(layout.profile)
+    elif saved and saved.answer.question.calibrated and saved.profile_document:
+        measured = profile_from_json(json.dumps(saved.profile_document))
+        profile = measured if measured.name == profile.name else profile
+    listener.note(f"memory as in the profile {profile.label}; --profile names another")
+    stated, weights = layout.stated, server.model_data_uri or server.model_id
+    if saved:
+        return plan_from_recommendation(
+            saved.answer, saved.model, profile, stated, image=image, weights=weights
         )
-    else:
-        assert layout.model is not None
-        assert layout.instance is not None
-        plan = plan_from_layout(
-            layout.model,
-            layout.instance,
-            find_profile(layout.profile, settings.server.kind),
-            tensor_parallel=layout.tensor_parallel,
-            copies=layout.replicas,
-            instances=layout.machines,
-            dtype=layout.dtype,
-            max_model_len=layout.max_model_len,
-            max_input_tokens=layout.max_input_tokens,
-            slots=layout.max_batch,
-            model_id=model_id,
-        )
-    if layout.draft is not None:
-        plan = replace(plan, draft=layout.draft)
-    if layout.goal == "latency":
-        plan = replace(plan, slots=1, basis=f"{plan.basis}; one request at a time, for latency")
-    return plan
+    model = str(layout.model)
+    return plan_from_layout(model, machine, profile, stated, image=image, weights=weights)
 
 
 def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:

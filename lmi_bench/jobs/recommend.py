@@ -32,7 +32,7 @@ from lmi_bench.analysis.fleet.vary import (
     sensitivity,
     vary_rate,
 )
-from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
@@ -44,6 +44,7 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.deploy.images import machine_problem
 from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.planned import (
     engine_axes,
@@ -101,7 +102,7 @@ class Advice:
 def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advice:
     """Rank the fleets. Raises InputError for an unusable question."""
     basis = basis_of(settings, listener)
-    request = _request(settings, basis)
+    request, without_image = _with_images(settings, _request(settings, basis))
     span = None if settings.vary is None else parse_range(settings.vary)
     answer = rank(
         request, progress=lambda text, share: listener.progress(text, round(100 * share), 100)
@@ -115,8 +116,29 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     if span is not None:
         listener.progress("the cheapest layout of every load", 100, 100)
         variation = vary_rate(request, *span)
-    answer = replace(answer, accuracy=basis.accuracy)
+    rejected = (*answer.rejected, *without_image)
+    answer = replace(answer, accuracy=basis.accuracy, rejected=rejected)
     return Advice(answer, request, basis, best, changes, variation)
+
+
+def _with_images(
+    settings: RecommendSettings, request: RecommendRequest
+) -> tuple[RecommendRequest, list[Rejection]]:
+    """The request without SageMaker machines that no image of the engine runs on, and these."""
+    if settings.money.price_list.platform != "sagemaker":
+        return request, []
+    engine = request.profile.name.lower()
+    problems = {
+        each.instance_type: problem
+        for each in request.instances or ()
+        if each.instance_type.startswith("ml.")
+        and (problem := machine_problem({engine}, each)) is not None
+    }
+    kept = tuple(one for one in request.instances or () if one.instance_type not in problems)
+    if not kept:
+        raise InputError("; ".join(f"{name}: {text}" for name, text in problems.items()))
+    rejected = [Rejection(name, None, None, text) for name, text in problems.items()]
+    return replace(request, instances=kept), rejected
 
 
 def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:

@@ -8,7 +8,6 @@ from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
     TGI_2023,
-    TGI_GRAPH_PRIOR,
     VLLM_0_6_PRIOR,
     VLLM_0_12,
     VLLM_0_19,
@@ -40,13 +39,8 @@ def default_note(name: str | None) -> str | None:
     return f"planned for {label}; --profile names another engine or a file of `calibrate`"
 
 
-def find_profile(name: str | None, server: str = "") -> EngineProfile:
-    """The profile with this name or in this file; None: today's engine. Raises InputError.
-
-    server  server of a deployment, such as tgi; with None its engine's profile
-    """
-    if name is None and server == "tgi":
-        return TGI_GRAPH_PRIOR
+def find_profile(name: str | None) -> EngineProfile:
+    """The profile with this name or in this file; None: today's engine. Raises InputError."""
     name = DEFAULT_PROFILE if name is None else name
     shipped = SHIPPED.get(name.lower())
     if shipped is not None:

@@ -21,11 +21,11 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.bundle import build_bundle, pack_model, unpack_properties
+from lmi_bench.deploy.limits import Stated
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.sagemaker import Container, check_request, endpoint_requests
 from lmi_bench.deploy.server_settings import (
-    lmi_dtype,
     lmi_settings,
     tgi_environment,
     vllm_arguments,
@@ -37,8 +37,8 @@ ENDPOINT = EndpointSettings("test", ROLE)
 LMI = Server("lmi")
 
 
-def plan(model="llama-2-7b", instance="ml.g5.12xlarge", **layout):
-    return plan_from_layout(model, instance, TGI_2023, **layout)
+def plan(model="llama-2-7b", instance="ml.g5.12xlarge", weights=None, **stated):
+    return plan_from_layout(model, instance, TGI_2023, Stated(**stated), weights=weights)
 
 
 def template_of(bundle):
@@ -61,10 +61,12 @@ def test_the_smallest_degree_that_holds_the_model_is_taken_and_the_machine_fille
         plan("falcon-180b", "ml.p4d.24xlarge", max_model_len=2048)
 
 
-def test_fewer_sequences_fit_the_longer_requests_may_be():
-    slots = [plan(max_model_len=length).slots for length in (512, 1024, 2048, 4096)]
-    assert slots == sorted(slots, reverse=True)
-    assert len(set(slots)) == 4
+def test_fewer_sequences_run_the_longer_requests_are():
+    """The longest request decides nothing; below 32 a paged cache would only let requests wait."""
+    made = [plan(typical_tokens=tokens).limits.max_num_seqs for tokens in (128, 256, 512, 2048)]
+    assert made == sorted(made, reverse=True)
+    assert len(set(made)) >= 3
+    assert made[-1] == plan(max_model_len=4096).limits.max_num_seqs == 32
 
 
 def test_layouts_that_cannot_be_are_refused_with_numbers():
@@ -76,11 +78,11 @@ def test_layouts_that_cannot_be_are_refused_with_numbers():
         plan("falcon-7b", tensor_parallel=4)
 
 
-def answer_of(model, *, slots=57, **changes):
+def answer_of(model, *, slots=57, input_tokens=300, output_tokens=200, **changes):
     """An answer for 300 tokens in and 200 out whose recommended candidate is changed."""
     answer = recommend(
         RecommendRequest(
-            Workload(find_model(model), "float16", 300, 200),
+            Workload(find_model(model), "float16", input_tokens, output_tokens),
             VLLM_0_12,
             instances=(find_instance("ml.p4d.24xlarge"),),
         )
@@ -99,11 +101,10 @@ def test_a_recommendation_becomes_its_own_layout():
         copies=4,
         slots=57,
     )
-    made = plan_from_recommendation(answer, "llama-2-13b")
+    made = plan_from_recommendation(answer, "llama-2-13b", VLLM_0_12)
     settings = parse_properties(build_bundle(made, LMI, ENDPOINT).files["serving.properties"])
     assert settings["option.tensor_parallel_degree"] == "2"
-    assert settings["option.max_rolling_batch_size"] == "57"
-    assert settings["option.max_model_len"] == "500"
+    assert settings["option.gpu_memory_utilization"] == "0.9"
     assert settings["option.model_id"] == "meta-llama/Llama-2-13b-hf"
     assert made.instances == 3
     mixed = replace(
@@ -114,8 +115,11 @@ def test_a_recommendation_becomes_its_own_layout():
             setting=EngineSetting(dtype="int4", kv_dtype="float8", max_batch_size=57),
         ),
     )
-    made = plan_from_recommendation(mixed, "llama-2-13b")
-    assert (made.setup.dtype, made.max_model_len, made.max_input_tokens) == ("int4", 910, 900)
+    awq = "org/Llama-2-13B-AWQ"
+    made = plan_from_recommendation(mixed, "llama-2-13b", VLLM_0_12, weights=awq)
+    assert (made.setup.dtype, made.limits.max_num_seqs) == ("int4", 57)
+    assert made.limits.max_model_len >= 910
+    assert made.limits.max_input_tokens >= 900
     assert made.engine == mixed.recommended.setting
 
 
@@ -125,7 +129,7 @@ def test_a_recommendation_becomes_its_own_layout():
         ({"max_model_len": 2048}, LMI, ENDPOINT),
         ({"max_model_len": 2048, "tensor_parallel": 1, "copies": 3}, LMI, ENDPOINT),
         (
-            {"max_model_len": 2048, "tensor_parallel": 2, "instances": 2},
+            {"max_model_len": 2048, "tensor_parallel": 2, "machines": 2},
             Server("lmi", image="lmi20", model_data_uri="s3://bucket/prefix/"),
             EndpointSettings("test", ROLE, max_instances=4, components=True, accept_eula=True),
         ),
@@ -199,7 +203,7 @@ def test_a_start_longer_than_sagemaker_waits_is_refused():
 
 def test_scaling_holds_the_concurrency_of_what_is_scaled():
     """Whole machines: the slots of all their copies. Components: those of one."""
-    made = plan(tensor_parallel=2, instances=2, max_model_len=2048, slots=10)
+    made = plan(tensor_parallel=2, machines=2, max_model_len=2048, max_batch=10)
     by_machine = dict(
         endpoint_requests(
             made,
@@ -225,7 +229,7 @@ def test_scaling_holds_the_concurrency_of_what_is_scaled():
 
 
 def test_each_server_gets_the_limits_in_its_own_words():
-    made = plan(tensor_parallel=4, max_model_len=4096, max_input_tokens=3840, slots=40)
+    made = plan(tensor_parallel=4, max_model_len=4096, max_input_tokens=3840, max_batch=40)
     tgi = build_bundle(made, Server("tgi"), ENDPOINT)
     assert parse_properties(tgi.files["tgi.env"]) == {
         "HF_MODEL_ID": "meta-llama/Llama-2-7b-hf",
@@ -234,6 +238,8 @@ def test_each_server_gets_the_limits_in_its_own_words():
         "MAX_TOTAL_TOKENS": "4096",
         "MAX_BATCH_PREFILL_TOKENS": "4096",
         "MAX_CONCURRENT_REQUESTS": "80",
+        "CUDA_MEMORY_FRACTION": "0.95",
+        "HF_TOKEN": "",
     }
     script = build_bundle(made, Server("vllm"), ENDPOINT).files["vllm-serve.sh"]
     for words in ("--tensor-parallel-size", "--max-num-seqs", "--max-model-len", "--dtype"):
@@ -251,13 +257,6 @@ def test_code_from_the_hub_is_never_allowed_unasked():
         assert "trust" not in files
         asked = build_bundle(made, Server(server, trust_remote_code=True), ENDPOINT)
         assert "trust" in "".join(asked.files.values()).lower()
-
-
-def test_number_formats_without_a_setting_are_refused():
-    assert lmi_dtype("float8") == (None, "fp8")
-    assert lmi_dtype("int4") == (None, None)
-    with pytest.raises(InputError, match="no LMI setting is known for int8 weights"):
-        lmi_dtype("int8")
 
 
 class TestArchive:
@@ -292,25 +291,28 @@ class TestArchive:
             pack_model(tmp_path, tmp_path / "none.tar.gz")
 
 
-FAST = {
-    "draft": "org/tiny-draft",
-    "draft_tokens": 3,
-    "engine": EngineSetting(
-        kv_dtype="float8",
-        max_prefill_tokens=8192,
-        chunked_prefill=True,
-        memory_share=0.85,
-        cuda_graphs=False,
-    ),
-}
+SETTING = EngineSetting(
+    kv_dtype="float8",
+    max_prefill_tokens=8192,
+    chunked_prefill=True,
+    memory_share=0.85,
+    cuda_graphs=False,
+)
+
+
+def fast_plan():
+    layout = {"instance": "ml.g5.12xlarge", "tensor_parallel": 1, "copies": 4}
+    answer = answer_of("llama-2-7b", setting=SETTING, **layout)
+    stated = Stated(draft="org/tiny-draft")
+    return plan_from_recommendation(answer, "llama-2-7b", VLLM_0_12, stated)
 
 
 def test_engine_settings_of_a_plan_are_written_in_each_servers_words():
-    made = replace(plan(), **FAST)
+    made = fast_plan()
     lmi = parse_properties(build_bundle(made, LMI, ENDPOINT).files["serving.properties"])
     assert json.loads(lmi["option.speculative_config"]) == {
         "model": "org/tiny-draft",
-        "num_speculative_tokens": 3,
+        "num_speculative_tokens": 5,
     }
     assert {name: lmi[f"option.{name}"] for name in (
         "kv_cache_dtype", "max_rolling_batch_prefill_tokens", "enable_chunked_prefill",
@@ -326,12 +328,12 @@ def test_engine_settings_of_a_plan_are_written_in_each_servers_words():
     words = shlex.split(script.split("exec ")[1].replace("\\\n", ""))
     assert words[words.index("--kv-cache-dtype") + 1] == "fp8"
     assert words[words.index("--max-num-batched-tokens") + 1] == "8192"
-    assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 3
+    assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 5
     assert {"--enable-chunked-prefill", "--enforce-eager"} < set(words)
 
 
 def test_what_tgi_cannot_be_told_is_said_and_not_dropped():
-    bundle = build_bundle(replace(plan(), **FAST), Server("tgi"), ENDPOINT)
+    bundle = build_bundle(fast_plan(), Server("tgi"), ENDPOINT)
     assert "CUDA_MEMORY_FRACTION=0.85" in bundle.files["tgi.env"]
     assert "MAX_BATCH_PREFILL_TOKENS=8192" in bundle.files["tgi.env"]
     [said] = [trap for trap in bundle.traps if "do not set" in trap]
@@ -353,7 +355,7 @@ class TestAVariantOfACatalogModel:
     def test_a_hub_id_is_deployed_as_it_was_given(self):
         asked = "meta-llama/Llama-3.1-8B-Instruct"
         made = plan(asked, "ml.g5.2xlarge", max_model_len=2048)
-        assert made.model_id == asked
+        assert made.weights.location == asked
         assert made.setup.shape.name == "llama-3.1-8b"
 
     def test_a_variant_without_a_hub_id_is_not_deployed_as_its_base(self):
@@ -361,9 +363,11 @@ class TestAVariantOfACatalogModel:
             plan("llama-3.1-8b-instruct", "ml.g5.2xlarge", max_model_len=2048)
 
     def test_a_recommendation_keeps_the_name_that_was_asked_for(self):
-        answer = answer_of("qwen3-32b", instance="ml.g5.12xlarge", tensor_parallel=4, copies=1)
-        made = plan_from_recommendation(answer, "Qwen/Qwen3-32B-AWQ")
-        assert made.model_id == "Qwen/Qwen3-32B-AWQ"
+        setting = EngineSetting(dtype="int4")
+        layout = {"instance": "ml.g5.12xlarge", "tensor_parallel": 4, "copies": 1}
+        answer = answer_of("qwen3-32b", setting=setting, **layout)
+        made = plan_from_recommendation(answer, "Qwen/Qwen3-32B-AWQ", VLLM_0_12)
+        assert made.weights.location == "Qwen/Qwen3-32B-AWQ"
 
     @pytest.mark.parametrize(
         ("model", "dtype"),
@@ -373,12 +377,12 @@ class TestAVariantOfACatalogModel:
         made = plan(model, "ml.p5.48xlarge", max_model_len=2048)
         assert made.setup.dtype == dtype
         assert not {"option.dtype", "option.quantize"} & lmi_settings(made).keys()
-        assert not {"--dtype", "--quantization"} & {*vllm_arguments(made)}
+        assert not {"dtype", "quantization"} & {*vllm_arguments(made)}
 
     def test_a_format_that_is_asked_of_16_bit_weights_is_set(self):
         made = plan("Qwen/Qwen3-32B", "ml.p5.48xlarge", max_model_len=2048, dtype="fp8")
         assert lmi_settings(made)["option.quantize"] == "fp8"
-        assert "fp8" in vllm_arguments(made)
+        assert vllm_arguments(made)["quantization"] == "fp8"
 
     def test_tgi_is_told_which_four_bits(self):
         made = plan("TheBloke/Llama-2-13B-chat-GPTQ", max_model_len=2048)

@@ -15,6 +15,7 @@ from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.engine_arguments import argument_history, engine_arguments
 from lmi_bench.deploy.images import all_images, find_image
+from lmi_bench.deploy.limits import Stated
 from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.settings import EndpointSettings, Server
@@ -214,7 +215,7 @@ def test_an_image_is_refused_on_a_machine_that_it_is_not_for(family, version, ma
 )
 def test_the_hosts_get_the_driver_of_the_image(server, ami):
     """botocore: driver 580 and CUDA 13.0 are in 4-1, driver 550 and CUDA 12.4 in 3-1."""
-    made = plan_from_layout("llama-2-7b", "ml.g5.2xlarge", TGI_2023, max_model_len=2048)
+    made = plan_from_layout("llama-2-7b", "ml.g5.2xlarge", TGI_2023, Stated(max_model_len=2048))
     role = "arn:aws:iam::111122223333:role/sagemaker"
     bundle = build_bundle(made, server, EndpointSettings("test", role))
     (variant,) = json.loads(bundle.files["sagemaker.json"])[1]["parameters"]["ProductionVariants"]
@@ -223,7 +224,7 @@ def test_the_hosts_get_the_driver_of_the_image(server, ami):
 
 
 def test_the_region_chooses_the_registry_of_a_bundle():
-    made = plan_from_layout("llama-2-7b", "ml.g5.2xlarge", TGI_2023, max_model_len=2048)
+    made = plan_from_layout("llama-2-7b", "ml.g5.2xlarge", TGI_2023, Stated(max_model_len=2048))
     role = "arn:aws:iam::111122223333:role/sagemaker"
     server = Server("lmi", region="eu-south-1")
     image = build_bundle(made, server, EndpointSettings("test", role)).image
@@ -237,9 +238,10 @@ def test_an_address_of_a_known_image_is_held_against_the_machine():
 
 
 def bundle_of(instance, image, tensor_parallel=1, components=False, **changes):
-    layout = {"max_model_len": 4096, "max_input_tokens": 3072, "slots": 8}
-    layout |= {"tensor_parallel": tensor_parallel}
-    made = replace(plan_from_layout("llama-2-7b", instance, TGI_2023, **layout), **changes)
+    stated = Stated(
+        max_model_len=4096, max_input_tokens=3072, max_batch=8, tensor_parallel=tensor_parallel
+    )
+    made = replace(plan_from_layout("llama-2-7b", instance, TGI_2023, stated), **changes)
     role = "arn:aws:iam::111122223333:role/sagemaker"
     endpoint = EndpointSettings("test", role, components=components)
     return build_bundle(made, Server("lmi", image=image), endpoint)

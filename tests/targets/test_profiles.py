@@ -8,7 +8,7 @@ import pytest
 
 import lmi_bench
 from lmi_bench.analysis.fit.from_run import prior_for_run
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023, TGI_GRAPH_PRIOR
+from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.manifest import Manifest, TargetFacts
 from lmi_bench.core.scenario import EngineSection
@@ -24,9 +24,7 @@ def run_of(**target):
 
 def test_the_default_is_vllm_and_that_of_tgi_its_own():
     assert find_profile(None).name == "vLLM"
-    assert find_profile(None, "lmi").name == "vLLM"
-    assert find_profile(None, "tgi") == TGI_GRAPH_PRIOR
-    assert find_profile("tgi-2023", "vllm") == TGI_2023
+    assert find_profile("tgi-2023") == TGI_2023
 
 
 @pytest.mark.parametrize(
