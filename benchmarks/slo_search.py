@@ -38,7 +38,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis
-from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
@@ -161,7 +161,7 @@ def made_up(server: MadeUp, noise: float, seed: int, slo: Slo | None = None) -> 
     def run(spec: LevelSpec) -> LevelRun:
         load, number = spec.concurrency or spec.rate_per_s or 1.0, spec.num_requests or 0
         open_loop = spec.concurrency is None
-        watch = None if slo is None else CertainMiss([slo], number, open_loop=open_loop)
+        watch = None if slo is None else CertainMiss([slo], spec)
         records: list[RequestRecord] = []
         in_flight: list[tuple[float, int]] = []
         decided = False
@@ -183,7 +183,8 @@ def made_up(server: MadeUp, noise: float, seed: int, slo: Slo | None = None) -> 
             decided = (watch is not None and watch.add(records[index])) or decided
             if not decided and len(records) < number:
                 send(len(records) / load if open_loop else now_s)
-        return LevelRun(spec, 1, tuple(records), DECIDED if decided else None)
+        marked = with_start_marked(records, spec)
+        return LevelRun(spec, 1, marked, DECIDED if decided else None)
 
     return run
 

@@ -14,7 +14,13 @@ import typer
 
 from lmi_bench.cli.command import spread_options
 from lmi_bench.cli.console import run_job, terminal
-from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED, EXIT_TERMINATED
+from lmi_bench.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_SLO_MISSED,
+    EXIT_TERMINATED,
+)
 from lmi_bench.jobs.settings.sweep import SweepSettings
 
 if TYPE_CHECKING:
@@ -39,8 +45,10 @@ def sweep(settings: SweepSettings) -> None:
         raise typer.Exit(EXIT_TERMINATED if is_terminated() else EXIT_INTERRUPTED)
     if outcome.failed:
         raise typer.Exit(EXIT_FAILED)
-    if outcome.slo_missed:
+    if outcome.slo_outcome == "missed":
         raise typer.Exit(EXIT_SLO_MISSED)
+    if outcome.slo_outcome == "not measured":
+        raise typer.Exit(EXIT_BAD_INPUT)
 
 
 def _sweep(settings: SweepSettings) -> SweepResult | MatrixResult:

@@ -19,11 +19,12 @@ from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import load_name
+from lmi_bench.core.records import counted
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
-from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, misses_slos
+from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
 from lmi_bench.report.formats import MISSING, number
 from lmi_bench.report.slo_text import (
     describe_answer,
@@ -74,9 +75,15 @@ def print_sweep(result: SweepResult) -> None:
         fail(f"no level is usable: {failed} requests failed{_first_error(result)}")
 
 
+def _answer_text(result: SweepResult, answer: SloAnswer) -> str:
+    if result.slo_outcome != "not measured":
+        return describe_answer(answer)
+    return f"not measured, for too few requests; so far {describe_answer(answer)}"
+
+
 def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
     levels = result.levels
-    say(describe_answer(answer))
+    say(_answer_text(result, answer))
     if (cost := cost_at(levels, answer)) is not None:
         say(cost)
     searched = result.scenario.load.search is not None
@@ -118,12 +125,12 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
         best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
         yield f"  most: {_level_text(best.line)} at {best.line.name}"
     if result.answer is not None:
-        yield f"  SLOs: {describe_answer(result.answer).splitlines()[0]}"
+        yield f"  SLOs: {_answer_text(result, result.answer).splitlines()[0]}"
     elif result.slos:
         options = result.slo_options
         met = highest_meeting(levels, result.pooled.records, result.slos, failures=options.failures)
         named = ", ".join(map(str, result.slos))
-        verdict = f"met up to {met.name}" if met else "no level is known to meet them"
+        verdict = f"met up to {met.name}" if met else (result.slo_outcome or "not measured")
         yield f"  SLOs: {named}: {verdict}"
     yield f"  doubt: {_doubt(levels, curve)}"
     yield f"  next: lmi-bench report {result.folder}"
@@ -232,9 +239,9 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: b
     limits = ", ".join(limit.of_a_request for limit in options.limits)
     by = limits or ", ".join(map(str, slos))
     print_table(f"Goodput: requests that meet {by}", rows, left=("level",))
-    missed = misses_slos(run, slos, options)
+    outcome = slo_outcome(run, slos, options)
     if not slos:
-        if missed:
+        if outcome == "missed":
             say(
                 f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
                 f"the best has {best_good_share(run, options.limits):.1%}"
@@ -242,7 +249,7 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: b
         return
     if not verdict:
         return
-    if missed:
+    if outcome != "passed":
         say(why_missed(run, slos, options.failures))
     highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
     if highest is not None:
@@ -259,14 +266,14 @@ def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
         return f"SLO missed at every level: {stated}"
     if not broken:
         every = failures == "infinite"  # otherwise failed requests count in no quantile
-        most = max((sum(every or r.ok for r in records) for records in run.records), default=0)
+        counts = (sum(every or r.ok for r in counted(records)) for records in run.records)
         return (
-            f"no level is known to meet {stated}: this needs {needed} answered requests a level, "
-            f"and no level has more than {most} (--requests-per-level {needed})"
+            f"not measured: {stated} needs {needed} answered requests a level, "
+            f"and no level has more than {max(counts, default=0)} (--requests-per-level {needed})"
         )
     return (
-        f"no level is known to meet {stated}: missed at {_names(broken)}; too few requests to tell "
-        f"at {_names(unsure)} (--requests-per-level {needed})"
+        f"no level is known to meet {stated}: missed at {_names(broken)}; not measured, for too "
+        f"few requests, at {_names(unsure)} (--requests-per-level {needed})"
     )
 
 

@@ -262,7 +262,7 @@ class Judgement(JsonValue):
 
     ratio    largest measured / limit; infinite if requests failed
     binding  the SLO with that ratio
-    planned  planned requests of the level; None if its duration was fixed
+    planned  planned requests that count; None if the level's duration was fixed
     sure     a miss that is significant: so many requests over the limit have a probability below
              1 % if the SLO is met
     noise    standard deviation of log(ratio), from its own requests; None: unknown
@@ -322,6 +322,8 @@ class Level(JsonValue):
     requests, errors  None if another tool's file does not say (`sent`, `failed`: then 0)
     stopped_by        the rule that ended the level early: timeout, errors, duration, interrupted
                       or decided
+    start_requests    first requests of a closed loop's users, in no latency; 0 if too few others
+                      were sent, so that all count; None if all count by definition
     search            its judgement, if a search chose the level
     attempts, attempts_left_out, spread  of several pooled attempts; never in a file
     """
@@ -331,6 +333,7 @@ class Level(JsonValue):
     load: Load
     requests: int | None = None
     errors: int | None = None
+    start_requests: int | None = None
     errors_by_kind: Mapping[str, int] = field(default_factory=dict)
     error_examples: Mapping[str, Sequence[str]] | None = None
     output_tokens: float | None = None
@@ -392,6 +395,11 @@ class Level(JsonValue):
         return self.errors or 0
 
     @property
+    def counted(self) -> int:
+        """Requests sent that latencies count."""
+        return self.sent - (self.start_requests or 0)
+
+    @property
     def completed(self) -> int:
         """Requests with a complete answer."""
         return self.sent - self.failed
@@ -450,7 +458,8 @@ _OF_A_PRICE = (
 
 # The keys in a sweep's order; a question mark marks those that only some levels have.
 _KEYS = """
-    level attempt stopped_by concurrency rate_per_s requests errors errors_by_kind error_examples?
+    level attempt stopped_by concurrency rate_per_s requests start_requests? errors errors_by_kind
+    error_examples?
     output_tokens input_tokens wall_s throughput_tokens_per_s total_throughput_tokens_per_s
     request_throughput_per_s steady valid invalid_reason ttft_ms ttft_from_sent_ms ttft_answer_ms?
     reasoning_tokens? reasoning_token_share? dispatch_delay_ms itl_ms tpot_ms e2e_ms

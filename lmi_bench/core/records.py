@@ -5,7 +5,7 @@ Times in a finished level's records are seconds since the level's start, monoton
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmi_bench.core.errors import TargetError
@@ -28,6 +28,8 @@ class RequestRecord:
     status    "ok" or the kind of the error
     session, turn  conversation number and turn within it, from 0
     asked_tokens   requested answer length; 0: not known
+    at_start       first request of a closed loop's user: it waited behind those of all the others,
+                   so it is in no latency statistic and in no verdict of an SLO
     """
 
     request_id: int
@@ -40,6 +42,7 @@ class RequestRecord:
     session: int | None = None
     turn: int = 0
     asked_tokens: int = 0
+    at_start: bool = False
 
     def __post_init__(self) -> None:
         if not self.output_tokens and self.exchange.token_counts:
@@ -100,6 +103,28 @@ class RequestRecord:
     def shifted(self, start_s: float) -> RequestRecord:
         """The same record with times relative to `start_s`, without the answer's text."""
         return replace(self, due_s=self.due_s - start_s, exchange=self.exchange.shifted(start_s))
+
+
+def counted(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """The requests that latencies and SLOs count: all but those of a closed loop's start."""
+    return [record for record in records if not record.at_start]
+
+
+def is_at_start(record: RequestRecord, spec: LevelSpec) -> bool:
+    """Whether a request of the level is the first of a closed loop's user."""
+    number = record.request_id if record.session is None else record.session
+    return record.turn == 0 and number < spec.start_requests
+
+
+def with_start_marked(
+    records: Sequence[RequestRecord], spec: LevelSpec
+) -> tuple[RequestRecord, ...]:
+    """A level's records, with the first request of each user marked if enough others remain."""
+    if not spec.left_out_of(len(records)):
+        return tuple(records)
+    return tuple(
+        replace(each, at_start=True) if is_at_start(each, spec) else each for each in records
+    )
 
 
 @dataclass(frozen=True, slots=True)

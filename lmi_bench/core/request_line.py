@@ -46,6 +46,8 @@ def request_line(
             line[name] = _ns(value) if name.endswith("_s") else value
     if record.session is not None:
         line |= {"session": record.session, "turn": record.turn}
+    if record.at_start:
+        line["at_start"] = True
     return line
 
 
@@ -69,6 +71,7 @@ def record_of(line: Mapping[str, Any]) -> RequestRecord:
         session=line.get("session"),
         turn=line.get("turn", 0),
         asked_tokens=line.get("asked_tokens", 0),
+        at_start=line.get("at_start", False),
     )
 
 

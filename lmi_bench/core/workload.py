@@ -60,6 +60,8 @@ class LevelSpec:
     num_sessions   conversations, for a load of sessions; None: the duration ends the level
     max_sessions   maximum concurrent conversations of an open loop
     max_in_flight  maximum requests in flight
+    start_requests  number of first requests of a closed loop's users, part of `num_requests`: sent
+                    at once, they wait for each other, so latencies leave them out
     """
 
     index: int
@@ -71,6 +73,7 @@ class LevelSpec:
     num_sessions: int | None = None
     max_sessions: int | None = None
     max_in_flight: int | None = None
+    start_requests: int = 0
 
     def __post_init__(self) -> None:
         if self.num_requests is None and self.duration_s is None:
@@ -79,6 +82,17 @@ class LevelSpec:
             raise InputError(f"a level needs at least 1 request, got {self.num_requests}")
         if self.duration_s is not None and self.duration_s <= 0:
             raise InputError(f"duration_s must be above 0, got {self.duration_s:g}")
+
+    @property
+    def counted_requests(self) -> int | None:
+        """Requests that latencies count; None where the duration alone ends the level."""
+        if self.num_requests is None:
+            return None
+        return self.num_requests - self.left_out_of(self.num_requests)
+
+    def left_out_of(self, sent: int) -> int:
+        """Requests of the start that are left out of `sent` ones; 0 if too few would be left."""
+        return self.start_requests if sent >= 2 * self.start_requests else 0
 
     @property
     def concurrency(self) -> int | None:
@@ -118,6 +132,19 @@ def of_sessions(
         num_requests=requests or None,
         max_sessions=max_sessions,
     )
+
+
+def with_start(spec: LevelSpec) -> LevelSpec:
+    """A closed loop's level with one more request for each user, whose first is in no latency.
+
+    Fewer requests than users are too few to leave any out.
+    """
+    users, number = spec.concurrency, spec.num_requests
+    if users is None:
+        return spec
+    if number is not None and number >= users:
+        number += users
+    return replace(spec, start_requests=users, num_requests=number)
 
 
 def closed_loop_requests(users: int, per_user: int | None) -> int:

@@ -55,6 +55,7 @@ def request_table(run: Run) -> pd.DataFrame:
                     "concurrency": line.load.concurrency,
                     "rate_per_s": line.load.rate_per_s,
                     "request_id": record.request_id,
+                    "at_start": record.at_start,
                     "status": record.status,
                     "finish_reason": record.exchange.finish_reason,
                     "due_s": record.due_s,

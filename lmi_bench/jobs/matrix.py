@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lmi_bench.analysis.results.gate import OUTCOMES, Outcome
 from lmi_bench.core.durable import write_text, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import SILENT, Listener
@@ -164,12 +165,12 @@ class CellState:
     cell: Combination
     state: str = "waiting"
     error: str = ""
-    slo_missed: bool = False
+    slo_outcome: Outcome | None = None
     run: Run | None = None
 
     def keep(self, result: SweepResult) -> None:
         """Take over how the cell's sweep ended."""
-        self.run, self.slo_missed = result.run, result.slo_missed
+        self.run, self.slo_outcome = result.run, result.slo_outcome
         self.state = _state(result.folder)
         if result.failed:
             self.state, self.error = "failed", "no level is usable"
@@ -191,9 +192,10 @@ class MatrixResult:
         return any(each.state == "failed" for each in self.cells)
 
     @property
-    def slo_missed(self) -> bool:
-        """Whether some cell has no level that meets the SLOs."""
-        return any(each.slo_missed for each in self.cells)
+    def slo_outcome(self) -> Outcome | None:
+        """The worst outcome of a cell; None without SLOs."""
+        found = {each.slo_outcome for each in self.cells}
+        return next((each for each in OUTCOMES if each in found), None)
 
 
 def run_matrix(

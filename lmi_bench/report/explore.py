@@ -15,7 +15,7 @@ import numpy as np
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.core.level import LATENCY_KEY, Level, Metric
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.records import RequestRecord, counted
 from lmi_bench.core.run_store import Run
 
 QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 0.99, 1)
@@ -57,7 +57,7 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """
     stride = 1 + len(records) // SAMPLE
     sample = records[::stride]
-    found = [request_latency(r, open_loop=line.load.is_open) for r in sample if r.ok]
+    found = [request_latency(r, open_loop=line.load.is_open) for r in counted(sample) if r.ok]
     values = {key: np.concatenate([[], *(e.values_ms(key) for e in found)]) for key in _METRICS}
     sent_s = [record.sent_s for record in records]
     ended_s = [max(r.sent_s, r.ended_s or 0.0, *r.token_times_s[-1:]) for r in records]

@@ -12,6 +12,7 @@ from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.jobs.sweep.result import AS_STATED, slo_outcome
 from tests.levels import level_of
 
 SLOS = (parse_slo("ttft_p90<=1s"),)
@@ -38,11 +39,26 @@ def run_of(*levels):
         (((16, 48, 2.0), (32, 96, 3.0)), "SLO missed at every level: ttft_p90<=1000ms"),
         (
             ((1, 3, 0.1), (2, 6, 0.1), (16, 48, 2.0)),
-            "no level is known to meet ttft_p90<=1000ms: missed at concurrency 16; too few "
-            "requests to tell at concurrency 1, 2 (--requests-per-level 29)",
+            "no level is known to meet ttft_p90<=1000ms: missed at concurrency 16; not "
+            "measured, for too few requests, at concurrency 1, 2 (--requests-per-level 29)",
         ),
         (((1, 3, 0.1),), "needs 29 answered requests a level, and no level has more than 3"),
     ],
 )
 def test_a_miss_is_told_from_too_few_requests(levels, said):
     assert said in why_missed(run_of(*levels), SLOS, "exclude")
+
+
+@pytest.mark.parametrize(
+    ("levels", "outcome"),
+    [
+        (((1, 3, 0.1), (16, 48, 0.5)), "passed"),
+        (((1, 32, 2.0), (16, 48, 3.0)), "missed"),
+        (((1, 32, 2.0), (16, 3, 0.5)), "missed"),  # more users are not faster
+        (((1, 3, 0.1), (16, 48, 2.0)), "not measured"),
+        (((1, 3, 0.1),), "not measured"),
+        (((1, 3, 2.0),), "missed"),  # even the fastest is over
+    ],
+)
+def test_slos_are_missed_only_where_the_lowest_load_is_known_to_miss_them(levels, outcome):
+    assert slo_outcome(run_of(*levels), SLOS, AS_STATED) == outcome

@@ -37,7 +37,7 @@ def test_the_shortest_scenario_is_whole(tmp_path):
     scenario = load_scenario(_file(tmp_path, SHORTEST))
     assert scenario.target == "engine"
     assert scenario.timeout_s is None
-    assert [level.num_requests for level in levels_of(scenario)] == [3, 6, 12, 24]
+    assert [level.num_requests for level in levels_of(scenario)] == [4, 8, 16, 32]
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ def _level(run):
 
 
 def test_two_workers_and_the_servers_own_view_of_the_level(tmp_path):
-    """12 requests of 6 tokens through two processes; the server counted them, too."""
+    """16 requests of 6 tokens through two processes; the server counted them, too."""
     run = tmp_path / "run"
     with runtime_server(step_s=0.02) as url:
         done = lmi_bench("sweep", url, *SMALL, "--workers", "2", "--out", run)
     line = _level(run)
-    assert (line["requests"], line["errors"], line["output_tokens"]) == (12, 0, 72)
+    assert (line["requests"], line["errors"], line["output_tokens"]) == (16, 0, 96)
     assert line["generator"]["workers"] == 2
-    assert line["server"]["requests"] == 12
+    assert line["server"]["requests"] == 16
     assert line["server"]["ttft_mean_ms"] <= line["server"]["client_ttft_mean_ms"]
     assert line["connect_ms"]["n"] >= 4
     assert line["generator"]["ttft_error_bound_ms"] is not None

@@ -177,8 +177,8 @@ def test_a_sagemaker_endpoint_streams_to_the_sweep(tmp_path, protocol):
         )
     levels = lines_of(run, "levels.jsonl")
     assert [line["errors"] for line in levels] == [0, 0]
-    assert [line["output_tokens"] for line in levels] == [18, 36]
-    assert all(line["ttft_ms"]["n"] == line["requests"] for line in levels)
+    assert [line["output_tokens"] for line in levels] == [24, 48]
+    assert all(line["ttft_ms"]["n"] == 3 * line["concurrency"] for line in levels)
     manifest = manifest_of(run)
     assert manifest["scenario"]["timeout_s"] == 480.0
     assert manifest["target"]["operation"] == "InvokeEndpointWithResponseStream"

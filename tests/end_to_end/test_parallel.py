@@ -38,7 +38,7 @@ def test_two_groups_of_two_ranks_share_a_sweep(tmp_path):
     )
     (level,) = lines(tmp_path / "run/levels.jsonl")
     assert level["errors"] == 0
-    assert level["requests_by_replica"] == {"0": 2, "1": 2}
+    assert level["requests_by_replica"] == {"0": 3, "1": 3}
 
 
 def test_replicas_share_the_requests_and_levels_count_them(tmp_path):
@@ -48,11 +48,11 @@ def test_replicas_share_the_requests_and_levels_count_them(tmp_path):
         tmp_path / "run",
     )
     (level,) = lines(tmp_path / "run/levels.jsonl")
-    assert level["requests_by_replica"] == {"0": 6, "1": 6, "2": 6, "3": 6}
+    assert level["requests_by_replica"] == {"0": 8, "1": 8, "2": 8, "3": 8}
     target = json.loads((tmp_path / "run/manifest.json").read_text())["target"]
     assert (target["replicas"], target["router"]) == (4, "round_robin")
     records = lines(tmp_path / "run/requests.jsonl")
-    assert [record["replica"] for record in records] == [n % 4 for n in range(24)]
+    assert [record["replica"] for record in records] == [n % 4 for n in range(32)]
 
 
 def test_max_takes_every_device_that_the_replicas_leave(tmp_path):

@@ -14,11 +14,11 @@ from tests.end_to_end.commands import Server, lmi_bench
 SCENARIO = """
 model: demo-15m
 workload: {mix: [{input_tokens: 12, output_tokens: 5}, {input_tokens: 5, output_tokens: 9}]}
-load: {concurrency: [1, 3], requests_per_level: 6, warmup_requests: 0}
+load: {concurrency: [2, 4], requests_per_level: 6, warmup_requests: 0}
 engine: {threads: 1}
 """
-# By hand: 6 requests in equal shares, so 3 of each kind a level.
-WORK = [(6, 0, 3 * 12 + 3 * 5, 3 * 5 + 3 * 9)] * 2
+# By hand: one for each user and 6 more, in equal shares, so 4 and 5 of each kind.
+WORK = [(2 * n, 0, n * 12 + n * 5, n * 5 + n * 9) for n in (4, 5)]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_simulated_server_answers_with_the_instance_s_timing(tmp_path):
         )
         (line,) = [json.loads(text) for text in (run / "levels.jsonl").read_text().splitlines()]
         assert 22 < line["itl_ms"]["mean"] < 60
-        assert line["output_tokens"] == 32
+        assert line["output_tokens"] == 3 * 16
     finally:
         assert running.stop()[0] == 0
 

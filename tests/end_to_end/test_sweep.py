@@ -226,7 +226,7 @@ TWENTY = ("--requests-per-level", "20", "--osl", "2", "--warmup-requests", "0")
         (8, (), 1, "requests failed: overloaded: HTTP 503: queue full"),
         (8, ("--slo", "ttft_mean<=100s"), 1, "error: no level is usable"),
         (8, ("--slo", "ttft_mean<=0.001ms"), 99, "requests failed ("),
-        (3, (), 0, "6 of 20 requests failed (6 overloaded: HTTP 503: queue full)"),
+        (3, (), 0, "8 of 22 requests failed (8 overloaded: HTTP 503: queue full)"),
     ],
 )
 def test_failures_decide_the_exit_code_when_they_are_most_of_all_and_are_named_always(
@@ -244,13 +244,13 @@ def test_failures_decide_the_exit_code_when_they_are_most_of_all_and_are_named_a
 
 @pytest.mark.parametrize(
     ("share", "code", "stopped_by", "requests"),
-    [("20%", 1, ["errors"], (12, 13)), ("none", 0, [None, None], (20, 20))],
+    [("20%", 1, ["errors"], (12, 13)), ("none", 0, [None, None], (22, 22))],
 )
 def test_a_level_ends_at_the_share_of_failures_that_is_stated(
     tmp_path, share, code, stopped_by, requests
 ):
     """After the probe the requests 1, 2, 10, 11 and 12 fail: the fifth, the first beyond a fifth
-    of twenty, ends the level, when the other user's may be on its way."""
+    of twenty-two, ends the level, when the other user's may be on its way."""
     run = tmp_path / "run"
     with _failing(3) as (url, _):
         target = (url, *STATED[:-1], "2,2", *TWENTY)

@@ -57,7 +57,7 @@ def sweep_of(url, loads, run):
 
 
 def test_ctrl_c_in_the_first_level_and_after_it_loses_the_level_in_flight_alone(tmp_path):
-    """20 ms a token: level 1 takes 3 x 0.8 s, so both moments lie well within a level."""
+    """20 ms a token: level 1 takes 4 x 0.8 s, so both moments lie well within a level."""
     run = tmp_path / "run"
     levels = run / "levels.jsonl"
     with runtime_server(step_s=0.02, signed=False) as url:
@@ -79,7 +79,7 @@ def test_ctrl_c_in_the_first_level_and_after_it_loses_the_level_in_flight_alone(
     kept = {(line["level"], line["attempt"]) for line in lines(levels)}
     records = lines(run / "requests.jsonl")
     numbers = [(r["level"], r["request_id"]) for r in records if (r["level"], r["attempt"]) in kept]
-    assert len(numbers) == len(set(numbers)) == 3 + 6
+    assert len(numbers) == len(set(numbers)) == 4 + 8
 
 
 def test_a_termination_ends_a_sweep_as_ctrl_c_does_with_a_code_of_its_own(tmp_path):
@@ -140,7 +140,7 @@ def test_ctrl_c_before_the_commands_are_loaded_is_no_traceback():
 
 
 def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(tmp_path):
-    """Whatever moment it hits: loading, warm-up, a level. 1.2 s a level, so three are not enough to
+    """Whatever moment it hits: loading, warm-up, a level. 1.6 s a level, so three are not enough to
     finish what is interrupted at 1.7 s at the latest."""
     run = tmp_path / "run"
     with runtime_server(step_s=0.01, signed=False) as url:
@@ -158,4 +158,4 @@ def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(t
     numbers = [
         (r["level"], r["request_id"]) for r in records if (r["level"], r["attempt"]) in counted
     ]
-    assert len(numbers) == len(set(numbers)) == 3 + 6 + 9
+    assert len(numbers) == len(set(numbers)) == 4 + 8 + 12

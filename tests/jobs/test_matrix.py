@@ -132,9 +132,9 @@ def test_a_cell_that_cannot_run_leaves_the_others_alone(tmp_path):
 def test_a_resumed_matrix_misses_the_slo_that_its_finished_cell_missed(tmp_path):
     out, defaults = tmp_path / "out", {**QUICK, "slo": ["ttft_p50<=1ms"]}
     path = matrix_file(tmp_path, [{"name": "a", **SIMULATED}], [SHORT], defaults)
-    assert run_matrix(of(path, out)).slo_missed
+    assert run_matrix(of(path, out)).slo_outcome == "missed"
     heard = Hearing()
-    assert run_matrix(of(path, out, resume=True), heard).slo_missed
+    assert run_matrix(of(path, out, resume=True), heard).slo_outcome == "missed"
     assert heard.notes == ["cell 1/1: short on a: finished already"]
 
 

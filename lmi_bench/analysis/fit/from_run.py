@@ -165,6 +165,7 @@ def _cell(setup: Setup, line: Level, input_tokens: int, output_tokens: int) -> M
         throughput_tokens_per_s=line.throughput_tokens_per_s,
         ttft_mean_s=_mean_s(line, "ttft"),
         tpot_mean_s=_mean_s(line, "tpot"),
+        start_left_out=bool(line.start_requests),
     )
 
 

@@ -174,12 +174,13 @@ def _lasting(cell: MeasuredLevel) -> MeasuredLevel:
 def under_load(cell: MeasuredLevel, profile: EngineProfile, load: Load) -> MeasuredLevel:
     """The cell's set-up under a load, with as many requests as predictions take."""
     if load.rate_per_s is None:
-        requests = _REQUESTS_PER_USER * (load.concurrency or 0)
+        requests = (1 + _REQUESTS_PER_USER) * (load.concurrency or 0)
     else:
         requests = math.ceil(load.rate_per_s * _OPEN_LOOP_S)
         requests = min(_MOST_REQUESTS, max(_LEAST_REQUESTS, requests))
     spread = LENGTH_SPREAD if profile.chunked_prefill else 0.0
-    return replace(cell, load=load, num_requests=requests, length_spread=spread)
+    cell = replace(cell, load=load, num_requests=requests, length_spread=spread)
+    return replace(cell, start_left_out=load.rate_per_s is None)
 
 
 def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:

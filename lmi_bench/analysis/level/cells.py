@@ -135,15 +135,17 @@ def predict_cell(
     weights = np.concatenate([part.count for part in parts])
     e2e_s = np.concatenate([part.e2e_s for part in parts])
     ttft_s = np.concatenate([part.ttft_s for part in parts])
+    throughput = float(weights.sum()) * cell.output_tokens / max(part.wall_s for part in parts)
+    if cell.start_left_out and cell.num_requests >= 2 * cell.concurrency:
+        counted = ~np.concatenate([part.at_start for part in parts])
+        weights, e2e_s, ttft_s = weights[counted], e2e_s[counted], ttft_s[counted]
     mean_e2e_s = float(np.average(e2e_s, weights=weights))
     mean_ttft_s = float(np.average(ttft_s, weights=weights))
-    wall_s = max(part.wall_s for part in parts)
     if cell.output_tokens > 1:
         tpot_s = (mean_e2e_s - mean_ttft_s) / (cell.output_tokens - 1)
     else:  # no later token: the time that one would take
         users = cell.concurrency if cell.rate_per_s is None else 1
         tpot_s = _steady(model, cell).decode_step_s(min(slots, users // cell.replicas))
-    throughput = float(weights.sum()) * cell.output_tokens / wall_s
     if cell.throughput_by_latency and cell.rate_per_s is None:
         throughput = cell.concurrency * cell.output_tokens / mean_e2e_s
     return CellPrediction(
@@ -201,12 +203,14 @@ def waits_for_slots(profile: EngineProfile, cell: MeasuredLevel) -> bool:
 class _Answers:
     """Answers of one copy or several, or groups of `count`; shape (groups,).
 
-    wall_s  first send to last token
+    at_start  whether they are the first answers of a closed loop's users
+    wall_s    first send to last token
     """
 
     count: NDArray[np.float64]
     ttft_s: NDArray[np.float64]
     e2e_s: NDArray[np.float64]
+    at_start: NDArray[np.bool_]
     wall_s: float
 
 
@@ -256,7 +260,8 @@ def _followed(
         overhead_s=profile.parameters.request_overhead_s,
         cached_tokens=cell.cached_tokens,
     )
-    return _Answers(np.ones(number), run.ttft_s, run.e2e_s, run.wall_s)
+    at_start = np.arange(number) < (load if isinstance(load, int) else 0)
+    return _Answers(np.ones(number), run.ttft_s, run.e2e_s, at_start, run.wall_s)
 
 
 def _traced(
@@ -270,6 +275,7 @@ def _traced(
         trace.count.astype(np.float64),
         at_s[trace.first + 1] - sent_s + overhead_s,
         at_s[trace.end + 1] - sent_s + overhead_s,
+        trace.sent < 0,
         float(at_s[-1]) + overhead_s * requests / users,
     )
 

@@ -27,7 +27,7 @@ from lmi_bench.core.errors import (
     timeout_message,
 )
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.records import STATUS_OK, LevelRun, RequestRecord
+from lmi_bench.core.records import STATUS_OK, LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.router import RoundRobin, Router
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepOutput, WaitUntil
@@ -390,7 +390,7 @@ class _Level:
         both = spec.num_requests is not None and spec.duration_s is not None
         if self._stopped_by is None and both and len(self._sent) < (spec.num_requests or 0):
             self._stopped_by = "duration"
-        records = tuple(request.record() for request in self._sent)
+        records = with_start_marked([request.record() for request in self._sent], spec)
         return LevelRun(spec=spec, attempt=1, records=records, stopped_by=self._stopped_by)
 
     def _end_step(self, replica: _Replica, now_s: float) -> None:

@@ -48,6 +48,8 @@ class MeasuredLevel:
                                  over wall time
     cached_tokens                tokens of each prompt that the prefix cache holds
     arrivals_s                   due times of the open loop's requests, if known
+    start_left_out               latencies leave out the first request of each user of a closed
+                                 loop, as this program's runs do; published tables count all
     """
 
     setup: Setup
@@ -67,6 +69,7 @@ class MeasuredLevel:
     throughput_by_latency: bool = False
     cached_tokens: int = 0
     arrivals_s: tuple[float, ...] = ()
+    start_left_out: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens < self.input_tokens:

@@ -42,8 +42,8 @@ def check_level(line: Level) -> list[str]:
             f"{name} was cut short by {line.stopped_by}: {line.sent} requests were sent"
         )
     checks = (
-        _check_failures, _check_attempts, _check_lengths, _check_ends, _check_held, _check_little,
-        _check_single_request,
+        _check_failures, _check_start, _check_attempts, _check_lengths, _check_ends, _check_held,
+        _check_little, _check_single_request,
     )  # fmt: skip
     texts = [text for check in checks for text in check(line)]
     if line.server is not None:
@@ -54,6 +54,16 @@ def check_level(line: Level) -> list[str]:
 def has_failed(line: Level) -> bool:
     """Whether a level is no measurement: most of its requests failed, or too many to go on."""
     return line.stopped_by == "errors" or line.failed > FAILED_SHARE * line.sent
+
+
+def _check_start(line: Level) -> Iterator[str]:
+    """Whether the first requests of the users had to stay in the latencies."""
+    users = line.load.concurrency or 0
+    if line.start_requests == 0 and users > 1:
+        yield (
+            f"only {line.sent} requests for {users} users: latencies count the first request of "
+            "each, which waited behind those of the others; send at least 2 for each user"
+        )
 
 
 def _check_failures(line: Level) -> Iterator[str]:

@@ -84,6 +84,11 @@ class _Side:
     wall_s: float
     attempts: int
 
+    def counted(self) -> _Side:
+        """The side with the requests that latencies count."""
+        kept = {key: record for key, record in self.records.items() if not record.at_start}
+        return replace(self, records=kept)
+
 
 def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
     """Every metric of every load that both runs have, by increasing load.
@@ -169,6 +174,9 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
     rng = np.random.default_rng(seed)
     throughput = Difference(load_name(axis, load), load, THROUGHPUT, "tok/s")
     differences = [_compare_throughput(throughput, a, b, rng)]
+    of_load = a.counted(), b.counted()
+    if len(of_load[0].records) < len(a.records) and len(of_load[1].records) < len(b.records):
+        a, b = of_load  # else all count: one of them may be of an older version
     for metric in LATENCIES:
         differences += _compare_latency(replace(throughput, metric=metric, unit="ms"), a, b, rng)
     if min(a.attempts, b.attempts) >= ATTEMPTS_FOR_LESS:

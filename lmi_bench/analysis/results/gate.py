@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from lmi_bench.analysis.results.compare import Difference, compare_runs
 from lmi_bench.analysis.results.slo_results import FailureRule, check_slo, level_measured_ms
@@ -21,7 +21,9 @@ from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import format_figure
 
-Outcome = Literal["passed", "missed", "not measured"]
+Outcome = Literal["missed", "not measured", "passed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+"""The worst first."""
 
 
 @dataclass(frozen=True, slots=True)

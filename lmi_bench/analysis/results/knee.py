@@ -345,8 +345,8 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
     else:
         chosen, reason = by_rule.get("half_latency"), "the only measured rule with an answer"
     here = next((p.line for p in curve.usable if chosen and p.load == chosen.load), None)
-    if here is not None and here.stopped_by == "duration" and here.sent < samples_needed(0.9):
-        few = f"{here.name} sent {here.sent} requests in its time, and a p90 needs 29"
+    if here is not None and here.stopped_by == "duration" and here.counted < samples_needed(0.9):
+        few = f"{here.name} counted {here.counted} requests in its time, and a p90 needs 29"
         return _without(knees, f"{few}: a longer --max-time or --duration")
     return [
         replace(knee, recommended=True, why=f"{knee.why}. Recommended: {reason}")

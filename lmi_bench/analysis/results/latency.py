@@ -1,7 +1,8 @@
 """One level's numbers from its records: latencies, throughput, errors.
 
 Seconds go in, milliseconds come out under keys that say so. Latencies and tokens are those of
-completed requests; failed requests are only counted, by kind. The formulas are in `definitions`.
+completed requests; failed requests are only counted, by kind. Latencies leave out the first request
+of each user of a closed loop (`counted`). The formulas are in `definitions`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lmi_bench.core.level import (
     UnequalCounts,
     UnplannedLengths,
 )
-from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord, counted
 from lmi_bench.core.units import MS_PER_S
 
 MAX_UNSURE_SHARE = 0.01
@@ -179,6 +180,7 @@ def summarise_level(run: LevelRun) -> Level:
     failed = [record for record in run.records if not record.ok]
     latencies = [request_latency(record, open_loop=spec.load.is_open) for record in completed]
     e2e_s = [each.e2e_s for each in latencies if each.e2e_s is not None]
+    of_load = [each for each, of in zip(latencies, completed, strict=True) if not of.at_start]
 
     wall_s = wall_time_s(run.records)
     output_tokens = sum(record.output_tokens for record in completed)
@@ -198,6 +200,7 @@ def summarise_level(run: LevelRun) -> Level:
         attempt=run.attempt,
         load=spec.load,
         requests=len(run.records),
+        start_requests=_start_requests(run),
         errors=len(failed),
         errors_by_kind=dict(sorted(Counter(record.status for record in failed).items())),
         error_examples=_error_examples(failed) if failed else None,
@@ -211,7 +214,7 @@ def summarise_level(run: LevelRun) -> Level:
         valid=run.check.valid is not False,
         invalid_reason=run.check.reason if run.check.valid is False else None,
         stopped_by=run.stopped_by,
-        latency=_latency(run, latencies, reasoning=reasoning > 0),
+        latency=_latency(run, of_load, reasoning=reasoning > 0),
         reasoning_tokens=reasoning or None,
         reasoning_token_share=reasoning / streamed if reasoning else None,
         mean_concurrency=mean_concurrency,
@@ -229,6 +232,11 @@ def summarise_level(run: LevelRun) -> Level:
         held=Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None,
         requests_by_replica={str(n): by_replica[n] for n in sorted(by_replica)} or None,
     )
+
+
+def _start_requests(run: LevelRun) -> int | None:
+    at_start = len(run.records) - len(counted(run.records))
+    return at_start if at_start or run.spec.start_requests else None
 
 
 def _latency(
@@ -297,7 +305,7 @@ def _sessions(run: LevelRun) -> Sessions:
     turns = Counter(record.session for record in records)
     failed = {record.session for record in records if not record.ok}
     ttft_s: dict[bool, list[float]] = {True: [], False: []}
-    for record in records:
+    for record in counted(records):
         open_loop = run.spec.load.is_open
         value_s = request_latency(record, open_loop=open_loop).ttft_s if record.ok else None
         if value_s is not None:

@@ -209,8 +209,8 @@ def _pool(
 
 
 _POOLED = (
-    "requests", "errors", "errors_by_kind", "error_examples", "output_tokens", "input_tokens",
-    "wall_s", "throughput_tokens_per_s", "total_throughput_tokens_per_s",
+    "requests", "start_requests", "errors", "errors_by_kind", "error_examples", "output_tokens",
+    "input_tokens", "wall_s", "throughput_tokens_per_s", "total_throughput_tokens_per_s",
     "request_throughput_per_s", "reasoning_tokens", "reasoning_token_share", "mean_concurrency",
     "little_law_ratio", "retries", "unplanned_lengths", "unequal_counts", "cached_prompt_frac",
     "held", "requests_by_replica",
@@ -231,8 +231,9 @@ def _check_supported(levels: Sequence[LevelSpec], until: Until) -> None:
         return
     needed = samples_needed(QUANTILES[statistic])
     for level in levels:
-        if level.num_requests is not None and level.num_requests < needed:
+        number = level.counted_requests
+        if number is not None and number < needed:
             raise InputError(
-                f"--until {until.metric}: {level.load.name} sends {level.num_requests} requests, "
+                f"--until {until.metric}: {level.load.name} counts {number} requests, "
                 f"but a {statistic} needs {needed}: give --requests-per-level {needed} or more"
             )

@@ -20,8 +20,9 @@ from lmi_bench.analysis.results.latency import request_latency, samples_needed, 
 from lmi_bench.analysis.results.quantiles import upper_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Judgement, Level
-from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord, counted, is_at_start
 from lmi_bench.core.slo import Slo
+from lmi_bench.core.workload import LevelSpec
 
 FloatArray = NDArray[np.float64]
 FailureRule = Literal["exclude", "infinite"]
@@ -35,7 +36,10 @@ MISSED_BY = ("timeout", "errors", DECIDED)
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met every SLO, out of those sent; `per_s` is their rate."""
+    """Requests that met every SLO, out of those that count.
+
+    per_s  their share of the requests sent each second
+    """
 
     good: int
     requests: int
@@ -43,7 +47,7 @@ class Goodput:
 
     @property
     def share(self) -> float | None:
-        """Share of the requests sent, 0 to 1; None if none was sent."""
+        """Share of the requests that count, 0 to 1; None without requests."""
         return self.good / self.requests if self.requests else None
 
 
@@ -64,13 +68,14 @@ class SloResult:
 
 def goodput(records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop: bool) -> Goodput:
     """Number and rate of a level's requests that meet every SLO; a failed request meets none."""
-    good = 0
-    for record in records:
+    good, judged = 0, counted(records)
+    for record in judged:
         if record.ok:
             latency = request_latency(record, open_loop=open_loop)
             good += all(_meets(latency.values_ms(slo.metric), slo) for slo in slos)
     wall_s = wall_time_s(records)
-    return Goodput(good, len(records), good / wall_s if wall_s > 0 else None)
+    sent_for_each = len(records) / max(1, len(judged))
+    return Goodput(good, len(judged), good * sent_for_each / wall_s if wall_s > 0 else None)
 
 
 def _meets(values_ms: FloatArray, slo: Slo) -> bool:
@@ -109,7 +114,7 @@ def request_values_ms(
     """
     own = [
         request_latency(record, open_loop=open_loop).values_ms(metric) if record.ok else None
-        for record in records
+        for record in counted(records)
         if record.ok or failures == "infinite"
     ]
     sizes = [values.size for values in own if values is not None and values.size]
@@ -177,6 +182,7 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
     Raises InputError where no request has the metric at all.
     """
     ratio, binding, noise, sure = -math.inf, slos[0], UNKNOWN_NOISE, False
+    planned = run.spec.counted_requests
     for slo in slos:
         values = request_values_ms(
             run.records, slo.metric, open_loop=run.spec.load.is_open, failures="infinite"
@@ -191,12 +197,12 @@ def judge_level(run: LevelRun, slos: Sequence[Slo]) -> Judgement:
         if found > ratio:
             ratio, binding = found, slo
             noise = log_noise(pooled, slo.statistic, samples=len(values))
-        sure |= found > 1 and _is_sure_miss(values, slo, run.spec.num_requests or 0)
+        sure |= found > 1 and _is_sure_miss(values, slo, planned or 0)
     missed = run.stopped_by in MISSED_BY
     if missed and ratio <= 1:  # the slow requests never ended
         ratio = math.inf
     passed = not missed and ratio <= 1
-    return Judgement(passed, ratio, str(binding), run.spec.num_requests, sure and not passed, noise)
+    return Judgement(passed, ratio, str(binding), planned, sure and not passed, noise)
 
 
 def _is_sure_miss(values: Sequence[FloatArray], slo: Slo, planned: int) -> bool:
@@ -229,18 +235,24 @@ class CertainMiss:
 
     A quantile is lost once more requests are over the limit than may lie above it, a mean once the
     sum is. Gaps between tokens (`itl`) are pooled over requests of unknown lengths: never certain.
+
+    spec  a level with a number of requests
     """
 
-    def __init__(self, slos: Sequence[Slo], num_requests: int, *, open_loop: bool) -> None:
+    def __init__(self, slos: Sequence[Slo], spec: LevelSpec) -> None:
         self._slos = [slo for slo in slos if slo.metric != "itl"]
-        self._num_requests = num_requests
-        self._open_loop = open_loop
+        self._spec = spec
+        self._num_requests = spec.counted_requests or 0
+        self._leaves_out = self._num_requests != spec.num_requests
         self._over = [0] * len(self._slos)
         self._sum_ms = [0.0] * len(self._slos)
 
     def add(self, record: RequestRecord) -> bool:
         """Count a request that ended; True once the level is sure to miss an SLO."""
-        latency = request_latency(record, open_loop=self._open_loop) if record.ok else None
+        spec = self._spec
+        if self._leaves_out and is_at_start(record, spec):
+            return False
+        latency = request_latency(record, open_loop=spec.load.is_open) if record.ok else None
         certain = False
         for place, slo in enumerate(self._slos):
             value_ms = math.inf

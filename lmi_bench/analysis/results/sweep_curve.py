@@ -12,7 +12,7 @@ from lmi_bench.analysis.results.latency import request_latency, samples_needed
 from lmi_bench.analysis.results.quantiles import upper_quantile
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis, load_name
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.records import RequestRecord, counted
 from lmi_bench.core.units import s_to_ms
 
 FloatArray = NDArray[np.float64]
@@ -124,7 +124,7 @@ def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
 def _request_array(records: Sequence[RequestRecord], *, open_loop: bool) -> FloatArray:
     """The array of `LevelPoint.requests`."""
     found = []
-    for record in records:
+    for record in counted(records):
         value_s = None
         if record.ok:
             value_s = request_latency(record, open_loop=open_loop).latency_s_per_token

@@ -24,7 +24,7 @@ from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.load import ArrivalProcess, Load, LoadAxis
 from lmi_bench.core.slo import Slo
-from lmi_bench.core.workload import LevelSpec, closed_loop_requests
+from lmi_bench.core.workload import LevelSpec, closed_loop_requests, with_start
 
 Fits = Callable[[LevelSpec, Sequence[Level]], bool]
 """Whether a level may be run after the finished ones."""
@@ -76,7 +76,7 @@ class LevelSizes:
         return OPEN_LOOP_REQUESTS
 
     def level(self, index: int, axis: LoadAxis, load: float, num_requests: int | None) -> LevelSpec:
-        """A level at a load."""
+        """A level at a load; num_requests: those that count."""
         by_concurrency = axis == "concurrency"
         spec = LevelSpec(
             index=index,
@@ -92,6 +92,7 @@ class LevelSizes:
             warmup_requests=self.warmup_requests,
             max_in_flight=self.max_in_flight,
         )
+        spec = with_start(spec)
         return spec if self.as_sessions is None else self.as_sessions(spec)
 
 

@@ -31,7 +31,7 @@ class Trial:
 
     log_ratio  log of measured / limit, clipped for the curve
     noise      standard deviation of log_ratio, estimated from its own requests
-    requests   number of requests that the level sent
+    requests   number of requests that the level sent and that count
     full       whether it had as many requests as a verdict needs
     """
 
@@ -66,7 +66,7 @@ def trial(line: Level, full_requests: int | None) -> Trial:
     judgement = line.search
     assert judgement is not None  # a search judges each of its levels
     ratio = max(judgement.ratio, math.exp(_LEAST_LOG_RATIO))
-    requests = line.requests or judgement.planned or 1
+    requests = line.counted or judgement.planned or 1
     planned = judgement.planned
     log_ratio = _MOST_LOG_RATIO if ratio == math.inf else min(_MOST_LOG_RATIO, math.log(ratio))
     noise = judgement.noise

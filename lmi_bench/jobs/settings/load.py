@@ -113,7 +113,7 @@ class LoadSettings:
         "Axis of a search for the highest load that meets every --slo: concurrency or rate."
     )
     requests_per_level: int | None = option(
-        "Requests per level; overrides --requests-per-user.",
+        "Requests per level, beside the first of each user; overrides --requests-per-user.",
         "--requests-per-level",
         "--num-prompts",
     )

@@ -84,7 +84,8 @@ class LimitSettings:
     GROUP: ClassVar = "Limits"
 
     slo: tuple[str, ...] = option(
-        "SLO such as ttft_p90<=1s; repeatable. Exit 99 if no level meets them all.", value=()
+        "SLO such as ttft_p90<=1s; repeatable. Exit 99 if no level meets them all, 2 if unknown.",
+        value=(),
     )
     goodput: tuple[str, ...] = option(
         "Limits of a request in ms: ttft:500 tpot:15. Exit 99 if no level has 90 % within them.",

@@ -101,7 +101,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
         if spec.num_requests is None or spec.index in of_curve:  # a knee needs whole levels
             return None
-        return CertainMiss(slos, spec.num_requests, open_loop=spec.load.is_open).add
+        return CertainMiss(slos, spec).add
 
     def summarise(run: LevelRun) -> Level:
         return replace(summarise_one(run), search=judge_level(run, slos))

@@ -85,7 +85,8 @@ class TimeBox:
         users, number = spec.concurrency, spec.num_requests
         if self.max_s is None or not users or not number or spec.duration_s or spec.load.sessions:
             return spec
-        rounds = replace(spec, num_requests=min(number, USUAL_REQUESTS_PER_USER * users))
+        usual = USUAL_REQUESTS_PER_USER * users + spec.start_requests
+        rounds = replace(spec, num_requests=min(number, usual))
         least_s = likely_level_s(rounds, finished)
         return replace(spec, duration_s=max(self.max_s * _LEVEL_SHARE, _MARGIN * least_s))
 

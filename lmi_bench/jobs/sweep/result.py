@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.results.checks import has_failed
+from lmi_bench.analysis.results.gate import Outcome
 from lmi_bench.analysis.results.repeats import pooled_run
-from lmi_bench.analysis.results.slo_results import FailureRule, goodput
+from lmi_bench.analysis.results.slo_results import MISSED_BY, FailureRule, goodput
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.manifest import RunScenario
@@ -78,13 +79,18 @@ class SweepResult:
         return bool(self.levels) and self.answer is None and all(map(has_failed, self.levels))
 
     @property
+    def slo_outcome(self) -> Outcome | None:
+        """Whether a level meets the SLOs; None without SLOs or answers."""
+        if self.interrupted or self.nothing_answered or self.pooled is None:
+            return None
+        if self.answer is not None and self.answer.value is not None:
+            return "passed"
+        return slo_outcome(self.pooled, self.slos, self.slo_options)
+
+    @property
     def slo_missed(self) -> bool:
         """Whether no level meets the SLOs."""
-        if self.interrupted or self.nothing_answered or self.pooled is None:
-            return False
-        if self.answer is not None:
-            return self.answer.value is None
-        return misses_slos(self.pooled, self.slos, self.slo_options)
+        return self.slo_outcome == "missed"
 
     @property
     def failed(self) -> bool:
@@ -94,14 +100,29 @@ class SweepResult:
         return self.nothing_answered or (self.all_failed and not self.slo_missed)
 
 
-def misses_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> bool:
-    """Whether every level misses the SLOs; without SLOs, the limits in over 10 % of requests."""
-    if slos:
-        return not any(
-            all(slo_verdicts(line, records, slos, options.failures))
-            for line, records in zip(run.levels, run.records, strict=True)
-        )
-    return bool(options.limits) and best_good_share(run, options.limits) < GOOD_SHARE
+def slo_outcome(run: Run, slos: Sequence[Slo], options: SloOptions) -> Outcome | None:
+    """Whether a level meets the SLOs; without SLOs, the limits in 90 % of its requests.
+
+    Latency rises with load, so they are missed if the lowest load misses them. If that has too few
+    requests to tell, nothing is known. None without SLOs and limits.
+    """
+    if not slos:
+        if not options.limits:
+            return None
+        return "missed" if best_good_share(run, options.limits) < GOOD_SHARE else "passed"
+    levels = list(zip(run.levels, run.records, strict=True))
+    met = [slo_verdicts(line, records, slos, options.failures) for line, records in levels]
+    if any(map(all, met)):
+        return "passed"
+    lowest = min((line.load.value for line in run.levels), default=0.0)
+    misses = (
+        False in verdicts
+        or line.stopped_by in MISSED_BY
+        or (line.search is not None and line.search.sure)
+        for line, verdicts in zip(run.levels, met, strict=True)
+        if line.load.value == lowest
+    )
+    return "missed" if any(misses) else "not measured"
 
 
 def best_good_share(run: Run, limits: Sequence[Slo]) -> float:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.run.self_check import LoopWatch, check_level
@@ -91,6 +91,7 @@ def merge_parts(
             key=lambda record: record.request_id,
         )
     )
+    records = with_start_marked(records, spec)
     signals = functools.reduce(operator.add, (part.signals for part in parts))
     watch = LoopWatch()
     watch.lags_s = [lag_s for part in parts for lag_s in part.watch.lags_s]

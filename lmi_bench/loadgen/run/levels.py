@@ -14,6 +14,7 @@ from lmi_bench.core.workload import (
     LevelSpec,
     closed_loop_requests,
     of_sessions,
+    with_start,
 )
 from lmi_bench.loadgen.prompts.dialogues import num_turns
 
@@ -22,7 +23,8 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
     """The levels that a scenario names, in its order.
 
     A closed-loop level sends requests_per_level, or concurrency * requests_per_user (if neither is
-    stated see `closed_loop_requests`); an open-loop level without a number or a duration sends 100.
+    stated see `closed_loop_requests`), and first one for each user (`with_start`); an open-loop
+    level without a number or a duration sends 100.
     """
     load = scenario.load
     if scenario.workload.trace is not None and load.concurrency is None:
@@ -45,7 +47,7 @@ def _level(scenario: Scenario, index: int, load: Load, most: int | None = None) 
         num_requests = DEFAULT_OPEN_LOOP_REQUESTS
         if load.concurrency is not None:
             num_requests = closed_loop_requests(load.concurrency, given.requests_per_user)
-    return LevelSpec(
+    spec = LevelSpec(
         index=index,
         load=load,
         num_requests=num_requests,
@@ -53,6 +55,7 @@ def _level(scenario: Scenario, index: int, load: Load, most: int | None = None) 
         warmup_requests=given.warmup_requests,
         max_in_flight=given.max_in_flight,
     )
+    return with_start(spec)
 
 
 def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | None:

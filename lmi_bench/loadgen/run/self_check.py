@@ -16,7 +16,7 @@ from typing import Any
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.level import GeneratorReport
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.records import RequestRecord, counted
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
@@ -184,7 +184,7 @@ def _ttfts(
     records: Sequence[RequestRecord], *, virtual: bool
 ) -> tuple[list[float], list[float | None]]:
     """TTFT of each answer, and by how much it may be too long; None: not known. Seconds."""
-    answered = [record for record in records if record.ok and record.token_times_s]
+    answered = [record for record in counted(records) if record.ok and record.token_times_s]
     ttft_s = [record.token_times_s[0] - record.sent_s for record in answered]
     return ttft_s, [0.0 if virtual else record.exchange.ttft_bound_s for record in answered]
 

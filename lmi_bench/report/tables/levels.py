@@ -317,8 +317,10 @@ def slo_headline(axis: str, lines: Lines, slos: Sequence[Slo]) -> Headline | Non
     elif met:
         detail += ": no level misses them"
     title, unit = "Highest level within the SLOs", "concurrent requests"
-    if not met:
-        return Headline(title, "none", "", detail, "bad") if end < len(lines) else None
+    if not met and not end:
+        return Headline(title, "none", "", detail, "bad") if lines else None
+    if not met:  # too few requests to tell up to the first miss
+        return Headline(title, "not measured", "", detail, "na") if slos else None
     load = f"{'≥ ' if end == len(lines) else ''}{lines[met[-1]].load.value:g}"
     return Headline(title, load, unit if axis == "concurrency" else "req/s", detail, "good")
 
@@ -326,7 +328,7 @@ def slo_headline(axis: str, lines: Lines, slos: Sequence[Slo]) -> Headline | Non
 def _verdict_cell(line: Level, slo: Slo) -> Cell:
     result = check_slo(line, slo)
     if result.verdict == "unsupported":
-        return Cell("n/a", result.reason, "na")
+        return Cell("not measured", result.reason, "na")
     shown = "" if result.measured_ms is None else f" {number(result.measured_ms)} ms"
     if result.verdict == "pass":
         return Cell(f"pass{shown}", f"slack {number(result.slack_ms)} ms", "good")

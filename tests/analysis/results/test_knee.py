@@ -255,7 +255,7 @@ def test_no_knee_is_recommended_at_a_level_that_its_time_cut_to_a_few_requests(r
     lines[5] = replace(lines[5], stopped_by="duration", requests=requests)
     knees = knees_of(lines)
     assert any(knee.recommended for knee in knees.values()) is starred
-    said = "32 sent 10 requests in its time, and a p90 needs 29" in knees["latency_limit"].why
+    said = "32 counted 10 requests in its time, and a p90 needs 29" in knees["latency_limit"].why
     assert said is not starred
 
 

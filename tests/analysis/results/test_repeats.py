@@ -114,7 +114,7 @@ def test_levels_take_turns():
 
 def test_a_quantile_that_a_level_can_never_support_is_refused_at_once():
     few = [LevelSpec(0, Load(concurrency=1), num_requests=10)]
-    with pytest.raises(InputError, match="sends 10 requests, but a p90 needs 29"):
+    with pytest.raises(InputError, match="counts 10 requests, but a p90 needs 29"):
         repeat_rule(few, repeats=1, until=Until("ttft_p90", 0.05))
 
 

@@ -13,7 +13,7 @@ from lmi_bench.analysis.results.slo_results import DECIDED, CertainMiss, judge_l
 from lmi_bench.analysis.search.slo_search import SloSearch
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Level
-from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.records import LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.workload import LevelSpec
 
 Latency = Callable[[float], float]
@@ -34,7 +34,7 @@ class MadeUpServer:
 
     def level(self, spec: LevelSpec, slos: Any = ()) -> LevelRun:
         load = spec.concurrency or spec.rate_per_s
-        watch = CertainMiss(slos, spec.num_requests, open_loop=spec.concurrency is None)
+        watch = CertainMiss(slos, spec)
         free = [0.0] * (spec.concurrency or 1)
         records, stopped_by, failed = [], None, 0
         for number in range(spec.num_requests):
@@ -56,7 +56,7 @@ class MadeUpServer:
                 break
         if failed > 0.5 * len(records):
             stopped_by = "errors"
-        return LevelRun(spec, 1, tuple(records), stopped_by)
+        return LevelRun(spec, 1, with_start_marked(records, spec), stopped_by)
 
 
 class Queue:
@@ -66,7 +66,7 @@ class Queue:
         self.slots, self.service_s = slots, service_s
 
     def level(self, spec: LevelSpec, slos: Any = ()) -> LevelRun:
-        watch = CertainMiss(slos, spec.num_requests, open_loop=True)
+        watch = CertainMiss(slos, spec)
         free, records = [0.0] * self.slots, []
         for number in range(spec.num_requests):
             due = number / spec.rate_per_s

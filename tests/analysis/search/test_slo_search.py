@@ -160,8 +160,8 @@ def test_levels_far_from_the_limit_are_looks_and_the_first_strides_are_long():
     lines, _ = run_search(search_over(), MadeUpServer(KNOWN["wide"][0]))
     loads = [line.load.concurrency for line in lines]
     assert loads[:2] == [4, 16]
-    assert [line.requests for line in lines[:2]] == [8, 32]
-    assert sum(line.requests >= 3 * line.load.concurrency for line in lines) <= 2
+    assert [line.requests for line in lines[:2]] == [3 * 4, 3 * 16]
+    assert sum(line.counted >= 3 * line.load.concurrency for line in lines) <= 2
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_miss_is_certain_exactly_when_the_rest_cannot_save_it(slo, n, over):
         spec = LevelSpec(0, Load(concurrency=1), num_requests=n)
         return not judge_level(LevelRun(spec, 1, tuple(finished(slow))), slos).passed
 
-    watch = CertainMiss(slos, n, open_loop=False)
+    watch = CertainMiss(slos, LevelSpec(0, Load(concurrency=1), num_requests=n))
     certain = [watch.add(record) for record in finished(n)]
     first = certain.index(True) + 1
     # linear quantiles reach between two values, so a miss may come one slow answer earlier
@@ -286,7 +286,8 @@ def test_a_miss_is_certain_exactly_when_the_rest_cannot_save_it(slo, n, over):
 
 
 def test_a_mean_is_lost_once_the_sum_is():
-    watch = CertainMiss((parse_slo("e2e_mean<=1s"),), 4, open_loop=False)
+    spec = LevelSpec(0, Load(concurrency=1), num_requests=4)
+    watch = CertainMiss((parse_slo("e2e_mean<=1s"),), spec)
     answers = [RequestRecord(i, 0.0, Exchange(0.0, (1.0, 2.0))) for i in range(3)]
     assert [watch.add(record) for record in answers] == [False, False, True]
 
@@ -323,7 +324,7 @@ def test_a_bracket_that_all_other_levels_contradict_gets_another_level_where_the
     vague = [line_of(60, 0.99, 0.3), line_of(62, 1.02, 0.3)]
     level = search_over().next_level(known + vague)
     assert level.concurrency == pytest.approx(50, abs=2)
-    assert level.num_requests == 3 * level.concurrency
+    assert level.counted_requests == 3 * level.concurrency
     clear = [line_of(48, 0.96, 0.02), line_of(50, 1.01, 0.02)]
     assert search_over().next_level(known + clear) is None
 
@@ -334,7 +335,7 @@ def test_an_end_rests_on_its_neighbours_requests_too():
     look = line_of(100, 0.99, 0.1, requests=200)
     assert search_over().next_level([*far, look, line_of(104, 1.01, 0.1)]) is None
     alone = search_over().next_level([*far, look, line_of(105, 1.01, 0.1, requests=20)])
-    assert (alone.concurrency, alone.num_requests) == (100, 300)
+    assert (alone.concurrency, alone.counted_requests) == (100, 300)
 
 
 def test_a_rate_that_a_look_passed_is_tried_in_a_whole_level():

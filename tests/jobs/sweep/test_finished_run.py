@@ -48,7 +48,7 @@ def test_a_finished_run_is_printed_again_although_its_server_is_gone(tmp_path, c
     print_sweep(again)
     assert not again.failed
     assert heard.notes == [f"{folder} is finished, 2 level(s): nothing is left to send"]
-    assert ", 2 level(s), 6 requests in " in printed
+    assert ", 2 level(s), 9 requests in " in printed
     assert capsys.readouterr().out == printed
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -99,16 +99,16 @@ def test_lines_without_wall_clock_times_have_no_span():
 
 def one_minute(metric, statistic, start, _end):
     values = {
-        ("Invocations", "Sum"): 3.0,
-        ("ModelLatency", "Sum"): 60e3,
-        ("ModelLatency", "SampleCount"): 3.0,
+        ("Invocations", "Sum"): 4.0,
+        ("ModelLatency", "Sum"): 80e3,
+        ("ModelLatency", "SampleCount"): 4.0,
     }
     value = values.get((metric, statistic))
     return {} if value is None else {start: value}
 
 
 def test_a_sweep_of_an_endpoint_keeps_what_cloudwatch_said(aws, tmp_path):
-    """Three requests and as many invocations, 20 ms each."""
+    """Four requests and as many invocations, 20 ms each."""
     run = tmp_path / "run"
     with runtime_server() as url, cloudwatch_server(one_minute) as (watch_url, _):
         aws(watch_url)
@@ -118,7 +118,7 @@ def test_a_sweep_of_an_endpoint_keeps_what_cloudwatch_said(aws, tmp_path):
             *("--requests-per-user", "3"),
             *("--protocol", "openai", "--model", "toy", "--cloudwatch-wait", "0"),
         )
-    assert json.loads((run / "cloudwatch.json").read_text())[0]["invocations"] == 3
+    assert json.loads((run / "cloudwatch.json").read_text())[0]["invocations"] == 4
     (level,) = load_run(run).levels
     assert level.server.cloudwatch.model_latency_mean_ms == pytest.approx(20)
     (table,) = [t for t in build_view([load_run(run)]).runs[0].more if "server" in t.caption]
