@@ -20,6 +20,7 @@ from lmi_bench.deploy.images import Image
 
 _LEAST_SEQUENCES: Final = 32
 """A paged cache admits by free blocks: a lower limit only makes requests wait."""
+_EARLY_VLLM: Final = "0.5"  # in LMI's images that state no version, of 2024
 _CONTEXT_STEP: Final = 256
 _LONGER_THAN_MEAN: Final = 4
 _RESERVING: Final = ("neuronx", "deepspeed")
@@ -99,8 +100,10 @@ class ServedLimits:
 
 def profile_of(image: Image | None, server: str) -> EngineProfile:
     """The profile nearest to the engine inside an image; without one the server's newest."""
-    named = "vllm" if server == "lmi" else server
-    engine = named if image is None else f"{image.engine} {image.engine_version}"
+    engine = "vllm" if server == "lmi" else server
+    if image is not None:
+        early = _EARLY_VLLM if image.djl and image.engine == "vllm" else ""
+        engine = f"{image.engine} {image.engine_version or early}"
     return prior_of_engine(engine, models=(), accelerators=(), open_loop=False)
 
 

@@ -92,9 +92,10 @@ def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
     variables = {**container.environment, **{name: f"${{{name}}}" for name in container.secrets}}
     primary: dict[str, Any] = {"Image": container.image, "Environment": variables}
     if container.model_data_uri is not None:
-        archive = container.model_data_uri.endswith(".tar.gz")
+        uri = container.model_data_uri
+        archive = uri.endswith(".tar.gz")
         source: dict[str, Any] = {
-            "S3Uri": container.model_data_uri,
+            "S3Uri": uri if archive else f"{uri.rstrip('/')}/",  # as the service wants a prefix
             "S3DataType": "S3Object" if archive else "S3Prefix",
             "CompressionType": "Gzip" if archive else "None",
         }

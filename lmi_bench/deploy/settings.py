@@ -51,6 +51,8 @@ class Server:
     def __post_init__(self) -> None:
         if self.model_id is not None and self.model_data_uri is not None:
             raise InputError("--model-id and --model-data both state the weights: leave one out")
+        if len(self.variables) < len(self.env):
+            raise InputError("--env states a variable twice: keep one of its values")
         for text in self.env:
             name, _, value = text.partition("=")
             if not _VARIABLE.fullmatch(name):

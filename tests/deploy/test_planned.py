@@ -131,6 +131,7 @@ def test_a_gated_model_gets_its_token_at_deployment_and_never_in_a_file(kind):
         (("HF_TOKEN=hf_abcdefghijklmnop",), "a secret is not written into files"),
         (("NOTE=hf_abcdefghijklmnop",), "a secret is not written into files"),
         (("9X=1",), "write NAME=VALUE"),
+        (("A=1", "A=2"), "states a variable twice"),
         (("OPTION_DTYPE=bf16",), "the plan writes this variable"),
     ],
 )
@@ -235,6 +236,9 @@ def test_the_memory_is_that_of_the_servers_version():
     old = next(each for each in all_images() if "-lmi18." in each.tag)
     assert profile_of(old, "lmi").label == "vLLM 0.12"
     assert profile_of(None, "tgi").name == "TGI"
+    oldest = Server("lmi", image="lmi10")
+    whole = planned("llama-2-7b", server=oldest).limits
+    assert whole.step_tokens >= whole.max_model_len  # it does not split prompts
     settings = lmi_settings(planned("qwen3-8b"))
     assert settings["option.gpu_memory_utilization"] == "0.9"
     long = planned("llama-3.1-8b")
@@ -315,6 +319,16 @@ def test_a_setting_that_is_off_becomes_the_engines_own_switch():
         "SM_SGLANG_CHUNKED_PREFILL_SIZE=-1"
         in build_bundle(made, Server("sglang"), ENDPOINT).files["sglang.env"]
     )
+
+
+def test_a_prefix_of_weights_ends_with_a_slash():
+    """botocore: a valid key name prefix always ends with a forward slash."""
+    server = Server("vllm", model_data_uri="s3://bucket/weights")
+    made = planned("qwen3-8b", server=server, weights=server.model_data_uri)
+    bundle = build_bundle(made, server, ENDPOINT)
+    container = json.loads(bundle.files["sagemaker.json"])[0]["parameters"]["PrimaryContainer"]
+    assert container["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/weights/"
+    assert container["Environment"]["SM_VLLM_MODEL"] == "/opt/ml/model"
 
 
 def test_sagemakers_own_variables_beat_the_file_since_0_35():
