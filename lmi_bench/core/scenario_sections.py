@@ -175,9 +175,9 @@ class LoadSection(Section):
     speed               of a trace, one level for each: 1 as recorded, 2 twice as fast
     repeat              runs of each level; with `until` the least number of them
     until               repeat until a metric is precise enough: `ttft_p90 +-5%`
-    requests_per_user   closed loop: a level sends concurrency times this number; None: 3, and at
-                        least 32 in all
-    requests_per_level  requests of each level; overrides requests_per_user
+    requests_per_user   closed loop: a level counts concurrency times this number, beside the first
+                        request of each user; None: 3, and at least 32 in all
+    requests_per_level  the same in all; overrides requests_per_user
     duration_s          time after which a level sends no more requests; with requests_per_level,
                         whichever comes first
     max_in_flight       maximum requests in flight; further ones wait
