@@ -16,6 +16,7 @@ from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.units import plural
 from lmi_bench.deploy.images import Image
 
 _LEAST_SEQUENCES: Final = 32
@@ -150,9 +151,9 @@ def served_limits(
         step_tokens=max(tokens, sequences),
         memory_share=profile.memory_share,
         static_share=profile.memory_share - profile.reserve_bytes / memory_bytes,
-        basis=f"{surely} requests of {context:,} tokens always fit in a copy, {expected} of "
-        f"{lengths.input_tokens:,} + {lengths.output_tokens:,} tokens are expected to "
-        f"({profile.label}, {profile.memory_share:.0%} of the memory)",
+        basis=f"{plural(surely, 'request')} of {context:,} tokens always fit in a copy, "
+        f"{expected} of {lengths.input_tokens:,} + {lengths.output_tokens:,} tokens are "
+        f"expected to ({profile.label}, {profile.memory_share:.0%} of the memory)",
     )
 
 

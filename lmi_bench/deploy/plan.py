@@ -136,10 +136,10 @@ def plan_from_recommendation(
     )
     limits = served_limits(setup, profile, lengths, stated, engine=engine, image=image)
     warnings: tuple[str, ...] = ()
-    if batch > limits.expected:
+    if round(batch) > limits.expected:
         warnings = (
-            f"the plan runs {batch:.0f} sequences at once in a copy, with {question.profile}; "
-            f"{profile.label} leaves memory for {limits.expected}: recommend with that --profile",
+            f"the plan runs {batch:.0f} sequences at once in a copy; {profile.label} leaves memory "
+            f"for {limits.expected}: recommend with that --profile",
         )
     return DeploymentPlan(
         setup,
