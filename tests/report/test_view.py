@@ -176,7 +176,7 @@ def test_slos_of_the_scenario_are_judged_level_by_level(sweep):
     """48 requests at 16 users support a p90 and no p99; a level of 3 supports neither."""
     table = build_view([sweep]).runs[0].slos
     cells = {row.cells[0].text: row.cells for row in table.rows}
-    assert cells["1"][1].text == "n/a"
+    assert cells["1"][1].text == "not measured"
     assert cells["16"][1].text.startswith("pass")
     assert cells["64"][1].text.startswith("fail")
     assert cells["16"][3].hint == "needs 299 samples, has 48"
