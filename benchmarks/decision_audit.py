@@ -43,12 +43,11 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
-from lmi_bench.analysis.fleet.operating_point import Latencies, worst_ratio
+from lmi_bench.analysis.fleet.operating_point import Latencies, alone_of, worst_ratio
 from lmi_bench.analysis.fleet.recommender import best_fleets, prepare, recommend, screen
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
-from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
@@ -59,8 +58,9 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
+from lmi_bench.core.records import LevelRun
 from lmi_bench.core.slo import Slo
-from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 
@@ -118,8 +118,16 @@ class World:
         limit = max(4, int(plan.config.max_rolling_batch_size * self.effects["batch_share"]))
         return replace(plan.config, max_rolling_batch_size=limit)
 
-    def request(self, index: int) -> PlannedRequest:
-        return PlannedRequest(index, 0.0, self.workload.input_tokens, self.workload.output_tokens)
+    def run(self, plan: CopyPlan, spec: LevelSpec, *, hidden: int, seed: int = 0) -> LevelRun:
+        """A level of one copy. hidden: seed of the stalls; seed: of the arrivals."""
+        return simulate_level(
+            spec,
+            self.workload.requests(seed),
+            self.config(plan),
+            HiddenEngine(plan.steady.model, self.effects, seed=hidden),
+            seed=seed,
+            overhead_s=plan.steady.overhead_s,
+        )
 
 
 def draw_world(number: int) -> World:
@@ -175,19 +183,14 @@ def draw_world(number: int) -> World:
     )
     world = World(number, tuple(machines), workload, truth, effects, 1.0, ())
     reference = world.plan(Layout(machines[0], 1)).steady
-    alone = replace_open(reference)
+    step_s = reference.decode_step_s(1)
+    ttft_s = alone_of(reference).latency_s("ttft", "mean", 1.0) + step_s
     slos = (
-        Slo("itl", "p90", 1e3 * alone.decode_step_s(1) * between(1.4, 5.0)),
-        Slo("ttft", "p90", 1e3 * (alone.prompt_step_s + alone.decode_step_s(1)) * between(3, 20)),
+        Slo("itl", "p90", 1e3 * step_s * between(1.4, 5.0)),
+        Slo("ttft", "p90", 1e3 * ttft_s * between(3, 20)),
     )
     rate = reference.saturated_rate_per_s * between(0.3, 8.0)
     return replace(world, rate_per_s=rate, slos=slos)
-
-
-def replace_open(steady: SteadyState) -> SteadyState:
-    return type(steady)(
-        steady.model, steady.input_tokens, steady.output_tokens, steady.slots, open_loop=False
-    )
 
 
 class Judge:
@@ -246,13 +249,9 @@ class Judge:
         if rate > 1.3 * plan.steady.saturated_rate_per_s:
             return False
         ramp = min(200, math.ceil(plan.steady.batch_at(rate)))
-        level = simulate_level(
-            LevelSpec(0, Load(rate_per_s=rate), num_requests=JUDGED_REQUESTS + ramp),
-            world.request,
-            world.config(plan),
-            HiddenEngine(plan.steady.model, world.effects, seed=world.number + 10_007 * draw),
-            seed=1_000_003 + world.number + 10_007 * draw,
-        )
+        spec = LevelSpec(0, Load(rate_per_s=rate), num_requests=JUDGED_REQUESTS + ramp)
+        seed = world.number + 10_007 * draw
+        level = world.run(plan, spec, hidden=seed, seed=1_000_003 + seed)
         settled = [request_latency(record, open_loop=True) for record in level.records[ramp:]]
         return worst_ratio(Latencies.of(settled).statistic_s, world.slos) <= 1
 
@@ -286,12 +285,8 @@ def measure(world: World, layout: Layout, concurrency: int) -> MeasuredLevel:
     """One cell as a sweep of the world's closed loop gives it."""
     plan = world.plan(layout)
     requests = max(3 * concurrency, 20)
-    level = simulate_level(
-        LevelSpec(0, Load(concurrency=concurrency), num_requests=requests),
-        world.request,
-        world.config(plan),
-        HiddenEngine(plan.steady.model, world.effects, seed=world.number + concurrency),
-    )
+    spec = LevelSpec(0, Load(concurrency=concurrency), num_requests=requests)
+    level = world.run(plan, spec, hidden=world.number + concurrency)
     latencies = [request_latency(record, open_loop=False) for record in level.records]
     seen = Latencies.of(latencies)
     wall_s = max(record.token_times_s[-1] for record in level.records)
@@ -352,13 +347,8 @@ def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) ->
     """One copy under random arrivals, with draws of its own."""
     plan = world.plan(layout)
     seed = 2_000_003 + 10 * world.number + index
-    level = simulate_level(
-        LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=MEASURED_REQUESTS),
-        world.request,
-        world.config(plan),
-        HiddenEngine(plan.steady.model, world.effects, seed=seed),
-        seed=seed,
-    )
+    spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=MEASURED_REQUESTS)
+    level = world.run(plan, spec, hidden=seed, seed=seed)
     return MeasuredLoad(layout.engine_key, rate_per_s, settled(level.records))
 
 

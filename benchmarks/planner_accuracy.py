@@ -23,8 +23,7 @@ from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.validation import Judged, validate
-from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
-from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -32,7 +31,7 @@ from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
-from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.workload import LevelSpec
 
 JUMPSTART = Path(__file__).parents[1] / "lmi_bench/catalog/data/published/jumpstart_concurrency.csv"
 SPLITS = 5
@@ -214,13 +213,8 @@ def simulated_tokens_per_s(instance: str, degree: int, copies: int, users: int) 
     """Of a level with three requests a user on so many copies of Llama 2 7B."""
     workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
     plan = plan_copy(Layout(find_instance(instance), degree), workload, TGI_2023, open_loop=False)
-    level = simulate_level(
-        LevelSpec(0, Load(concurrency=users), num_requests=3 * users),
-        lambda i: PlannedRequest(i, 0.0, 256, 256),
-        plan.config,
-        plan.steady.model,
-        replicas=copies,
-    )
+    spec = LevelSpec(0, Load(concurrency=users), num_requests=3 * users)
+    level = plan.simulate(spec, replicas=copies)
     wall_s = max(record.token_times_s[-1] for record in level.records)
     return 3 * users * 256 / wall_s
 
@@ -267,14 +261,9 @@ def speed() -> None:
     print(f"a simulated 60-second level of 64 streams: {best_s:.3f} s (bar 0.2 s)")
 
 
-def _level_s(plan) -> float:
+def _level_s(plan: CopyPlan) -> float:
     start_s = time.perf_counter()
-    simulate_level(
-        LevelSpec(0, Load(concurrency=64), duration_s=60.0),
-        lambda i: PlannedRequest(i, 0.0, 256, 256),
-        plan.config,
-        plan.steady.model,
-    )
+    plan.simulate(LevelSpec(0, Load(concurrency=64), duration_s=60.0))
     return time.perf_counter() - start_s
 
 

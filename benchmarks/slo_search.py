@@ -19,10 +19,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lmi_bench.analysis.level.simulator import simulate_level
+from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
-from lmi_bench.analysis.model.capacity import scheduler_config_for, step_time_model_for
-from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.slo_results import (
     DECIDED,
@@ -40,7 +38,7 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.slo import Slo, parse_slo
-from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.core.workload import LevelSpec
 
 CASES = (
     ("llama-2-7b", "ml.g5.2xlarge", 1, "latency_per_token_p90<=60ms"),
@@ -55,15 +53,9 @@ Run = Callable[[LevelSpec], LevelRun]
 
 def instance(model: str, name: str, degree: int) -> Run:
     """A level on a simulated instance; nothing is cut short, so both searches pay in full."""
-    shape, machine = find_model(model), find_instance(name)
-    total = INPUT_TOKENS + OUTPUT_TOKENS
-    config = scheduler_config_for(Setup(shape, machine, degree, "float16"), TGI_2023, total)
-    steps = step_time_model_for(Setup(shape, machine, degree, "float16"), TGI_2023)
-
-    def request(number: int) -> PlannedRequest:
-        return PlannedRequest(number, 0.0, INPUT_TOKENS, OUTPUT_TOKENS)
-
-    return lambda spec: simulate_level(spec, request, config, steps)
+    workload = Workload(find_model(model), "float16", INPUT_TOKENS, OUTPUT_TOKENS)
+    layout = Layout(find_instance(name), degree)
+    return plan_copy(layout, workload, TGI_2023, open_loop=False).simulate
 
 
 def search(run: Run, slo: Slo, axis: LoadAxis = "concurrency") -> SloAnswer:

@@ -37,6 +37,8 @@ FloatArray = NDArray[np.float64]
 _SEARCH_STEPS = 30
 _CLOSE = 0.98  # ratio of neighbouring rates: the noise of the arrivals is no finer
 _LOWEST_STEP = 160  # 4 % of the highest rate
+_RARE_STEPS = 180  # below: down to 0.1 %, for limits near the latency of a lone request
+_CLOSED_FORM_STEPS, _MOST_STEPS = 5, 160  # above: the closed form's error of 10 %, and 25 times
 _NEAR_SATURATION = 0.97
 _LARGEST_SIMULATED_BATCH = 128
 _SETTLED_REQUESTS = 3000  # a queue near saturation forgets slowly
@@ -117,22 +119,50 @@ class CopySimulation:
         return Latencies.of([request_latency(record, open_loop=False) for record in middle])
 
     def sustained_rate(
-        self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float = _NEAR_SATURATION
+        self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float | None = None
     ) -> float:
         """Highest rate of a grid that keeps the SLOs under a fixed draw of arrivals; 0 if none.
 
-        most_share  limit of the grid, as a share of the saturated rate
+        most_share  limit of the rate, as a share of the saturated rate in closed form; None: as
+                    long as answers keep up with arrivals. The closed form lets each prompt take a
+                    step of its own, so engines that compute several at once carry more
         """
         if guess_per_s <= 0:
             return 0.0
         saturated = self.plan.steady.saturated_rate_per_s
-        most = min(_NEAR_SATURATION, most_share) * saturated
+        most = min(_NEAR_SATURATION, most_share or 1.0) * saturated
         # one grid for all limits, to share levels, with the highest allowed rate on top
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
-        rates.reverse()
-        kept = bisect_right(rates, False, key=lambda rate: self._worst_ratio(rate, slos) > 1)
+        kept = self._highest(rates, slos)
+        if not kept:
+            rare = [rates[-1] * _CLOSE**step for step in range(1, _RARE_STEPS)]
+            return self._highest(rare, slos)
+        if kept < most or most_share is not None or self.plan.workload.speculation:
+            return kept
+        steps = _CLOSED_FORM_STEPS
+        while steps < _MOST_STEPS and self._carries(most / _CLOSE**steps, slos):
+            steps *= 2
+        if steps == _CLOSED_FORM_STEPS:
+            return kept
+        return self._highest(
+            [most / _CLOSE**step for step in range(steps, steps // 2 - 1, -1)], slos
+        )
+
+    def _highest(self, falling: Sequence[float], slos: Sequence[Slo]) -> float:
+        """The highest of the rates that keeps the SLOs; 0 if none does."""
+        rates = falling[::-1]
+        kept = bisect_right(rates, False, key=lambda rate: not self._carries(rate, slos))
         return rates[kept - 1] if kept else 0.0
+
+    def _carries(self, rate_per_s: float, slos: Sequence[Slo]) -> bool:
+        """Whether the SLOs are kept; beyond saturation in closed form, with no growing queue."""
+        if self._worst_ratio(rate_per_s, slos) > 1:
+            return False
+        observed = self.at_rate(rate_per_s)
+        if observed is None or rate_per_s <= self.plan.steady.saturated_rate_per_s:
+            return True
+        return observed.keeps_up(rate_per_s)
 
     def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
         steady, observed = self.plan.steady, self.at_rate(rate_per_s)
@@ -203,6 +233,13 @@ class Latencies:
                 "latency_per_token": e2e_s / tokens,
             }
         )
+
+    def keeps_up(self, rate_per_s: float) -> bool:
+        """Whether answers do not take longer and longer under that rate of arrivals."""
+        e2e_s = self.values["e2e"]
+        quarter = e2e_s.size // 4
+        grown_s = float(e2e_s[-quarter:].mean() - e2e_s[quarter : 2 * quarter].mean())
+        return grown_s <= (1 - _NEAR_SATURATION) * 2 * quarter / rate_per_s
 
     def statistic_s(self, metric: str, statistic: str) -> float:
         """One statistic in seconds; 0 where no request has the metric (a single token's ITL)."""
