@@ -20,6 +20,7 @@ JsonFile = Annotated[Path | None, Option("JSON file for the result.", ("--json",
 _HELP_ALL = "--help-all"
 _RARE = "rare"
 _OLD_NAMES = "old_names"
+_BARE = "bare"
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,6 +69,9 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, mark in marks.items()
         for old, equals, value in (each.partition("=") for each in mark.old_names)
     }
+    vars(spread)[_BARE] = {
+        mark.name_of(name): str(mark.bare) for name, mark in marks.items() if mark.bare is not None
+    }
     return spread
 
 
@@ -102,6 +106,7 @@ class Command(TyperCommand):
         super().__init__(*args, **kwargs)
         self._rare: frozenset[str] = getattr(self.callback, _RARE, frozenset())
         self._old_names: dict[str, str] = getattr(self.callback, _OLD_NAMES, {})
+        self._bare: dict[str, str] = getattr(self.callback, _BARE, {})
         if self._rare:
             self.epilog = f"{len(self._rare)} more options: {_HELP_ALL}"
 
@@ -113,7 +118,9 @@ class Command(TyperCommand):
             typer.echo(self.get_help(ctx))
             ctx.exit()
         self._show_rare(False)
-        return super().parse_args(ctx, [self._renamed(arg) for arg in args])
+        args = [self._renamed(arg) for arg in args]
+        following = (*args[1:], "")
+        return super().parse_args(ctx, list(map(self._with_value, args, following)))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; raises InputError for a number that is not finite, as `nan`."""
@@ -130,6 +137,12 @@ class Command(TyperCommand):
             return arg
         typer.echo(f"{name} is now {new}; the next release drops the old name", err=True)
         return new + equals + value
+
+    def _with_value(self, arg: str, following: str) -> str:
+        """The argument, with its value where it is an option whose number may be left out."""
+        if arg in self._bare and not following.lstrip("-").isdecimal():
+            return f"{arg}={self._bare[arg]}"
+        return arg
 
     def _show_rare(self, shown: bool) -> None:
         for param in self.params:

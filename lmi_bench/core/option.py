@@ -26,6 +26,7 @@ class Option:
     group     heading under which help lists it; none: `GROUP: ClassVar` of the settings class
     rare      listed by --help-all only
     argument  given by its place instead of a name
+    bare      value of the option where no number follows its name; None: a value has to follow
     """
 
     help: str
@@ -37,6 +38,7 @@ class Option:
     envvar: str | None = None
     rare: bool = False
     argument: bool = False
+    bare: int | None = None
 
     def name_of(self, field: str) -> str:
         """The name that messages use for the option of this field."""

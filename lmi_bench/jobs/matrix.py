@@ -24,6 +24,7 @@ from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult, finished_run
 from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
+from lmi_bench.report.live import REPORT_FILE
 from lmi_bench.targets.access import Access
 
 _TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")
@@ -149,7 +150,7 @@ def _slug(text: str) -> str:
     return "-".join(word for word in words if word).strip(".") or "cell"
 
 
-MATRIX_FILE, REPORT_FILE = "matrix.json", "report.html"
+MATRIX_FILE = "matrix.json"
 
 OnCell = Callable[[str, SweepResult | None], None]
 """Called with a cell's name and None when it begins, and with its result when it is over."""
@@ -215,6 +216,8 @@ def run_matrix(
         raise InputError("--matrix names its targets: leave SCENARIO and --target out")
     if run.step_trace is not None:
         raise InputError("--step-trace needs a single engine: leave it out with --matrix")
+    if run.live is not None:
+        raise InputError("--live follows a single sweep: leave it out with --matrix")
     cells, options = read_matrix(path), read_options(settings)
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:

@@ -19,15 +19,16 @@ from lmi_bench.report.plotly_figure import base_layout, plotly_figure
 from lmi_bench.report.values import ReportView
 
 
-def render_html(view: ReportView) -> str:
-    """The report as one self-contained page."""
+def render_html(view: ReportView, *, live: bool = False) -> str:
+    """The report as one self-contained page; a live one asks its server for newer figures."""
     import jinja2
     from markupsafe import Markup, escape
 
     folder = files("lmi_bench.report") / "page"
     charts = build_charts(view)
     explored = _explored(view)
-    names = ("vendor/plotly-basic.min.js", "views.js", "page.js") if charts or explored else ()
+    names = ["vendor/plotly-basic.min.js", "views.js", "page.js"]
+    names = [*names, "live.js"] if live else names if charts or explored else []
     scripts = [_inline((folder / name).read_text("utf-8")) for name in names]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -41,7 +42,8 @@ def render_html(view: ReportView) -> str:
         data=Markup(_json(explored)),  # noqa: S704
         scripts=[Markup(script) for script in scripts],  # noqa: S704
         style=Markup((folder / "style.css").read_text("utf-8")),  # noqa: S704
-        policy=_policy(scripts),
+        policy=_policy(scripts, live=live),
+        live=live,
         breakable=lambda text: escape(text).replace(Markup("&lt;="), Markup("<wbr>&lt;=")),
     )
 
@@ -69,10 +71,11 @@ def _json(figure: dict[str, Any]) -> str:
     return text
 
 
-def _policy(scripts: list[str]) -> str:
+def _policy(scripts: list[str], *, live: bool) -> str:
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {allowed or chr(39) + 'none' + chr(39)}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+        + ("; connect-src 'self'" if live else "")
     )

@@ -27,6 +27,7 @@ class Settings:
     load: Load
     is_fast: Annotated[bool | None, Option("Speed.", ("--fast/--slow",), rare=True)] = None
     not_an_option: int = 4
+    port: Annotated[int | None, Option("Port.", bare=0)] = None
 
 
 @pytest.fixture
@@ -55,6 +56,19 @@ def test_fields_of_nested_settings_are_options_of_the_command(call):
     )
     expected = Settings(Path("run"), Load(5, ("a", "b"), None), is_fast=False)
     assert (settings, json_file) == (expected, Path("x"))
+
+
+@pytest.mark.parametrize(
+    ("args", "port"),
+    [
+        (("run",), None), (("run", "--port"), 0), (("--port", "run"), 0),
+        (("run", "--port", "80"), 80), (("run", "--port=80"), 80), (("--port", "80", "run"), 80),
+        (("run", "--port", "--users", "5"), 0),
+    ],
+)  # fmt: skip
+def test_the_number_of_some_options_may_be_left_out(call, args, port):
+    (settings, _), _ = call(*args)
+    assert (settings.run, settings.port) == (Path("run"), port)
 
 
 def test_what_is_not_stated_keeps_the_default_of_its_field(call):

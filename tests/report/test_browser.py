@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from lmi_bench.report.html import render_html
+from lmi_bench.report.live import LivePage, serve
 from lmi_bench.report.view import build_view
 from tests.report.browser import Browser, found
 
@@ -200,3 +202,45 @@ def test_print_opens_what_is_folded_and_shows_intervals(opened):
     opened.js("window.dispatchEvent(new Event('afterprint'))")
     assert not opened.js("[...document.querySelectorAll('details')].some((each) => each.open)")
     opened.show(1200)
+
+
+def test_the_page_of_a_running_sweep_grows_and_the_reader_keeps_the_place(browser, runs_of):
+    """A level between two others is added: choices and hidden series are kept by their names."""
+    live = LivePage()
+
+    def shown(loads, **more):
+        live.show(render_html(build_view([runs_of("run", loads=loads)]), live=True), **more)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serve(listening, live)
+        shown(())
+        browser.open(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        assert browser.js("document.querySelectorAll('.chart').length") == 0
+        shown((1, 4))
+        rows = "document.querySelector('#run-1 tbody').rows.length"
+        browser.until(f"{rows} === 2 && document.getElementById('view-cdf')?.data")
+        browser.js("""(() => {
+          const level = document.getElementById("explore-level");
+          level.value = "1";
+          level.dispatchEvent(new Event("change"));
+          const cdf = document.getElementById("view-cdf");
+          window.Plotly.restyle(cdf, { visible: "legendonly" }, [1]);
+          document.querySelector("details").open = true;
+          document.getElementById("generator").scrollIntoView({ behavior: "instant" });
+          window.before = [cdf, document.querySelector("#definitions tbody tr"), level];
+          cdf.focus({ preventScroll: true });
+        })()""")
+        place = "Math.round(document.getElementById('generator').getBoundingClientRect().top)"
+        before = browser.js(place)
+        shown((1, 2, 4), ended=True)
+        browser.until(f"{rows} === 3")
+        assert browser.js("window.before.every((each) => each.isConnected)")
+        assert browser.js("document.activeElement === window.before[0]")
+        assert browser.js("document.querySelector('details').open")
+        assert abs(browser.js(place) - before) <= 2
+        assert browser.js("window.before[2].selectedOptions[0].text") == "concurrency 4"
+        hidden = "window.before[0].data.map((each) => [each.name, each.visible === 'legendonly'])"
+        assert browser.js(hidden) == [
+            ["concurrency 1", False], ["concurrency 2", False], ["concurrency 4", True],
+        ]  # fmt: skip
+        browser.until("document.getElementById('live').textContent.startsWith('The sweep is over')")

@@ -124,6 +124,11 @@ class RunSettings:
     resume: bool = option("Continuation of the run in the run folder, if it exists.", value=False)
     name: str | None = option("Name of the run in reports.")
     seed: int | None = option("Random seed of lengths, prompts and arrivals.", default="0")
+    live: int | None = option(
+        "Port of a page on 127.0.0.1 that follows the sweep; none: a free one. Leaves report.html.",
+        metavar="[PORT]",
+        bare=0,
+    )
     step_trace: Path | None = option(STEP_TRACE, rare=True)
 
 

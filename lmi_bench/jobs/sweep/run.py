@@ -72,6 +72,7 @@ class SweepOptions:
     cloudwatch_wait_s  maximum wait for a SageMaker endpoint's last minutes
     max_time           as `--max-time` takes it; None: the default of the kind of levels
     max_error_share    failed share of a level's requests that ends it; None: no limit
+    live               port of the page that follows the sweep, 0: a free one; None: no such page
     """
 
     access: Access = NO_ACCESS
@@ -82,6 +83,7 @@ class SweepOptions:
     cloudwatch_wait_s: float = DEFAULT_WAIT_S
     max_time: str | None = None
     max_error_share: float | None = 0.5
+    live: int | None = None
 
 
 DEFAULT_OPTIONS = SweepOptions()
@@ -113,6 +115,7 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         cloudwatch_wait_s=DEFAULT_WAIT_S if wait_s is None else wait_s,
         max_time=limits.max_time,
         max_error_share=None if max_errors == "none" else read_share("--max-errors", max_errors),
+        live=settings.run.live,
     )
 
 
@@ -131,8 +134,28 @@ def sweep_scenario(
     level_rule(scenario)  # raises before a model is loaded or an endpoint is asked
     if options.max_time is not None:
         read_max_time(options.max_time)
+    if options.live is None:
+        return _sweep_target(scenario, options, listener, out=out, resume=resume)
+    from lmi_bench.jobs.sweep.live import LiveReport  # loads an HTTP server
+
+    is_served = not scenario.target.startswith(SIMULATED_PREFIX)
+    with LiveReport(options.live, listener, is_served=is_served) as page:
+        return _sweep_target(scenario, options, page, out=out, resume=resume, on_folder=page.begun)
+
+
+def _sweep_target(
+    scenario: Scenario,
+    options: SweepOptions,
+    listener: Listener,
+    *,
+    out: Path | None,
+    resume: bool,
+    on_folder: Callable[[Path], None] = lambda _: None,
+) -> SweepResult:
+    """Open the target and run the levels; `on_folder` is called when the run folder exists."""
     found = finished_run(out, scenario, options.slo) if resume and out is not None else None
     if found is not None:
+        on_folder(found.folder)
         listener.note(f"{out} is finished, {len(found.levels)} level(s): nothing is left to send")
         return found
     tracer: ChromeTrace | None = None
@@ -144,7 +167,7 @@ def sweep_scenario(
     folder = out or _default_folder(bench.scenario)
     try:
         with tracer or nullcontext():
-            found_in = _measure(bench, options, folder, listener, resume=resume)
+            found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
         return replace(found_in, scenario=scenario)
     except KeyboardInterrupt:
         run = load_run(folder) if (folder / MANIFEST).exists() else None
@@ -152,7 +175,13 @@ def sweep_scenario(
 
 
 def _measure(
-    bench: Bench, options: SweepOptions, folder: Path, listener: Listener, *, resume: bool
+    bench: Bench,
+    options: SweepOptions,
+    folder: Path,
+    listener: Listener,
+    on_folder: Callable[[Path], None],
+    *,
+    resume: bool,
 ) -> SweepResult:
     """Run the levels and save their results in the folder."""
     budget, scenario = options.budget, bench.scenario
@@ -170,6 +199,7 @@ def _measure(
     server = open_server_watch(bench, options.client)
     limits = [str(limit) for limit in options.slo.limits]
     with _open_store(folder, bench, limits, listener, resume=resume) as store:
+        on_folder(folder)
         for line in (f"target: {bench.title}", *bench.notes, *_time_notes(time_box, rule)):
             listener.note(line)
         _run_levels(bench, store, rule, spend, options.client, server, time_box, listener)

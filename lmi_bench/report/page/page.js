@@ -3,8 +3,8 @@
 // changes. Choices, hidden series and zooms are kept in the address, so that a link shows the view.
 (() => {
   const media = window.matchMedia("(prefers-color-scheme: dark)");
-  const places = [...document.querySelectorAll(".chart")];
-  const choices = [...document.querySelectorAll(".controls select")];
+  let places = [];
+  let choices = [];
   const config = {
     responsive: true,
     displaylogo: false,
@@ -45,12 +45,19 @@
     }
   };
 
-  const figureOf = (place, style) => {
+  const hiddenIn = (data) => data.flatMap((each, at) => (each.visible === "legendonly" ? [at] : []));
+
+  // hidden: names of the series to hide; undefined: those of the address
+  const figureOf = (place, style, hidden) => {
     const source = document.getElementById(`${place.id}-figure`);
     const figure = themed(
       source ? JSON.parse(source.textContent) : window.lmiViews[place.dataset.view](place),
       style
     );
+    if (hidden) {
+      const places = figure.data.flatMap((each, at) => (hidden.includes(each.name) ? [at] : []));
+      keep(`${place.id}.hidden`, places.join("."));
+    }
     for (const at of (state.get(`${place.id}.hidden`) ?? "").split(".").filter(Boolean)) {
       if (figure.data[Number(at)]) {
         figure.data[Number(at)].visible = "legendonly";
@@ -64,10 +71,10 @@
     return figure;
   };
 
-  const draw = () => {
+  const draw = (hidden = new Map()) => {
     const style = window.getComputedStyle(document.documentElement);
     for (const place of places) {
-      const figure = figureOf(place, style);
+      const figure = figureOf(place, style, hidden.get(place));
       const bar = config.displayModeBar && place.dataset.view ? "hover" : config.displayModeBar;
       window.Plotly.react(place, figure.data, figure.layout, { ...config, displayModeBar: bar });
     }
@@ -96,12 +103,9 @@
     window.Plotly.restyle(place, { visible: wanted }, together);
   };
 
-  choose();
-  draw();
-  for (const place of places) {
+  const listen = (place) => {
     place.on("plotly_restyle", () => {
-      const hidden = place.data.flatMap((each, at) => (each.visible === "legendonly" ? [at] : []));
-      keep(`${place.id}.hidden`, hidden.join("."));
+      keep(`${place.id}.hidden`, hiddenIn(place.data).join("."));
     });
     place.on("plotly_relayout", (changed) => {
       const { xaxis, yaxis } = place.layout;
@@ -121,8 +125,8 @@
         toggle(place, at);
       }
     });
-  }
-  for (const select of choices) {
+  };
+  const listenTo = (select) => {
     select.addEventListener("change", () => {
       keep(select.id, select.value);
       if (select.id === "explore-run") {
@@ -131,7 +135,7 @@
       }
       draw();
     });
-  }
+  };
   window.addEventListener("hashchange", () => {
     if (split().length > 1) {
       state = read();
@@ -142,26 +146,44 @@
     }
     document.getElementById(split()[0])?.scrollIntoView();
   });
-  if (split().length > 1) {
-    document.getElementById(split()[0])?.scrollIntoView();
-  }
 
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) {
-      if (target.matches(".chart")) {
+      if (!target.isConnected) {
+        resized.unobserve(target);
+      } else if (target.matches(".chart")) {
         window.Plotly.Plots.resize(target);
       } else {
         target.toggleAttribute("data-wide", target.scrollWidth > target.clientWidth + 1);
       }
     }
   });
-  for (const table of document.querySelectorAll(".scroll")) {
-    resized.observe(table);
+
+  // Draws what the page holds: once, and after each change of the page of a running sweep.
+  window.lmiShow = () => {
+    const known = [...places, ...choices];
+    const names = (place) => hiddenIn(place.data).map((at) => place.data[at].name);
+    const hidden = new Map(places.map((place) => [place, names(place)])); // series may be added
+    const all = (query) => [...document.querySelectorAll(query)];
+    const level = document.getElementById("explore-level")?.selectedOptions[0]?.text;
+    [places, choices] = [all(".chart"), all(".controls select")];
+    window.lmiLoad();
+    const at = window.lmiLevels().findIndex((each) => each.name === level);
+    if (at >= 0 && state.has("explore-level")) {
+      keep("explore-level", String(at));
+    }
+    choose();
+    draw(hidden);
+    places.filter((each) => !known.includes(each)).forEach(listen);
+    choices.filter((each) => !known.includes(each)).forEach(listenTo);
+    [...all(".scroll"), ...places].forEach((each) => resized.observe(each));
+  };
+  window.lmiShow();
+  if (split().length > 1) {
+    document.getElementById(split()[0])?.scrollIntoView();
   }
-  for (const place of places) {
-    resized.observe(place);
-  }
-  media.addEventListener("change", draw);
+
+  media.addEventListener("change", () => draw());
   const forPrint = (printing) => () => {
     document.documentElement.classList.toggle("printing", printing);
     for (const each of document.querySelectorAll("details")) {

@@ -1,12 +1,14 @@
 "use strict";
 // Figures of the views whose data the reader chooses: window.lmiViews[name](place) -> a figure.
 (() => {
-  const source = document.getElementById("explore-data");
-  if (!source) {
-    return;
-  }
-  const all = JSON.parse(source.textContent);
-  const colours = all.palette;
+  let all = null;
+  let colours = [];
+  window.lmiLoad = () => {
+    const source = document.getElementById("explore-data");
+    const found = source ? JSON.parse(source.textContent) : {};
+    all = found.palette ? found : null;
+    colours = found.palette ?? [];
+  };
   const titles = {
     ttft_ms: "Time to first token, ms",
     itl_ms: "Inter-token latency, ms",
@@ -241,5 +243,5 @@
   };
 
   window.lmiViews = { cdf, fan, timeline, lanes, interactivity, cost, pace, memory };
-  window.lmiLevels = () => run()?.levels ?? [];
+  window.lmiLevels = () => (all ? (run()?.levels ?? []) : []);
 })();
