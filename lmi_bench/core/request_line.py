@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, overload
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
@@ -73,6 +73,40 @@ def record_of(line: Mapping[str, Any]) -> RequestRecord:
         asked_tokens=line.get("asked_tokens", 0),
         at_start=line.get("at_start", False),
     )
+
+
+class StoredRecords(Sequence[RequestRecord]):
+    """A level's records as its run folder has them; a record is made when it is looked at.
+
+    lines  in request order
+    kept   what a reader computes from all lines and does not want to compute again
+    """
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.lines = lines
+        self.kept: Any = None
+        self._made: tuple[RequestRecord, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @overload
+    def __getitem__(self, index: int) -> RequestRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RequestRecord, ...]: ...
+    def __getitem__(self, index: int | slice) -> RequestRecord | tuple[RequestRecord, ...]:
+        found = self.lines[index]
+        return record_of(found) if isinstance(found, Mapping) else tuple(map(record_of, found))
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        if self._made is None:
+            self._made = tuple(map(record_of, self.lines))
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _ns(seconds: float) -> float:

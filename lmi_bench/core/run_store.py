@@ -12,12 +12,14 @@ No secret is ever written (see `redaction`).
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,7 +34,7 @@ from lmi_bench.core.level import CloudWatch, Level, ServerMetrics
 from lmi_bench.core.manifest import Manifest, read_manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.redaction import redact
-from lmi_bench.core.request_line import record_of, request_line
+from lmi_bench.core.request_line import StoredRecords, request_line
 
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
 SLO_ANSWER, CLOUDWATCH = "slo.json", "cloudwatch.json"
@@ -45,7 +47,7 @@ class Run:
     path: Path
     manifest: Manifest
     levels: list[Level]
-    records: list[tuple[RequestRecord, ...]]
+    records: list[Sequence[RequestRecord]]
     knees: list[Knee] | None
     slo_answer: SloAnswer | None = None
 
@@ -196,16 +198,33 @@ def _writing(path: Path, what: str, help_text: str) -> Iterator[None]:
         raise LmiBenchError(f"cannot write {what} to {path}: {exc.strerror}; {help_text}") from exc
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the garbage collector: it looks through all lines again and again, and frees none."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+
+
+def load_manifest(path: Path) -> Manifest:
+    """The manifest of a run folder; raises InputError when it is no run, or a newer one."""
+    if not path.exists():
+        raise InputError(f"there is no run folder {path}")
+    if not (path / MANIFEST).exists():
+        raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
+    return read_manifest(path / MANIFEST)
+
+
 def load_run(path: Path) -> Run:
     """Read a run folder, finished or not; only requests of finished levels count.
 
     Raises InputError when it is no run or a newer lmi-bench wrote it.
     """
-    if not path.exists():
-        raise InputError(f"there is no run folder {path}")
-    if not (path / MANIFEST).exists():
-        raise InputError(f"{path} is not a run folder: it has no {MANIFEST}")
-    manifest = read_manifest(path / MANIFEST)
+    manifest = load_manifest(path)
     levels = _read_levels(path)
     seen = _cloudwatch(path)
     for place, level in enumerate(levels):
@@ -213,20 +232,21 @@ def load_run(path: Path) -> Run:
         if cloudwatch is not None:
             server = replace(level.server or ServerMetrics(), cloudwatch=cloudwatch)
             levels[place] = replace(level, server=server)
-    records: dict[tuple[int, int], list[RequestRecord]] = {
+    lines: dict[tuple[int, int], list[dict[str, Any]]] = {
         (level.index, level.attempt): [] for level in levels
     }
-    for line in _read_lines(path / REQUESTS):
-        kept = records.get((line["level"], line["attempt"]))
-        if kept is not None:
-            kept.append(record_of(line))
+    with _without_collection():
+        for line in _read_lines(path / REQUESTS):
+            kept = lines.get((line["level"], line["attempt"]))
+            if kept is not None:
+                kept.append(line)
     knees, answer = _found(path / KNEES), _found(path / SLO_ANSWER)
     return Run(
         path=path,
         manifest=manifest,
         levels=levels,
         records=[
-            tuple(sorted(records[level.index, level.attempt], key=lambda r: r.request_id))
+            StoredRecords(sorted(lines[level.index, level.attempt], key=itemgetter("request_id")))
             for level in levels
         ],
         knees=None if knees is None else [Knee.from_json(each, KNEES) for each in knees],

@@ -69,8 +69,7 @@ class WrittenReport:
 def report(settings: ReportSettings) -> WrittenReport:
     """Write the page; raises InputError for a run or a recommendation that cannot be read."""
     recommendations = [read_recommendation(path) for path in settings.recommendation]
-    runs = [load_run(path) for path in settings.runs]
-    view = build_view(runs, recommendations, labels=settings.label, title=settings.title)
+    view = build_view(settings.runs, recommendations, labels=settings.label, title=settings.title)
     write_text(settings.out, render_html(view))
     if settings.markdown is not None:
         write_text(settings.markdown, render_markdown(view))

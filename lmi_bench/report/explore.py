@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from lmi_bench.analysis.fleet.answer import Candidate
-from lmi_bench.analysis.results.latency import request_latency
+from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.core.level import LATENCY_KEY, Level, Metric
-from lmi_bench.core.records import RequestRecord, counted
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 
 QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 0.99, 1)
-BINS, LANES, SAMPLE, CANDIDATES = 40, 30, 20_000, 100
+BINS, LANES, SAMPLE, CANDIDATES = 40, 30, 200_000, 100
 _METRICS: tuple[Metric, ...] = ("ttft", "itl", "latency_per_token", "e2e")
 _PLAIN = (
     "instance", "instances", "tensor_parallel", "replicas", "accelerator", "price_usd_per_hour",
@@ -50,28 +50,24 @@ def levels_data(run: Run, label: str) -> dict[str, Any]:
 
 
 def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Quantiles in ms (empirical, of at most SAMPLE requests), time line and first requests.
+    """Quantiles in ms (empirical, of at most SAMPLE values), time line and first requests.
 
     bin_s  seconds of a bin; in_flight, tokens_per_s and errors (by kind) of each bin
     lanes  sent, first token, end in seconds, and the status
     """
-    stride = 1 + len(records) // SAMPLE
-    sample = records[::stride]
-    found = [request_latency(r, open_loop=line.load.is_open) for r in counted(sample) if r.ok]
-    values = {key: np.concatenate([[], *(e.values_ms(key) for e in found)]) for key in _METRICS}
-    sent_s = [record.sent_s for record in records]
-    ended_s = [max(r.sent_s, r.ended_s or 0.0, *r.token_times_s[-1:]) for r in records]
-    bin_s = max(max(ended_s), 1e-9) / BINS
+    columns, is_open = columns_of(records), line.load.is_open
+    values = {key: columns.values_ms(key, open_loop=is_open)[0] for key in _METRICS}
+    values = {key: found[:: 1 + found.size // SAMPLE] for key, found in values.items()}
+    ended_s = np.fmax(columns.sent_s, np.fmax(columns.ended_s, columns.last_s))
+    bin_s = max(float(ended_s.max()), 1e-9) / BINS
     edges = np.arange(BINS + 1) * bin_s
-    spans = np.array([sent_s, ended_s])
+    spans = np.array([columns.sent_s, ended_s])
     busy_s = [(1, -1) @ np.maximum(edge - spans, 0).sum(axis=1) for edge in edges]
-    tokens = np.zeros(BINS)
-    for each in sample:
-        tokens += np.histogram(each.token_times_s, edges, weights=each.exchange.token_counts)[0]
+    bins = np.clip(columns.times_s / bin_s, 0, BINS - 1).astype(int)
+    tokens = np.bincount(bins, weights=columns.counts, minlength=BINS)
     errors: defaultdict[str, list[int]] = defaultdict(lambda: [0] * BINS)
-    for record, end_s in zip(records, ended_s, strict=True):
-        if not record.ok:
-            errors[record.status][min(BINS - 1, int(end_s / bin_s))] += 1
+    for row in np.flatnonzero(~columns.ok).tolist():
+        errors[columns.status[row]][min(BINS - 1, int(ended_s[row] / bin_s))] += 1
     return {
         "name": line.name,
         "load": line.load.value,
@@ -83,11 +79,11 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
         },
         "bin_s": bin_s,
         "in_flight": (np.diff(busy_s) / bin_s).tolist(),
-        "tokens_per_s": (tokens * stride / bin_s).tolist(),
+        "tokens_per_s": (tokens / bin_s).tolist(),
         "errors": dict(errors),
         "lanes": [
             [each.sent_s, next(iter(each.token_times_s), None), end_s, each.status]
-            for each, end_s in zip(records[:LANES], ended_s, strict=False)
+            for each, end_s in zip(records[:LANES], ended_s.tolist(), strict=False)
         ],
     }
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from lmi_bench import __version__
 from lmi_bench.analysis.results.definitions import DEFINITIONS
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.run_store import Run
+from lmi_bench.core.host import usable_cores
+from lmi_bench.core.run_store import REQUESTS, Run, load_manifest, load_run
 from lmi_bench.report.comparison import comparison_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
 from lmi_bench.report.run_view import build_run_view, run_headline
 from lmi_bench.report.table import Table
-from lmi_bench.report.values import Headline, ReportView
+from lmi_bench.report.values import Headline, ReportView, RunView
+
+_LARGE_BYTES = 20_000_000
+"""Size of the request files above which several processes are worth their start."""
 
 
 def build_view(
-    runs: Sequence[Run],
+    runs: Sequence[Run | Path],
     recommendations: Sequence[Mapping[str, Any]] = (),
     *,
     labels: Sequence[str] = (),
@@ -28,6 +36,8 @@ def build_view(
 ) -> ReportView:
     """The view of one or more runs and of any recommendations made from them.
 
+    runs             read already, or run folders: those are read one after the other, so that few
+                     are in memory at a time, by several processes if they are large
     recommendations  as `recommend --json` writes them; unknown keys are shown as they are
     labels           names for the first runs, in order; the other runs use their own
     tables           shown before the runs, such as those of an optimization job
@@ -38,12 +48,12 @@ def build_view(
         raise InputError("nothing to report on: name a run folder or a recommendation")
     if len(labels) > len(runs):
         raise InputError(f"{len(labels)} labels for {len(runs)} runs: give at most one a run")
-    own = [run.manifest.label or run.path.name for run in runs[len(labels) :]]
-    names = _distinct([*labels, *own], runs)
-    run_views = tuple(
-        build_run_view(run, label=name, anchor=f"run-{index}")
-        for index, (run, name) in enumerate(zip(runs, names, strict=True), start=1)
-    )
+    folders = [run.path if isinstance(run, Run) else run for run in runs]
+    manifests = [run.manifest if isinstance(run, Run) else load_manifest(run) for run in runs]
+    given = dict(enumerate(labels))
+    names = [given.get(at) or each.label or folders[at].name for at, each in enumerate(manifests)]
+    anchors = (f"run-{index}" for index in range(1, len(runs) + 1))
+    run_views = tuple(_run_views(runs, _distinct(names, folders), anchors))
     advice = tuple(
         build_recommendation_view(content, anchor=f"recommendation-{index}")
         for index, content in enumerate(recommendations, start=1)
@@ -70,11 +80,29 @@ def build_view(
     )
 
 
-def _distinct(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
+def _run_view(run: Run | Path, label: str, anchor: str) -> RunView:
+    run = run if isinstance(run, Run) else load_run(run)
+    return build_run_view(run, label=label, anchor=anchor)
+
+
+def _run_views(
+    runs: Sequence[Run | Path], labels: Iterable[str], anchors: Iterable[str]
+) -> Iterable[RunView]:
+    files = [run / REQUESTS for run in runs if isinstance(run, Path)]
+    size_bytes = sum(file.stat().st_size for file in files if file.exists())
+    workers = min(len(files), usable_cores())
+    if workers < 2 or size_bytes < _LARGE_BYTES or sys.platform != "linux":
+        return map(_run_view, runs, labels, anchors)
+    # forked: a caller's script without a main guard would be run again by a spawned process
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(_run_view, runs, labels, anchors))
+
+
+def _distinct(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Names made distinct by their folder, and by a number where even that is the same."""
     result: list[str] = []
-    for name, run in zip(names, runs, strict=True):
-        label = name if names.count(name) == 1 else f"{name} [{run.path.name}]"
+    for name, folder in zip(names, folders, strict=True):
+        label = name if names.count(name) == 1 else f"{name} [{folder.name}]"
         attempt, base = 2, label
         while label in result:
             label, attempt = f"{base} #{attempt}", attempt + 1

@@ -149,8 +149,8 @@ def pooled_run(run: Run) -> Run:
 
 
 def pooled_attempts(
-    lines: Sequence[Level], attempts: Sequence[tuple[RequestRecord, ...]]
-) -> tuple[list[Level], list[tuple[RequestRecord, ...]]]:
+    lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]
+) -> tuple[list[Level], list[Sequence[RequestRecord]]]:
     """The lines and the records of `pooled_run`. A search's levels stay as they are: it repeats a
     load with more requests, to confirm a verdict by few."""
     groups: dict[tuple[str, float], list[int]] = defaultdict(list)
@@ -171,8 +171,8 @@ def pooled_attempts(
 
 
 def _pool(
-    lines: Sequence[Level], attempts: Sequence[tuple[RequestRecord, ...]]
-) -> tuple[Level, tuple[RequestRecord, ...]]:
+    lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]
+) -> tuple[Level, Sequence[RequestRecord]]:
     last = lines[-1]
     if len(lines) == 1:
         return last, attempts[0]

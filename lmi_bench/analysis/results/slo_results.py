@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.latency import request_latency, samples_needed, wall_time_s
+from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.results.latency import request_latency, samples_needed
 from lmi_bench.analysis.results.quantiles import upper_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Judgement, Level
@@ -68,19 +69,19 @@ class SloResult:
 
 def goodput(records: Sequence[RequestRecord], slos: Sequence[Slo], *, open_loop: bool) -> Goodput:
     """Number and rate of a level's requests that meet every SLO; a failed request meets none."""
-    good, judged = 0, counted(records)
-    for record in judged:
-        if record.ok:
-            latency = request_latency(record, open_loop=open_loop)
-            good += all(_meets(latency.values_ms(slo.metric), slo) for slo in slos)
-    wall_s = wall_time_s(records)
-    sent_for_each = len(records) / max(1, len(judged))
-    return Goodput(good, len(judged), good * sent_for_each / wall_s if wall_s > 0 else None)
-
-
-def _meets(values_ms: FloatArray, slo: Slo) -> bool:
-    """A metric that a request does not have (TPOT of one token) cannot be missed."""
-    return not values_ms.size or statistic_ms(values_ms, slo.statistic) <= slo.limit_ms
+    columns = columns_of(records)
+    good = columns.ok & columns.counted
+    for slo in slos:  # a metric that a request does not have (TPOT of one token) cannot be missed
+        values_ms, rows = columns.values_ms(slo.metric, open_loop=open_loop)
+        if slo.metric == "itl" and rows.size:
+            begins = np.flatnonzero(np.diff(rows, prepend=-1))
+            gaps = np.split(values_ms, begins[1:])
+            values_ms = np.array([statistic_ms(each, slo.statistic) for each in gaps])
+            rows = rows[begins]
+        good[rows[values_ms > slo.limit_ms]] = False
+    number, judged, wall_s = int(good.sum()), int(columns.counted.sum()), columns.wall_s
+    sent_for_each = len(records) / max(1, judged)
+    return Goodput(number, judged, number * sent_for_each / wall_s if wall_s > 0 else None)
 
 
 def check_slo(line: Level, slo: Slo) -> SloResult:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import upper_quantile
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis, load_name
-from lmi_bench.core.records import RequestRecord, counted
-from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.records import RequestRecord
 
 FloatArray = NDArray[np.float64]
 
@@ -123,10 +123,8 @@ def _upper_latency_ms(line: Level) -> tuple[float | None, str]:
 
 def _request_array(records: Sequence[RequestRecord], *, open_loop: bool) -> FloatArray:
     """The array of `LevelPoint.requests`."""
-    found = []
-    for record in counted(records):
-        value_s = None
-        if record.ok:
-            value_s = request_latency(record, open_loop=open_loop).latency_s_per_token
-        found.append((np.inf, 0.0) if value_s is None else (s_to_ms(value_s), record.output_tokens))
-    return np.array(found, dtype=np.float64).T.copy()
+    columns = columns_of(records)
+    values_ms, rows = columns.values_ms("latency_per_token", open_loop=open_loop)
+    found = np.vstack([np.full(len(records), np.inf), np.zeros(len(records))])
+    found[:, rows] = values_ms, columns.tokens[rows]
+    return found[:, columns.counted]

@@ -1,0 +1,144 @@
+"""A level's requests as columns, so that a report of many requests looks at each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmi_bench.core.records import STATUS_OK, RequestRecord
+from lmi_bench.core.request_line import StoredRecords
+from lmi_bench.core.units import MS_PER_S
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The requests of a level; row i is request i, and `latency` gives what follows from a row.
+
+    status           shape (n,), text; ok: whether it is the one of a complete answer
+    counted          shape (n,), bool: no user's first request of a closed loop (`records.counted`)
+    due_s, sent_s    shape (n,)
+    ended_s          shape (n,), NaN where the request ended with its last token
+    tokens           shape (n,), output tokens
+    streamed         shape (n,), bool
+    times_s, counts  shape (events,): time and tokens of each event, request after request
+    owner            shape (events,): the row of each event
+    last_s           shape (n,), time of the last event; NaN without one
+    """
+
+    status: Sequence[str]
+    ok: NDArray[np.bool_]
+    counted: NDArray[np.bool_]
+    due_s: FloatArray
+    sent_s: FloatArray
+    ended_s: FloatArray
+    tokens: FloatArray
+    streamed: NDArray[np.bool_]
+    times_s: FloatArray
+    counts: FloatArray
+    owner: NDArray[np.int64]
+    last_s: FloatArray
+
+    def values_ms(self, metric: str, *, open_loop: bool) -> tuple[FloatArray, NDArray[np.int64]]:
+        """The metric of each answered request that has it and counts, as `request_latency` has it,
+        and its row; `itl` has a value for each gap."""
+        has_tokens = self.counts > 0
+        times_s, owner = self.times_s[has_tokens], self.owner[has_tokens]
+        sizes = np.bincount(owner, minlength=len(self.ok))
+        here = np.flatnonzero(self.ok & self.counted & (sizes > 0))
+        ends = np.cumsum(sizes)[here]
+        first_s, last_s, tokens = times_s[ends - sizes[here]], times_s[ends - 1], self.tokens[here]
+        wide = (sizes[here] > 1) & (tokens > 1)
+        if metric == "itl":
+            has_gaps = np.zeros(len(self.ok), dtype=bool)
+            has_gaps[here[wide]] = True
+            within = (owner[1:] == owner[:-1]) & has_gaps[owner[1:]]
+            return np.diff(times_s)[within] * MS_PER_S, owner[1:][within]
+        start_s = (self.due_s if open_loop else self.sent_s)[here]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values_s, known = {
+                "ttft": (first_s - start_s, self.streamed[here]),
+                "tpot": ((last_s - first_s) / (tokens - 1), wide),
+                "e2e": (last_s - start_s, np.ones(len(here), dtype=bool)),
+                "latency_per_token": ((last_s - start_s) / tokens, tokens > 0),
+            }[metric]
+        return values_s[known] * MS_PER_S, here[known]
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the first send to the last event, a failure's end included."""
+        ends_s = np.concatenate([self.last_s, self.ended_s[~self.ok]])
+        ends_s = ends_s[~np.isnan(ends_s)]
+        return max(0.0, float(ends_s.max() - self.sent_s.min())) if ends_s.size else 0.0
+
+
+def columns_of(records: Sequence[RequestRecord]) -> Columns:
+    """The columns of a level's requests; those of stored ones are made once."""
+    if not isinstance(records, StoredRecords):
+        return _columns(
+            [r.status for r in records], [r.due_s for r in records], [r.sent_s for r in records],
+            [r.ended_s for r in records], [r.output_tokens for r in records],
+            [r.exchange.streamed for r in records], [r.token_times_s for r in records],
+            [r.exchange.token_counts for r in records], [r.at_start for r in records],
+        )  # fmt: skip
+    if records.kept is None:
+        lines = records.lines
+        names = (
+            "status", "due_s", "sent_s", "ended_s", "output_tokens", "streamed", "token_times_s",
+            "token_counts", "at_start",
+        )  # fmt: skip
+        defaults = {"ended_s": None, "streamed": True, "at_start": False}
+        records.kept = _columns(
+            *(
+                [line.get(name, defaults[name]) for line in lines]
+                if name in defaults
+                else [line[name] for line in lines]
+                for name in names
+            )
+        )
+    kept: Columns = records.kept
+    return kept
+
+
+def _columns(
+    status: Sequence[str],
+    due_s: Sequence[float],
+    sent_s: Sequence[float],
+    ended_s: Sequence[float | None],
+    tokens: Sequence[int],
+    streamed: Sequence[bool],
+    times_s: Sequence[Sequence[float]],
+    counts: Sequence[Sequence[int]],
+    at_start: Sequence[bool],
+) -> Columns:
+    sizes = np.fromiter(map(len, times_s), np.int64, len(times_s))
+    flat_s, flat = _flat(times_s, sizes), _flat(counts, sizes)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    last_s = np.full(len(sizes), np.nan)
+    last_s[sizes > 0] = flat_s[np.cumsum(sizes)[sizes > 0] - 1]
+    stated = np.asarray(tokens, dtype=np.float64)
+    counted = np.bincount(owner, weights=flat, minlength=len(sizes))
+    return Columns(
+        status=status,
+        ok=np.array([each == STATUS_OK for each in status], dtype=bool),
+        counted=~np.asarray(at_start, dtype=bool),
+        due_s=np.asarray(due_s, dtype=np.float64),
+        sent_s=np.asarray(sent_s, dtype=np.float64),
+        ended_s=np.asarray(ended_s, dtype=np.float64),  # None becomes NaN
+        tokens=np.where(stated == 0, counted, stated),
+        streamed=np.asarray(streamed, dtype=bool),
+        times_s=flat_s,
+        counts=flat,
+        owner=owner,
+        last_s=last_s,
+    )
+
+
+def _flat(rows: Sequence[Sequence[Any]], sizes: NDArray[np.int64]) -> FloatArray:
+    return np.fromiter(chain.from_iterable(rows), np.float64, int(sizes.sum()))
