@@ -18,6 +18,7 @@ from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import plural
 from lmi_bench.deploy.images import Image
+from lmi_bench.deploy.settings import NOTHING, Stated
 
 _LEAST_SEQUENCES: Final = 32
 """A paged cache admits by free blocks: a lower limit only makes requests wait."""
@@ -42,38 +43,6 @@ class Lengths:
     longest: int
     batch: float = 1.0
     are_means: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """What the user states of a deployment; None: as recommended, or as the memory allows.
-
-    machines        number of machines; copies: of the model on each
-    typical_tokens  expected length of a request and its answer
-    """
-
-    machines: int | None = None
-    tensor_parallel: int | None = None
-    copies: int | None = None
-    dtype: str | None = None
-    max_model_len: int | None = None
-    max_input_tokens: int | None = None
-    max_batch: int | None = None
-    typical_tokens: int | None = None
-    draft: str | None = None
-
-    def describe(self) -> str:
-        """The flags, for display."""
-        flags = {"copies": "--replicas", "tensor_parallel": "--tp"}
-        given = {name: getattr(self, name) for name in self.__slots__}
-        return ", ".join(
-            f"{flags.get(name, '--' + name.replace('_', '-'))} {value}"
-            for name, value in given.items()
-            if value is not None
-        )
-
-
-NOTHING: Final = Stated()
 
 
 @dataclass(frozen=True, slots=True)

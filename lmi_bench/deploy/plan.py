@@ -16,7 +16,8 @@ from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.tables import variant_words
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.images import Image
-from lmi_bench.deploy.limits import NOTHING, Lengths, ServedLimits, Stated, served_limits
+from lmi_bench.deploy.limits import Lengths, ServedLimits, served_limits
+from lmi_bench.deploy.settings import NOTHING, Stated
 from lmi_bench.models.shape import possible_degrees, tensor_parallel_problem
 
 NGRAM: Final = "ngram"

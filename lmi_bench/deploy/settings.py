@@ -1,4 +1,4 @@
-"""Settings that a deployment plan does not contain: of the server and the SageMaker endpoint."""
+"""What the user states of a deployment: its layout, the server, the SageMaker endpoint."""
 
 from __future__ import annotations
 
@@ -68,6 +68,38 @@ class Server:
         """The variables of `env`; None for a secret."""
         parts = (text.partition("=") for text in self.env)
         return {name: value if sign else None for name, sign, value in parts}
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the user states of a deployment; None: as recommended, or as the memory allows.
+
+    machines        number of machines; copies: of the model on each
+    typical_tokens  expected length of a request and its answer
+    """
+
+    machines: int | None = None
+    tensor_parallel: int | None = None
+    copies: int | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+    max_input_tokens: int | None = None
+    max_batch: int | None = None
+    typical_tokens: int | None = None
+    draft: str | None = None
+
+    def describe(self) -> str:
+        """The flags, for display."""
+        flags = {"copies": "--replicas", "tensor_parallel": "--tp"}
+        given = {name: getattr(self, name) for name in self.__slots__}
+        return ", ".join(
+            f"{flags.get(name, '--' + name.replace('_', '-'))} {value}"
+            for name, value in given.items()
+            if value is not None
+        )
+
+
+NOTHING: Final = Stated()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.bundle import build_bundle, pack_model, unpack_properties
-from lmi_bench.deploy.limits import Stated
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.sagemaker import Container, check_request, endpoint_requests
@@ -30,7 +29,7 @@ from lmi_bench.deploy.server_settings import (
     tgi_environment,
     vllm_arguments,
 )
-from lmi_bench.deploy.settings import EndpointSettings, Server
+from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 
 ROLE = "arn:aws:iam::111122223333:role/sagemaker"
 ENDPOINT = EndpointSettings("test", ROLE)

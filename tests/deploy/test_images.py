@@ -15,10 +15,9 @@ from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.engine_arguments import argument_history, engine_arguments
 from lmi_bench.deploy.images import all_images, find_image
-from lmi_bench.deploy.limits import Stated
 from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.properties import parse_properties
-from lmi_bench.deploy.settings import EndpointSettings, Server
+from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 
 SIZED = {"option.max_rolling_batch_size": "64"}
 LORA = {

@@ -21,12 +21,12 @@ from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.engine_arguments import engine_arguments
 from lmi_bench.deploy.images import SERVERS, all_images, choose_image, machine_problem
-from lmi_bench.deploy.limits import Stated, profile_of
+from lmi_bench.deploy.limits import profile_of
 from lmi_bench.deploy.option_table import effective_settings
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.server_settings import lmi_settings, vllm_arguments
-from lmi_bench.deploy.settings import EndpointSettings, Server
+from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 
 ENDPOINT = EndpointSettings("test", "arn:aws:iam::111122223333:role/sagemaker")
 

@@ -81,6 +81,7 @@ class SessionSettings:
         "Seconds between an answer and the next turn: a number, exponential(MEAN), "
         "uniform(LOW,HIGH) or lognormal(MEAN,STD).",
         default="0",
+        rare=True,
     )
     sessions_per_level: int | None = option(
         "Conversations per level.", default="--requests-per-user for each user", rare=True

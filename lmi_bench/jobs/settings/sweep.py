@@ -66,7 +66,9 @@ class TargetSettings:
         "Header of every request, 'Name: value'; repeatable.", "--header", "-H", value=()
     )
     stream: bool | None = option(
-        "Answers: streamed, or whole, with only the total time known.", default="streamed"
+        "Answers: streamed, or whole, with only the total time known.",
+        default="streamed",
+        rare=True,
     )
     sagemaker_endpoint_url: str | None = option(
         "URL of a SageMaker runtime that is not at AWS.", rare=True
@@ -167,7 +169,7 @@ class ClientSettings:
 class EngineSettings:
     """The bundled and the simulated engine; plain help lists the settings that COMMON names."""
 
-    COMMON: ClassVar = ("tensor_parallel", "dtype", "max_rolling_batch_size", "replicas", "profile")
+    COMMON: ClassVar = ("tensor_parallel", "dtype", "max_rolling_batch_size", "profile")
 
     model: ModelOptions = field(default_factory=ModelOptions)
     batching: BatchingOptions = field(default_factory=BatchingOptions)
