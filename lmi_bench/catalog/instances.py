@@ -22,6 +22,7 @@ class Instance:
     price_component      priced service: Hosting, Training, BatchTransform, EC2
     rates_usd_per_hour   known prices of other purchase options, by kind
     neuron_cores         AWS silicon: cores that the tensor-parallel degree counts; else None
+    network_bits_per_s   sustained rate of the network; None if unknown
     """
 
     instance_type: str
@@ -39,6 +40,7 @@ class Instance:
     ec2_price_usd_per_hour: float | None = None
     ec2_price_source: str = ""
     neuron_cores: int | None = None
+    network_bits_per_s: float | None = None
     source: str = ""
     notes: str = ""
 
@@ -104,6 +106,7 @@ def _component_of(row: Row) -> str:
 
 def _from_row(row: Row) -> Instance:
     accelerator = find_accelerator(row["accelerator"])
+    gbits = number_or_none(row["network_gbps"])
     return Instance(
         instance_type=row["instance_type"],
         accelerator=accelerator,
@@ -119,6 +122,7 @@ def _from_row(row: Row) -> Instance:
         ec2_price_usd_per_hour=number_or_none(row["ec2_usd_per_hour_us_east_1"]),
         ec2_price_source=row["ec2_source"],
         neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,
+        network_bits_per_s=gbits and gbits * 1e9,
         source=row["spec_source"],
         notes=row["notes"],
     )

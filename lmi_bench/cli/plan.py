@@ -136,7 +136,7 @@ def plan_day(settings: DaySettings, json_file: JsonFile = None) -> None:
     from lmi_bench.cli.plan_print import print_day
     from lmi_bench.jobs.fleet import plan_day as run
 
-    day = run(settings)
+    day = run_job(run, settings)
     print_day(day, settings.commit_discount)
     write_json(json_file, day.to_json(), "day")
 

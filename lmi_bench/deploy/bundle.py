@@ -5,13 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
+import re
 import shlex
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from lmi_bench.analysis.fleet.start_up import DOUBT, loads_in_parallel
+from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import check_settings, era_of
@@ -27,7 +32,7 @@ from lmi_bench.deploy.server_settings import (
     unsupported_settings,
     vllm_arguments,
 )
-from lmi_bench.deploy.settings import EndpointSettings, Server
+from lmi_bench.deploy.settings import LONGEST_WAIT_S, EndpointSettings, Server
 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
@@ -38,6 +43,8 @@ _ENGINES: Final = {
 }
 """Arguments, command, and the prefix of the variables that AWS's images turn into arguments."""
 _ONE_COPY: Final = "# one copy; each further one needs its own CUDA_VISIBLE_DEVICES and --port\n"
+_SHORTEST_WAIT_S: Final = 600
+_NAME_STEM: Final = 36
 _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
 
 
@@ -54,13 +61,20 @@ class Bundle:
     has_components: bool = False
 
 
-def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSettings) -> Bundle:
-    """The files of a plan for one server; raises InputError for an unsupported plan."""
+def build_bundle(
+    plan: DeploymentPlan, server: Server, endpoint: EndpointSettings, *, date: str = ""
+) -> Bundle:
+    """The files of a plan for one server; raises InputError for an unsupported plan.
+
+    date  ends the endpoint's name where none is stated, such as 20261123
+    """
     address, image = choose_image(server, plan.setup.instance)
     gated = [name for name in (plan.weights.location, plan.draft or "") if is_gated(name)]
     if server.model_data_uri is not None:
         plan = replace(plan, weights=replace(plan.weights, location=_MOUNTED))
+    endpoint, started = _started(plan, server.kind, endpoint, date)
     files, environment, traps = _server_files(plan, server, endpoint, address, image)
+    traps += started
     written = sorted({*environment} & {*server.variables})
     if written:
         raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
@@ -82,7 +96,7 @@ def build_bundle(plan: DeploymentPlan, server: Server, endpoint: EndpointSetting
     content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
     files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
     files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)
-    files["deploy_boto3.py"] = _boto3_script(plan, server.region)
+    files["deploy_boto3.py"] = _boto3_script(server.region)
     has_components = "create_inference_component" in dict(requests)
     return Bundle(files, address, plan.warnings + traps, has_components)
 
@@ -114,7 +128,15 @@ def _server_files(
         }
         return {f"{server.kind}-serve.sh": script}, variables, traps
     settings = lmi_settings(
-        plan, image, trust_remote_code=trust, model_loading_timeout_s=endpoint.startup_s
+        plan,
+        image,
+        trust_remote_code=trust,
+        model_loading_timeout_s=endpoint.startup_s,
+        parallel_loading=loads_in_parallel(
+            plan.setup.instance,
+            weight_bytes=weight_bytes(plan.setup.shape, plan.setup.dtype),
+            workers=plan.copies,
+        ),
     )
     vllm = image.engine_version if image and image.engine == "vllm" else ""
     verdict = check_settings(settings, era=era_of(image.djl) if image else "C", vllm=vllm)
@@ -123,6 +145,28 @@ def _server_files(
     in_archive = {k: v for k, v in settings.items() if v != _MOUNTED}
     properties = render_properties(in_archive, comments=comments)
     return {PROPERTIES: properties}, environment_of(settings), verdict.traps + traps
+
+
+def _started(
+    plan: DeploymentPlan, server: str, endpoint: EndpointSettings, date: str
+) -> tuple[EndpointSettings, tuple[str, ...]]:
+    """The endpoint with a name and a time limit to start; a warning where that may be short."""
+    stem = re.sub(r"[^a-zA-Z0-9]+", "-", plan.setup.shape.name)[:_NAME_STEM].strip("-")
+    name = endpoint.name or "-".join(filter(None, (stem, date)))
+    one_container = server == "lmi" and plan.fills_the_machine and not endpoint.components
+    workers, downloads = (plan.copies, 1) if one_container else (1, plan.copies)
+    start_up = plan.start_up(workers=workers, downloads=downloads)
+    likely_s = start_up.weights_s + start_up.compile_s
+    limit_s = max(_SHORTEST_WAIT_S, 60 * math.ceil(DOUBT * likely_s / 60))
+    warnings: tuple[str, ...] = ()
+    if endpoint.startup_s is None and limit_s > LONGEST_WAIT_S:
+        warnings = (
+            f"loading may take {likely_s / DOUBT:,.0f} to {likely_s * DOUBT:,.0f} s, and SageMaker "
+            f"waits {LONGEST_WAIT_S:,} s: fewer copies a machine, a smaller checkpoint, or weights "
+            "on S3 in the same region (--model-data) load faster",
+        )
+    startup_s = endpoint.startup_s or min(LONGEST_WAIT_S, limit_s)
+    return replace(endpoint, name=name, startup_s=startup_s), warnings
 
 
 def _unsupported(plan: DeploymentPlan, server: str, image: Image | None) -> tuple[str, ...]:
@@ -180,33 +224,7 @@ def unpack_properties(archive: Path) -> str:
     raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")
 
 
-def _boto3_script(plan: DeploymentPlan, region: str) -> str:
+def _boto3_script(region: str) -> str:
     """A script that sends the requests in sagemaker.json when the user runs it."""
-    return f'''"""Creates the endpoint of sagemaker.json: {plan.describe()}.
-
-Running this starts billing. Needs AWS credentials:  python deploy_boto3.py
-"""
-
-import json
-import os
-from pathlib import Path
-
-import boto3
-
-REGION = "{region}"
-SCALING = ("register_scalable_target", "put_scaling_policy")
-sagemaker = boto3.client("sagemaker", region_name=REGION)
-scaling = boto3.client("application-autoscaling", region_name=REGION)
-
-for request in json.loads(Path(__file__).with_name("sagemaker.json").read_text()):
-    name, parameters = request["operation"], request["parameters"]
-    if name in ("create_inference_component", *SCALING):
-        sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=endpoint)
-    variables = parameters.get("PrimaryContainer", {{}}).get("Environment", {{}})
-    for secret in [key for key, value in variables.items() if value == "${{" + key + "}}"]:
-        variables[secret] = os.environ[secret]
-    print(name)
-    getattr(scaling if name in SCALING else sagemaker, name)(**parameters)
-    if name == "create_endpoint":
-        endpoint = parameters["EndpointName"]
-'''
+    source = resources.files("lmi_bench.deploy").joinpath("endpoint_script.py").read_text("utf-8")
+    return re.sub(r"(?m)^REGION = .*$", f"REGION = {json.dumps(region)}", source, count=1)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_bench.analysis.fleet.answer import Recommendation
+from lmi_bench.analysis.fleet.start_up import StartUp, estimated_start_up
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
+from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_bytes, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
@@ -49,6 +50,7 @@ class DeploymentPlan:
     engine        further engine settings; None keeps the server's default
     draft         `ngram`, or the location of a draft model inside the container
     draft_tokens  draft tokens per step
+    concurrency   requests in a copy at the capacity within the SLOs; None: not planned
     warnings      for the user, about this plan
     """
 
@@ -61,6 +63,7 @@ class DeploymentPlan:
     engine: EngineSetting = AS_STATED
     draft: str | None = None
     draft_tokens: int = _DRAFT_TOKENS
+    concurrency: float | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,6 +87,19 @@ class DeploymentPlan:
         """True if the KV cache has one byte per value, the only format that must be requested."""
         kv_dtype = self.engine.kv_dtype
         return kv_dtype is not None and kv_bytes_per_value("float16", kv_dtype) == 1
+
+    def start_up(self, *, workers: int, downloads: int) -> StartUp:
+        """The estimated start-up of a machine; arguments as for `estimated_start_up`."""
+        setup = self.setup
+        return estimated_start_up(
+            setup.instance,
+            weight_bytes=weight_bytes(setup.shape, setup.dtype),
+            num_layers=setup.shape.num_layers,
+            tensor_parallel=setup.tensor_parallel,
+            workers=workers,
+            downloads=downloads,
+            compiles=self.engine.cuda_graphs is not False,
+        )
 
     def describe(self) -> str:
         """One line for display."""
@@ -153,8 +169,23 @@ def plan_from_recommendation(
         engine=engine,
         draft=draft,
         draft_tokens=_DRAFT_TOKENS if speculation is None else speculation.draft_tokens,
+        concurrency=_concurrency(answer),
         warnings=warnings,
     )
+
+
+def _concurrency(answer: Recommendation) -> float:
+    """Requests in a copy at the lower end of the capacity within the SLOs.
+
+    By Little's law with the latency at the planned load, which is not longer than at the capacity:
+    too small rather than too large for a scaling target.
+    """
+    best, rate = answer.recommended, answer.question.rate_per_s
+    assert best is not None
+    capacity, batch = best.figures["capacity_rate_per_s"], best.memory.mean_batch_per_copy
+    if capacity is None or not rate:
+        return batch
+    return min(best.memory.slots_per_copy, batch * capacity.low / rate)
 
 
 def plan_from_layout(

@@ -28,6 +28,8 @@ Request = tuple[str, dict[str, Any]]
 VARIANT: Final = "AllTraffic"
 _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
+_HEAD_ROOM: Final = 0.8
+"""Share of the planned concurrency at which a machine is added, since it starts minutes later."""
 _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
     True: "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution",
@@ -168,10 +170,11 @@ def _autoscaling(
             f"at most {endpoint.max_instances} instances are fewer than the "
             f"{plan.instances} planned"
         )
-    copies = 1 if not components else plan.copies
-    target = endpoint.target_per_copy or plan.limits.max_num_seqs * (
-        1 if components else plan.copies
-    )
+    per_copy = endpoint.target_per_copy
+    if per_copy is None:
+        wanted = plan.limits.expected if plan.concurrency is None else plan.concurrency
+        per_copy = max(1.0, _HEAD_ROOM * min(wanted, plan.limits.max_num_seqs))
+    copies, target = (plan.copies, per_copy) if components else (1, per_copy * plan.copies)
     if components:
         resource = f"inference-component/{endpoint.name}-component"
         dimension = "sagemaker:inference-component:DesiredCopyCount"
@@ -191,7 +194,7 @@ def _autoscaling(
         "PolicyName": f"{endpoint.name}-concurrency",
         "PolicyType": "TargetTrackingScaling",
         "TargetTrackingScalingPolicyConfiguration": {
-            "TargetValue": float(target),
+            "TargetValue": round(target, 1),
             "PredefinedMetricSpecification": {"PredefinedMetricType": _CONCURRENT[components]},
             "ScaleOutCooldown": _SCALE_OUT_S,
             "ScaleInCooldown": _SCALE_IN_S,

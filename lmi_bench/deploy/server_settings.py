@@ -21,7 +21,6 @@ from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.plan import NGRAM, DeploymentPlan
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
-_LOADING_S: Final = 1200
 _PREFILL_TOKENS: Final = 4096
 _JUMPSTART_REQUESTS: Final = 128
 _JUMPSTART_MODELS: Final = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
@@ -43,7 +42,8 @@ def lmi_settings(
     image: Image | None = None,
     *,
     trust_remote_code: bool = False,
-    model_loading_timeout_s: int = _LOADING_S,
+    model_loading_timeout_s: int | None = None,
+    parallel_loading: bool = False,
 ) -> dict[str, str]:
     """The plan's serving.properties, by key; without an image for the newest era."""
     engine, old = plan.engine, image is not None and era_of(image.djl) == "A"
@@ -66,6 +66,7 @@ def lmi_settings(
         "option.kv_cache_dtype": "fp8" if plan.has_one_byte_cache else None,
         **_lmi_draft(plan, image),
         "option.trust_remote_code": trust_remote_code or None,
+        "option.parallel_loading": parallel_loading or None,
         "option.model_loading_timeout": model_loading_timeout_s,
     }
     if image is not None:

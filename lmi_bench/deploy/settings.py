@@ -13,7 +13,7 @@ from lmi_bench.core.redaction import redact_text
 REGION: Final = Option("AWS region.")
 ACCOUNT: Final = Option("Account of the region's image registry.", default="AWS's in that region")
 _ENDPOINT: Final = "SageMaker endpoint"
-_LONGEST_WAIT_S: Final = 3600
+LONGEST_WAIT_S: Final = 3600
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)$", re.IGNORECASE)
 _NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
@@ -106,26 +106,29 @@ NOTHING: Final = Stated()
 class EndpointSettings:
     """The SageMaker endpoint.
 
-    name  prefix of the names of endpoint, model and component
+    name       prefix of the names of endpoint, model and component
+    startup_s  None until a plan's weights are known
     """
 
     GROUP: ClassVar = _ENDPOINT
 
-    name: str = option("Name of the endpoint.", value="lmi-bench")
+    name: str | None = option("Name of the endpoint.", default="the model's and the date")
     role_arn: str = option(
         "ARN of SageMaker's role.", value="arn:aws:iam::111122223333:role/replace-me"
     )
-    startup_s: int = option(
+    startup_s: int | None = option(
         "Time limit to load and become healthy in s, 60 to 3600.",
         "--startup-timeout",
-        value=1200,
+        default="from the weights' bytes, copies and compilation",
         rare=True,
     )
     max_instances: int | None = option(
         "Maximum number of machines of autoscaling.", default="no autoscaling"
     )
     target_per_copy: float | None = option(
-        "Target of autoscaling in concurrent requests per copy.", "--target-concurrency"
+        "Target of autoscaling in concurrent requests per copy.",
+        "--target-concurrency",
+        default="80 % of the plan's at its capacity",
     )
     components: bool = option(
         "Inference component for each copy, even if not needed.", value=False, rare=True
@@ -137,12 +140,12 @@ class EndpointSettings:
     def __post_init__(self) -> None:
         if self.target_per_copy is not None and self.max_instances is None:
             raise InputError("--target-concurrency needs autoscaling: add --max-instances")
-        if not _NAME.fullmatch(self.name):
+        if self.name is not None and not _NAME.fullmatch(self.name):
             raise InputError(
                 f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50"
             )
-        if not 60 <= self.startup_s <= _LONGEST_WAIT_S:
+        if self.startup_s is not None and not 60 <= self.startup_s <= LONGEST_WAIT_S:
             raise InputError(
                 f"container_startup_health_check_timeout of {self.startup_s} s: SageMaker accepts "
-                f"60 to {_LONGEST_WAIT_S} s; a model that loads longer needs faster storage"
+                f"60 to {LONGEST_WAIT_S} s; a model that loads longer needs faster storage"
             )

@@ -105,7 +105,7 @@ def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> D
     )
     plan = _plan(settings, listener)
     _check_licence(plan, endpoint)
-    bundle = build_bundle(plan, server, endpoint)
+    bundle = build_bundle(plan, server, endpoint, date=time.strftime("%Y%m%d", time.gmtime()))
     write_bundle(bundle, settings.out)
     return Deployment(plan, bundle)
 

@@ -17,23 +17,28 @@ from lmi_bench.analysis.fleet.day import (
     DayPlan,
     DayResult,
     LoadCurve,
-    StartUp,
     load_curve_file,
-    parse_start_up,
     shaped,
 )
 from lmi_bench.analysis.fleet.day import plan_day as plan
 from lmi_bench.analysis.fleet.money import best_commitment, cost_of_hours
 from lmi_bench.analysis.fleet.presets import Preset, presets
+from lmi_bench.analysis.fleet.start_up import (
+    DOUBT,
+    StartUp,
+    estimated_start_up,
+    parse_start_up,
+)
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.catalog.instances import all_instances
+from lmi_bench.catalog.instances import all_instances, find_instance
+from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.units import SECONDS_PER_HOUR
-from lmi_bench.jobs.files import load_recommendation
+from lmi_bench.core.units import GIB, SECONDS_PER_HOUR
+from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
 from lmi_bench.jobs.planned import planned_workload, repriced
 from lmi_bench.jobs.settings.plan import AcceleratorSettings, DaySettings
 from lmi_bench.targets.profiles import find_profile
@@ -141,11 +146,12 @@ class PlannedDay:
         }
 
 
-def plan_day(settings: DaySettings) -> PlannedDay:
+def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     """Simulate the day. Raises InputError for what is missing."""
     planned_per_s: float | None = None
     capacity, price = settings.capacity, settings.machine_price
     machine = "a machine"
+    saved: SavedRecommendation | None = None
     if settings.recommendation is not None:
         saved = load_recommendation(settings.recommendation)
         best, planned_per_s = saved.best, saved.answer.question.rate_per_s
@@ -160,10 +166,42 @@ def plan_day(settings: DaySettings) -> PlannedDay:
     if settings.commit_discount is not None and price is None:
         raise InputError("--commit-discount needs a machine's price: add --machine-price-per-hour")
     curve = _curve(settings, planned_per_s)
-    start_up = parse_start_up(settings.start_up)
+    start_up = _start_up(settings, saved, listener)
     day = plan(curve, start_up, capacity_per_s=capacity, least_slo_share=settings.least_slo_share)
     committed = _commitment(settings.commit_discount, day, price)
     return PlannedDay(day, curve, start_up, machine, capacity, price, committed)
+
+
+def _start_up(
+    settings: DaySettings, saved: SavedRecommendation | None, listener: Listener
+) -> StartUp:
+    """The stated start-up, or an estimate for the recommended machine."""
+    if settings.start_up is not None:
+        return parse_start_up(settings.start_up)
+    if saved is None:
+        raise InputError(
+            "--start-up is missing: the seconds from rising load until a new machine serves, in "
+            "total (460) or by part; it is estimated only for a recommendation"
+        )
+    best = saved.best
+    start_up = estimated_start_up(
+        find_instance(best.instance),
+        weight_bytes=best.memory.weights_gib * GIB * best.tensor_parallel,
+        num_layers=find_model(saved.model).num_layers,
+        tensor_parallel=best.tensor_parallel,
+        workers=best.copies,
+        compiles=best.setting.cuda_graphs is not False,
+    )
+    parts = ", ".join(
+        f"{name.removesuffix('_s').replace('_', '-')} {seconds:,.0f}"
+        for name, seconds in asdict(start_up).items()
+        if seconds
+    )
+    listener.note(
+        f"start-up estimated at {start_up.total_s:,.0f} s ({parts}), perhaps {DOUBT:g} times as "
+        "long or as short: measure it, then give --start-up"
+    )
+    return start_up
 
 
 def _curve(settings: DaySettings, planned_per_s: float | None) -> LoadCurve:

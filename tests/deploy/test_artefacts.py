@@ -12,6 +12,7 @@ import pytest
 import yaml
 from cfnlint.api import ManualArgs, lint
 
+from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
@@ -33,6 +34,7 @@ from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 
 ROLE = "arn:aws:iam::111122223333:role/sagemaker"
 ENDPOINT = EndpointSettings("test", ROLE)
+STARTED = EndpointSettings("test", ROLE, startup_s=600)
 LMI = Server("lmi")
 
 
@@ -167,7 +169,7 @@ def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, targ
 def test_a_machine_takes_no_more_components_than_its_memory_holds():
     """192 GiB of host memory, 3 copies: 0.9 * 192 * 1024 / 3 MiB each."""
     made = plan(tensor_parallel=1, copies=3, max_model_len=2048)
-    requests = dict(endpoint_requests(made, container(), ENDPOINT, one_copy_a_container=False))
+    requests = dict(endpoint_requests(made, container(), STARTED, one_copy_a_container=False))
     needs = requests["create_inference_component"]["Specification"]["ComputeResourceRequirements"]
     assert needs["MinMemoryRequiredInMb"] == int(0.9 * 192 * 1024 / 3)
 
@@ -201,30 +203,82 @@ def test_a_start_longer_than_sagemaker_waits_is_refused():
 
 
 def test_scaling_holds_the_concurrency_of_what_is_scaled():
-    """Whole machines: the slots of all their copies. Components: those of one."""
+    """80 % of the sequences. Whole machines: of all their copies. Components: of one."""
     made = plan(tensor_parallel=2, machines=2, max_model_len=2048, max_batch=10)
     by_machine = dict(
         endpoint_requests(
             made,
             container(),
-            EndpointSettings("e", ROLE, max_instances=5),
+            EndpointSettings("e", ROLE, 600, max_instances=5),
             one_copy_a_container=False,
         )
     )
     policy = by_machine["put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
-    assert policy["TargetValue"] == 20.0
+    assert policy["TargetValue"] == 16.0
     assert by_machine["register_scalable_target"]["MaxCapacity"] == 5
     by_copy = dict(
         endpoint_requests(
-            *(made, container(), EndpointSettings("e", ROLE, max_instances=5, components=True)),
+            *(
+                made,
+                container(),
+                EndpointSettings("e", ROLE, 600, max_instances=5, components=True),
+            ),
             one_copy_a_container=False,
         )
     )
     target = by_copy["register_scalable_target"]
     assert (target["MinCapacity"], target["MaxCapacity"]) == (4, 10)
     policy = by_copy["put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
-    assert policy["TargetValue"] == 10.0
+    assert policy["TargetValue"] == 8.0
     assert "InferenceComponent" in str(policy["PredefinedMetricSpecification"])
+
+
+def test_a_recommendation_is_scaled_at_its_concurrency_and_not_at_its_slots():
+    """Little: the sequences at the load, times how much more than the load is carried."""
+    answer = answer_of("llama-2-13b", tensor_parallel=2, copies=4)
+    capacity = Estimate(8.0, 6.0, 10.0)
+    best = answer.recommended
+    best = replace(
+        best,
+        figures={**best.figures, "capacity_rate_per_s": capacity},
+        memory=replace(best.memory, mean_batch_per_copy=5.0),
+    )
+    loaded = replace(answer, question=replace(answer.question, rate_per_s=3.0), recommended=best)
+    made = plan_from_recommendation(loaded, "llama-2-13b", VLLM_0_12)
+    assert made.concurrency == pytest.approx(5.0 * 6.0 / 3.0)
+    assert made.limits.max_num_seqs > 30
+
+    def target(**stated):
+        endpoint = EndpointSettings("e", ROLE, 600, max_instances=9, **stated)
+        sent = dict(endpoint_requests(made, container(), endpoint, one_copy_a_container=False))
+        policy = sent["put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
+        return policy["TargetValue"]
+
+    assert target() == pytest.approx(0.8 * 10 * 4)
+    assert target(components=True) == pytest.approx(0.8 * 10)
+    assert target(target_per_copy=7) == 28
+
+
+def test_the_time_limit_to_start_follows_the_bytes_and_the_copies():
+    def limit(model, instance, **settings):
+        made = plan(model, instance, max_model_len=2048)
+        bundle = build_bundle(made, LMI, EndpointSettings(None, ROLE, **settings), date="20261123")
+        (config,) = (
+            request["parameters"]
+            for request in json.loads(bundle.files["sagemaker.json"])
+            if request["operation"] == "create_endpoint_config"
+        )
+        assert config["EndpointConfigName"] == f"{model.replace('.', '-')}-20261123-config"
+        variant = config["ProductionVariants"][0]
+        return variant["ContainerStartupHealthCheckTimeoutInSeconds"], bundle
+
+    small, _ = limit("llama-3.2-1b", "ml.g5.xlarge", accept_eula=True)
+    large, bundle = limit("falcon-180b", "ml.p4de.24xlarge", accept_eula=True)
+    assert small == 600
+    assert 1800 < large <= 3600
+    assert "loading may take" not in " ".join(bundle.traps)
+    copies = build_bundle(plan(max_model_len=2048), LMI, ENDPOINT).files["serving.properties"]
+    assert "option.parallel_loading=true" in copies
 
 
 def test_each_server_gets_the_limits_in_its_own_words():

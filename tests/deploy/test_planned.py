@@ -115,7 +115,7 @@ def test_a_gated_model_gets_its_token_at_deployment_and_never_in_a_file(kind):
     assert template["Parameters"]["HfToken"] == {"Type": "String", "NoEcho": True}
     resource = template["Resources"]["Model"]["Properties"]["PrimaryContainer"]
     assert resource["Environment"]["WANDB_API_KEY"] == "!Ref WandbApiKey"
-    assert "os.environ[secret]" in bundle.files["deploy_boto3.py"]
+    assert "os.environ[name]" in bundle.files["deploy_boto3.py"]
     assert any("gated on the Hub" in trap for trap in bundle.traps)
     own = replace(server, env=(), model_data_uri="s3://bucket/gemma/")
     assert "HF_TOKEN" not in "".join(

@@ -216,7 +216,7 @@ recommend --model llama-2-7b --isl 100 --osl 50 --rate 2 --instance ml.g5.2xlarg
 recommend --model llama-2-7b --isl 100 --osl 50 --rate 2 --instance ml.g5.2xlarge \
   --profile tgi-2023 \
   --slo "itl_p90<=1ms" --json out-of-reach.json
-deploy write plan.json -o deployment --accept-eula
+deploy write plan.json -o deployment --accept-eula --name chat
 """,
     ),
     Scenario(
@@ -232,8 +232,9 @@ recommend measured level --measured-on ml.g5.2xlarge --instance ml.g5.2xlarge,ml
 verify plan.json --target sim:ml.g5.2xlarge --requests 60 --out replayed --json verified.json \
   --update-profile learnt.json
 plan-day plan.json --shape office --peak 20 --start-up 460 --commit-discount 0.3 --json day.json
-deploy write plan.json -o deployment --accept-eula --max-instances 5 --target-concurrency 20
-deploy write plan.json -o vllm --server vllm --accept-eula
+deploy write plan.json -o deployment --accept-eula --name chat --max-instances 5 \
+  --target-concurrency 20
+deploy write plan.json -o vllm --server vllm --accept-eula --name chat
 deploy check deployment
 report measured --recommendation plan.json --markdown page.md -o page.html
 """,

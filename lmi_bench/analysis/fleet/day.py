@@ -13,12 +13,13 @@ import csv
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.fleet.start_up import StartUp
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
@@ -114,68 +115,6 @@ def shaped(shape: str, *, peak_per_s: float, least_share: float = 0.2) -> LoadCu
 
 STEP_S = 10.0
 _NOTHING = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class StartUp:
-    """Seconds between the growth of a load and a new machine that serves, to be measured."""
-
-    detection_s: float
-    provisioning_s: float
-    image_s: float
-    weights_s: float
-    compile_s: float
-    warm_up_s: float
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            if not 0 <= getattr(self, item.name) < math.inf:
-                raise InputError(f"start-up part {item.name} must be 0 s or more")
-
-    @property
-    def total_s(self) -> float:
-        """start_s: all parts, one after the other."""
-        return float(sum(getattr(self, item.name) for item in fields(self)))
-
-    @property
-    def unpaid_s(self) -> float:
-        """The part before the launch, which is not billed."""
-        return self.detection_s
-
-
-_PARTS = tuple(item.name.removesuffix("_s") for item in fields(StartUp))
-
-
-def parse_start_up(text: str) -> StartUp:
-    """`460` seconds in total, all of them billed, or all parts by name.
-
-    >>> parse_start_up("460").total_s
-    460.0
-    >>> parts = "detection=60,provisioning=180,image=120,weights=60,compile=30,warm_up=10"
-    >>> parse_start_up(parts).unpaid_s
-    60.0
-
-    Raises InputError with the missing or unknown parts.
-    """
-    nothing = dict.fromkeys(_PARTS, 0.0)
-    try:
-        if "=" not in text:
-            given = nothing | {"provisioning": float(text)}
-        else:
-            pairs = [item.partition("=") for item in text.replace("warm-up", "warm_up").split(",")]
-            given = {name.strip(): float(value) for name, _, value in pairs}
-    except ValueError:
-        given = {}
-    missing = [name for name in _PARTS if name not in given]
-    unknown = [name for name in given if name not in _PARTS]
-    if missing or unknown:
-        raise InputError(
-            f"start-up {text!r}: give the seconds as a whole (460), or each of "
-            f"{', '.join(f'{name}=S' for name in _PARTS)}"
-            + (f"; missing: {', '.join(missing)}" if missing and given else "")
-            + (f"; unknown: {', '.join(unknown)}" if unknown else "")
-        )
-    return StartUp(**{f"{name}_s": seconds for name, seconds in given.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,10 +214,10 @@ class DaySettings:
         "Highest load of the day in req/s.", default="the file's, or REC's rate"
     )
     least_share: float = option("Lowest load of a shape as a share of its peak.", value=0.2)
-    start_up: str = option(
+    start_up: str | None = option(
         "Start-up time of a machine in seconds: 460, or detection=60,provisioning=180,"
         "image=120,weights=60,compile=30,warm_up=10.",
-        value="",
+        default="estimated for REC",
     )
     capacity: float | None = option(
         "Load of one machine within the SLOs in req/s.", default="REC's lower bound"
@@ -231,11 +231,6 @@ class DaySettings:
     def __post_init__(self) -> None:
         if self.load is not None and self.shape is not None:
             raise InputError("give either --load FILE.csv or --shape, not both")
-        if not self.start_up:
-            raise InputError(
-                "--start-up is missing: the seconds from rising load until a new machine serves, "
-                "in total (460) or by part; measure it, it decides whether scaling works"
-            )
         if self.commit_discount is not None and not 0 <= self.commit_discount < 1:
             raise InputError("--commit-discount must be at least 0 and below 1")
         if self.machine_price is not None and self.machine_price < 0:

@@ -12,14 +12,20 @@ from lmi_bench.analysis.fleet.day import (
     DAY_S,
     LoadCurve,
     Scaling,
-    StartUp,
     load_curve_file,
-    parse_start_up,
     plan_day,
     play_day,
     shaped,
     tracking_target_per_s,
 )
+from lmi_bench.analysis.fleet.start_up import (
+    DOUBT,
+    StartUp,
+    estimated_start_up,
+    loads_in_parallel,
+    parse_start_up,
+)
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 
 HOUR = 3600.0
@@ -59,6 +65,48 @@ def test_start_up_is_the_sum_of_its_parts():
 def test_no_part_of_the_start_up_is_guessed(text, message):
     with pytest.raises(InputError, match=message):
         parse_start_up(text)
+
+
+@pytest.mark.parametrize(
+    ("instance", "gigabytes", "layers", "degree", "published_s"),
+    [  # from launch, image cached on the host: AWS 2026, and Anyscale 2023 from the download on
+        ("ml.g6.2xlarge", 16.4, 36, 1, 258),
+        ("ml.g5.2xlarge", 5.8, 28, 1, 164),
+        ("ml.g5.xlarge", 6.5, 28, 1, 216),
+        ("ml.p4de.24xlarge", 140, 80, 8, 265 + 134),
+    ],
+)
+def test_an_estimated_start_up_is_near_published_ones(
+    instance, gigabytes, layers, degree, published_s
+):
+    estimate = estimated_start_up(
+        find_instance(instance),
+        weight_bytes=gigabytes * 1e9,
+        num_layers=layers,
+        tensor_parallel=degree,
+    )
+    ratio = (estimate.total_s - estimate.unpaid_s) / published_s
+    assert 1 / DOUBT < ratio < DOUBT
+
+
+def test_copies_of_one_container_load_in_turn_where_the_host_cannot_hold_them():
+    def started(workers, gigabytes, **more):
+        return estimated_start_up(
+            find_instance("ml.p5.48xlarge"),
+            weight_bytes=gigabytes * 1e9,
+            num_layers=36,
+            tensor_parallel=1,
+            workers=workers,
+            **more,
+        )
+
+    one, many = started(1, 63), started(8, 63)
+    assert loads_in_parallel(find_instance("ml.p5.48xlarge"), weight_bytes=63e9, workers=8)
+    assert many.compile_s == one.compile_s
+    assert one.weights_s < many.weights_s < 2 * one.weights_s
+    assert started(8, 400).compile_s == 8 * one.compile_s
+    assert started(1, 63, compiles=False).compile_s < one.compile_s / 2
+    assert started(1, 63, downloads=3).weights_s > 2 * one.weights_s
 
 
 def test_a_step_by_hand():

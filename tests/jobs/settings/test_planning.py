@@ -13,7 +13,6 @@ from lmi_bench.jobs.recommend import recommend
 from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 from lmi_bench.jobs.settings.plan import (
     CalibrateSettings,
-    DaySettings,
     PredictSettings,
     ValidateSettings,
 )
@@ -44,7 +43,6 @@ ONE = RecommendSettings(
         (CalibrateSettings, {"next_levels": -1}, "--next must be 0 or more"),
         (ValidateSettings, {"seed": 3}, "name a table"),
         (ValidateSettings, {"sources": (REC,), "calibrate_cells": 0}, "--calibrate-cells must be"),
-        (DaySettings, {"recommendation": REC}, "--start-up is missing"),
         (DeploySettings, {}, "give a file of `recommend --json`"),
         (DeploySettings, {"recommendation": REC, "layout": LayoutSettings(model="x")}, "not both"),
     ],
