@@ -12,7 +12,7 @@ have three attempts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -242,6 +242,7 @@ def _compare_latency(
     gaps = blank.metric == "itl"
     indices = _draws(a, b, _GAP_RESAMPLES if gaps else RESAMPLES, rng)
     single = not gaps and all(v.size == 1 for side in values for v in side)
+    samples: list[Callable[[float], FloatArray]] = []
     differences = []
     for statistic in COMPARED:
         difference = replace(blank, metric=f"{blank.metric}_{statistic}")
@@ -251,20 +252,45 @@ def _compare_latency(
             reason = f"{statistic} needs {needed} samples, has {fewest}"
             differences.append(replace(difference, reason=reason))
             continue
-        drawn = []
-        for side, own, chosen in zip(pooled, values, indices, strict=True):
-            if single:
-                drawn.append(np.quantile(side[chosen], QUANTILES[statistic], axis=1))
-            else:
-                drawn.append(np.array([_of_draw(own, row, statistic) for row in chosen]))
+        if not samples:
+            of_draws = _of_single if single else _of_several
+            samples = [of_draws(own, chosen) for own, chosen in zip(values, indices, strict=True)]
+        drawn = [side(QUANTILES[statistic]) for side in samples]
         points = [statistic_ms(side, statistic) for side in pooled]
         differences.append(_judge(difference, points, drawn))
     return differences
 
 
-def _of_draw(values: Sequence[FloatArray], row: NDArray[np.int64], statistic: str) -> float:
-    sample = np.concatenate([values[index] for index in row])
-    return statistic_ms(sample, statistic) if sample.size else math.nan
+def _of_single(
+    own: Sequence[FloatArray], chosen: NDArray[np.int64]
+) -> Callable[[float], FloatArray]:
+    """The linear quantile of each draw of requests with one value each."""
+    drawn = np.concatenate(own)[chosen]
+    return lambda quantile: np.quantile(drawn, quantile, axis=1)
+
+
+def _of_several(
+    own: Sequence[FloatArray], chosen: NDArray[np.int64]
+) -> Callable[[float], FloatArray]:
+    """Likewise of requests with any number of values, all of which are sorted only once.
+
+    chosen  shape (draws, requests): positions of the drawn requests
+    """
+    values = np.concatenate(own)
+    order = np.argsort(values)
+    values = values[order]
+    owner = np.repeat(np.arange(len(own)), [len(each) for each in own])[order]
+
+    def of_draw(row: NDArray[np.int64], quantile: float) -> float:
+        up_to = np.cumsum(np.bincount(row, minlength=len(own))[owner])
+        if not up_to[-1]:
+            return math.nan
+        position = quantile * float(up_to[-1] - 1)
+        ends = np.searchsorted(up_to, [math.floor(position), math.ceil(position)], "right")
+        low, high = values[ends].tolist()
+        return float(low + (position - math.floor(position)) * (high - low))
+
+    return lambda quantile: np.array([of_draw(row, quantile) for row in chosen])
 
 
 def _draws(
