@@ -93,6 +93,7 @@ class TargetFacts(JsonValue):
     dtype: str | None = None
     kv_dtype: str | None = None
     profile: str | None = None
+    profile_provenance: str | None = None
     back_end: str | None = None
     server: str | None = None
     scheduler: SchedulerFacts | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
-from lmi_bench.report.values import Curve, ReportView
+from lmi_bench.report.values import THROUGHPUT, Band, Curve, ReportView
 
 # Distinct for people with any colour vision, on white and on near-black (after Okabe and Ito).
 PALETTE = ("#2f7de1", "#e0742a", "#1f9e77", "#c056a0", "#8f7a2b", "#7568d8", "#4aa3c7", "#d04a4a")
@@ -33,6 +33,7 @@ class Series:
 
     colour     the run's colour in every chart
     statistic  mean, p50, p90 or p99 of a latency; "" otherwise
+    band       80 % interval of each y of a prediction; empty for what was measured
     """
 
     curve: Curve
@@ -40,6 +41,7 @@ class Series:
     x: Values
     y: Values
     statistic: str = ""
+    band: tuple[Band | None, ...] = ()
 
     @property
     def label(self) -> str:
@@ -102,7 +104,8 @@ def _latency_throughput(runs: Runs) -> Chart:
     """What more load buys and what it costs: latency over throughput, level by level."""
     series = tuple(
         Series(curve, colour, _finite(curve.throughput_tokens_per_s),
-               _finite(curve.latencies["latency_ms_per_token", "upper"]))
+               _finite(curve.latencies["latency_ms_per_token", "upper"]),
+               band=curve.bands.get(("latency_ms_per_token", "upper"), ()))
         for curve, colour in runs
     )  # fmt: skip
     return Chart(
@@ -134,7 +137,13 @@ def _throughput(runs: Runs) -> Chart:
         _THROUGHPUT,
         curves,
         tuple(
-            Series(curve, colour, curve.loads, _finite(curve.throughput_tokens_per_s))
+            Series(
+                curve,
+                colour,
+                curve.loads,
+                _finite(curve.throughput_tokens_per_s),
+                band=curve.bands.get(THROUGHPUT, ()),
+            )
             for curve, colour in runs
         ),
         has_knees=len(runs) == 1,
@@ -145,11 +154,12 @@ def _percentiles(runs: Runs, metric: str, name: str, title: str, unit: str) -> C
     curves, x_title, suffix = _over_load(runs)
     several = len(runs) > 1
     series = tuple(
-        Series(curve, colour, curve.loads, values, statistic)
+        Series(curve, colour, curve.loads, values, statistic,
+               curve.bands.get((metric, statistic), ()))
         for curve, colour in runs
         for statistic in (("mean", "p90") if several else _STATISTICS)
         if set(values := _finite(curve.latencies[metric, statistic])) != {None}
-    )
+    )  # fmt: skip
     return Chart(
         f"chart-{metric.replace('_', '-')}{suffix}",
         f"{name}{suffix}",

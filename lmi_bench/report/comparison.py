@@ -1,13 +1,64 @@
-"""Compares several runs with the first, level by level."""
+"""Compares several runs with the first, level by level: their values, and `compare`'s verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
+from lmi_bench.analysis.results.compare import Difference, compare_runs
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.run_store import Run
 from lmi_bench.report.formats import MISSING, number
 from lmi_bench.report.table import Cell, Field, Table, field, table_of
 from lmi_bench.report.values import Curve
+
+_TONES = {"faster": "good", "slower": "bad", "unknown": "na"}
+
+
+def base_of(curves: Sequence[Curve]) -> int:
+    """The run that the others are compared with: the first measured one, else the first."""
+    return next((at for at, curve in enumerate(curves) if not curve.simulated), 0)
+
+
+def verdicts_table(base: Run, other: Run, labels: tuple[str, str]) -> Table | str:
+    """`compare`'s verdict on each level and metric, or why there is none.
+
+    labels  of the base and of the other run
+    """
+    first, second = labels
+    command = f"lmi-bench compare {base.path} {other.path}"
+    try:
+        found = compare_runs(base, other)
+    except InputError as exc:
+        return f"{second} against {first} has no verdict: {exc}"
+    by_level: dict[str, dict[str, Difference]] = {}
+    for each in found:
+        by_level.setdefault(each.level, {})[each.metric] = each
+
+    def cell(level: str, metric: str) -> Cell:
+        each = by_level[level].get(metric)
+        if each is None or each.change is None or each.low is None or each.high is None:
+            return Cell("unknown", each.reason if each else "not measured", "na")
+        hint = f"{number(each.a)} and {number(each.b)} {each.unit}"
+        between = f"{each.low:+.1%} to {each.high:+.1%}"
+        text = f"{each.verdict}, {each.change:+.1%}"
+        return Cell(text, hint, _TONES.get(each.verdict, ""), between)
+
+    metrics = dict.fromkeys(each.metric for each in found)
+    fields: list[Field[str]] = [
+        field("Level", str, numeric=False),
+        *(field(_title(name), partial(cell, metric=name)) for name in metrics),
+    ]
+    note = (
+        f"Changes of {second} against {first}, each with its 95 % interval, as {command} gives "
+        "them: faster and slower hold for all figures of the table together (Holm)."
+    )
+    return table_of(f"{second} against {first}: verdicts", fields, by_level, note)
+
+
+def _title(metric: str) -> str:
+    name, _, statistic = metric.rpartition("_")
+    return f"{name.upper()} {statistic}" if name else metric.capitalize()
 
 
 def comparison_table(curves: Sequence[Curve]) -> Table | None:
@@ -17,7 +68,7 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
     """
     if len(curves) < 2:
         return None
-    base = next((curve for curve in curves if not curve.simulated), curves[0])
+    base = curves[base_of(curves)]
     same = [curve for curve in curves if curve.axis == base.axis]
     if len(same) < 2:
         return None
@@ -45,7 +96,7 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
             of_run = partial(cell, curve, throughput=throughput)
             fields.append(field(title, of_run, group))
     left_out = len(curves) - len(same)
-    note = f"Differences are against {base.label}, a single run each: no test of significance."
+    note = f"Differences are against {base.label}, a single run each; the verdicts test them."
     if left_out:
         note += f" {left_out} run(s) over another kind of load are left out."
     return table_of("Runs side by side", fields, loads, note)

@@ -1,4 +1,4 @@
-"""Data of the views that the page draws by the reader's choice: levels, and candidates.
+"""Data of the views that the page draws by the reader's choice: levels, candidates, rooflines.
 
 Numbers have four digits and levels a fixed size, so that a long run does not make a large page.
 """
@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.fleet.answer import Candidate
+from lmi_bench.analysis.fit.from_run import mean_lengths
+from lmi_bench.analysis.fit.run_intervals import setup_of_run
+from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.model.capacity import roofline_of
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import LATENCY_KEY, Level, Metric
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
@@ -25,7 +34,10 @@ _PLAIN = (
     "instance", "instances", "tensor_parallel", "replicas", "accelerator", "price_usd_per_hour",
     "usd_per_1m_output_tokens",
 )  # fmt: skip
-_FIGURES = ("throughput_tokens_per_s", "ttft_p90_ms", "itl_p50_ms", "latency_per_token_p90_ms")
+_FIGURES = (
+    "throughput_tokens_per_s", "ttft_p90_ms", "itl_p50_ms", "latency_per_token_p90_ms",
+    "capacity_rate_per_s",
+)  # fmt: skip
 _MEMORY = ("device_gib", "weights_gib", "kv_cache_gib")
 
 
@@ -37,8 +49,65 @@ def candidates_data(candidates: Sequence[Candidate], chosen: Candidate | None) -
         row = {key: known[key] for key in _PLAIN}
         row |= {key: [*known[key].values()][:3] for key in _FIGURES if key in known}
         row["memory"] = [known["memory"].get(key) for key in _MEMORY]
+        row["spare"] = each.cost.spare_machines
         rows.append(_short(row | {"meets": each.meets_slos, "chosen": each == chosen}))
     return rows
+
+
+def fleet_roofline(answer: Recommendation, chosen: Candidate | None) -> dict[str, Any] | None:
+    """The roofline of one device of the chosen fleet, with the planned load as working point."""
+    figures = {} if chosen is None else chosen.figures
+    speed, gap = figures.get("throughput_tokens_per_s"), figures.get("itl_p50_ms")
+    if chosen is None or speed is None or gap is None or not speed.value:
+        return None
+    question, setting = answer.question, chosen.setting
+    copies = (chosen.instances - chosen.cost.spare_machines) * chosen.copies
+    try:
+        setup = Setup(
+            find_model(question.model),
+            find_instance(chosen.instance),
+            chosen.tensor_parallel,
+            setting.dtype or question.dtype,
+            kv_dtype=setting.kv_dtype,
+        )
+    except LmiBenchError:
+        return None
+    point = ("planned load", speed.times(1 / max(1, copies)), gap.value)
+    return _roofline(setup, (question.input_tokens, question.output_tokens), [point])
+
+
+def _roofline(
+    setup: Setup, tokens: tuple[int, int], points: Iterable[tuple[str, Estimate, float]]
+) -> dict[str, Any] | None:
+    """TFLOP/s and GB/s of a device, and its working points: FLOP/byte, TFLOP/s with interval.
+
+    points  name, output tokens/s of a copy, and ms between tokens: together the mean batch
+    """
+    try:
+        roof = roofline_of(setup, input_tokens=tokens[0], output_tokens=tokens[1])
+    except LmiBenchError:
+        return None
+    tera = 1e-12
+    found: dict[str, Any] = _short(
+        {
+            "device": setup.instance.accelerator.name,
+            "peak": roof.peak_flop_per_s * tera,
+            "bandwidth": roof.bandwidth_bytes_per_s * tera,
+            "points": [
+                {
+                    "name": name,
+                    "batch": (batch := max(1.0, speed.value * gap_ms / 1e3)),
+                    "x": roof.flop_per_byte(batch),
+                    "y": [
+                        each * roof.flop_per_token * tera
+                        for each in (speed.value, speed.low, speed.high)
+                    ],
+                }
+                for name, speed, gap_ms in points
+            ],
+        }
+    )
+    return found
 
 
 def levels_data(run: Run, label: str) -> dict[str, Any]:
@@ -46,14 +115,34 @@ def levels_data(run: Run, label: str) -> dict[str, Any]:
     last = {line.load: (line, here) for line, here in zip(run.levels, run.records, strict=False)}
     ordered = sorted(last.values(), key=lambda pair: pair[0].load.value)
     levels = [_short(_level(line, records)) for line, records in ordered if records]
-    return {"label": label, "gpus": run.manifest.target.tensor_parallel, "levels": levels}
+    facts = run.manifest.target
+    return {
+        "label": label,
+        "gpus": facts.tensor_parallel,
+        "levels": levels,
+        "roof": _run_roofline(run, [line for line, _ in ordered]),
+    }
+
+
+def _run_roofline(run: Run, lines: Sequence[Level]) -> dict[str, Any] | None:
+    """The roofline of a run on a known machine, with a working point for each level."""
+    setup, copies = setup_of_run(run), run.manifest.target.copies or 1
+    points, tokens = [], None
+    for line in lines:
+        speed, gap_ms = line.throughput_tokens_per_s, line.of("tpot").mean
+        with suppress(LmiBenchError):
+            tokens = mean_lengths(run.path, line)
+            if speed and gap_ms:
+                points.append((line.name, Estimate(speed, speed, speed).times(1 / copies), gap_ms))
+    return _roofline(setup, tokens, points) if setup and tokens and points else None
 
 
 def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Quantiles in ms (empirical, of at most SAMPLE values), time line and first requests.
 
-    bin_s  seconds of a bin; in_flight, tokens_per_s and errors (by kind) of each bin
-    lanes  sent, first token, end in seconds, and the status
+    bin_s   seconds of a bin; in_flight, tokens_per_s and errors (by kind) of each bin
+    server  means of the server's own gauges over the level
+    lanes   sent, first token, end in seconds, and the status
     """
     columns, is_open = columns_of(records), line.load.is_open
     values = {key: columns.values_ms(key, open_loop=is_open)[0] for key in _METRICS}
@@ -81,6 +170,11 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
         "in_flight": (np.diff(busy_s) / bin_s).tolist(),
         "tokens_per_s": (tokens / bin_s).tolist(),
         "errors": dict(errors),
+        "server": {
+            name: gauge.mean
+            for name in ("running", "waiting", "kv_usage_frac")
+            if line.server and (gauge := getattr(line.server, name)) and gauge.mean is not None
+        },
         "lanes": [
             [each.sent_s, next(iter(each.token_times_s), None), end_s, each.status]
             for each, end_s in zip(records[:LANES], ended_s.tolist(), strict=False)

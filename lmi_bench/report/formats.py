@@ -33,6 +33,12 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def interval(low: float, high: float) -> str:
+    """`8.2 to 14.2`; empty for a number that is exact."""
+    ends = number(low), number(high)
+    return "" if ends[0] == ends[1] else " to ".join(ends)
+
+
 def count(value: float | None) -> str:
     """A count: 12,345."""
     return MISSING if value is None else f"{value:,.0f}"

@@ -52,7 +52,10 @@ def _explored(view: ReportView) -> dict[str, Any]:
     """The data of the views that the page draws by the reader's choice; empty if there is none."""
     runs = [run.explored for run in view.runs if run.explored["levels"]]
     advice = [each for each in view.recommendations if each.explored]
-    fleets = [{"anchor": each.anchor, "rows": each.explored} for each in advice]
+    fleets = [
+        {"anchor": each.anchor, "rows": each.explored, "rate": each.rate_per_s, "roof": each.roof}
+        for each in advice
+    ]
     common = {"palette": PALETTE, "quantiles": QUANTILES, "layout": base_layout()}
     return {"runs": runs, "fleets": fleets, **common} if runs or fleets else {}
 

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import zip_longest
 from typing import Any
 
 from lmi_bench.core.units import format_figure
@@ -58,16 +59,15 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
                 "textposition": "top left",
                 "textfont": {"size": 11, "color": "var(--muted)"},
             }
+        group = style.setdefault("legendgroup", f"run {position}")
+        data += _band(series, group)
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "x": list(series.x),
                 "y": list(series.y),
-                "customdata": [
-                    load_name(curve.axis, load) + ("" if valid else " (invalid or cut short)")
-                    for load, valid in zip(curve.loads, curve.valid, strict=True)
-                ],
+                "customdata": list(_level_names(series)),
                 "hovertemplate": f"%{{customdata}}<br>{hover}",
                 **style,
             }
@@ -85,6 +85,37 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
             line, note = None, note | height | {"text": f"{text}, above the chart"}
         _mark(layout, line, note, "var(--bad)", {"width": 1.5, "dash": "dot"})
     return {"data": data, "layout": layout}
+
+
+def _level_names(series: Series) -> Iterator[str]:
+    """The load of each level, its state, and the interval of its prediction."""
+    curve = series.curve
+    for load, valid, band in zip_longest(curve.loads, curve.valid, series.band):
+        state = "" if valid else " (invalid or cut short)"
+        between = "" if band is None else ", 80 % {:,.4g} to {:,.4g}".format(*band)
+        yield f"{load_name(curve.axis, load)}{state}{between}"
+
+
+def _band(series: Series, group: str) -> Iterator[dict[str, Any]]:
+    """The 80 % interval of a prediction as an area; it is hidden together with its line."""
+    points = [
+        (x, band) for x, band in zip(series.x, series.band, strict=False) if band and x is not None
+    ]
+    if len(points) > 1:
+        there, back = points, points[::-1]
+        red, green, blue = (int(series.colour[at : at + 2], 16) for at in (1, 3, 5))
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [x for x, _ in (*there, *back)],
+            "y": [*(band[1] for _, band in there), *(band[0] for _, band in back)],
+            "fill": "toself",
+            "fillcolor": f"rgba({red},{green},{blue},0.13)",
+            "line": {"width": 0},
+            "legendgroup": group,
+            "showlegend": False,
+            "hoverinfo": "skip",
+        }
 
 
 def _text(text: str) -> str:

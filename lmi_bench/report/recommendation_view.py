@@ -12,17 +12,20 @@ from typing import Any
 from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook
 from lmi_bench.analysis.level.layouts import Rejection
-from lmi_bench.report.explore import CANDIDATES, candidates_data
-from lmi_bench.report.formats import MISSING, count, key_title, number, plain, usd
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.report.explore import CANDIDATES, candidates_data, fleet_roofline
+from lmi_bench.report.formats import MISSING, count, interval, key_title, number, plain, usd
 from lmi_bench.report.table import Cell, Column, Field, Row, Table, field, table_of
 from lmi_bench.report.values import Facts, Headline, RecommendationView, RejectedGroup
 
 # field, group of columns, title
 _PRICES = (
-    ("price_usd_per_hour", "Fleet", "USD/h"),
-    ("usd_per_month", "Fleet", "USD/month"),
-    ("usd_per_1m_output_tokens", "USD per 1M tokens", "output"),
-    ("usd_per_1m_total_tokens", "USD per 1M tokens", "in and out"),
+    ("price_usd_per_hour", "Price, USD", "an hour"),
+    ("usd_per_1m_output_tokens", "Price, USD", "1M output tokens"),
+)
+_MORE_PRICES = (
+    ("usd_per_month", "Price, USD", "a month"),
+    ("usd_per_1m_total_tokens", "Price, USD", "1M tokens in and out"),
     ("usd_per_1m_output_tokens_at_saturation", "The same, saturated", "output"),
     ("usd_per_1m_total_tokens_at_saturation", "The same, saturated", "in and out"),
     ("blended_3to1_as_published", "Blended 3:1", "as published"),
@@ -43,9 +46,11 @@ _PLACED = {
 }  # fmt: skip
 _PLACED_OF_CANDIDATE = {
     "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
-    "blended_3to1_as_published_reason", "setting", *(key for key, _, _ in _PRICES),
+    "blended_3to1_as_published_reason", "setting",
+    *(key for key, _, _ in (*_PRICES, *_MORE_PRICES)),
 }  # fmt: skip
 _SHOWN_CANDIDATES = 12
+_NUMBER = re.compile(r"[A-Za-z]*\$?\d(?:[\d,]*\d)?(?:\.\d+)?")  # and names such as `A100`
 
 
 def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> RecommendationView:
@@ -59,17 +64,18 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         why="" if chosen is None else chosen.reason,
         headline=_headline(answer, chosen),
         answer=() if chosen is None else _answer(chosen),
-        headlines=() if chosen is None else _figure_headlines(chosen),
         figures=None if chosen is None else _figures_table(chosen),
         candidates=_candidates_table(shown[:_SHOWN_CANDIDATES], chosen, "Candidates"),
         more_candidates=_candidates_table(shown[_SHOWN_CANDIDATES:], chosen, ""),
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
-        slos=None if chosen is None else _slo_outlook_table(chosen.slos),
+        slos=None if chosen is None else _slo_outlook_table(chosen),
         rejected=_rejected_groups(answer.rejected),
         accuracy=_accuracy_table(answer.accuracy),
         provenance=_provenance(content, chosen),
         warnings=answer.warnings,
         explored=candidates_data(answer.candidates, chosen),
+        rate_per_s=answer.question.rate_per_s,
+        roof=fleet_roofline(answer, chosen),
     )
 
 
@@ -77,16 +83,12 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
     if chosen is None:
         return Headline("Recommendation", "none", "", "no candidate fits", "bad")
     copies = f"{chosen.copies} {'copy' if chosen.copies == 1 else 'copies'} a machine"
-    price = chosen.price_usd_per_hour
-    parts = [
-        f"TP {chosen.tensor_parallel}",
-        copies,
-        chosen.setting.describe(),
-        "no price known" if price is None else usd(price, per="/h"),
-    ]
-    if chosen.usd_per_1m_output_tokens is not None:
-        parts.append(f"{usd(chosen.usd_per_1m_output_tokens)} per 1M output tokens")
-    detail = ", ".join(part for part in parts if part) + _how_sure(chosen)
+    parts = [f"TP {chosen.tensor_parallel}", copies, chosen.setting.describe()]
+    detail = ", ".join(part for part in parts if part)
+    capacity = chosen.figures.get("capacity_rate_per_s")
+    if capacity is not None:
+        detail += f"; carries {number(capacity.value)} req/s"
+        detail += f" (interval {number(capacity.low)} to {number(capacity.high)})"
     machines = chosen.instances
     fleet = chosen.instance if machines == 1 else f"{machines:,} × {chosen.instance}"
     if answer.recommended is not None:
@@ -110,34 +112,22 @@ def _answer(chosen: Candidate) -> tuple[Headline, ...]:
     if found is not None and found.joint_attainment is not None:
         detail = f"of {count(found.requests)} simulated requests meet every SLO"
         tiles.append(Headline("Attainment", number(100 * found.joint_attainment), "%", detail))
+    elif chosen.slos:
+        reason = (found.reason if found else None) or "the load was not simulated"
+        tiles.append(Headline("Attainment", "not known", "", reason))
     if chosen.slos:
         value, tone = ("pass", "good") if chosen.meets_slos else ("fail", "bad")
-        each = (f"{o.slo}: {number(o.predicted_ms)} ms, {o.confidence}" for o in chosen.slos)
+        each = (f"{o.slo}: {_predicted(chosen, o)}, {o.confidence}" for o in chosen.slos)
         tiles.append(Headline("SLOs", value, "", "; ".join(each), tone))
     return tuple(tiles)
 
 
-def _how_sure(chosen: Candidate) -> str:
-    """The candidate's capacity with its interval, and the confidence of each SLO."""
-    text = ""
-    capacity = chosen.figures.get("capacity_rate_per_s")
-    if capacity is not None:
-        text = f"; carries {number(capacity.value)} req/s"
-        text += f" (interval {number(capacity.low)} to {number(capacity.high)})"
-    confidences = ", ".join(f"{each.slo} {each.confidence}" for each in chosen.slos)
-    return f"{text}; {confidences}" if confidences else text
-
-
-def _figure_headlines(chosen: Candidate) -> tuple[Headline, ...]:
-    """The most important figures of the chosen candidate, or all if it has none of them."""
-    known = {key: figure for key, figure in chosen.figures.items() if figure is not None}
-    headlines = []
-    for key in [key for key in known if key in _FIRST_FIGURES] or known:
-        title, _, unit = key_title(key).partition(", ")
-        low, high = known[key].low, known[key].high
-        detail = "" if low == high else f"interval {number(low)} to {number(high)}"
-        headlines.append(Headline(title, number(known[key].value), unit, detail))
-    return tuple(headlines)
+def _predicted(chosen: Candidate, outlook: SloOutlook) -> str:
+    """`176 ms (106 to 290)`: the figure under an SLO, with its interval where it is known."""
+    slo = parse_slo(outlook.slo)
+    figure = chosen.figures.get(f"{slo.metric}_{slo.statistic}_ms")
+    between = "" if figure is None else interval(figure.low, figure.high)
+    return f"{number(outlook.predicted_ms)} ms" + (f" ({between})" if between else "")
 
 
 def _provenance(content: Mapping[str, Any], chosen: Candidate | None) -> tuple[Facts, ...]:
@@ -227,7 +217,7 @@ def _figures_table(chosen: Candidate) -> Table | None:
 
     fields = (field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
     shown = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
-    return table_of("", fields, shown) if shown else None
+    return table_of("Predicted for it", fields, shown) if shown else None
 
 
 def _candidates_table(
@@ -237,6 +227,15 @@ def _candidates_table(
     if not candidates:
         return None
     known = dict.fromkeys(name for each in candidates for name in each.figures)
+
+    def prices(rows: Sequence[tuple[str, str, str]]) -> list[Field[Candidate]]:
+        """The columns in which a candidate has a value."""
+        return [
+            _price_field(*row)
+            for row in rows
+            if any(getattr(each, row[0]) is not None for each in candidates)
+        ]
+
     words: tuple[Field[Candidate], ...] = (
         field("Engine", lambda each: each.setting.describe() or MISSING, numeric=False),
         field("Limited by", lambda each: each.limited_by or MISSING, numeric=False),
@@ -247,16 +246,17 @@ def _candidates_table(
         field("Machines", lambda each: count(each.instances)),
         field("TP", lambda each: count(each.tensor_parallel)),
         field("Copies a machine", lambda each: count(each.copies)),
-        *(_price_field(*price) for price in _PRICES),
+        *prices(_PRICES),
         *(
             field(key_title(key), lambda each, key=key: _figure_cell(each, key))  # type: ignore[misc]
             for key in [key for key in _FIRST_FIGURES if key in known] or known
         ),
+        *prices(_MORE_PRICES),
         *(word for word in words if any(word.cell(each).text != MISSING for each in candidates)),
     )
     note = (
-        "Best first; hover a figure for its interval. Highlighted: the one named above. A missing "
-        "price is not known and is never guessed."
+        "Best first, with 80 % intervals. Highlighted: the one named above. A missing price is not "
+        "known and is never guessed."
     )
     return table_of(
         caption, fields, candidates, note if caption else "", strong=lambda each: each == chosen
@@ -277,17 +277,17 @@ def _price_field(name: str, group: str, title: str) -> Field[Candidate]:
 def _figure_cell(candidate: Candidate, key: str) -> Cell:
     figure = candidate.figures.get(key)
     if figure is not None:
-        return Cell(number(figure.value), f"{number(figure.low)} to {number(figure.high)}")
+        return Cell(number(figure.value), interval=interval(figure.low, figure.high))
     if key in candidate.withheld:
         return Cell("n/a", candidate.withheld[key], "na")
     return Cell(MISSING, "not predicted", "na")
 
 
-def _slo_outlook_table(outlooks: Sequence[SloOutlook]) -> Table | None:
+def _slo_outlook_table(chosen: Candidate) -> Table | None:
     """The confidence of each SLO at the planned load, and the slack to its limit."""
     fields: tuple[Field[SloOutlook], ...] = (
         field("SLO", lambda each: each.slo, numeric=False),
-        field("Predicted, ms", lambda each: number(each.predicted_ms)),
+        field("Predicted", lambda each: _predicted(chosen, each)),
         field("Limit, ms", lambda each: number(each.limit_ms)),
         field("Slack, ms", lambda each: number(each.slack_ms)),
         field(
@@ -298,7 +298,7 @@ def _slo_outlook_table(outlooks: Sequence[SloOutlook]) -> Table | None:
     )
     note = "sure: holds at the upper end of the interval; likely: holds as predicted."
     title = "Service-level objectives at the planned load"
-    return table_of(title, fields, outlooks, note) if outlooks else None
+    return table_of(title, fields, chosen.slos, note) if chosen.slos else None
 
 
 def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
@@ -308,34 +308,32 @@ def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]
         groups.setdefault(_unnumbered(_reason_of(each)), []).append(each)
     fields: tuple[Field[Rejection], ...] = (
         field("Instance", lambda each: each.instance_type, numeric=False),
-        field("Machines", lambda _: MISSING),
         field("TP", lambda each: count(each.tensor_parallel)),
-        field("Price, USD/h", lambda _: Cell(MISSING, "not known", "na")),
         field("Reason", lambda each: each.reason, numeric=False),
     )
     return tuple(
-        RejectedGroup(_shared_text(members, kind), table_of("", fields, members))
-        for kind, members in sorted(groups.items(), key=lambda item: -len(item[1]))
+        RejectedGroup(_shared_text(members), table_of("", fields, members))
+        for members in sorted(groups.values(), key=len, reverse=True)
     )
 
 
-def _shared_text(members: Sequence[Rejection], kind: str) -> str:
-    """The members' reason, with an ellipsis for each number in which they differ."""
-    reasons = sorted({_reason_of(each) for each in members})
-    columns = list(zip(*(reason.split() for reason in reasons), strict=False))
-    if any(len(reason.split()) != len(columns) for reason in reasons):
-        return kind
-    words = []
-    for column in columns:
-        found = {word if len(set(column)) == 1 else _unnumbered(word) for word in column}
-        if len(found) > 1:
-            return kind
-        words.append(found.pop())
-    return " ".join(words)
+def _shared_text(members: Sequence[Rejection]) -> str:
+    """The members' reason; a number in which they differ as its range, a name as all names."""
+    reasons = [_reason_of(each) for each in members]
+    columns = zip(*(_NUMBER.findall(reason) for reason in reasons), strict=True)
+    spans = iter([_span(set(column)) for column in columns])
+    return _NUMBER.sub(lambda _: next(spans), reasons[0])
+
+
+def _span(numbers: set[str]) -> str:
+    if any(text[0].isalpha() for text in numbers):
+        return " or ".join(sorted(numbers))
+    ordered = sorted(numbers, key=lambda text: float(text.lstrip("$").replace(",", "")))
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
 def _unnumbered(text: str) -> str:
-    return re.sub(r"\$?\d[\d,.]*\d|\d", "…", text)
+    return _NUMBER.sub("…", text)
 
 
 def _reason_of(rejection: Rejection) -> str:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from lmi_bench.analysis.fit.run_intervals import LevelUncertainty, level_uncertainties
+from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
-from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Metric
+from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.explore import levels_data
-from lmi_bench.report.formats import load_name, minute, number, plain
+from lmi_bench.report.formats import interval, load_name, minute, number, plain
 from lmi_bench.report.tables.extras import (
     engine_table,
     power_table,
@@ -29,6 +32,7 @@ from lmi_bench.report.tables.extras import (
     steady_table,
 )
 from lmi_bench.report.tables.levels import (
+    Interval,
     generator_table,
     knees_table,
     levels_table,
@@ -38,7 +42,15 @@ from lmi_bench.report.tables.levels import (
     slo_table,
     statistics_tables,
 )
-from lmi_bench.report.values import Curve, Facts, Headline, KneeMark, RunView
+from lmi_bench.report.values import (
+    THROUGHPUT,
+    Band,
+    Curve,
+    Facts,
+    Headline,
+    KneeMark,
+    RunView,
+)
 
 _PLACED = {"target", "commands", "scenario", "host", "versions"}
 _FIRST = {
@@ -62,6 +74,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
     slos = readable_slos(scenario.slo)
+    sure = dict(zip(map(id, pooled), level_uncertainties(run, pooled), strict=True))
     verdict = search_headline(run.slo_answer) or slo_headline(axis, lines, slos)
     headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve))
     more = (
@@ -76,10 +89,11 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     return RunView(
         anchor=anchor,
         label=label,
+        requests=sum(map(len, run.records or [])),
         subtitle=_subtitle(run.manifest),
         simulated=simulated,
         headlines=tuple(each for each in headlines if each is not None),
-        levels=levels_table(axis, lines, marked),
+        levels=levels_table(axis, lines, marked, _intervals(sure)),
         details=statistics_tables(axis, lines),
         knees=knees_table(axis, knees),
         slos=slo_table(
@@ -94,7 +108,10 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
         scenario_yaml=_yaml(scenario.to_json()),
-        curve=_curve(label, curve, knees, slos, simulated=simulated),
+        curve=_with_bands(
+            _curve(label, curve, knees, slos, simulated=simulated),
+            [sure.get(id(point.line)) for point in curve.points],
+        ),
         explored=levels_data(run, label),
     )
 
@@ -238,6 +255,45 @@ def _curve(
         ),
         slos=tuple(slos),
     )
+
+
+def _intervals(sure: Mapping[int, LevelUncertainty | None]) -> Interval:
+    """The interval of a level's predicted figure as text."""
+
+    def between(line: Level, metric: str, name: str) -> str:
+        known = sure[id(line)]
+        if metric == "throughput":
+            value = line.throughput_tokens_per_s
+            found = known.throughput(value) if known and value else None
+        else:
+            value = line.of(metric).value(name)
+            found = known.latency(metric, name, value) if known and value else None
+        return "" if found is None else interval(found.low, found.high)
+
+    return between
+
+
+def _with_bands(curve: Curve, sure: Sequence[LevelUncertainty | None]) -> Curve:
+    """The curve with the interval of each predicted value."""
+    if not any(sure):
+        return curve
+
+    def band(found: Estimate | None) -> Band | None:
+        return None if found is None else (found.low, found.high)
+
+    bands = {
+        THROUGHPUT: tuple(
+            band(known.throughput(value)) if known and value else None
+            for value, known in zip(curve.throughput_tokens_per_s, sure, strict=True)
+        )
+    }
+    metrics = {LATENCY_KEY[metric]: metric for metric in CHART_METRICS}
+    for (key, name), values in curve.latencies.items():
+        bands[key, name] = tuple(
+            band(known.latency(metrics[key], name, value)) if known and value else None
+            for value, known in zip(values, sure, strict=True)
+        )
+    return replace(curve, bands=bands)
 
 
 def _yaml(scenario: Mapping[str, Any]) -> str:

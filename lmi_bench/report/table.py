@@ -13,13 +13,15 @@ T = TypeVar("T")
 class Cell:
     """One cell of a table.
 
-    hint  what to show on hover, such as why a percentile is missing
-    tone  "", "na", "good", "warn" or "bad"
+    hint      what to show on hover, such as why a percentile is missing
+    tone      "", "na", "good", "warn" or "bad"
+    interval  of the number, shown under it
     """
 
     text: str
     hint: str = ""
     tone: str = ""
+    interval: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from lmi_bench.core.level import Level, ServerMetrics
 from lmi_bench.report.formats import MISSING, count, number, share, statistic_cell
 from lmi_bench.report.table import Table
 from lmi_bench.report.tables.levels import level_state, load_item
-from lmi_bench.report.values import ReportView, RunView
+from lmi_bench.report.values import Headline, ReportView, RunView
 
 _WIDTH = 62
 _SECTIONS = (
@@ -146,10 +146,14 @@ def render_markdown(view: ReportView) -> str:
         parts += _run_markdown(run)
     if view.comparison is not None:
         parts += ["## Side by side", table_markdown(view.comparison), view.comparison.note]
+    for table in view.verdicts:
+        parts += [f"### {_line(table.caption)}", table_markdown(table), table.note]
+    parts += [_line(text) for text in view.unjudged]
     for advice in view.recommendations:
         parts += [f"## {_line(advice.title)}", advice.subtitle]
         parts.append(f"**{advice.headline.label}: {_line(advice.headline.value)}**, "
                      f"{advice.headline.detail}")  # fmt: skip
+        parts.append(_headlines_markdown(advice.answer))
         if advice.candidates is not None:
             parts.append(table_markdown(advice.candidates))
         parts += [
@@ -174,14 +178,18 @@ def table_markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(_line(text) for text in line) + " |" for line in lines)
 
 
-def _run_markdown(run: RunView) -> list[str]:
-    headlines = "\n".join(
+def _headlines_markdown(headlines: Sequence[Headline]) -> str:
+    return "\n".join(
         f"- {each.label}: **{' '.join(part for part in (each.value, each.unit) if part)}**, "
-        f"{each.detail}"
-        for each in run.headlines
+        f"{_line(each.detail)}"
+        for each in headlines
     )
+
+
+def _run_markdown(run: RunView) -> list[str]:
     predicted = "Predicted by the step-time model; nothing was measured." if run.simulated else ""
-    parts = [f"## {_line(run.label)}", _line(run.subtitle), predicted, headlines]
+    parts = [f"## {_line(run.label)}", _line(run.subtitle), predicted]
+    parts.append(_headlines_markdown(run.headlines))
     parts += [f"> warning: {_line(warning)}" for warning in run.warnings]
     parts += [table_markdown(run.levels), table_markdown(run.knees)]
     if run.slos is not None:

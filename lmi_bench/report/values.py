@@ -6,12 +6,16 @@ The renderers (HTML, text, charts) place these and decide nothing about the cont
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.results.definitions import Definition
 from lmi_bench.core.slo import Slo
 from lmi_bench.report.table import Table
+
+Band = tuple[float, float]
+"""The ends of an interval."""
+THROUGHPUT = ("throughput_tokens_per_s", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Curve:
     simulated   predicted by the step-time model instead of measured
     latencies   (key of levels.jsonl, statistic) -> ms; statistic "upper" is the p90, or the
                 slowest request where too few were sent
+    bands       likewise, and THROUGHPUT -> the 80 % intervals of a prediction
     """
 
     label: str
@@ -54,6 +59,7 @@ class Curve:
     latencies: Mapping[tuple[str, str], tuple[float | None, ...]]
     knees: tuple[KneeMark, ...] = ()
     slos: tuple[Slo, ...] = ()
+    bands: Mapping[tuple[str, str], tuple[Band | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class RunView:
 
     anchor: str
     label: str
+    requests: int
     subtitle: str
     simulated: bool
     headlines: tuple[Headline, ...]
@@ -100,6 +107,7 @@ class RecommendationView:
 
     answer    what to read after the headline: price, attainment, SLOs
     unlisted  number of candidates that are only in the file
+    roof      roofline of a device of the fleet (`explore.fleet_roofline`)
     """
 
     anchor: str
@@ -108,7 +116,6 @@ class RecommendationView:
     why: str
     headline: Headline
     answer: tuple[Headline, ...]
-    headlines: tuple[Headline, ...]
     figures: Table | None
     candidates: Table | None
     more_candidates: Table | None
@@ -119,11 +126,16 @@ class RecommendationView:
     provenance: tuple[Facts, ...]
     warnings: tuple[str, ...] = ()
     explored: Sequence[Any] = ()
+    rate_per_s: float | None = None
+    roof: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """A whole report."""
+    """A whole report.
+
+    verdicts  of each run against the first; unjudged: why others have none
+    """
 
     title: str
     generated_at: str
@@ -134,3 +146,5 @@ class ReportView:
     recommendations: tuple[RecommendationView, ...]
     definitions: tuple[Definition, ...]
     tables: tuple[Table, ...] = ()
+    verdicts: tuple[Table, ...] = ()
+    unjudged: tuple[str, ...] = ()

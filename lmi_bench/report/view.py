@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from lmi_bench.analysis.results.definitions import DEFINITIONS
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.run_store import REQUESTS, Run, load_manifest, load_run
-from lmi_bench.report.comparison import comparison_table
+from lmi_bench.report.comparison import base_of, comparison_table, verdicts_table
 from lmi_bench.report.recommendation_view import build_recommendation_view
 from lmi_bench.report.run_view import build_run_view, run_headline
 from lmi_bench.report.table import Table
@@ -23,6 +23,8 @@ from lmi_bench.report.values import Headline, ReportView, RunView
 
 _LARGE_BYTES = 20_000_000
 """Size of the request files above which several processes are worth their start."""
+_MOST_TO_JUDGE = 10_000
+"""Requests of all runs up to which the page has `compare`'s verdicts."""
 
 
 def build_view(
@@ -48,7 +50,7 @@ def build_view(
         raise InputError("nothing to report on: name a run folder or a recommendation")
     if len(labels) > len(runs):
         raise InputError(f"{len(labels)} labels for {len(runs)} runs: give at most one a run")
-    folders = [run.path if isinstance(run, Run) else run for run in runs]
+    folders = [_path(run) for run in runs]
     manifests = [run.manifest if isinstance(run, Run) else load_manifest(run) for run in runs]
     given = dict(enumerate(labels))
     names = [given.get(at) or each.label or folders[at].name for at, each in enumerate(manifests)]
@@ -67,6 +69,7 @@ def build_view(
     else:
         headlines += [run_headline(run) for run in run_views]
         title = title or (f"{len(run_views)} runs compared" if run_views else "Recommendation")
+    verdicts = list(_verdicts(runs, run_views))
     return ReportView(
         title=title,
         generated_at=(generated_at or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC"),
@@ -77,12 +80,39 @@ def build_view(
         recommendations=advice,
         definitions=DEFINITIONS,
         tables=tuple(tables),
+        verdicts=tuple(each for each in verdicts if isinstance(each, Table)),
+        unjudged=tuple(each for each in verdicts if isinstance(each, str)),
     )
 
 
+def _verdicts(runs: Sequence[Run | Path], views: Sequence[RunView]) -> Iterator[Table | str]:
+    """The verdicts on each run against the first measured one, or why there is none."""
+    if len(views) < 2:
+        return
+    first = base_of([view.curve for view in views])
+    requests = sum(view.requests for view in views)
+    if requests > _MOST_TO_JUDGE:
+        yield (
+            f"Verdicts take resamples of all {requests:,} requests: lmi-bench compare "
+            f"{_path(runs[first])} RUN gives those on one run."
+        )
+        return
+    base = _loaded(runs[first])
+    for run, view in zip(runs, views, strict=True):
+        if view is not views[first]:
+            yield verdicts_table(base, _loaded(run), (views[first].label, view.label))
+
+
+def _path(run: Run | Path) -> Path:
+    return run.path if isinstance(run, Run) else run
+
+
+def _loaded(run: Run | Path) -> Run:
+    return run if isinstance(run, Run) else load_run(run)
+
+
 def _run_view(run: Run | Path, label: str, anchor: str) -> RunView:
-    run = run if isinstance(run, Run) else load_run(run)
-    return build_run_view(run, label=label, anchor=anchor)
+    return build_run_view(_loaded(run), label=label, anchor=anchor)
 
 
 def _run_views(

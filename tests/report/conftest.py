@@ -110,6 +110,8 @@ def candidate(instance, machines, tp, price, out_price, throughput, **more):
         "figures": {
             "throughput_tokens_per_s": Estimate(throughput, 0.9 * throughput, 1.1 * throughput),
             "ttft_p90_ms": Estimate(420.0, 300.0, 610.0),
+            "itl_p50_ms": Estimate(40.0, 36.0, 50.0),
+            "capacity_rate_per_s": Estimate(12.0, 10.0, 14.0),
         },
         "withheld": {},
         "slos": (),

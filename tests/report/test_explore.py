@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +12,7 @@ from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest, TargetFacts
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
@@ -25,7 +25,7 @@ from lmi_bench.report.explore import (
     levels_data,
 )
 
-NO_MANIFEST = SimpleNamespace(target=SimpleNamespace(tensor_parallel=2))
+NO_MANIFEST = Manifest(target=TargetFacts(tensor_parallel=2))
 
 
 def one_level(records):

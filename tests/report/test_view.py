@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from lmi_bench.analysis.results.compare import compare_runs
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Statistics
@@ -80,7 +81,7 @@ def test_the_answer_is_fleet_price_attainment_and_verdict_before_the_runs(sweep,
         ("SLOs", "fail", "bad"),
     ]
     assert tiles[2].detail == "of 3,600 simulated requests meet every SLO"
-    assert tiles[3].detail == "ttft_p90<=2s: 2,420 ms, missed"
+    assert tiles[3].detail == "ttft_p90<=2s: 2,420 ms (300 to 610), missed"
 
 
 def test_a_fleet_without_a_price_is_not_priced_by_the_hour(sweep, recommendation):
@@ -131,12 +132,13 @@ def test_the_recommendation_on_the_first_screen_says_how_sure_it_is(recommendati
     }  # fmt: skip
     (advice,) = build_view([], [recommendation]).recommendations
     assert advice.headline.detail == (
-        "TP 4, 1 copy a machine, $14.18/h, $1.62 per 1M output tokens; carries 10 req/s "
-        "(interval 8.29 to 10.9); ttft_p90<=2000ms sure"
+        "TP 4, 1 copy a machine; carries 10 req/s (interval 8.29 to 10.9)"
     )
-    recommendation["recommended"] |= {"price_usd_per_hour": None}
-    (bare,) = build_view([], [recommendation]).recommendations
-    assert "no price known" in bare.headline.detail
+    tiles = [(tile.label, tile.value, tile.detail) for tile in advice.answer[1:]]
+    assert tiles == [
+        ("Attainment", "not known", "the load was not simulated"),
+        ("SLOs", "pass", "ttft_p90<=2000ms: 420 ms (300 to 610), sure"),
+    ]
 
 
 def test_the_throughput_in_the_table_is_tokens_over_wall(sweep):
@@ -215,7 +217,9 @@ def test_candidates_and_rejections_are_grouped_and_unknown_keys_kept(recommendat
     assert advice.headline.tone == "good"
     assert advice.headline.value == "2 × ml.g5.12xlarge"
     assert [len(group.table.rows) for group in advice.rejected] == [2, 1]
-    assert "weights need … GiB" in advice.rejected[0].reason
+    assert advice.rejected[0].reason == (
+        "weights need 12.6 to 25.1 GiB, the instance has 14.6 to 22.0 GiB less 20 %"
+    )
     assert advice.rejected[1].reason == "no accelerator in the catalog"
     assert ("Fitted on", "runs/a") in advice.provenance[0].items
     unpriced = texts(advice.candidates)[2]
@@ -234,7 +238,7 @@ def test_numbers_that_all_reasons_share_stay_in_them(recommendation):
         for name, device in (("ml.trn1.2xlarge", "Trainium1"), ("ml.trn2.48xlarge", "Trainium2"))
     ]
     (advice,) = build_view([], [recommendation]).recommendations
-    assert advice.rejected[0].reason == "TGI 1.x (2023) does not run on Trainium…"
+    assert advice.rejected[0].reason == "TGI 1.x (2023) does not run on Trainium1 or Trainium2"
 
 
 def test_slos_out_of_reach_name_the_nearest(recommendation):
@@ -288,7 +292,8 @@ def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommenda
         "256 tokens in, 256 out · 8 req/s, Poisson · ttft_p90<=1s · ranked by cost"
     )
     assert advice.why == "least cost"
-    assert texts(advice.slos) == [["ttft_p90<=1s", "420", "1,000", "580", "likely"]]
+    shown = "420 ms (300 to 610)"
+    assert texts(advice.slos) == [["ttft_p90<=1s", shown, "1,000", "580", "likely"]]
 
 
 def test_another_file_than_a_recommendation_is_refused(recommendation):
@@ -311,3 +316,38 @@ def test_the_report_says_when_and_by_which_version_it_was_written(sweep):
     view = build_view([sweep], generated_at=datetime(2026, 5, 6, 7, 8, tzinfo=UTC))
     assert view.generated_at == "2026-05-06 07:08 UTC"
     assert view.version
+
+
+def test_each_run_has_the_verdicts_of_compare_against_the_first(runs_of):
+    slow, fast = runs_of("a", loads=(1, 64)), runs_of("b", loads=(1, 64), slots=64, step_s=0.02)
+    differences = {(d.level, d.metric): d for d in compare_runs(slow, fast)}
+    (table,) = build_view([slow, fast]).verdicts
+    titles = [column.title for column in table.columns]
+    assert [row.cells[0].text for row in table.rows] == [line.name for line in slow.levels]
+    for level, title, metric in (
+        ("concurrency 64", "Throughput", "throughput"),
+        ("concurrency 1", "TTFT p50", "ttft_p50"),
+        ("concurrency 64", "E2E p90", "e2e_p90"),
+    ):
+        each = differences[level, metric]
+        row = next(row for row in table.rows if row.cells[0].text == level)
+        shown = row.cells[titles.index(title)]
+        if each.change is None:
+            assert (shown.text, shown.hint) == ("unknown", each.reason)
+        else:
+            assert shown.text == f"{each.verdict}, {each.change:+.1%}"
+            assert shown.interval == f"{each.low:+.1%} to {each.high:+.1%}"
+    assert differences["concurrency 64", "throughput"].verdict == "faster"
+
+
+def test_runs_that_cannot_be_judged_say_why(runs_of, monkeypatch):
+    first, other = runs_of("first", loads=(1, 4)), runs_of("other", loads=(1, 4))
+    workload = replace(other.manifest.scenario.workload, input_tokens=512)
+    scenario = replace(other.manifest.scenario, workload=workload)
+    other = replace(other, manifest=replace(other.manifest, scenario=scenario))
+    view = build_view([first, other])
+    assert view.verdicts == ()
+    assert "workload.input_tokens is 256 and 512" in view.unjudged[0]
+    monkeypatch.setattr("lmi_bench.report.view._MOST_TO_JUDGE", 10)
+    (reason,) = build_view([first, other]).unjudged
+    assert "lmi-bench compare runs/a RUN" in reason

@@ -68,11 +68,12 @@ def run_lengths(run: Run) -> tuple[int, int]:
             "sweep of equal requests (--input-tokens N --output-tokens N)"
         )
     if not (workload.input_tokens and workload.output_tokens):
-        return _mean_lengths(run.path, run.levels[0])
+        return mean_lengths(run.path, run.levels[0])
     return workload.input_tokens, workload.output_tokens
 
 
-def _mean_lengths(source: Path, line: Level) -> tuple[int, int]:
+def mean_lengths(source: Path, line: Level) -> tuple[int, int]:
+    """Mean input and output tokens of a level's answers; raises InputError if they are unknown."""
     answered = line.sent - line.failed
     if not (line.input_tokens and line.output_tokens and answered):
         raise InputError(
@@ -125,7 +126,7 @@ def cells_from_run(
         if not line.valid or line.errors or line.stopped_by:
             continue
         if run.manifest.imported_from:  # its files may differ in length
-            input_tokens, output_tokens = _mean_lengths(run.path, line)
+            input_tokens, output_tokens = mean_lengths(run.path, line)
         answered_tokens = output_tokens
         if line.unplanned_lengths:  # not all servers generate the requested number
             answered_tokens = max(1, round(line.unplanned_lengths.output_tokens_mean))
@@ -151,7 +152,7 @@ def cell_of_summary(source: Path, line: Level, setup: Setup) -> MeasuredLevel:
 
     Raises InputError where the file does not state its tokens.
     """
-    cell = _cell(setup, line, *_mean_lengths(source, line))
+    cell = _cell(setup, line, *mean_lengths(source, line))
     return cell if line.load.is_open else replace(cell, length_spread=LENGTH_SPREAD)
 
 

@@ -145,3 +145,9 @@ def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
         },
         log_correlation=(),
     )
+
+
+def shipped_profile(provenance: str) -> EngineProfile | None:
+    """The profile with this provenance among those that ship."""
+    known = (*_PRIOR.values(), TGI_2023, VLLM_0_12, VLLM_0_19)
+    return next((each for each in known if each.provenance == provenance), None)

@@ -19,7 +19,7 @@ from lmi_bench.analysis.model.memory import (
     weight_format,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.roofline import critical_batch_size
+from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
@@ -225,23 +225,56 @@ class TheoryBatch:
         return "KV memory" if memory else "compute"
 
 
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """One device of a copy while it decodes: its peaks, and what a step takes there.
+
+    weight_bytes, sequence_bytes  read by each step, and for each sequence in it
+    flop_per_token                two for each active parameter
+    """
+
+    peak_flop_per_s: float
+    bandwidth_bytes_per_s: float
+    weight_bytes: float
+    sequence_bytes: float
+    flop_per_token: float
+
+    def flop_per_byte(self, batch: float) -> float:
+        """Arithmetic intensity of a step of that many sequences."""
+        return self.flop_per_token * batch / (self.weight_bytes + self.sequence_bytes * batch)
+
+
+def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofline:
+    """The roofline from data sheets, for a context of input + output / 2; raises InputError."""
+    accelerator, devices = setup.instance.accelerator, setup.tensor_parallel
+    peak = accelerator.peak_flop_per_s(compute_dtype(accelerator, setup.dtype))
+    bandwidth = accelerator.bandwidth_bytes_per_s
+    if peak is None or bandwidth is None:
+        raise InputError(
+            f"no source states the bandwidth and {setup.dtype} peak of {accelerator.name}"
+        )
+    context = input_tokens + output_tokens / 2
+    return Roofline(
+        peak,
+        bandwidth,
+        weight_bytes(setup.shape, setup.dtype) / devices,
+        context * kv_bytes_of(setup, context),
+        FLOP_PER_PARAMETER * setup.shape.params_active / devices,
+    )
+
+
 def theory_batch(
     setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
 ) -> TheoryBatch:
     """B_max and B*(L) of one copy from data sheets, L = input + output / 2; raises InputError."""
-    shape, dtype, accelerator = setup.shape, setup.dtype, setup.instance.accelerator
-    devices = setup.tensor_parallel
-    peak = accelerator.peak_flop_per_s(compute_dtype(accelerator, dtype))
-    bandwidth = accelerator.bandwidth_bytes_per_s
-    if peak is None or bandwidth is None:
-        raise InputError(f"no source states the bandwidth and {dtype} peak of {accelerator.name}")
+    roof = roofline_of(setup, input_tokens=input_tokens, output_tokens=output_tokens)
     plan = memory_plan_for(setup, profile, input_tokens=input_tokens, output_tokens=output_tokens)
-    context = input_tokens + output_tokens / 2
+    context, devices = input_tokens + output_tokens / 2, setup.tensor_parallel
     b_star = critical_batch_size(
-        weight_bytes=weight_bytes(shape, dtype),
-        params_active=shape.params_active,
-        bandwidth_bytes_per_s=devices * bandwidth,
-        flop_per_s=devices * peak,
+        weight_bytes=weight_bytes(setup.shape, setup.dtype),
+        params_active=setup.shape.params_active,
+        bandwidth_bytes_per_s=devices * roof.bandwidth_bytes_per_s,
+        flop_per_s=devices * roof.peak_flop_per_s,
         mean_context_tokens=context,
         kv_bytes_per_token=devices * kv_bytes_of(setup, context),
     )

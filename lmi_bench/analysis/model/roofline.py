@@ -7,8 +7,7 @@ arXiv:2211.05102.
 
 from __future__ import annotations
 
-_FLOP_PER_PARAMETER = 2  # one multiplication and one addition
-_BYTES_PER_HALF = 2
+FLOP_PER_PARAMETER = 2  # one multiplication and one addition
 
 
 def ops_per_byte(flop_per_s: float, bandwidth_bytes_per_s: float) -> float:
@@ -33,7 +32,7 @@ def critical_batch_size(
     arithmetic, no batch makes the step compute-bound.
     """
     weights_s = weight_bytes / bandwidth_bytes_per_s
-    compute_s = _FLOP_PER_PARAMETER * params_active / flop_per_s
+    compute_s = FLOP_PER_PARAMETER * params_active / flop_per_s
     cache_s = mean_context_tokens * kv_bytes_per_token / bandwidth_bytes_per_s
     if compute_s <= cache_s:
         return None
@@ -47,18 +46,4 @@ def critical_batch_size_without_cache(
 
     16 bits: 116.7 on A10G, 200.6 on A100 40 GB.
     """
-    return bytes_per_weight / _FLOP_PER_PARAMETER * ops_per_byte(flop_per_s, bandwidth_bytes_per_s)
-
-
-def standard_attention_intensity(sequence_tokens: int, head_dim: int) -> float:
-    """Operations per byte of one head's unfused attention over N tokens in 16 bits.
-
-    intensity = (4 N^2 d + 3 N^2) / (8 N^2 + 8 N d)
-
-    Two products and a softmax of about 3 N^2 operations; Q, K, V and the output (N d values each)
-    and two N^2 matrices, written and read back. Llama 2 7B, N = 4096, d = 128: 62.4.
-    """
-    n, d = sequence_tokens, head_dim
-    operations = 4 * n * n * d + 3 * n * n
-    values_moved = 4 * n * n + 4 * n * d
-    return operations / (_BYTES_PER_HALF * values_moved)
+    return bytes_per_weight / FLOP_PER_PARAMETER * ops_per_byte(flop_per_s, bandwidth_bytes_per_s)

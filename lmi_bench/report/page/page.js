@@ -1,12 +1,15 @@
 "use strict";
-// Draws the figures in the page's own colours, and again when the theme, a choice or the medium
-// changes. Choices, hidden series and zooms are kept in the address, so that a link shows the view.
+// Draws the figures in the page's own colours when they come near the window, the others when there
+// is time; and again when the theme, a choice or the medium changes. Choices, hidden series and
+// zooms are kept in the address, so that a link shows the view.
 (() => {
   const media = window.matchMedia("(prefers-color-scheme: dark)");
   let places = [];
   let choices = [];
+  const stale = new Map(); // what is to be drawn again, and the names of its hidden series if known
+  const near = new Set();
+  const sizes = new WeakMap(); // of what is drawn
   const config = {
-    responsive: true,
     displaylogo: false,
     // On a narrow page the buttons would lie on the legend.
     displayModeBar: window.matchMedia("(min-width: 640px)").matches,
@@ -71,14 +74,48 @@
     return figure;
   };
 
-  const draw = (hidden = new Map()) => {
+  const sizeOf = (place) => `${place.clientWidth} ${place.clientHeight}`;
+  const drawStale = (wanted) => {
     const style = window.getComputedStyle(document.documentElement);
-    for (const place of places) {
-      const figure = figureOf(place, style, hidden.get(place));
+    for (const place of [...wanted].filter((each) => stale.has(each))) {
+      const figure = figureOf(place, style, stale.get(place));
       const bar = config.displayModeBar && place.dataset.view ? "hover" : config.displayModeBar;
+      const isNew = !place.data;
+      stale.delete(place);
+      sizes.set(place, sizeOf(place));
       window.Plotly.react(place, figure.data, figure.layout, { ...config, displayModeBar: bar });
+      if (isNew) {
+        listen(place);
+      }
     }
   };
+  const whenIdle = window.requestIdleCallback ?? ((work) => window.setTimeout(work, 30));
+  let isWaiting = false;
+  const drawRest = () => {
+    if (!isWaiting && stale.size > 0 && document.readyState === "complete") {
+      isWaiting = true;
+      whenIdle(() => {
+        isWaiting = false;
+        drawStale([...stale.keys()].slice(0, 1));
+        drawRest();
+      });
+    }
+  };
+  const draw = (hidden = new Map()) => {
+    stale.clear();
+    places.forEach((place) => stale.set(place, hidden.get(place)));
+    drawStale(near);
+    drawRest();
+  };
+  const approached = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        near[isIntersecting ? "add" : "delete"](target);
+      }
+      drawStale(near);
+    },
+    { rootMargin: "200px" }
+  );
 
   const choose = () => {
     for (const select of choices) {
@@ -151,10 +188,11 @@
     for (const { target } of entries) {
       if (!target.isConnected) {
         resized.unobserve(target);
-      } else if (target.matches(".chart")) {
-        window.Plotly.Plots.resize(target);
-      } else {
+      } else if (!target.matches(".chart")) {
         target.toggleAttribute("data-wide", target.scrollWidth > target.clientWidth + 1);
+      } else if (sizes.has(target) && sizes.get(target) !== sizeOf(target)) {
+        sizes.set(target, sizeOf(target));
+        window.Plotly.Plots.resize(target);
       }
     }
   });
@@ -163,7 +201,8 @@
   window.lmiShow = () => {
     const known = [...places, ...choices];
     const names = (place) => hiddenIn(place.data).map((at) => place.data[at].name);
-    const hidden = new Map(places.map((place) => [place, names(place)])); // series may be added
+    const drawn = places.filter((place) => place.data);
+    const hidden = new Map(drawn.map((place) => [place, names(place)])); // series may be added
     const all = (query) => [...document.querySelectorAll(query)];
     const level = document.getElementById("explore-level")?.selectedOptions[0]?.text;
     [places, choices] = [all(".chart"), all(".controls select")];
@@ -174,11 +213,12 @@
     }
     choose();
     draw(hidden);
-    places.filter((each) => !known.includes(each)).forEach(listen);
+    places.filter((each) => !known.includes(each)).forEach((each) => approached.observe(each));
     choices.filter((each) => !known.includes(each)).forEach(listenTo);
     [...all(".scroll"), ...places].forEach((each) => resized.observe(each));
   };
   window.lmiShow();
+  window.addEventListener("load", drawRest);
   if (split().length > 1) {
     document.getElementById(split()[0])?.scrollIntoView();
   }
@@ -196,6 +236,7 @@
       }
     }
     draw();
+    drawStale(places);
   };
   window.addEventListener("beforeprint", forPrint(true));
   window.addEventListener("afterprint", forPrint(false));

@@ -100,11 +100,18 @@
   };
 
   const timeline = () => {
-    const { bin_s, in_flight, tokens_per_s, errors } = level();
+    const { bin_s, in_flight, tokens_per_s, errors, server } = level();
     const x = in_flight.map((_, at) => (at + 0.5) * bin_s);
     const data = [
       line("in flight", x, in_flight, 0, { mode: "lines", line: { color: colours[0], width: 2, shape: "hvh" } }),
       line("output tok/s", x, tokens_per_s, 1, { mode: "lines", yaxis: "y2" }),
+      ...Object.entries(server)
+        .filter(([name]) => name !== "kv_usage_frac")
+        .map(([name, mean], at) =>
+          line(`server: ${name}, mean`, [0, bin_s * x.length], [mean, mean], 2 + at, {
+            mode: "lines", line: { color: colours[2 + at], width: 2, dash: "dot" },
+          })
+        ),
       ...Object.entries(errors).map(([kind, y], at) => ({
         type: "bar", name: text(`errors: ${kind}`), x, y, marker: { color: colours[7 - at] },
       })),
@@ -113,7 +120,14 @@
     right.title.text = "Output tok/s";
     return {
       data,
-      layout: layout("Seconds since the level's start", "Requests", { yaxis2: right, barmode: "stack" }),
+      layout: layout("Seconds since the level's start", "Requests", {
+        yaxis2: right, barmode: "stack",
+        annotations: server.kv_usage_frac === undefined ? [] : [{
+          text: `server: KV cache ${(100 * server.kv_usage_frac).toPrecision(3)} % full, mean`,
+          x: 1, y: 1.02, xref: "paper", yref: "paper", xanchor: "right", yanchor: "bottom",
+          showarrow: false, font: { color: "var(--muted)", size: 11 },
+        }],
+      }),
     };
   };
 
@@ -167,7 +181,8 @@
     return { data, layout: layout("Output tok/s per user (1000 / ITL p50 in ms)", `Output ${unit}`) };
   };
 
-  const fleet = (place) => all.fleets.find((each) => each.anchor === place.dataset.of).rows;
+  const advice = (place) => all.fleets.find((each) => each.anchor === place.dataset.of);
+  const fleet = (place) => advice(place).rows;
   const named = (row) =>
     `${row.instances} × ${row.instance}, TP ${row.tensor_parallel} × ${row.replicas}`;
   const gpus = (row) => row.instances * row.tensor_parallel * row.replicas;
@@ -218,6 +233,87 @@
       { title: y, unit: y });
   };
 
+  // A machine carries the lower end of its capacity, as the planner counts; spare ones come on top.
+  const stairs = (place) => {
+    const rows = fleet(place).filter((row) => row.price_usd_per_hour && row.capacity_rate_per_s?.[1]);
+    const planned = advice(place).rate;
+    const of = (row, end) => row.capacity_rate_per_s[end] / Math.max(1, row.instances - row.spare);
+    const kinds = new Map(); // the first is the best of its accelerator and degree
+    for (const row of [...rows].sort((one, other) => other.chosen - one.chosen)) {
+      const kind = `${row.accelerator} ${row.tensor_parallel}`;
+      kinds.set(kind, kinds.get(kind) ?? row);
+    }
+    const best = [...kinds.values()].slice(0, 5);
+    const reach = 3 * Math.max(planned ?? 0, ...best.slice(0, 1).map((row) => of(row, 1)));
+    const steps = (row, end) => {
+      const found = { x: [], y: [], machines: [] };
+      for (let k = 1; k <= 200 && (k - 1) * of(row, end) < reach; k += 1) {
+        const price = ((k + row.spare) * row.price_usd_per_hour) / row.instances;
+        for (const x of [(k - 1) * of(row, end), Math.min(reach, k * of(row, end))]) {
+          found.x.push(x);
+          found.y.push(price);
+          found.machines.push(k + row.spare);
+        }
+      }
+      return found;
+    };
+    const data = best.flatMap((row, at) => {
+      const { x, y, machines } = steps(row, 1);
+      const shown = line(`${row.instance}, TP ${row.tensor_parallel}`, x, y, at, {
+        mode: "lines", customdata: machines, legendgroup: `fleet ${at}`,
+        line: { color: colours[at], width: row.chosen ? 4 : 2 },
+        hovertemplate: `%{customdata} × ${text(row.instance)}<br>up to %{x:,.3g} req/s<br>USD %{y:,.4g}/h<extra></extra>`,
+      });
+      const wide = steps(row, 2);
+      return row.chosen
+        ? [shown, {
+            ...shown, name: "the same, upper end", x: wide.x, y: wide.y,
+            customdata: wide.machines, fill: "none", line: { color: colours[at], width: 1.5, dash: "dot" },
+          }]
+        : [shown];
+    });
+    const mark = planned ? {
+      shapes: [{ type: "line", xref: "x", x0: planned, x1: planned, yref: "paper", y0: 0, y1: 1, line: { color: "var(--accent)", width: 1.5, dash: "dash" } }],
+      annotations: [{ x: planned, y: 1, yref: "paper", xanchor: "left", yanchor: "top", text: " planned load", showarrow: false, font: { size: 11, color: "var(--accent)" } }],
+    } : {};
+    return { data, layout: layout("Load, req/s", "Price of the fleet, USD/h", mark) };
+  };
+
+  const roofline = (place) => {
+    const roof = place.dataset.of ? advice(place).roof : run().roof;
+    if (!roof) {
+      return { data: [], layout: layout("", "", { annotations: [{ text: "not known for this run: no data sheet of its machine", showarrow: false }] }) };
+    }
+    const { device, peak, bandwidth, points } = roof;
+    const knee = peak / bandwidth;
+    const xs = points.map((point) => point.x);
+    const [from, to] = [Math.min(0.5, ...xs) / 2, 4 * Math.max(knee, ...xs)];
+    const ys = points.map((point) => point.y);
+    const log = (ends) => ({ type: "log", range: ends.map(Math.log10), rangemode: "normal" });
+    const data = [
+      line(`${device}: what its data sheet allows`, [from, knee, to], [from * bandwidth, peak, peak], 1, {
+        hovertemplate: "%{x:,.3g} FLOP/byte<br>at most %{y:,.4g} TFLOP/s<extra></extra>",
+      }),
+      line(place.dataset.of ? "working point" : "levels", xs, ys.map((y) => y[0]), 0, {
+        mode: points.length > 1 ? "lines+markers" : "markers",
+        marker: { color: colours[0], size: points.length > 1 ? 8 : 14, symbol: points.length > 1 ? "circle" : "star" },
+        text: points.map((p) => `${text(p.name)}, ${p.batch.toPrecision(3)} sequences a step`),
+        error_y: {
+          type: "data", symmetric: false, thickness: 1, width: 3, color: colours[0],
+          array: ys.map((y) => y[2] - y[0]), arrayminus: ys.map((y) => y[0] - y[1]),
+        },
+        hovertemplate: "%{text}<br>%{x:,.3g} FLOP/byte<br>%{y:,.4g} TFLOP/s of decoding<extra></extra>",
+      }),
+    ];
+    const low = Math.min(from * bandwidth, ...ys.flat()) / 2;
+    return {
+      data,
+      layout: layout("FLOP for each byte read, decoding", "TFLOP/s of one device", {
+        xaxis: log([from, to]), yaxis: log([low, 2 * peak]),
+      }),
+    };
+  };
+
   const memory = (place) => {
     const rows = new Map();
     const name = (row) => `${row.accelerator} ${String(row.tensor_parallel).padStart(3)}`;
@@ -242,6 +338,8 @@
     };
   };
 
-  window.lmiViews = { cdf, fan, timeline, lanes, interactivity, cost, pace, memory };
+  window.lmiViews = {
+    cdf, fan, timeline, lanes, interactivity, cost, pace, memory, stairs, roofline,
+  };
   window.lmiLevels = () => (all ? (run()?.levels ?? []) : []);
 })();

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
@@ -13,7 +14,16 @@ from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import format_figure, s_to_ms
-from lmi_bench.report.formats import MISSING, count, load_name, number, plain, share, statistic_cell
+from lmi_bench.report.formats import (
+    MISSING,
+    count,
+    interval,
+    load_name,
+    number,
+    plain,
+    share,
+    statistic_cell,
+)
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.values import Headline
 
@@ -68,20 +78,33 @@ def level_state(line: Level) -> Cell:
     return Cell("valid", "", "good")
 
 
+Interval = Callable[[Level, Metric | Literal["throughput"], str], str]
+"""The interval of a level's predicted metric and statistic; empty for a measured one."""
+_MEASURED: Interval = lambda *_: ""  # noqa: E731  a default
+
+
 def _statistic_field(
-    title: str, group: str, metric: Metric, name: str, console: str = ""
+    title: str,
+    group: str,
+    metric: Metric,
+    name: str,
+    console: str = "",
+    between: Interval = _MEASURED,
 ) -> Field[Level]:
-    return field(title, lambda line: statistic_cell(line.of(metric), name), group, console=console)
+    def cell(line: Level) -> Cell:
+        return replace(statistic_cell(line.of(metric), name), interval=between(line, metric, name))
+
+    return field(title, cell, group, console=console)
 
 
 def _steady_cell(line: Level) -> Cell:
     steady = line.steady
     if steady.throughput_tokens_per_s is None:
         return Cell(MISSING, steady.reason or "not measured", "na")
-    hint = f"{share(steady.share)} of the level"
-    if steady.low is not None:
-        hint += f", 95 % interval {number(steady.low)} to {number(steady.high)}"
-    return Cell(number(steady.throughput_tokens_per_s), hint)
+    known = steady.low is not None and steady.high is not None
+    between = interval(steady.low, steady.high) if known else ""  # type: ignore[arg-type]
+    hint = f"{share(steady.share)} of the level" + (f", 95 % interval {between}" if known else "")
+    return Cell(number(steady.throughput_tokens_per_s), hint, interval=between)
 
 
 def _errors_cell(line: Level) -> Cell:
@@ -112,34 +135,40 @@ _LATENCIES: tuple[tuple[Metric, str, str, tuple[str, str]], ...] = (
     ("ttft", "TTFT, ms", "TTFT ms", ("mean", "p90")),
     ("itl", "ITL, ms", "ITL ms", ("p50", "p99")),
 )
-_LEVEL: LevelFields = (
-    field(
-        "whole level",
-        lambda line: number(line.throughput_tokens_per_s),
-        "Throughput, tok/s",
-        console="tok/s",
-    ),
-    field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out"),
-    *(
-        _statistic_field(name, group, metric, name, f"{short} {name}")
-        for metric, group, short, names in _LATENCIES
-        for name in names
-    ),
-    field("sent", lambda line: count(line.requests), "Requests"),
-    field("errors", _errors_cell, "Requests"),
-    field("errors", lambda line: f"{line.failed}/{line.sent}", console="errors", on_page=False),
-)
 
 
-def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
+def _level_fields(between: Interval = _MEASURED) -> LevelFields:
+    def throughput(line: Level) -> Cell:
+        text = number(line.throughput_tokens_per_s)
+        return Cell(text, interval=between(line, "throughput", ""))
+
+    return (
+        field("whole level", throughput, "Throughput, tok/s", console="tok/s"),
+        field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out"),
+        *(
+            _statistic_field(name, group, metric, name, f"{short} {name}", between)
+            for metric, group, short, names in _LATENCIES
+            for name in names
+        ),
+        field("sent", lambda line: count(line.requests), "Requests"),
+        field("errors", _errors_cell, "Requests"),
+        field("errors", lambda line: f"{line.failed}/{line.sent}", console="errors", on_page=False),
+    )
+
+
+def levels_table(
+    axis: str, lines: Lines, marked: float | None, between: Interval = _MEASURED
+) -> Table:
     """Concurrent requests | throughput | latency ms/token | TTFT | ITL | errors."""
     priced = any(line.usd_per_1m_output_tokens is not None for line in lines)
     note = "n/a: too few samples for that percentile (hover for the numbers)."
+    if any(between(line, "throughput", "") for line in lines):
+        note += " Under each prediction its 80 % interval, under steady throughput that of 95 %."
     if marked is not None:
         note = f"Highlighted: the recommended knee, {load_name(axis, marked)}. {note}"
     return table_of(
         "Levels",
-        (load_field(axis), *_LEVEL, *(_COST if priced else ()), _STATE),
+        (load_field(axis), *_level_fields(between), *(_COST if priced else ()), _STATE),
         lines,
         note,
         tone=lambda line: "" if line.valid else "bad",
@@ -149,7 +178,7 @@ def levels_table(axis: str, lines: Lines, marked: float | None) -> Table:
 
 def level_rows(levels: Lines) -> list[dict[str, str]]:
     """The levels as console rows, all with the same keys."""
-    rows = console_rows((*_LEVEL, _STATE), levels)
+    rows = console_rows((*_level_fields(), _STATE), levels)
     return [{**load_item(line), **row} for line, row in zip(levels, rows, strict=True)]
 
 

@@ -1,0 +1,105 @@
+"""80 % intervals of a simulated run's levels, from the profile that predicted its step times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi_bench.analysis.fit.fit import fit_of_profile
+from lmi_bench.analysis.fit.from_run import mean_lengths, profile_for_run, run_model
+from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Estimate, Uncertainty, metric_of
+from lmi_bench.analysis.model.builtin_profiles import shipped_profile
+from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
+from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
+from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import LmiBenchError
+from lmi_bench.core.level import Level
+from lmi_bench.core.run_store import Run
+
+
+@dataclass(frozen=True, slots=True)
+class LevelUncertainty:
+    """The uncertainty of one simulated level's figures."""
+
+    known: Uncertainty
+
+    def throughput(self, predicted: float) -> Estimate:
+        """Output tokens a second; a stable open loop serves what arrives."""
+        if self.known.load_share is not None and self.known.withheld is None:
+            return Estimate(predicted, predicted, predicted)
+        return self.known.factors["throughput_tokens_per_s"].around(predicted)
+
+    def latency(self, metric: str, statistic: str, predicted: float) -> Estimate | None:
+        """A latency in its own unit; None where the load is too near the capacity to state one."""
+        if self.known.withheld is not None:
+            return None
+        return self.known.factors[metric_of(metric, statistic)].around(predicted)
+
+
+def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[LevelUncertainty | None]:
+    """The uncertainty of each level; None where it is not known, as in a measured run."""
+    unknown: list[LevelUncertainty | None] = [None] * len(lines)
+    setup, profile = setup_of_run(run), _profile_of(run)
+    if not run.manifest.target.is_simulated or setup is None or profile is None:
+        return unknown
+    profile = profile_for_run(profile, run)
+    workload = run.manifest.scenario.workload
+    is_drawn = not (workload.input_tokens and workload.output_tokens)
+    metrics = list(FIGURE_METRICS.values())
+    found = []
+    for line in lines:
+        each: LevelUncertainty | None = None
+        with suppress(LmiBenchError):
+            input_tokens, output_tokens = mean_lengths(run.path, line)
+            cell = MeasuredLevel(
+                setup,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                load=line.load,
+                num_requests=line.sent,
+                replicas=run.manifest.target.replicas,
+                length_spread=LENGTH_SPREAD if is_drawn else 0.0,
+                start_left_out=bool(line.start_requests),
+            )
+            fit = fit_of_profile(profile, [cell])
+            each = LevelUncertainty(Uncertainty.of(fit, cell, metrics, spread=is_drawn))
+        found.append(each)
+    return found
+
+
+def setup_of_run(run: Run) -> Setup | None:
+    """The model on the devices of one replica, as the manifest states it; None if it does not."""
+    facts, engine = run.manifest.target, run.manifest.scenario.engine
+    if not (facts.instance and facts.dtype and facts.tensor_parallel):
+        return None
+    try:
+        speculation = None
+        if engine.draft is not None:
+            draft = None if engine.draft == "ngram" else find_model(engine.draft)
+            stated = engine.to_json().get("draft_acceptance") or 0.0
+            speculation = Speculation(engine.draft_tokens, stated, draft)
+        return Setup(
+            find_model(run_model(run)),
+            find_instance(facts.instance),
+            facts.tensor_parallel,
+            facts.dtype,
+            kv_dtype=facts.kv_dtype,
+            speculation=speculation,
+        )
+    except LmiBenchError:
+        return None
+
+
+def _profile_of(run: Run) -> EngineProfile | None:
+    """The run's profile: one that ships, or the file that the scenario names if it is the same."""
+    wanted = run.manifest.target.profile_provenance
+    found = shipped_profile(wanted or "")
+    named: Mapping[str, object] = run.manifest.scenario.engine.to_json()
+    if found is None and named.get("profile"):
+        with suppress(LmiBenchError, OSError, UnicodeDecodeError):
+            found = profile_from_json(Path(str(named["profile"])).read_text(encoding="utf-8"))
+    return found if found is not None and found.provenance == wanted else None
