@@ -13,6 +13,7 @@ A price list is YAML:
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -35,6 +36,8 @@ _RATES = {
 _NEEDED = ("instance", "usd_per_hour", "region", "date")
 _OPTIONAL = ("component", "source", *_RATES)
 _EC2_REGION = "us-east-1"
+STALE_DAYS = 90
+"""Age in days from which a price is called old."""
 
 
 def load_price_list(path: Path) -> dict[str, Instance]:
@@ -85,6 +88,12 @@ def _price(entry: Mapping[Any, Any], key: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
         raise InputError(f"{where}: {key} must be a number of USD above 0, got {value!r}")
     return float(value)
+
+
+def price_day(instance: Instance) -> dt.date | None:
+    """The day of the instance's price; None if its source states none."""
+    found = re.search(r"\d{4}-\d{2}-\d{2}", instance.price_date)
+    return dt.date.fromisoformat(found.group()) if found else None
 
 
 def on_platform(instance: Instance, platform: Platform) -> Instance:

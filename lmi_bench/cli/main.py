@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from lmi_bench import __version__
-from lmi_bench.cli import bundled, plan, results, sweep
+from lmi_bench.cli import bundled, plan, results, setup, sweep
 from lmi_bench.cli.command import Command
 from lmi_bench.cli.deploy import deploy
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, LmiBenchError
@@ -26,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _COMMANDS = {
+    "doctor": setup.doctor,
     "sweep": sweep.sweep,
     "recommend": plan.recommend,
     "verify": plan.verify,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ def _cpu_quota(cgroup: Path) -> float | None:
     return int(limit) / int(period)
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of lmi-bench and the packages it depends on, without importing them."""
+def installed_versions(names: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Versions of lmi-bench and the packages it depends on, or of others; imports none."""
     versions = {}
-    for name in _PACKAGES:
+    for name in names:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

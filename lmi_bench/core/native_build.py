@@ -53,12 +53,14 @@ def library(
     compiler: str | None = None,
     extra_flags: tuple[str, ...] = (),
     tell: Callable[[str], None] | None = None,
+    build: bool = True,
 ) -> Path:
     """The compiled library: from the wheel if it has one, else from the cache, built if needed.
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/native, or ~/.cache/lmi-bench/native
     compiler   None: the environment's, or else the first that is installed
     tell       prints one line when a build starts
+    build      False: compile nothing, so the file may not be there yet
 
     Safe with several processes at once: a library appears whole or not at all. Raises
     NativeUnavailableError without a compiler that can build it.
@@ -72,7 +74,7 @@ def library(
     flags = (*source.flags, *extra_flags)
     stem = source.path.stem
     path = folder / f"{stem}-{_key(source.path, program, flags)}.so"
-    if path.is_file():
+    if path.is_file() or not build:
         return path
     if tell is not None:
         hint = f" ({source.hint})" if source.hint else ""

@@ -47,7 +47,7 @@ USER_TIME_TICK_S = 0.00025
 """How often the receiver looks for data by user time: it bounds how late an idle loop reads, for
 about 2 % of a core."""
 _CONNECTS_AT_ONCE = 64
-_SPARE_DESCRIPTORS = 64
+SPARE_DESCRIPTORS = 64
 
 Timestamps = Literal["kernel", "user"]
 Connections = Literal["reuse", "per-request"] | int
@@ -425,7 +425,7 @@ def _allow_descriptors(connections: int) -> None:
         import resource
     except ImportError:  # no such limit on this platform
         return
-    needed = connections + _SPARE_DESCRIPTORS
+    needed = connections + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -1,0 +1,472 @@
+"""What `doctor` does: examines this machine, its software and settings, without changing any."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, InputError
+from lmi_bench.core.host import cpu_info, host_facts, installed_versions, instruction_sets
+from lmi_bench.core.host import usable_cores as count_usable_cores
+from lmi_bench.core.listener import Listener
+from lmi_bench.core.native_build import NativeUnavailableError, library
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.units import bytes_to_gib, plural
+from lmi_bench.jobs.settings.setup import DoctorSettings
+
+State = Literal["ok", "warn", "fail"]
+Outcome = tuple[State, str, str]
+"""State, what was found with its figures, and a sentence that says what to mend; empty if ok."""
+
+_WATCH_S: Final = 0.2
+_BUSY_SHARE, _STEAL_SHARE = 0.5, 0.01  # of the cores; above, latencies are another's
+_FAST_CLOCKS: Final = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
+_FEW_STREAMS, _MANY_STREAMS = 32, 1024  # the highest default level; what large sweeps use
+_LITTLE_MEMORY_GIB, _SOME_MEMORY_GIB = 0.5, 2.0
+_LITTLE_DISK_GIB, _SOME_DISK_GIB = 0.05, 1.0
+_FEW_PORTS: Final = 10_000
+_OLD_PROFILE_DAYS: Final = 365
+_TERMINAL_COLUMNS: Final = 80
+_EXTENSIONS: Final = {
+    "x86_64": ("avx2", "avx512f", "avx512_bf16", "amx_bf16"),
+    "aarch64": ("asimd", "bf16", "sve"),
+}
+_CREDENTIALS: Final = {
+    "aws_access_key_id": "keys",
+    "sso_session": "SSO",
+    "sso_start_url": "SSO",
+    "role_arn": "a role",
+    "credential_process": "a program",
+    "web_identity_token_file": "a web identity",
+}
+_CREDENTIAL_VARIABLES: Final = (
+    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+_PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was examined, its state, what was found, and what to mend."""
+
+    check: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All findings, in the order in which they were made."""
+
+    findings: tuple[Finding, ...]
+
+    def count(self, state: State) -> int:
+        """Number of findings in this state."""
+        return sum(each.state == state for each in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something fails, else 0."""
+        return EXIT_FAILED if self.count("fail") else EXIT_DONE
+
+    def to_json(self) -> dict[str, Any]:
+        """The findings as plain JSON values."""
+        return {"findings": [asdict(each) for each in self.findings]}
+
+
+def doctor(settings: DoctorSettings, listener: Listener) -> Diagnosis:
+    """Examine the machine, and the endpoint if one is named; raises InputError for a bad URL."""
+    checks: dict[str, Callable[[], Outcome]] = {
+        "cores": _cores,
+        "load": _load,
+        "clock": _clock,
+        "open files": _open_files,
+        "receive times": _receive_times,
+        "C receiver": _receiver,
+        "processor": _processor,
+        "memory": _memory,
+        "disk": partial(_disk, settings.runs),
+        "ports": _ports,
+        "GPU": _gpu,
+        "packages": _packages,
+        "AWS credentials": _aws_credentials,
+        "AWS region": _aws_region,
+        "profiles": _profiles,
+        "prices": _prices,
+        "proxies": _proxies,
+        "terminal": _terminal,
+    }
+    if settings.target is not None:
+        checks["endpoint"] = _endpoint_check(settings, settings.target, listener)
+    return Diagnosis(tuple(_finding(name, check) for name, check in checks.items()))
+
+
+def _finding(name: str, check: Callable[[], Outcome]) -> Finding:
+    try:
+        return Finding(name, *check())
+    except Exception as exc:  # noqa: BLE001 - a check that cannot be made is a line as well
+        what = redact_text(f"{type(exc).__name__}: {exc}").partition("\n")[0]
+        return Finding(name, "warn", f"unknown ({what})", "This check could not be made here.")
+
+
+def _by_limits(value: float, fail_below: float, warn_below: float) -> State:
+    return "fail" if value < fail_below else "warn" if value < warn_below else "ok"
+
+
+def _cores() -> Outcome:
+    usable, nominal = count_usable_cores(), os.cpu_count() or 1
+    found = f"{usable} of {plural(nominal, 'core')} usable"
+    if usable < nominal:
+        return "warn", found, "Raise the container's CPU quota or the CPU affinity to use the rest."
+    if usable == 1:
+        return "warn", found, "Give the load generator 2 cores: anything else delays its reads."
+    return "ok", found, ""
+
+
+def _load() -> Outcome:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    found = f"load average {load:.2f} on {plural(cores, 'core')}"
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        steal = 0.0
+    else:
+        before = _processor_times(stat)
+        time.sleep(_WATCH_S)
+        after = _processor_times(stat)
+        spent = [late - early for early, late in zip(before, after, strict=True)]
+        steal = spent[7] / max(1, sum(spent[:8]))
+        found += f", steal {steal:.1%} in {_WATCH_S:g} s"
+    if steal > _STEAL_SHARE:
+        return "warn", found, "Move to a machine whose cores are not shared: its pauses are in p99."
+    if load > _BUSY_SHARE * cores:
+        return "warn", found, "End other programs before you measure."
+    return "ok", found, ""
+
+
+def _processor_times(stat: Path) -> list[int]:
+    """user, nice, system, idle, iowait, irq, softirq, steal ... of all cores, in ticks."""
+    return [int(each) for each in stat.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]]
+
+
+def _clock() -> Outcome:
+    from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock
+
+    path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    source = path.read_text(encoding="ascii").strip() if path.exists() else ""
+    clock = KernelClock()
+    clock.sample()
+    reads = [time.monotonic_ns() for _ in range(2000)]
+    for _ in range(int(_WATCH_S / SAMPLE_EVERY_S)):
+        time.sleep(SAMPLE_EVERY_S)
+        clock.sample()
+    found = (
+        f"source {source or 'not stated'}, resolution "
+        f"{time.get_clock_info('monotonic').resolution * 1e9:g} ns, a read takes "
+        f"{(reads[-1] - reads[0]) / len(reads):.0f} ns, {plural(clock.steps, 'step')} of the wall "
+        f"clock in {_WATCH_S:g} s"
+    )
+    if any(late < early for early, late in itertools.pairwise(reads)):
+        return "fail", found, "Use another machine: the monotonic clock runs backwards."
+    if clock.steps:
+        return "warn", found, "Let the clock be slewed, not stepped (chronyd), while you measure."
+    if source and source not in _FAST_CLOCKS:
+        return "warn", found, "Choose a clock source that needs no system call, such as tsc."
+    return "ok", found, ""
+
+
+def _open_files() -> Outcome:
+    import resource
+
+    from lmi_bench.loadgen.http.target import SPARE_DESCRIPTORS
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return "ok", "no hard limit", ""
+    streams = max(0, hard - SPARE_DESCRIPTORS)
+    found = f"hard limit {hard:,}: {plural(streams, 'concurrent stream')}"
+    state = _by_limits(streams, _FEW_STREAMS, _MANY_STREAMS)
+    needed = _MANY_STREAMS + SPARE_DESCRIPTORS
+    mend = f"Raise the hard limit to {needed:,} or more (ulimit -Hn, LimitNOFILE, --ulimit nofile)."
+    return state, found, mend if state != "ok" else ""
+
+
+def _receive_times() -> Outcome:
+    from lmi_bench.loadgen.http.kernel_time import KernelStamps
+
+    stamps = KernelStamps()
+    try:
+        if stamps.available:
+            return "ok", "the kernel stamps received packets", ""
+    finally:
+        stamps.close()
+    found = "the kernel does not stamp received packets: token times are those of the read"
+    return "warn", found, "Measure on Linux without a sandbox that hides SO_TIMESTAMPNS."
+
+
+def _receiver() -> Outcome:
+    from lmi_bench.loadgen.http.native_harvest import SOURCE
+
+    if sys.platform != "linux":
+        return "warn", "Python reads the streams", "Measure on Linux: the C receiver needs epoll."
+    try:
+        path = library(SOURCE, build=False)
+    except NativeUnavailableError as exc:
+        found = f"Python reads the streams, which carries fewer: {exc}"
+        return (
+            "warn",
+            found,
+            f"Install a C compiler such as gcc, or name one in {SOURCE.variable}.",
+        )
+    return "ok", f"{path} is built" if path.is_file() else "is built at the first sweep", ""
+
+
+def _processor() -> Outcome:
+    listed, machine = instruction_sets().split(), host_facts()["machine"]
+    wanted = _EXTENSIONS.get(machine, ()) if listed else ()
+    has = [name for name in wanted if name in listed]
+    lacks = [name for name in wanted if name not in listed]
+    found = cpu_info("model name") or machine
+    found += f", with {', '.join(has)}" if has else ""
+    found += f", without {', '.join(lacks)}" if lacks else ""
+    if wanted and not has:
+        return "warn", found, "Run the bundled engine on a processor with vector instructions."
+    return "ok", found, ""
+
+
+def _memory() -> Outcome:
+    total = host_facts()["memory_bytes"]
+    free = total
+    info = Path("/proc/meminfo")
+    if info.exists():
+        free = int(re.findall(r"MemAvailable:\s+(\d+)", info.read_text(encoding="ascii"))[0]) * 1024
+    found = f"{bytes_to_gib(free):.1f} of {bytes_to_gib(total):.1f} GiB available"
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        limit = Path("/sys/fs/cgroup", name)
+        text = limit.read_text(encoding="ascii").strip() if limit.exists() else ""
+        if text.isdecimal() and int(text) < total:
+            free = min(free, int(text))
+            found += f", the container may use {bytes_to_gib(int(text)):.1f}"
+    state = _by_limits(bytes_to_gib(free), _LITTLE_MEMORY_GIB, _SOME_MEMORY_GIB)
+    mend = f"Free memory or raise the container's limit to {_SOME_MEMORY_GIB:g} GiB or more."
+    return state, found, mend if state != "ok" else ""
+
+
+def _disk(runs: Path) -> Outcome:
+    folder = next(each for each in (runs, *runs.absolute().parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            free = bytes_to_gib(shutil.disk_usage(folder).free)
+    except OSError as exc:
+        found = f"{runs} cannot be written ({exc.strerror})"
+        return "fail", found, "Name another folder with `sweep --out`, or mend its permissions."
+    state = _by_limits(free, _LITTLE_DISK_GIB, _SOME_DISK_GIB)
+    mend = f"Make room: a long sweep writes up to {_SOME_DISK_GIB:g} GiB." if state != "ok" else ""
+    return state, f"{free:.1f} GiB free for {runs}", mend
+
+
+def _ports() -> Outcome:
+    path = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not path.exists():
+        return "ok", "not listed by this system", ""
+    first, last = map(int, path.read_text(encoding="ascii").split())
+    found = f"{last - first + 1:,} ephemeral ports, {first} to {last}"
+    if last - first < _FEW_PORTS:
+        mend = "Widen net.ipv4.ip_local_port_range: each connection to an address takes one port."
+        return "warn", found, mend
+    return "ok", found, ""
+
+
+def _gpu() -> Outcome:
+    torch = installed_versions(("torch",)).get("torch", "")
+    engine = f"torch {torch} (not loaded)" if torch else "no torch"
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "ok", f"no nvidia-smi, so no NVIDIA GPU; {engine}", ""
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(  # noqa: S603  the driver's own program, no shell
+            query, capture_output=True, text=True, timeout=1.5, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        found = f"{program} fails ({type(exc).__name__}); {engine}"
+        return "warn", found, "Reinstall the driver, or restart the machine, to use its GPU."
+    gpus = done.stdout.strip().splitlines()
+    found = f"{'; '.join(gpus) or 'nvidia-smi lists none'}; {engine}"
+    if gpus and torch and "+cpu" in torch:
+        return "warn", found, "Install torch's CUDA build: this one computes on the processor only."
+    return "ok", found, ""
+
+
+def _packages() -> Outcome:
+    from packaging.requirements import Requirement  # comes with matplotlib
+
+    required, engine = [], []
+    for each in map(Requirement, importlib.metadata.requires("lmi-bench") or ()):
+        if each.marker is None or each.marker.evaluate({"extra": ""}):
+            required.append(each)
+        elif each.marker.evaluate({"extra": "engine"}):
+            engine.append(each)
+    versions = installed_versions([each.name for each in (*required, *engine)])
+    missing = [each for each in required if each.name not in versions]
+    old = [
+        each
+        for each in (*required, *engine)
+        if each.name in versions and not each.specifier.contains(versions[each.name], True)
+    ]
+    listed = ", ".join(f"{each.name} {versions.get(each.name, 'missing')}" for each in engine)
+    found = (
+        f"Python {host_facts()['python']}, {len(required) - len(missing)} of {len(required)} "
+        f"required packages; engine extra: {listed}"
+    )
+    faults = [f"{each.name}{each.specifier}" for each in (*missing, *old)]
+    if faults:
+        named = " ".join(f"'{each}'" for each in faults)
+        return "fail" if missing else "warn", found, f"Install what is needed: pip install {named}"
+    return "ok", found, ""
+
+
+def _aws_credentials() -> Outcome:
+    """Names of what is set, without a request: neither AWS nor the metadata service is asked."""
+    variables = [name for name in _CREDENTIAL_VARIABLES if os.environ.get(name)]
+    profiles, profile, is_named = _aws_profiles()
+    kinds = [kind for key, kind in _CREDENTIALS.items() if key in profiles.get(profile, {})]
+    named = [f"{name} is set" for name in variables]
+    named += [f"profile {profile} has {kinds[0]}"] if kinds else []
+    shown = ", ".join(named) or "none in the environment and in the profile files"
+    if is_named and profile not in profiles:
+        found = f"{shown}; profile {profile} is not in the files"
+        return "fail", found, "Name an existing profile in AWS_PROFILE, or unset it."
+    if "AWS_ACCESS_KEY_ID" in variables and not os.environ.get("AWS_SECRET_ACCESS_KEY"):
+        return "fail", f"{shown} without AWS_SECRET_ACCESS_KEY", "Set both variables, or neither."
+    if not named:
+        mend = "Run `aws configure`, for SageMaker only; a role of this machine was not asked for."
+        return "warn", shown, mend
+    return "ok", shown, ""
+
+
+def _aws_profiles() -> tuple[dict[str, dict[str, Any]], str, bool]:
+    """The profiles of the AWS files, the name in use, and whether the environment names it."""
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+
+    named = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    try:
+        profiles = Session().full_config["profiles"]
+    except BotoCoreError as exc:  # its text quotes the line, which may be a key
+        path = exc.kwargs.get("path", "of AWS")
+        raise InputError(f"the file {path} cannot be read") from None
+    return profiles, named or "default", named is not None
+
+
+def _aws_region() -> Outcome:
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
+        if os.environ.get(name):
+            return "ok", f"{os.environ[name]}, from {name}", ""
+    profiles, profile, _ = _aws_profiles()
+    if region := profiles.get(profile, {}).get("region"):
+        return "ok", f"{region}, from profile {profile}", ""
+    return "warn", "none", "Set AWS_REGION before you use a SageMaker endpoint."
+
+
+def _profiles() -> Outcome:
+    from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_0_19
+
+    found, oldest = [], 0
+    for each in (VLLM_0_19, VLLM_0_12, TGI_2023):
+        age = (_today() - dt.date.fromisoformat(each.fitted_date)).days
+        oldest = max(oldest, age)
+        found.append(
+            f"{each.name} {each.version}, fitted {each.fitted_date} ({plural(age, 'day')} ago) on "
+            f"{each.fitted_on}"
+        )
+    if oldest > _OLD_PROFILE_DAYS:
+        mend = "Calibrate on a run of today's engine version: lmi-bench calibrate RUN_DIR --out P."
+        return "warn", "; ".join(found), mend
+    return "ok", "; ".join(found), ""
+
+
+def _prices() -> Outcome:
+    from lmi_bench.catalog.instances import all_instances
+    from lmi_bench.catalog.prices import STALE_DAYS, on_platform, price_day
+
+    found, is_stale = [], False
+    for platform in ("sagemaker", "ec2"):
+        machines = [on_platform(each, platform) for each in all_instances()]
+        priced = [each for each in machines if each.price_usd_per_hour is not None]
+        days = [day for each in priced if (day := price_day(each)) is not None]
+        old = sum((_today() - day).days > STALE_DAYS for day in days)
+        undated = len(priced) - len(days)
+        is_stale = is_stale or bool(old)
+        dates = f", {min(days)} to {max(days)}" if days else ""
+        found.append(
+            f"{platform}: {len(priced)} of {len(machines)}{dates}, {old} older than {STALE_DAYS} "
+            f"days, {undated} undated"
+        )
+    mend = "Give today's prices with `recommend --prices FILE.yaml`." if is_stale else ""
+    return "warn" if is_stale else "ok", "; ".join(found), mend
+
+
+def _today() -> dt.date:
+    return dt.datetime.now(tz=dt.UTC).date()
+
+
+def _proxies() -> Outcome:
+    names = [each for name in _PROXIES for each in (name, name.lower()) if os.environ.get(each)]
+    if names:
+        mend = "Expect requests to AWS through the proxy; `sweep URL` connects directly."
+        return "warn", f"{', '.join(names)} set", mend
+    return "ok", "none in the environment", ""
+
+
+def _terminal() -> Outcome:
+    if not sys.stdout.isatty():
+        return "ok", "no terminal: tables have all columns, without colour", ""
+    columns = shutil.get_terminal_size().columns
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in (None, "", "dumb")
+    found = f"{columns} columns, {'without' if plain else 'with'} colour"
+    if columns < _TERMINAL_COLUMNS:
+        mend = f"Widen it to {_TERMINAL_COLUMNS} columns or more: narrow tables leave columns out."
+        return "warn", found, mend
+    return "ok", found, ""
+
+
+def _endpoint_check(
+    settings: DoctorSettings, url: str, listener: Listener
+) -> Callable[[], Outcome]:
+    """The check of an endpoint; raises InputError for a URL or a header that is none."""
+    from lmi_bench.loadgen.ask.discover import discover
+    from lmi_bench.loadgen.http.endpoint import parse_endpoint
+    from lmi_bench.targets.access import Access, read_headers
+    from lmi_bench.wire.format import find_format
+    from lmi_bench.wire.openai import OpenAiCompletionsFormat
+
+    parse_endpoint(url, find_format(OpenAiCompletionsFormat.name))
+    access = Access(settings.api_key, read_headers(settings.header))
+    shown = redact_text(url, access.secrets())
+
+    def check() -> Outcome:
+        listener.note(f"asking {shown} what it serves, with a real request of two tokens")
+        try:
+            found = discover(url, headers=access.all_headers(), tell=listener.note)
+        except InputError as exc:
+            what = redact_text(str(exc), access.secrets())
+            return "fail", what, "Mend the address, the key or the server, and ask again."
+        notes = "".join(f"; {note}" for note in found.notes)
+        return "ok", redact_text(f"{found.describe()}{notes}", access.secrets()), ""
+
+    return check
