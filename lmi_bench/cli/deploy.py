@@ -46,7 +46,9 @@ def write(settings: DeploySettings) -> None:
     say(plan.basis)
     if bundle.image is not None:
         say(f"image {bundle.image}")
-        if bundle.has_components:
+        if settings.server.is_kubernetes:
+            say(f"copies: {plan.instances * plan.copies}, a pod each")
+        elif bundle.has_components:
             say(f"copies: {plan.copies} inference components a machine")
         elif plan.copies > 1:
             say(f"copies: LMI starts {plan.copies} workers in one container, behind one queue")

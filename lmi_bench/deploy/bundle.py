@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -21,6 +21,7 @@ from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.images import Image, choose_image
+from lmi_bench.deploy.kubernetes import SECRET, PodImage, kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
@@ -42,6 +43,7 @@ _ENGINES: Final = {
     "sglang": (sglang_arguments, "python3 -m sglang.launch_server", "SM_SGLANG_"),
 }
 """Arguments, command, and the prefix of the variables that AWS's images turn into arguments."""
+_OWN_IMAGES: Final = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
 _ONE_COPY: Final = "# one copy; each further one needs its own CUDA_VISIBLE_DEVICES and --port\n"
 _SHORTEST_WAIT_S: Final = 600
 _NAME_STEM: Final = 36
@@ -72,21 +74,24 @@ def build_bundle(
     gated = [name for name in (plan.weights.location, plan.draft or "") if is_gated(name)]
     if server.model_data_uri is not None:
         plan = replace(plan, weights=replace(plan.weights, location=_MOUNTED))
-    endpoint, started = _started(plan, server.kind, endpoint, date)
-    files, environment, traps = _server_files(plan, server, endpoint, address, image)
-    traps += started
-    written = sorted({*environment} & {*server.variables})
-    if written:
-        raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
-    environment |= {name: text for name, text in server.variables.items() if text is not None}
+    endpoint, started = _started(plan, server, endpoint, date)
+    traps = plan.warnings + started
+    stated = {name: text for name, text in server.variables.items() if text is not None}
     secrets = [name for name, text in server.variables.items() if text is None]
     if gated and not {*_TOKENS} & {*server.variables}:
         secrets.append(_TOKENS[0])
         traps += (
             f"{' and '.join(gated)}: gated on the Hub, so its conditions must be accepted there; "
-            f"the token is no part of the files: set {_TOKENS[0]} for deploy_boto3.py and the "
-            f"container, or the template's parameter {parameter_name(_TOKENS[0])}",
+            f"the token is no part of the files: {_token_advice(server)}",
         )
+    if server.is_kubernetes:
+        return _kubernetes_bundle(plan, server, endpoint, image, stated, secrets, traps)
+    files, environment, more = _server_files(plan, server, endpoint, address, image)
+    traps += more
+    written = sorted({*environment} & {*server.variables})
+    if written:
+        raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
+    environment |= stated
     lines = (f"# {plan.describe()}", f"# {plan.basis}", *map("=".join, environment.items()))
     files[f"{server.kind}.env"] = "\n".join((*lines, *secrets)) + "\n"
     ami = image.ami if image else ""
@@ -98,7 +103,68 @@ def build_bundle(
     files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)
     files["deploy_boto3.py"] = _boto3_script(server.region)
     has_components = "create_inference_component" in dict(requests)
-    return Bundle(files, address, plan.warnings + traps, has_components)
+    return Bundle(files, address, traps, has_components)
+
+
+def _token_advice(server: Server) -> str:
+    if server.is_kubernetes:
+        return (
+            f"kubectl create secret generic {SECRET} --from-literal={_TOKENS[0]}=... in the "
+            "cluster's namespace"
+        )
+    return (
+        f"set {_TOKENS[0]} for deploy_boto3.py and the container, or the template's parameter "
+        f"{parameter_name(_TOKENS[0])}"
+    )
+
+
+def _kubernetes_bundle(
+    plan: DeploymentPlan,
+    server: Server,
+    endpoint: EndpointSettings,
+    image: Image | None,
+    environment: Mapping[str, str],
+    secrets: Sequence[str],
+    traps: tuple[str, ...],
+) -> Bundle:
+    """Kubernetes' files; the image is the engine's own, in the version that AWS's image has."""
+    address = server.image or ""
+    if "/" not in address:
+        assert image is not None  # an unknown image has an address
+        address = f"{_OWN_IMAGES[server.kind]}:v{image.engine_version}"
+    command, words = _command(plan, server)
+    if server.kind == "sglang":
+        words.append("--enable-metrics")
+    if plan.weights.location.startswith("s3://"):
+        words += ["--load-format", "runai_streamer"]
+    pod = PodImage(server.kind, address, shlex.split(command), words, environment, secrets)
+    assert endpoint.name is not None
+    assert endpoint.startup_s is not None
+    most = endpoint.max_instances
+    files = kubernetes_files(
+        plan,
+        pod,
+        name=endpoint.name.lower(),
+        startup_s=endpoint.startup_s,
+        most_machines=most,
+        target_per_copy=plan.scaling_target(endpoint.target_per_copy, most),
+        prometheus=server.prometheus,
+    )
+    comments = f"# {plan.describe()}\n# {plan.basis}\n"
+    files = {name: comments + text for name, text in files.items()}
+    return Bundle(files, address, traps + _unsupported(plan, server.kind, image))
+
+
+def _command(plan: DeploymentPlan, server: Server) -> tuple[str, list[str]]:
+    """The command of an engine for one copy, and its words."""
+    make, command, _ = _ENGINES[server.kind]
+    arguments = make(plan, trust_remote_code=server.trust_remote_code)
+    return command, [
+        word
+        for name, value in arguments.items()
+        for word in (f"--{name}", value)
+        if word not in ("--model", "true")  # vLLM takes the model by its place
+    ]
 
 
 def _server_files(
@@ -113,18 +179,13 @@ def _server_files(
     if server.kind == "tgi":
         return {}, tgi_environment(plan, trust_remote_code=trust), traps
     if server.kind != "lmi":
-        make, command, prefix = _ENGINES[server.kind]
-        arguments = make(plan, trust_remote_code=trust)
+        make, _, prefix = _ENGINES[server.kind]
+        command, words = _command(plan, server)
         script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\n{_ONE_COPY}exec "
-        words = [
-            word
-            for name, value in arguments.items()
-            for word in (f"--{name}", value)
-            if word not in ("--model", "true")  # vLLM takes the model by its place
-        ]
         script += " \\\n  ".join([command, *map(shlex.quote, words)]) + "\n"
         variables = {
-            prefix + name.upper().replace("-", "_"): value for name, value in arguments.items()
+            prefix + name.upper().replace("-", "_"): value
+            for name, value in make(plan, trust_remote_code=trust).items()
         }
         return {f"{server.kind}-serve.sh": script}, variables, traps
     settings = lmi_settings(
@@ -148,17 +209,19 @@ def _server_files(
 
 
 def _started(
-    plan: DeploymentPlan, server: str, endpoint: EndpointSettings, date: str
+    plan: DeploymentPlan, server: Server, endpoint: EndpointSettings, date: str
 ) -> tuple[EndpointSettings, tuple[str, ...]]:
     """The endpoint with a name and a time limit to start; a warning where that may be short."""
     stem = re.sub(r"[^a-zA-Z0-9]+", "-", plan.setup.shape.name)[:_NAME_STEM].strip("-")
     name = endpoint.name or "-".join(filter(None, (stem, date)))
-    one_container = server == "lmi" and plan.fills_the_machine and not endpoint.components
+    one_container = server.kind == "lmi" and plan.fills_the_machine and not endpoint.components
     workers, downloads = (plan.copies, 1) if one_container else (1, plan.copies)
     start_up = plan.start_up(workers=workers, downloads=downloads)
     likely_s = start_up.weights_s + start_up.compile_s
     limit_s = max(_SHORTEST_WAIT_S, 60 * math.ceil(DOUBT * likely_s / 60))
     warnings: tuple[str, ...] = ()
+    if server.is_kubernetes:
+        return replace(endpoint, name=name, startup_s=endpoint.startup_s or limit_s), ()
     if endpoint.startup_s is None and limit_s > LONGEST_WAIT_S:
         warnings = (
             f"loading may take {likely_s / DOUBT:,.0f} to {likely_s * DOUBT:,.0f} s, and SageMaker "

@@ -25,6 +25,8 @@ NGRAM: Final = "ngram"
 _DRAFT_TOKENS: Final = 5
 _CONTEXT, _TYPICAL_TOKENS = 32_768, 2_048
 _FULL_BITS: Final = 16
+_HEAD_ROOM: Final = 0.8
+"""Share of the planned concurrency at which a copy is added, since it starts minutes later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,15 @@ class DeploymentPlan:
             downloads=downloads,
             compiles=self.engine.cuda_graphs is not False,
         )
+
+    def scaling_target(self, stated: float | None, most_machines: int | None) -> float:
+        """Concurrent requests of a copy at which autoscaling adds one; raises InputError."""
+        if most_machines is not None and most_machines < self.instances:
+            raise InputError(
+                f"at most {most_machines} instances are fewer than the {self.instances} planned"
+            )
+        wanted = self.limits.expected if self.concurrency is None else self.concurrency
+        return stated or max(1.0, _HEAD_ROOM * min(wanted, self.limits.max_num_seqs))
 
     def describe(self) -> str:
         """One line for display."""

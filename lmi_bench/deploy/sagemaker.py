@@ -28,8 +28,6 @@ Request = tuple[str, dict[str, Any]]
 VARIANT: Final = "AllTraffic"
 _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
-_HEAD_ROOM: Final = 0.8
-"""Share of the planned concurrency at which a machine is added, since it starts minutes later."""
 _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
     True: "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution",
@@ -165,15 +163,7 @@ def _autoscaling(
 ) -> list[Request]:
     """Application Auto Scaling's requests, which track concurrency per model or copy."""
     assert endpoint.max_instances is not None
-    if endpoint.max_instances < plan.instances:
-        raise InputError(
-            f"at most {endpoint.max_instances} instances are fewer than the "
-            f"{plan.instances} planned"
-        )
-    per_copy = endpoint.target_per_copy
-    if per_copy is None:
-        wanted = plan.limits.expected if plan.concurrency is None else plan.concurrency
-        per_copy = max(1.0, _HEAD_ROOM * min(wanted, plan.limits.max_num_seqs))
+    per_copy = plan.scaling_target(endpoint.target_per_copy, endpoint.max_instances)
     copies, target = (plan.copies, per_copy) if components else (1, per_copy * plan.copies)
     if components:
         resource = f"inference-component/{endpoint.name}-component"
@@ -249,12 +239,14 @@ class _Tag:
     value: str
 
 
-class _Dumper(yaml.SafeDumper):
+class PlainDumper(yaml.SafeDumper):
+    """Writes a value that occurs twice twice, without an alias."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-_Dumper.add_representer(
+PlainDumper.add_representer(
     _Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value)
 )
 
@@ -303,7 +295,7 @@ def template(requests: Sequence[Request], *, description: str, secrets: Sequence
         "Resources": resources,
         "Outputs": {"EndpointName": {"Value": _Tag("GetAtt", "Endpoint.EndpointName")}},
     }
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=100)
+    return yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=100)
 
 
 def _properties(operation: str, parameters: dict[str, Any], components: bool) -> dict[str, Any]:

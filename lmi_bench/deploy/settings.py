@@ -12,7 +12,10 @@ from lmi_bench.core.redaction import redact_text
 
 REGION: Final = Option("AWS region.")
 ACCOUNT: Final = Option("Account of the region's image registry.", default="AWS's in that region")
+PROMETHEUS: Final = "http://prometheus-server.monitoring.svc:80"
 _ENDPOINT: Final = "SageMaker endpoint"
+_KUBERNETES: Final = "kubernetes"
+_ON_KUBERNETES: Final = ("vllm", "sglang")
 LONGEST_WAIT_S: Final = 3600
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|_KEY)$", re.IGNORECASE)
@@ -25,7 +28,10 @@ class Server:
 
     GROUP: ClassVar = "Server"
 
-    kind: str = option("Server: lmi, tgi, vllm or sglang.", "--server", value="lmi")
+    kind: str = option(
+        "Server: lmi, tgi, vllm or sglang.", "--server", value="", default="lmi; Kubernetes: vllm"
+    )
+    platform: str = option("Platform: sagemaker or kubernetes.", value="sagemaker")
     model_id: str | None = option(
         "Weights as a Hub id, s3:// prefix or folder.", default="the catalog's Hub id"
     )
@@ -47,8 +53,24 @@ class Server:
     )
     region: str = option(REGION, value="us-east-1", group=_ENDPOINT)
     account: str | None = option(ACCOUNT, rare=True, group=_ENDPOINT)
+    prometheus: str = option(
+        "Address of the Prometheus that has the servers' metrics, for scaling on Kubernetes.",
+        value=PROMETHEUS,
+        rare=True,
+    )
+
+    @property
+    def is_kubernetes(self) -> bool:
+        """True for Kubernetes, False for SageMaker."""
+        return self.platform == _KUBERNETES
 
     def __post_init__(self) -> None:
+        if self.platform not in ("sagemaker", _KUBERNETES):
+            raise InputError(f"--platform {self.platform}: use sagemaker or {_KUBERNETES}")
+        usual = "vllm" if self.is_kubernetes else "lmi"
+        object.__setattr__(self, "kind", self.kind or usual)
+        if self.is_kubernetes:
+            self._check_kubernetes()
         if self.model_id is not None and self.model_data_uri is not None:
             raise InputError("--model-id and --model-data both state the weights: leave one out")
         if len(self.variables) < len(self.env):
@@ -62,6 +84,19 @@ class Server:
                     f"--env {name}=...: a secret is not written into files; give --env {name}, and "
                     "its value at deployment"
                 )
+
+    def _check_kubernetes(self) -> None:
+        if self.kind not in _ON_KUBERNETES:
+            raise InputError(
+                f"--server {self.kind}: on Kubernetes use {' or '.join(_ON_KUBERNETES)}"
+            )
+        if self.model_data_uri is not None:
+            raise InputError(
+                "--model-data is mounted by SageMaker only: on Kubernetes give --model-id, a Hub "
+                "id or an s3:// prefix"
+            )
+        if self.account is not None:
+            raise InputError("--account is of SageMaker's images: on Kubernetes give --image")
 
     @property
     def variables(self) -> dict[str, str | None]:

@@ -101,6 +101,11 @@ class DeploySettings:
             raise InputError("give a file of `recommend --json`, or --model and --instance")
         if self.recommendation is not None and (layout.model or layout.instance):
             raise InputError("give a recommendation, or --model and --instance, not both")
+        endpoint, usual = self.endpoint, EndpointSettings()
+        if self.server.is_kubernetes and (
+            endpoint.components or endpoint.role_arn != usual.role_arn
+        ):
+            raise InputError("--components and --role-arn are SageMaker's: leave them out")
         if self.recommendation is not None and layout.typical_tokens is not None:
             raise InputError("--typical-tokens: a recommendation has its workload's; leave it out")
 

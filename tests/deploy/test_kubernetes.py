@@ -1,0 +1,138 @@
+"""Kubernetes files of a plan: valid by the kinds' own schemas, and the plan's layout in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
+from lmi_bench.core.errors import InputError
+from lmi_bench.deploy.bundle import build_bundle
+from lmi_bench.deploy.engine_arguments import engine_arguments
+from lmi_bench.deploy.plan import plan_from_layout
+from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
+from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
+
+SCHEMAS = json.loads(
+    gzip.decompress((Path(__file__).parent / "schemas" / "kubernetes.json.gz").read_bytes())
+)
+AWQ = "org/Llama-3.1-70B-AWQ"
+
+
+def objects(bundle):
+    """All objects of the files by kind, each valid by its schema."""
+    found = {}
+    for text in bundle.files.values():
+        for each in yaml.safe_load_all(text):
+            schema = {**SCHEMAS["kinds"][each["kind"]], "$defs": SCHEMAS["$defs"]}
+            jsonschema.Draft202012Validator(schema).validate(each)
+            found[each["kind"]] = each
+    return found
+
+
+def written(model, instance, *, server="vllm", weights=None, env=(), endpoint=None, **stated):
+    stated = Stated(**{"max_model_len": 4096} | stated)
+    plan = plan_from_layout(model, instance, VLLM_0_12, stated, weights=weights)
+    settings = endpoint or EndpointSettings("chat", max_instances=5)
+    bundle = build_bundle(plan, Server(server, "kubernetes", weights, env=env), settings)
+    return plan, bundle, objects(bundle)
+
+
+@pytest.mark.parametrize(
+    ("model", "instance", "more"),
+    [
+        ("qwen3-8b", "ml.g5.2xlarge", {}),
+        ("qwen3-8b", "ml.g6e.12xlarge", {"machines": 2}),
+        ("llama-3.1-70b", "ml.g5.12xlarge", {"weights": AWQ, "dtype": "int4"}),
+        ("mixtral-8x7b", "ml.p4d.24xlarge", {"draft": "ngram"}),
+        ("gpt-oss-120b", "ml.p5.48xlarge", {"server": "sglang"}),
+        ("gemma-3-4b", "ml.g6.2xlarge", {"env": ("VLLM_LOGGING_LEVEL=INFO", "MY_TOKEN")}),
+        ("qwen3-8b", "ml.g6.2xlarge", {"weights": "s3://bucket/qwen3-8b/"}),
+    ],
+)
+def test_the_files_are_valid_and_hold_the_planned_layout(model, instance, more):
+    plan, bundle, found = written(model, instance, **more)
+    deployment, service = found["Deployment"]["spec"], found["Service"]["spec"]
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    degree, copies = plan.setup.tensor_parallel, plan.instances * plan.copies
+    assert deployment["replicas"] == copies
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": degree}
+    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": instance[3:]}
+    memory = int(container["resources"]["requests"]["memory"].removesuffix("Gi")) * plan.copies
+    assert memory * 2**30 <= plan.setup.instance.host_memory_bytes * 0.9
+    labels = deployment["template"]["metadata"]["labels"]
+    assert service["selector"] == deployment["selector"]["matchLabels"]
+    assert service["selector"].items() <= labels.items()
+    waits_s = (
+        container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"]
+    )
+    start_up = plan.start_up(workers=1, downloads=plan.copies)
+    assert waits_s >= max(600, 2 * (start_up.weights_s + start_up.compile_s))
+    assert str(plan.limits.max_model_len) in container["args"]
+    scaled = found["ScaledObject"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == found["Deployment"]["metadata"]["name"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (copies, 5 * plan.copies)
+    assert float(scaled["triggers"][0]["metadata"]["threshold"]) < plan.limits.max_num_seqs
+    assert ("LLMInferenceService" in found) == (more.get("server") != "sglang")
+    known = engine_arguments(more.get("server", "vllm"), bundle.image.rpartition(":v")[2])
+    flags = {word[2:].replace("-", "_") for word in container["args"] if word.startswith("--")}
+    assert flags - {"host", "port"} <= set(known)
+
+
+def test_kserve_gets_the_arguments_of_the_deployment():
+    _, _, found = written("mixtral-8x7b", "ml.p4d.24xlarge", draft="ngram")
+    (container,) = found["LLMInferenceService"]["spec"]["template"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    added = shlex.split(variables["VLLM_ADDITIONAL_ARGS"])
+    (served,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert [served["args"][0], *added] == served["args"][:-4]
+    model = found["LLMInferenceService"]["spec"]["model"]
+    assert model["uri"] == f"hf://{served['args'][0]}"
+
+
+def test_a_token_is_a_reference_to_a_secret(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+    settings = EndpointSettings("chat", accept_eula=True)
+    _, bundle, found = written("llama-3.1-8b", "ml.g6e.xlarge", endpoint=settings)
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    (token,) = (each for each in container["env"] if each["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"]["key"] == "HF_TOKEN"
+    assert "hf_secretsecret" not in "".join(bundle.files.values())
+    name = token["valueFrom"]["secretKeyRef"]["name"]
+    assert any(f"kubectl create secret generic {name}" in trap for trap in bundle.traps)
+    assert "ScaledObject" not in found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "lmi"}, "--server lmi: on Kubernetes use vllm or sglang"),
+        ({"model_data_uri": "s3://b/m/"}, "--model-data is mounted by SageMaker only"),
+        ({"account": "123"}, "--account is of SageMaker's images"),
+        ({"platform": "nomad"}, "--platform nomad: use sagemaker or kubernetes"),
+    ],
+)
+def test_what_kubernetes_cannot_take_is_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        Server(**{"platform": "kubernetes"} | change)
+
+
+def test_sagemakers_options_and_a_fleet_above_the_maximum_are_refused():
+    layout = LayoutSettings(model="qwen3-8b", instance="ml.g6e.xlarge")
+    pods = Server(platform="kubernetes")
+    with pytest.raises(InputError, match="--components and --role-arn are SageMaker's"):
+        DeploySettings(layout=layout, server=pods, endpoint=EndpointSettings(components=True))
+    with pytest.raises(InputError, match="at most 1 instances are fewer than the 2 planned"):
+        written(
+            "qwen3-8b",
+            "ml.g6e.xlarge",
+            endpoint=EndpointSettings("chat", max_instances=1),
+            machines=2,
+        )
