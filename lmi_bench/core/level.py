@@ -168,6 +168,8 @@ class CloudWatch(JsonValue):
 
     first_minute    ISO 8601, UTC; the key is `from`
     shared_minutes  minutes that other levels touch, too
+    first_chunk     of streamed answers: the server's own TTFT
+    utilization     of one GPU or core, 0 to 100
     """
 
     level: int | None = None
@@ -180,6 +182,10 @@ class CloudWatch(JsonValue):
     errors_5xx: float | None = field(default=None, metadata=OPTIONAL)
     model_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
     overhead_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    first_chunk_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    first_chunk_model_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    first_chunk_overhead_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
+    mid_stream_errors: float | None = field(default=None, metadata=OPTIONAL)
     gpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
     gpu_memory_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
     cpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)

@@ -11,7 +11,7 @@ from lmi_bench.core.level import CloudWatch
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, read_levels
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, read_levels
 from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.targets.access import Access
@@ -34,6 +34,8 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
     )
     aws = open_aws_access(settings.endpoint_url)
     found = _facts(aws, invocation)
+    if found.component is not None:
+        invocation = replace(invocation, inference_component=found.component)
     protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
     model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
     scenario = scenario.with_overrides({"protocol": protocol, "model": model})
@@ -82,7 +84,11 @@ def _cloudwatch(
     """A function that reads the endpoint's metrics for given spans; None without CloudWatch."""
     if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
         return None
-    variant = invocation.target_variant or found.variant
-    return functools.partial(
-        read_levels, aws.client("cloudwatch"), invocation.endpoint_name, variant
+    watched = Watched(
+        invocation.endpoint_name,
+        invocation.target_variant or found.variant,
+        invocation.inference_component,
+        found.devices,
+        found.cores,
     )
+    return functools.partial(read_levels, aws.client("cloudwatch"), watched)

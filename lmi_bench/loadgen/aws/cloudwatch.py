@@ -1,8 +1,9 @@
 """CloudWatch metrics of a SageMaker endpoint during each level.
 
 SageMaker writes one value a minute, so a level gets the minutes that it touches, and the number of
-them that other levels touch too. Latencies come in microseconds. Metrics: AWS/SageMaker
-and /aws/sagemaker/Endpoints, "Monitor Amazon SageMaker AI with CloudWatch".
+them that other levels touch too. Latencies come in microseconds. The first chunk is of streamed
+answers. Use of GPUs and cores comes as a sum over those of an instance or component, 0 to 100 each.
+Source: "Monitor Amazon SageMaker AI with CloudWatch".
 """
 
 from __future__ import annotations
@@ -19,22 +20,62 @@ from lmi_bench.loadgen.aws.access import error_text
 
 PERIOD = timedelta(minutes=1)
 US_PER_MS = 1000.0
-_INVOCATIONS, _INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
+_INVOCATIONS = "AWS/SageMaker"
+_COUNTS = {
+    "invocations": "Invocations",
+    "errors_4xx": "Invocation4XXErrors",
+    "errors_5xx": "Invocation5XXErrors",
+    "mid_stream_errors": "MidStreamErrors",
+}
+_LATENCIES = {
+    "model_latency": "ModelLatency",
+    "overhead_latency": "OverheadLatency",
+    "first_chunk_latency": "FirstChunkLatency",
+    "first_chunk_model_latency": "FirstChunkModelLatency",
+    "first_chunk_overhead_latency": "FirstChunkOverheadLatency",
+}
+_SHARES = {
+    "gpu_utilization": "GPUUtilization",
+    "gpu_memory": "GPUMemoryUtilization",
+    "cpu_utilization": "CPUUtilization",
+}
 _QUERIES = (
-    ("invocations", _INVOCATIONS, "Invocations", "Sum"),
-    ("errors_4xx", _INVOCATIONS, "Invocation4XXErrors", "Sum"),
-    ("errors_5xx", _INVOCATIONS, "Invocation5XXErrors", "Sum"),
-    ("model_latency_sum", _INVOCATIONS, "ModelLatency", "Sum"),
-    ("model_latency_count", _INVOCATIONS, "ModelLatency", "SampleCount"),
-    ("overhead_latency_sum", _INVOCATIONS, "OverheadLatency", "Sum"),
-    ("overhead_latency_count", _INVOCATIONS, "OverheadLatency", "SampleCount"),
-    ("gpu_utilization", _INSTANCES, "GPUUtilization", "Average"),
-    ("gpu_memory", _INSTANCES, "GPUMemoryUtilization", "Average"),
-    ("cpu_utilization", _INSTANCES, "CPUUtilization", "Average"),
+    *((name, metric, "Sum") for name, metric in _COUNTS.items()),
+    *((f"{name}_sum", metric, "Sum") for name, metric in _LATENCIES.items()),
+    *((f"{name}_count", metric, "SampleCount") for name, metric in _LATENCIES.items()),
+    *((name, metric, "Average") for name, metric in _SHARES.items()),
 )
-_COUNTS = ("invocations", "errors_4xx", "errors_5xx")
-_MEANS = ("gpu_utilization", "gpu_memory", "cpu_utilization")
 Series = Mapping[datetime, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The variant or inference component whose metrics are read.
+
+    devices, cores  that one instance or component has; None: unknown, so their use is not read
+    """
+
+    endpoint_name: str
+    variant: str
+    component: str | None = None
+    devices: int | None = None
+    cores: int | None = None
+
+    @property
+    def hardware(self) -> str:
+        """The namespace of its use of hardware."""
+        return f"/aws/sagemaker/{'InferenceComponents' if self.component else 'Endpoints'}"
+
+    @property
+    def dimensions(self) -> dict[str, str]:
+        """The dimensions of its metrics."""
+        if self.component is not None:
+            return {"InferenceComponentName": self.component}
+        return {"EndpointName": self.endpoint_name, "VariantName": self.variant}
+
+    def share_of(self, name: str) -> int | None:
+        """The number of GPUs or cores that a sum is over."""
+        return self.cores if name == "cpu_utilization" else self.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +108,16 @@ def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
     ]
 
 
-def read_levels(
-    client: Any, endpoint_name: str, variant: str, spans: Sequence[LevelSpan]
-) -> list[CloudWatch]:
+def read_levels(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> list[CloudWatch]:
     """The known values of each level; raises LmiBenchError if AWS refuses."""
     if not spans:
         return []
-    series = _series(client, endpoint_name, variant, spans)
+    series = _series(client, watched, spans)
     users = Counter(minute for span in spans for minute in span.minutes)
-    return [_of_level(span, series, users) for span in spans]
+    return [_of_level(span, series, users, watched) for span in spans]
 
 
-def _series(
-    client: Any, endpoint_name: str, variant: str, spans: Sequence[LevelSpan]
-) -> dict[str, Series]:
+def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[str, Series]:
     """Values by minute of each query, over all levels."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -93,18 +130,18 @@ def _series(
                 "Id": name,
                 "MetricStat": {
                     "Metric": {
-                        "Namespace": namespace,
+                        "Namespace": watched.hardware if name in _SHARES else _INVOCATIONS,
                         "MetricName": metric,
                         "Dimensions": [
-                            {"Name": "EndpointName", "Value": endpoint_name},
-                            {"Name": "VariantName", "Value": variant},
+                            {"Name": dimension, "Value": value}
+                            for dimension, value in watched.dimensions.items()
                         ],
                     },
                     "Period": int(PERIOD.total_seconds()),
                     "Stat": statistic,
                 },
             }
-            for name, namespace, metric, statistic in _QUERIES
+            for name, metric, statistic in _QUERIES
         ],
     }
     found: dict[str, dict[datetime, float]] = {}
@@ -120,7 +157,10 @@ def _series(
 
 
 def _of_level(
-    span: LevelSpan, series: Mapping[str, Series], users: Mapping[datetime, int]
+    span: LevelSpan,
+    series: Mapping[str, Series],
+    users: Mapping[datetime, int],
+    watched: Watched,
 ) -> CloudWatch:
     minutes = span.minutes
 
@@ -128,13 +168,14 @@ def _of_level(
         return [series[name][m] for m in minutes if m in series.get(name, {})]
 
     known: dict[str, Any] = {name: sum(values(name)) for name in _COUNTS if values(name)}
-    for name in ("model_latency", "overhead_latency"):
+    for name in _LATENCIES:
         count = sum(values(f"{name}_count"))
         if count:
             known[f"{name}_mean_ms"] = sum(values(f"{name}_sum")) / count / US_PER_MS
-    for name in _MEANS:
-        if values(name):
-            known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name))
+    for name in _SHARES:
+        number = watched.share_of(name)
+        if values(name) and number:
+            known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name)) / number
     return CloudWatch(
         level=span.level,
         attempt=span.attempt,

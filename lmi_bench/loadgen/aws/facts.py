@@ -6,6 +6,7 @@ be allowed to describe it; the sweep then continues without these facts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,13 @@ from lmi_bench.loadgen.aws.access import AwsAccess, error_text
 from lmi_bench.loadgen.aws.target import Invocation
 
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH"}
-_MODEL_NAMES = ("HF_MODEL_ID", "OPTION_MODEL_ID", "SM_VLLM_MODEL", "MODEL_ID")
+_MODEL_NAMES = (  # as the containers read them, the first one that is set
+    *("SM_VLLM_SERVED_MODEL_NAME", "SM_VLLM_MODEL"),
+    *("SM_SGLANG_SERVED_MODEL_NAME", "SM_SGLANG_MODEL_PATH"),
+    *("HF_MODEL_ID", "OPTION_MODEL_ID", "MODEL_ID"),
+)
+_CHAT_IMAGES = re.compile(r"vllm|sglang|llama\.?cpp|\bnim\b")
+_MOUNTED = "/opt/ml/model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,8 @@ class EndpointFacts:
     price_usd_per_hour  of all its instances, from the catalog; None: unknown
     model               from the container's settings
     count_instances     counts the instances that run now; None: unknown
+    component           the inference component that answers
+    devices, cores      of one instance, or of one copy of the component; None: unknown
     notes               notes to print at start
     """
 
@@ -39,14 +48,22 @@ class EndpointFacts:
     price_usd_per_hour: float | None = None
     model: str | None = None
     count_instances: Callable[[], int | None] | None = None
+    component: str | None = None
+    devices: int | None = None
+    cores: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def protocol(self) -> str:
         """The likely protocol of the container, from its image; LMI by default."""
-        if "tgi" in self.image:
-            return "tgi"
-        return "openai-chat" if "vllm" in self.image and "djl" not in self.image else "lmi"
+        return _protocol(self.image)
+
+
+def _protocol(image: str) -> str:
+    name = image.rpartition("/")[2].partition(":")[0]
+    if "tgi" in image:
+        return "tgi"
+    return "openai-chat" if _CHAT_IMAGES.search(name) else "lmi"
 
 
 def read_endpoint_facts(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
@@ -87,7 +104,10 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     running = _pick_variant(variants, endpoint_name, invocation.target_variant)
     name = running["VariantName"]
     planned = next(v for v in config["ProductionVariants"] if v["VariantName"] == name)
-    container, component = _container(sagemaker, planned, invocation.inference_component)
+    component_name = invocation.inference_component
+    if component_name is None and "ModelName" not in planned:
+        component_name = _only_component(sagemaker, endpoint_name)
+    container, component = _container(sagemaker, planned, component_name)
     answering = variants if invocation.target_variant is None else [running]
     price, price_facts = _price_of_all(answering, config["ProductionVariants"], access.region)
     environment = _without_secrets(container.get("Environment", {}))
@@ -110,18 +130,61 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         "environment": environment,
         "price": price_facts,
     }
-    model = next((environment[key] for key in _MODEL_NAMES if environment.get(key)), None)
+    devices, cores = _hardware(planned.get("InstanceType"), component)
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
         image=container.get("Image") or "",
         variant=name,
         price_usd_per_hour=price,
-        model=model,
+        model=_model(container, environment),
+        component=component_name,
+        devices=devices,
+        cores=cores,
         count_instances=lambda: _count_instances(
             sagemaker, endpoint_name, [each["VariantName"] for each in answering]
         ),
         notes=tuple(_notes(facts, price, len(answering))),
     )
+
+
+def _only_component(sagemaker: Any, endpoint_name: str) -> str | None:
+    """The endpoint's one inference component; raises InputError with the names of several."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        found = sagemaker.list_inference_components(EndpointNameEquals=endpoint_name)
+    except (ClientError, BotoCoreError):
+        return None  # may not be listed: the first request tells
+    names = [each["InferenceComponentName"] for each in found["InferenceComponents"]]
+    if len(names) > 1:
+        raise InputError(
+            f"endpoint {endpoint_name!r} hosts {len(names)} inference components: name one with "
+            f"--inference-component: {', '.join(names)}"
+        )
+    return names[0] if names else None
+
+
+def _hardware(
+    instance_type: str | None, component: Mapping[str, Any] | None
+) -> tuple[int | None, int | None]:
+    """Accelerators and cores of one copy of the component, or of the instance."""
+    if component is not None:
+        compute = component.get("compute") or {}
+        cores = compute.get("NumberOfCpuCoresRequired")
+        return compute.get("NumberOfAcceleratorDevicesRequired"), cores and int(cores)
+    try:
+        instance = find_instance(instance_type or "")
+    except InputError:
+        return None, None
+    return instance.num_accelerators, instance.vcpus
+
+
+def _model(container: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """The name that the server knows its model by: as stated, or where the weights lie."""
+    model = next((environment[key] for key in _MODEL_NAMES if environment.get(key)), None)
+    has_weights = container.get("ModelDataSource") or container.get("ModelDataUrl")
+    is_chat = _protocol(container.get("Image") or "") == "openai-chat"
+    return _MOUNTED if model is None and has_weights and is_chat else model
 
 
 def _notes(facts: Mapping[str, Any], price: float | None, num_answering: int) -> Iterator[str]:

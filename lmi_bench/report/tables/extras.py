@@ -266,6 +266,8 @@ _SERVER: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
     ("cloudwatch.invocations", "Invocations", "CloudWatch", count),
     ("cloudwatch.model_latency_mean_ms", "model, ms", "CloudWatch", number),
     ("cloudwatch.overhead_latency_mean_ms", "overhead, ms", "CloudWatch", number),
+    ("cloudwatch.first_chunk_latency_mean_ms", "first chunk, ms", "CloudWatch", number),
+    ("cloudwatch.mid_stream_errors", "broken streams", "CloudWatch", count),
     ("cloudwatch.gpu_utilization_mean_percent", "GPU use, %", "CloudWatch", number),
     ("cloudwatch.gpu_memory_mean_percent", "GPU memory, %", "CloudWatch", number),
 )

@@ -12,7 +12,7 @@ from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.jobs.sweep.watch import read_cloudwatch
 from lmi_bench.loadgen.aws.access import open_aws_access
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans, read_levels
+from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, level_spans, read_levels
 from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import lmi_bench
 from tests.jobs.hearing import Hearing
@@ -35,7 +35,11 @@ def known(metric, statistic, _start, _end):
         ("ModelLatency", "SampleCount"): {at(0): 30.0, at(1): 10.0},
         ("OverheadLatency", "Sum"): {at(0): 0.3e6, at(1): 0.1e6},
         ("OverheadLatency", "SampleCount"): {at(0): 30.0, at(1): 10.0},
-        ("GPUUtilization", "Average"): {at(0): 90.0, at(1): 70.0},
+        ("FirstChunkLatency", "Sum"): {at(0): 9e6, at(1): 3e6},
+        ("FirstChunkLatency", "SampleCount"): {at(0): 30.0, at(1): 10.0},
+        ("MidStreamErrors", "Sum"): {at(1): 2.0},
+        ("GPUUtilization", "Average"): {at(0): 360.0, at(1): 280.0},  # of four devices
+        ("CPUUtilization", "Average"): {at(0): 480.0},
     }.get((metric, statistic), {})
 
 
@@ -49,11 +53,12 @@ def aws(monkeypatch, tmp_path):
     return use
 
 
-def read(aws, values, spans, **options):
+def read(aws, values, spans, component=None, **options):
     with cloudwatch_server(values, **options) as (url, asked):
         aws(url)
         client = open_aws_access().client("cloudwatch")
-        return read_levels(client, "mine", "AllTraffic", spans), asked
+        watched = Watched("mine", "AllTraffic", component, devices=4, cores=48)
+        return read_levels(client, watched, spans), asked
 
 
 def test_a_level_gets_the_minutes_that_it_touches(aws):
@@ -64,13 +69,29 @@ def test_a_level_gets_the_minutes_that_it_touches(aws):
     assert level.invocations == 40
     assert level.model_latency_mean_ms == pytest.approx(2500)
     assert level.overhead_latency_mean_ms == pytest.approx(10)
+    assert level.first_chunk_latency_mean_ms == pytest.approx(300)
+    assert level.mid_stream_errors == 2
     assert level.gpu_utilization_mean_percent == 80
+    assert level.cpu_utilization_mean_percent == 10
     assert "errors_5xx" not in level.to_json()
     assert level.to_json()["from"] == "2026-01-02T12:00:00+00:00"
     times = (asked[0]["StartTime"], asked[0]["EndTime"])
     assert times == (at(0).timestamp(), at(2).timestamp())
     dimensions = asked[0]["MetricDataQueries"][0]["MetricStat"]["Metric"]["Dimensions"]
     assert [d["Value"] for d in dimensions] == ["mine", "AllTraffic"]
+
+
+def test_a_component_is_asked_for_by_its_own_dimension(aws):
+    _, asked = read(aws, known, [LevelSpan(0, 1, at(0), at(1))], component="ic-1")
+    metrics = [query["MetricStat"]["Metric"] for query in asked[0]["MetricDataQueries"]]
+    assert all(
+        metric["Dimensions"] == [{"Name": "InferenceComponentName", "Value": "ic-1"}]
+        for metric in metrics
+    )
+    assert {metric["Namespace"] for metric in metrics} == {
+        "AWS/SageMaker",
+        "/aws/sagemaker/InferenceComponents",
+    }
 
 
 def test_levels_that_share_a_minute_are_told_so(aws):
@@ -82,7 +103,7 @@ def test_levels_that_share_a_minute_are_told_so(aws):
 
 def test_all_pages_of_a_reply_are_read(aws):
     (level,), asked = read(aws, known, [LevelSpan(0, 1, at(0.2), at(1.9))], page=3)
-    assert len(asked) == 4
+    assert len(asked) == 6
     assert level.gpu_utilization_mean_percent == 80
 
 

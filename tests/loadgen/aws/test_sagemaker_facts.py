@@ -202,35 +202,87 @@ def test_variants_that_share_the_requests_are_all_paid_for():
     assert described(*replies, target_variant="a").price_usd_per_hour == pytest.approx(small)
 
 
-def test_an_inference_component_has_its_own_container_and_copies():
-    component = {
-        "InferenceComponentName": "ic-1",
-        "InferenceComponentArn": ARN + "inference-component/ic-1",
-        "EndpointName": "mine",
-        "EndpointArn": ARN + "endpoint/mine",
-        "CreationTime": WHEN,
-        "LastModifiedTime": WHEN,
-        "RuntimeConfig": {"DesiredCopyCount": 2, "CurrentCopyCount": 2},
-        "Specification": {
-            "Container": {
-                "DeployedImage": {"SpecifiedImage": "x/vllm:0.27"},
-                "Environment": {"SM_VLLM_MODEL": "m"},
-            },
-            "ComputeResourceRequirements": {"MinMemoryRequiredInMb": 1024},
+COMPONENT = {
+    "InferenceComponentName": "ic-1",
+    "InferenceComponentArn": ARN + "inference-component/ic-1",
+    "EndpointName": "mine",
+    "EndpointArn": ARN + "endpoint/mine",
+    "CreationTime": WHEN,
+    "LastModifiedTime": WHEN,
+    "RuntimeConfig": {"DesiredCopyCount": 2, "CurrentCopyCount": 2},
+    "Specification": {
+        "Container": {
+            "DeployedImage": {"SpecifiedImage": "x/vllm:0.27"},
+            "Environment": {"SM_VLLM_MODEL": "m", "HF_MODEL_ID": "other"},
         },
-    }
+        "ComputeResourceRequirements": {
+            "MinMemoryRequiredInMb": 1024,
+            "NumberOfAcceleratorDevicesRequired": 2.0,
+        },
+    },
+}
+
+
+def hosting_components(*names, **asked):
+    """An endpoint with these components; one is described."""
     bare = planned()
     del bare["ModelName"]
-    found = described(
+    listed = {
+        "InferenceComponents": [
+            {
+                **{key: COMPONENT[key] for key in ("EndpointName", "EndpointArn")},
+                **{key: COMPONENT[key] for key in ("CreationTime", "LastModifiedTime")},
+                "InferenceComponentName": name,
+                "InferenceComponentArn": ARN + name,
+                "VariantName": "AllTraffic",
+            }
+            for name in names
+        ]
+    }
+    return described(
         ("describe_endpoint", endpoint(variant())),
         ("describe_endpoint_config", config(bare)),
-        ("describe_inference_component", component),
-        inference_component="ic-1",
+        *([("list_inference_components", listed)] if names else []),
+        ("describe_inference_component", COMPONENT),
+        **asked,
     )
+
+
+def test_an_inference_component_has_its_own_container_copies_and_devices():
+    found = hosting_components(inference_component="ic-1")
     assert found.facts["inference_component"]["copies"] == 2
     assert found.facts["image"] == "x/vllm:0.27"
     assert found.protocol == "openai-chat"
     assert found.model == "m"
+    assert (found.devices, found.cores) == (2, None)
+
+
+def test_the_only_component_answers_and_one_of_several_must_be_named():
+    assert hosting_components("ic-1").component == "ic-1"
+    with pytest.raises(InputError, match=r"hosts 2 inference components.*: ic-1, ic-2"):
+        hosting_components("ic-1", "ic-2")
+
+
+@pytest.mark.parametrize(
+    ("image", "environment", "protocol", "model"),
+    [
+        (IMAGE, {}, "lmi", None),
+        ("x/sglang:server-sagemaker-cuda-v1.4", {}, "openai-chat", "/opt/ml/model"),
+        ("x/vllm:0.29", {"SM_VLLM_SERVED_MODEL_NAME": "chat", "SM_VLLM_MODEL": "m"}, None, "chat"),
+        ("x/nim-llm:1", {"MODEL_ID": "meta/llama"}, "openai-chat", "meta/llama"),
+        ("x/minimal:1", {}, "lmi", None),
+    ],
+)
+def test_the_container_says_its_protocol_and_its_models_name(image, environment, protocol, model):
+    container = {"Image": image, "Environment": environment, "ModelDataUrl": "s3://b/m.tar.gz"}
+    found = described(
+        ("describe_endpoint", endpoint(variant())),
+        ("describe_endpoint_config", config(planned())),
+        ("describe_model", {**MODEL, "PrimaryContainer": container}),
+    )
+    assert found.protocol == (protocol or "openai-chat")
+    assert found.model == model
+    assert found.devices == 1
 
 
 def test_a_serverless_endpoint_has_no_price_by_the_hour():
