@@ -26,6 +26,7 @@ from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import LATENCY_KEY, Level, Metric
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
+from lmi_bench.core.units import ms_to_s
 
 QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 0.99, 1)
 BINS, LANES, SAMPLE, CANDIDATES = 40, 30, 200_000, 100
@@ -72,14 +73,15 @@ def fleet_roofline(answer: Recommendation, chosen: Candidate | None) -> dict[str
         )
     except LmiBenchError:
         return None
-    point = ("planned load", speed.times(1 / max(1, copies)), gap.value)
+    point = ("planned load", speed.times(1 / max(1, copies)), gap)
     return _roofline(setup, (question.input_tokens, question.output_tokens), [point])
 
 
 def _roofline(
-    setup: Setup, tokens: tuple[int, int], points: Iterable[tuple[str, Estimate, float]]
+    setup: Setup, tokens: tuple[int, int], points: Iterable[tuple[str, Estimate, Estimate]]
 ) -> dict[str, Any] | None:
-    """TFLOP/s and GB/s of a device, and its working points: FLOP/byte, TFLOP/s with interval.
+    """TFLOP/s and TB/s of a device, and its working points: FLOP/byte and TFLOP/s, each as
+    [predicted, low, high].
 
     points  name, output tokens/s of a copy, and ms between tokens: together the mean batch
     """
@@ -88,6 +90,10 @@ def _roofline(
     except LmiBenchError:
         return None
     tera = 1e-12
+
+    def batch(tokens_per_s: float, gap_ms: float) -> float:
+        return max(1.0, tokens_per_s * ms_to_s(gap_ms))
+
     found: dict[str, Any] = _short(
         {
             "device": setup.instance.accelerator.name,
@@ -96,14 +102,17 @@ def _roofline(
             "points": [
                 {
                     "name": name,
-                    "batch": (batch := max(1.0, speed.value * gap_ms / 1e3)),
-                    "x": roof.flop_per_byte(batch),
+                    "batch": batch(speed.value, gap.value),
+                    "x": [
+                        roof.flop_per_byte(batch(speed.value, gap_ms))
+                        for gap_ms in (gap.value, gap.low, gap.high)
+                    ],
                     "y": [
                         each * roof.flop_per_token * tera
                         for each in (speed.value, speed.low, speed.high)
                     ],
                 }
-                for name, speed, gap_ms in points
+                for name, speed, gap in points
             ],
         }
     )
@@ -133,7 +142,9 @@ def _run_roofline(run: Run, lines: Sequence[Level]) -> dict[str, Any] | None:
         with suppress(LmiBenchError):
             tokens = mean_lengths(run.path, line)
             if speed and gap_ms:
-                points.append((line.name, Estimate(speed, speed, speed).times(1 / copies), gap_ms))
+                per_copy = speed / copies
+                exact = Estimate(per_copy, per_copy, per_copy), Estimate(gap_ms, gap_ms, gap_ms)
+                points.append((line.name, *exact))
     return _roofline(setup, tokens, points) if setup and tokens and points else None
 
 

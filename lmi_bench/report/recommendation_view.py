@@ -33,7 +33,6 @@ _MORE_PRICES = (
 # The most important figures; the table of figures lists all of them.
 _FIRST_FIGURES = (
     "capacity_rate_per_s",
-    "capacity_tokens_per_s",
     "throughput_tokens_per_s",
     "ttft_p90_ms",
     "itl_p50_ms",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,8 @@ from lmi_bench.core.request_line import StoredRecords
 from lmi_bench.core.units import MS_PER_S
 
 FloatArray = NDArray[np.float64]
+Values = tuple[FloatArray, NDArray[np.int64]]
+"""Values, and the row of each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,10 +46,16 @@ class Columns:
     counts: FloatArray
     owner: NDArray[np.int64]
     last_s: FloatArray
+    found: dict[tuple[str, bool], Values] = field(default_factory=dict, repr=False)
 
-    def values_ms(self, metric: str, *, open_loop: bool) -> tuple[FloatArray, NDArray[np.int64]]:
+    def values_ms(self, metric: str, *, open_loop: bool) -> Values:
         """The metric of each answered request that has it and counts, as `request_latency` has it,
-        and its row; `itl` has a value for each gap."""
+        and its row; `itl` has a value for each gap. Made once; not to be changed."""
+        if (metric, open_loop) not in self.found:
+            self.found[metric, open_loop] = self._values_ms(metric, open_loop=open_loop)
+        return self.found[metric, open_loop]
+
+    def _values_ms(self, metric: str, *, open_loop: bool) -> Values:
         has_tokens = self.counts > 0
         times_s, owner = self.times_s[has_tokens], self.owner[has_tokens]
         sizes = np.bincount(owner, minlength=len(self.ok))

@@ -181,6 +181,11 @@
     return { data, layout: layout("Output tok/s per user (1000 / ITL p50 in ms)", `Output ${unit}`) };
   };
 
+  const interval = (figures, color) => ({
+    type: "data", symmetric: false, thickness: 1, width: 2, color,
+    array: figures.map(([value, , high]) => high - value),
+    arrayminus: figures.map(([value, low]) => value - low),
+  });
   const advice = (place) => all.fleets.find((each) => each.anchor === place.dataset.of);
   const fleet = (place) => advice(place).rows;
   const named = (row) =>
@@ -199,10 +204,7 @@
         x: here.map((p) => p.x), y: here.map((p) => p.y),
         text: here.map((p) => text(named(p.row))), marker: { color, symbol, size },
         hovertemplate: `%{text}<br>%{x:,.4g} ${x.unit}<br>%{y:,.4g} ${y.unit}<extra></extra>`,
-        ...(bars ? { error_y: {
-          type: "data", symmetric: false, thickness: 1, width: 2, color,
-          array: here.map((p) => p.high - p.y), arrayminus: here.map((p) => p.y - p.low),
-        } } : {}),
+        ...(bars ? { error_y: interval(here.map((p) => [p.y, p.low, p.high]), color) } : {}),
       }];
     });
     const best = front(points.filter((point) => point.row.meets), least);
@@ -243,7 +245,9 @@
       const kind = `${row.accelerator} ${row.tensor_parallel}`;
       kinds.set(kind, kinds.get(kind) ?? row);
     }
-    const best = [...kinds.values()].slice(0, 5);
+    const [chosen, ...others] = kinds.values();
+    const near = others.filter((row) => row.price_usd_per_hour < 4 * chosen.price_usd_per_hour);
+    const best = chosen ? [chosen, ...near].slice(0, 5) : [];
     const reach = 3 * Math.max(planned ?? 0, ...best.slice(0, 1).map((row) => of(row, 1)));
     const steps = (row, end) => {
       const found = { x: [], y: [], machines: [] };
@@ -286,7 +290,7 @@
     }
     const { device, peak, bandwidth, points } = roof;
     const knee = peak / bandwidth;
-    const xs = points.map((point) => point.x);
+    const xs = points.map((point) => point.x[0]);
     const [from, to] = [Math.min(0.5, ...xs) / 2, 4 * Math.max(knee, ...xs)];
     const ys = points.map((point) => point.y);
     const log = (ends) => ({ type: "log", range: ends.map(Math.log10), rangemode: "normal" });
@@ -298,10 +302,8 @@
         mode: points.length > 1 ? "lines+markers" : "markers",
         marker: { color: colours[0], size: points.length > 1 ? 8 : 14, symbol: points.length > 1 ? "circle" : "star" },
         text: points.map((p) => `${text(p.name)}, ${p.batch.toPrecision(3)} sequences a step`),
-        error_y: {
-          type: "data", symmetric: false, thickness: 1, width: 3, color: colours[0],
-          array: ys.map((y) => y[2] - y[0]), arrayminus: ys.map((y) => y[0] - y[1]),
-        },
+        error_x: interval(points.map((point) => point.x), colours[0]),
+        error_y: interval(ys, colours[0]),
         hovertemplate: "%{text}<br>%{x:,.3g} FLOP/byte<br>%{y:,.4g} TFLOP/s of decoding<extra></extra>",
       }),
     ];
@@ -316,7 +318,9 @@
 
   const memory = (place) => {
     const rows = new Map();
-    const name = (row) => `${row.accelerator} ${String(row.tensor_parallel).padStart(3)}`;
+    const first = fleet(place).find((row) => row.chosen)?.accelerator; // its degrees come first
+    const name = (row) =>
+      `${Number(row.accelerator !== first)} ${row.accelerator} ${String(row.tensor_parallel).padStart(3)}`;
     const byName = (one, other) => name(one).localeCompare(name(other));
     for (const row of fleet(place).filter((each) => each.memory[0]).sort(byName)) {
       const key = `${row.accelerator}, TP ${row.tensor_parallel}`;
