@@ -107,10 +107,10 @@ def _measured(folder: Path) -> tuple[float, int]:
 
 def purchase_of(settings: PurchaseSettings) -> Purchase:
     """How the fleet is bought."""
-    if settings.purchase == "spot" and settings.price_list.platform == "sagemaker":
+    if settings.purchase in ("spot", "reserved") and settings.price_list.platform == "sagemaker":
         raise InputError(
-            "--purchase spot: SageMaker endpoints are not sold as spot capacity; add "
-            "--platform ec2, or use savings-plan"
+            f"--purchase {settings.purchase}: SageMaker's machines are sold on demand and by "
+            "savings plan only; add --platform ec2, or use savings-plan"
         )
     kind = cast("PurchaseKind", settings.purchase)
     purchase = Purchase(kind, settings.commit_discount, settings.committed)

@@ -14,6 +14,7 @@ aiperf_0_13_sweep.json of `--concurrency 1,2`.
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -336,3 +337,31 @@ def test_several_files_make_several_levels_of_one_tool_only(tmp_path):
         write_imported(
             [vllm, read_results(DATA / "awscurl.json")], tmp_path / "both", command=["x"]
         )
+
+
+def packed(tmp_path, **members):
+    """An archive as a benchmark job leaves it, of these files of the test data."""
+    path = tmp_path / "output.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, source in members.items():
+            archive.add(DATA / source, f"artifacts/{name}/profile_export_aiperf.json")
+    return path
+
+
+def test_the_archive_of_a_benchmark_job_has_aiperfs_levels(tmp_path):
+    plain = read_results(DATA / "aiperf_0_13.json")
+    both = read_results(packed(tmp_path, one="aiperf_0_13.json", two="aiperf_0_13.json"))
+    assert both.tool == plain.tool
+    assert both.levels == 2 * plain.levels
+
+
+def test_an_archive_of_something_else_is_one_line(tmp_path):
+    path = tmp_path / "output.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(DATA / "aiperf.json", "logs.json")
+    with pytest.raises(InputError, match=r"holds no profile_export_aiperf.json"):
+        read_results(path)
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(__file__, "profile_export_aiperf.json")
+    with pytest.raises(InputError, match=r"output\.tar\.gz"):
+        read_results(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,14 @@ import yaml
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
+from lmi_bench.core.units import MIB
 from lmi_bench.interchange.imports import engine_tools, other_tools, requests
 from lmi_bench.interchange.imports.level import Imported
 from lmi_bench.interchange.imports.summary import Knows, Object, Reader, has
 
 T = TypeVar("T")
+_ARCHIVED = "profile_export_aiperf.json"
+_MOST_ARCHIVED_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
     load  overrides the file's own load; required if the file states none
     Raises InputError for an unknown kind of file, or a missing field.
     """
-    objects = _objects(path)
+    objects = _archived(path) if tarfile.is_tarfile(path) else _objects(path)
     first = objects[0]
     for listed in _REQUESTS:
         if listed.knows(first):
@@ -137,6 +141,22 @@ def _read_each(read: Reader, objects: Sequence[Object], load: Load | None) -> Im
         first.workload if all(part.workload == first.workload for part in parts) else {},
         first.notes,
     )
+
+
+def _archived(path: Path) -> list[Object]:
+    """AIPerf's summaries in an archive, such as SageMaker's benchmark jobs leave on S3."""
+    with tarfile.open(path) as archive:
+        members = [each for each in archive if each.isfile() and each.name.endswith(_ARCHIVED)]
+        if not members:
+            raise InputError(f"{path} holds no {_ARCHIVED}, which a benchmark job leaves in it")
+        found = []
+        for member in members:
+            if member.size > _MOST_ARCHIVED_BYTES:
+                raise InputError(f"{path}: {member.name} has {member.size:,} bytes: no summary")
+            file = archive.extractfile(member)
+            assert file is not None  # a plain file
+            found += _checked(path, partial(_json_objects, file.read().decode(errors="replace")))
+    return found
 
 
 def _objects(path: Path) -> list[Object]:
