@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 _COMMANDS = {
     "doctor": setup.doctor,
+    "init": setup.init,
     "sweep": sweep.sweep,
     "recommend": plan.recommend,
     "verify": plan.verify,

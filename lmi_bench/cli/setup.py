@@ -1,12 +1,15 @@
-"""The commands before a first sweep: doctor."""
+"""The commands before a first sweep: doctor, init."""
 
 from __future__ import annotations
+
+import sys
 
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import print_table, run_job, say, write_json
-from lmi_bench.jobs.settings.setup import DoctorSettings
+from lmi_bench.cli.console import note, print_table, run_job, say, terminal, write_json
+from lmi_bench.core.errors import EXIT_INTERRUPTED
+from lmi_bench.jobs.settings.setup import DoctorSettings, InitSettings
 
 
 @spread_options
@@ -32,3 +35,26 @@ def doctor(settings: DoctorSettings, json_file: JsonFile = None) -> None:
     write_json(json_file, diagnosis.to_json(), "findings")
     if diagnosis.exit_code:
         raise typer.Exit(diagnosis.exit_code)
+
+
+@spread_options
+def init(settings: InitSettings) -> None:
+    """Write a scenario file by a few questions; options answer them beforehand.
+
+    A key is never written into the file: `sweep` takes it from LMI_BENCH_API_KEY.
+    """
+    from lmi_bench.jobs.init import init as run
+
+    try:
+        with terminal() as listener:
+            written = run(settings, listener, _ask if sys.stdin.isatty() else None)
+    except (KeyboardInterrupt, EOFError):
+        note("\ninterrupted: nothing was written")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    say(f"scenario: {written.file}")
+    say("next:")
+    say(f"  {written.command}")
+
+
+def _ask(question: str, default: str) -> str:
+    return input(f"{question} [{default}]: ") or default

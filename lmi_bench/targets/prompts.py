@@ -26,6 +26,7 @@ from lmi_bench.loadgen.prompts.prompts import (
 )
 
 DEMO_NAMES: Final = ("demo-15m", "demo-110m")
+DEMO_POSITIONS: Final = 2048
 
 
 def lengths_of(scenario: Scenario) -> list[Lengths]:
