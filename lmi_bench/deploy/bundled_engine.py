@@ -12,6 +12,11 @@ from lmi_bench.deploy.option_table import Option, Setting, all_options
 
 _QUANTIZE: Final = {"awq": "awq-int4", "smoothquant": "smoothquant", "fp8": "fp8"}
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_ASYNC_ERA: Final = "C"
+_ON_SINCE_V1: Final = ("chunked_prefill", "prefix_caching")
+"""What the vLLM of such containers does unless told otherwise."""
+_AUTO_BATCH: Final = 32  # of rolling_batch=auto, whatever the documentation says
+_ON_OFF: Final = {True: "on", False: "off"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,7 @@ class BundledSettings:
     loading_timeout_s  None: no limit
     ignored            keys without effect here
     batching           description of the chosen batching, for display
+    lmi_replies        form of the container's answers: rolling or async
     """
 
     model: str | None
@@ -30,15 +36,17 @@ class BundledSettings:
     loading_timeout_s: int | None
     ignored: tuple[str, ...]
     batching: str
+    lmi_replies: str = "rolling"
 
 
 def bundled_settings(
-    settings: Mapping[str, Setting], *, simulated: bool = False
+    settings: Mapping[str, Setting], *, simulated: bool = False, era: str = "A"
 ) -> BundledSettings:
     """Translate effective settings whose names and kinds have been checked.
 
     simulated  True: keep fp16. The bundled engine uses bfloat16 instead (the same size; CPUs have
                no half-precision arithmetic)
+    era        of the container; what it does without being asked is done here too
 
     Raises InputError for settings that the bundled engine rejects: code from the hub, and
     quantization that it would not apply.
@@ -59,6 +67,13 @@ def bundled_settings(
             engine[option.engine_setting] = _converted(option, values[name])
     batching, policy = _batching(values)
     engine |= policy
+    is_async = era == _ASYNC_ERA and policy["policy"] == "rolling"
+    if is_async:
+        engine = dict.fromkeys(_ON_SINCE_V1, True) | engine
+        states = [f"{name.replace('_', ' ')} {_ON_OFF[engine[name]]}" for name in _ON_SINCE_V1]
+        batching = f"rolling, as vLLM in async mode: {', '.join(states)}"
+        if values.get("option.rolling_batch", "auto").lower() == "auto":
+            engine.setdefault("max_rolling_batch_size", _AUTO_BATCH)
     stated = values.get("option.dtype", "auto").lower()
     dtype = _DTYPES.get(stated, stated)
     if dtype in _DTYPES.values():
@@ -80,6 +95,7 @@ def bundled_settings(
             name for name in values if name not in options or not options[name].engine_setting
         ),
         batching=batching,
+        lmi_replies="async" if is_async else "rolling",
     )
 
 

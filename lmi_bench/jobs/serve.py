@@ -59,7 +59,7 @@ def serve(
     None in a process that a launcher has started as a further rank.
     """
     settings, engine = _resolved(settings, listener)
-    if settings.lmi_replies not in LMI_REPLIES:
+    if settings.lmi_replies not in (None, *LMI_REPLIES):
         raise InputError(
             f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(LMI_REPLIES)}"
         )
@@ -87,7 +87,7 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
     stated = stated_settings(settings.model_options, settings.batching)
     options = [f"engine.{name}" for name in stated]
     model, timeout_s = settings.model, settings.model_loading_timeout
-    path = settings.serving_properties
+    path, replies = settings.serving_properties, settings.lmi_replies
     if path is not None or is_lmi_environment(os.environ):
         file = read_serving_file(
             path,
@@ -99,6 +99,7 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
         stated = {**file.engine, **stated}  # options override the file
         model = model or file.model
         timeout_s = timeout_s or file.loading_timeout_s
+        replies = replies or file.lmi_replies
         beside = model_py_of(path)
         if settings.model_py is None and beside is not None:
             listener.note(f"{beside} is not run: --model-py {beside} uses its formatters")
@@ -109,7 +110,12 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
                 listener.note(f"{variable}={value} from the environment")
     engine = parse_scenario({"engine": stated}, source="serve").engine
     refuse_idle("bundled" if settings.instance is None else "simulated", options, engine)
-    found = replace(settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s)
+    found = replace(
+        settings,
+        model=model or DEFAULT_MODEL,
+        model_loading_timeout=timeout_s,
+        lmi_replies=replies,
+    )
     return found, engine
 
 
@@ -146,7 +152,7 @@ async def _serve(
             max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
             vocab_size=parts.shape.vocab_size,
             signature_check=check,
-            lmi_reply=LMI_REPLIES[settings.lmi_replies],
+            lmi_reply=LMI_REPLIES[settings.lmi_replies or "rolling"],
             formatters=formatters,
             overhead_s=parts.request_overhead_s,
             encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
 from lmi_bench.deploy.bundled_engine import BundledSettings, bundled_settings
@@ -14,6 +15,7 @@ from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.option_table import effective_settings, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.models.folder import is_model_folder
+from lmi_bench.targets.profiles import SHIPPED
 
 _TGI_LIMITS: Final = {
     "MAX_CONCURRENT_REQUESTS": "max_concurrent_requests",
@@ -70,11 +72,14 @@ def read_serving_file(
         {name: setting.value for name, setting in settings.items()}, era=era, vllm=vllm
     )
     verdict.raise_mistakes(source)
-    found = bundled_settings(settings, simulated=simulated)
+    found = bundled_settings(settings, simulated=simulated, era=era)
+    profile = _profile_of(vllm) if simulated and found.lmi_replies == "async" else None
+    if profile is not None:
+        found = replace(found, engine={"profile": profile, **found.engine})
     for name, setting in settings.items():
         if setting.origin != source:
             note(f"{name}={setting.value} from the environment ({setting.origin})")
-    note(f"batching: {found.batching}")
+    note(f"batching: {found.batching}; answers of the LMI routes: {found.lmi_replies}")
     for trap in verdict.traps:
         note(f"in a container of djl-serving {djl_version}: {trap}")
     if found.ignored:
@@ -82,6 +87,14 @@ def read_serving_file(
     for name in untranslated_variables(environ):
         note(f"{name} is set, but LMI containers do not read it (option.max_model_len is theirs)")
     return replace(found, model=_model_of(found, path, simulated=simulated))
+
+
+def _profile_of(vllm: str) -> str | None:
+    """The shipped profile nearest to a version of vLLM; None if none is near."""
+    if not vllm:
+        return None
+    prior = prior_of_engine(f"vllm {vllm}", models=(), accelerators=(), open_loop=False)
+    return next((name for name, shipped in SHIPPED.items() if shipped.label == prior.label), None)
 
 
 def _model_of(found: BundledSettings, path: Path | None, *, simulated: bool) -> str | None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from lmi_bench.cli.main import main
+from lmi_bench.jobs.serving_file import read_serving_file
+from lmi_bench.targets.profiles import find_profile
 from tests.end_to_end.commands import LIMIT_S, Server, command, environment
 
 LLAMA = ("-m", "llama-2-7b", "--instance", "ml.g5.12xlarge")
@@ -195,3 +197,15 @@ def test_sagemakers_own_draft_is_refused_with_what_stands_against_it(lmi_bench, 
 def test_sagemakers_own_draft_does_not_run_on_this_machine(lmi_bench):
     done = lmi_bench("serve", "--draft", "sagemaker", expect=2)
     assert "the bundled engine, which runs on this machine" in done.stderr
+
+
+@pytest.mark.parametrize(("version", "profile"), [("0.38.0", "vLLM 0.19"), ("0.35.0", "vLLM 0.12")])
+def test_a_simulated_container_has_the_profile_nearest_to_its_engine(tmp_path, version, profile):
+    notes = []
+    file = tmp_path / "serving.properties"
+    file.write_text("option.model_id=llama-2-7b\noption.tensor_parallel_degree=1\n")
+    found = read_serving_file(file, {}, simulated=True, note=notes.append, djl_version=version)
+    assert find_profile(found.engine["profile"]).label == profile
+    assert "answers of the LMI routes: async" in notes[0]
+    plain = read_serving_file(file, {}, simulated=False, note=notes.append, djl_version=version)
+    assert "profile" not in plain.engine

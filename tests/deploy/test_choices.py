@@ -82,11 +82,36 @@ def test_falcon_7b_runs_on_one_gpu_alone():
     assert environment["SM_NUM_GPUS"] == "1"
 
 
-def bundled(simulated=False, **settings):
+def bundled(simulated=False, era="A", **settings):
     named = {name.replace("__", "."): value for name, value in settings.items()}
     return bundled_settings(
-        {name: Setting(str(value), "file") for name, value in named.items()}, simulated=simulated
+        {name: Setting(str(value), "file") for name, value in named.items()},
+        simulated=simulated,
+        era=era,
     )
+
+
+def test_a_container_of_today_chunks_caches_and_batches_as_it_does_unasked():
+    found = bundled(era="C", option__rolling_batch="auto")
+    assert found.engine == {
+        "policy": "rolling",
+        "chunked_prefill": True,
+        "prefix_caching": True,
+        "max_rolling_batch_size": 32,
+    }
+    assert found.lmi_replies == "async"
+    assert "prefix caching on" in found.batching
+    stated = bundled(
+        era="C",
+        option__rolling_batch="vllm",
+        option__enable_prefix_caching="false",
+        option__max_rolling_batch_size=64,
+    )
+    assert stated.engine["prefix_caching"] is False
+    assert stated.engine["max_rolling_batch_size"] == 64
+    assert "max_rolling_batch_size" not in bundled(era="C", option__rolling_batch="vllm").engine
+    assert bundled(era="B").lmi_replies == bundled(era="C", batch_size=4).lmi_replies == "rolling"
+    assert bundled(era="B").engine == {"policy": "rolling"}
 
 
 def test_the_file_of_a_container_sets_the_bundled_engine():

@@ -32,9 +32,9 @@ class ServeSettings:
     instance: str | None = option("Instance to simulate, such as ml.g5.2xlarge.")
     host: str = option("Address to listen on.", value="127.0.0.1")
     port: int = option("Port to listen on; 0: any free port.", value=8080)
-    lmi_replies: str = option(
+    lmi_replies: str | None = option(
         "Response format of djl-serving: rolling (to 0.34) or async (from 0.35).",
-        value="rolling",
+        default="the serving.properties' container's, else rolling",
         rare=True,
     )
     require_signature: bool = option(
