@@ -70,6 +70,7 @@ def fleet_roofline(answer: Recommendation, chosen: Candidate | None) -> dict[str
             chosen.tensor_parallel,
             setting.dtype or question.dtype,
             kv_dtype=setting.kv_dtype,
+            speculation=setting.speculation,
         )
     except LmiBenchError:
         return None
@@ -84,7 +85,11 @@ def _roofline(
     [predicted, low, high].
 
     points  name, output tokens/s of a copy, and ms between tokens: together the mean batch
+
+    None without data sheets, and with speculation, whose steps give more than a token.
     """
+    if setup.speculation is not None:
+        return None
     try:
         roof = roofline_of(setup, input_tokens=tokens[0], output_tokens=tokens[1])
     except LmiBenchError:

@@ -82,6 +82,10 @@ def _draw_series(axes: Axes, chart: Chart, series: Series) -> None:
     ]
     # without mathtext, and not a label that matplotlib would leave out of the legend
     label = series.label.replace("$", r"\$").lstrip("_") or "run"
+    ends = [(x, *band) for x, band in zip(series.x, series.band, strict=False) if band]
+    if ends:
+        x_ends, low, high = zip(*ends, strict=True)
+        axes.fill_between(x_ends, low, high, color=series.colour, alpha=0.13, linewidth=0)
     dashed = series.statistic == "p90" or (series.curve.simulated and not series.statistic)
     if points:
         axes.plot([x for _, x, _ in points], [y for _, _, y in points], "--" if dashed else "-",

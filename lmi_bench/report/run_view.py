@@ -76,7 +76,8 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     slos = readable_slos(scenario.slo)
     sure = dict(zip(map(id, pooled), level_uncertainties(run, pooled), strict=True))
     verdict = search_headline(run.slo_answer) or slo_headline(axis, lines, slos)
-    headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve))
+    between = _intervals(sure)
+    headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve, between))
     more = (
         search_table(axis, lines),
         spread_table(axis, lines),
@@ -93,7 +94,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         subtitle=_subtitle(run.manifest),
         simulated=simulated,
         headlines=tuple(each for each in headlines if each is not None),
-        levels=levels_table(axis, lines, marked, _intervals(sure)),
+        levels=levels_table(axis, lines, marked, between),
         details=statistics_tables(axis, lines),
         knees=knees_table(axis, knees),
         slos=slo_table(
@@ -199,31 +200,37 @@ def _cause(knee: Knee) -> str:
     return CAUSE_TITLES.get(knee.cause, knee.cause)
 
 
-def _extremes(curve: SweepCurve) -> list[Headline]:
+def _extremes(curve: SweepCurve, between: Interval) -> list[Headline]:
     usable = curve.usable
     if not usable:
         return [Headline("Result", "none", "", "no level was valid and complete", "bad")]
     best = max(usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
     detail = (
-        f"at {load_name(curve.axis, best.load)}, "
+        f"{_stated(between(best.line, 'throughput', ''))}at {load_name(curve.axis, best.load)}, "
         f"{number(best.latency_ms_per_token)} ms/token ({best.latency_is})"
     )
     if (usd := best.line.usd_per_1m_output_tokens) is not None:
         detail += f"; {usd:,.2f} USD for 1M output tokens"
     headlines = [Headline("Best throughput", number(best.throughput_tokens_per_s), "tok/s", detail)]
     first = usable[0]
-    ttft = first.line.of("ttft").p50 or first.line.of("ttft").mean
+    statistic = "p50" if first.line.of("ttft").p50 else "mean"
+    ttft = first.line.of("ttft").value(statistic)
     if ttft is not None:
         pace = number(first.latency_ms_per_token)
+        stated = _stated(between(first.line, "ttft", statistic))
         headlines.append(
             Headline(
                 "Fastest first token",
                 number(ttft),
                 "ms TTFT",
-                f"at {load_name(curve.axis, first.load)}, {pace} ms/token",
+                f"{stated}at {load_name(curve.axis, first.load)}, {pace} ms/token",
             )
         )
     return headlines
+
+
+def _stated(between: str) -> str:
+    return f"interval {between}; " if between else ""
 
 
 def _curve(

@@ -12,6 +12,7 @@ from functools import partial
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.memory import (
     MemoryPlan,
+    expert_params,
     kv_bytes_per_sequence,
     kv_bytes_per_value,
     plan_memory,
@@ -231,6 +232,8 @@ class Roofline:
 
     weight_bytes, sequence_bytes  read by each step, and for each sequence in it
     flop_per_token                two for each active parameter
+    expert_share, unread_share    routed experts' share of the weights; n sequences leave
+                                  unread_share ** n of them unread
     """
 
     peak_flop_per_s: float
@@ -238,14 +241,21 @@ class Roofline:
     weight_bytes: float
     sequence_bytes: float
     flop_per_token: float
+    expert_share: float = 0.0
+    unread_share: float = 0.0
 
     def flop_per_byte(self, batch: float) -> float:
         """Arithmetic intensity of a step of that many sequences."""
-        return self.flop_per_token * batch / (self.weight_bytes + self.sequence_bytes * batch)
+        read_share = 1.0 - self.expert_share * float(self.unread_share**batch)
+        read_bytes = self.weight_bytes * read_share + self.sequence_bytes * batch
+        return self.flop_per_token * batch / read_bytes
 
 
 def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofline:
-    """The roofline from data sheets, for a context of input + output / 2; raises InputError."""
+    """The roofline from data sheets, for a context of input + output / 2, with a token a step.
+
+    Raises InputError where no source states a peak.
+    """
     accelerator, devices = setup.instance.accelerator, setup.tensor_parallel
     peak = accelerator.peak_flop_per_s(compute_dtype(accelerator, setup.dtype))
     bandwidth = accelerator.bandwidth_bytes_per_s
@@ -253,13 +263,16 @@ def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofl
         raise InputError(
             f"no source states the bandwidth and {setup.dtype} peak of {accelerator.name}"
         )
-    context = input_tokens + output_tokens / 2
+    context, shape = input_tokens + output_tokens / 2, setup.shape
+    experts = expert_params(shape)
     return Roofline(
         peak,
         bandwidth,
-        weight_bytes(setup.shape, setup.dtype) / devices,
+        weight_bytes(shape, setup.dtype) / devices,
         context * kv_bytes_of(setup, context),
-        FLOP_PER_PARAMETER * setup.shape.params_active / devices,
+        FLOP_PER_PARAMETER * shape.params_active / devices,
+        experts / shape.params_total,
+        1 - shape.experts_per_token / shape.experts if experts else 0.0,
     )
 
 

@@ -202,7 +202,7 @@
       return here.length === 0 ? [] : [{
         type: "scatter", mode: "markers", name,
         x: here.map((p) => p.x), y: here.map((p) => p.y),
-        text: here.map((p) => text(named(p.row))), marker: { color, symbol, size },
+        text: here.map((p) => text(named(p.row)) + (bars ? `<br>80 % ${p.low} to ${p.high} ${y.unit}` : "")), marker: { color, symbol, size },
         hovertemplate: `%{text}<br>%{x:,.4g} ${x.unit}<br>%{y:,.4g} ${y.unit}<extra></extra>`,
         ...(bars ? { error_y: interval(here.map((p) => [p.y, p.low, p.high]), color) } : {}),
       }];

@@ -164,6 +164,11 @@ def levels_table(
     note = "n/a: too few samples for that percentile (hover for the numbers)."
     if any(between(line, "throughput", "") for line in lines):
         note += " Under each prediction its 80 % interval, under steady throughput that of 95 %."
+        if not all(between(line, "latency_per_token", "mean") for line in lines):
+            note += (
+                " A latency without one is of a rate near the predicted capacity or above, where a "
+                "small error of the capacity is a large one of the latency."
+            )
     if marked is not None:
         note = f"Highlighted: the recommended knee, {load_name(axis, marked)}. {note}"
     return table_of(

@@ -7,6 +7,7 @@ import pytest
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import (
+    roofline_of,
     scheduler_config_for,
     step_time_model_for,
     theory_batch,
@@ -107,3 +108,14 @@ def test_the_simulated_sweep_of_a_published_instance_is_close_to_it():
     # the knees of the published table: 100 ms at 32 users, twice the least latency at 16
     assert max(c for c, ms in latency.items() if ms <= 100) in (16, 32, 64)
     assert max(c for c, ms in latency.items() if ms <= 2 * latency[1]) in (8, 16, 32)
+
+
+def test_a_step_of_one_sequence_reads_only_the_experts_that_it_uses():
+    """Mixtral 8x7B, two of eight experts: one token reads the active parameters, many read all."""
+    setup = Setup(find_model("mixtral-8x7b"), find_instance("ml.p4de.24xlarge"), 1, "float16")
+    roof = roofline_of(setup, input_tokens=128, output_tokens=16)
+    shape = setup.shape
+    one = 2 * shape.params_active / (2 * shape.params_active + roof.sequence_bytes)
+    assert roof.flop_per_byte(1) == pytest.approx(one, rel=1e-3)
+    many = 200 * 2 * shape.params_active / (2 * shape.params_total + 200 * roof.sequence_bytes)
+    assert roof.flop_per_byte(200) == pytest.approx(many, rel=1e-3)
