@@ -54,11 +54,13 @@ _PACKED: Final = (PROPERTIES, "model.py", "requirements.txt")
 class Bundle:
     """Files by name, the pinned image, and warnings for the user.
 
+    name            of the endpoint, or of the Kubernetes objects
     has_components  True if each copy is an inference component
     """
 
     files: Mapping[str, str]
     image: str | None
+    name: str
     traps: tuple[str, ...] = ()
     has_components: bool = False
 
@@ -103,7 +105,8 @@ def build_bundle(
     files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)
     files["deploy_boto3.py"] = _boto3_script(server.region)
     has_components = "create_inference_component" in dict(requests)
-    return Bundle(files, address, traps, has_components)
+    assert endpoint.name is not None
+    return Bundle(files, address, endpoint.name, traps, has_components)
 
 
 def _token_advice(server: Server) -> str:
@@ -152,7 +155,8 @@ def _kubernetes_bundle(
     )
     comments = f"# {plan.describe()}\n# {plan.basis}\n"
     files = {name: comments + text for name, text in files.items()}
-    return Bundle(files, address, traps + _unsupported(plan, server.kind, image))
+    traps += _unsupported(plan, server.kind, image)
+    return Bundle(files, address, endpoint.name.lower(), traps)
 
 
 def _command(plan: DeploymentPlan, server: Server) -> tuple[str, list[str]]:

@@ -78,14 +78,31 @@ def endpoint_requests(
 
 def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
     """Validate parameters against the service model; raises InputError with the problems."""
-    pascal = "".join(part.capitalize() for part in operation.split("_"))
-    shape = _service().operation_model(pascal).input_shape
-    assert shape is not None  # every operation here takes parameters
+    pascal = _pascal(operation)
+    shape = _input_shape(operation)
     report = ParamValidator().validate(parameters, shape)
     problems = [report.generate_report()] if report.has_errors() else []
     problems += _enum_problems(parameters, shape, "")
     if problems:
         raise InputError(f"{pascal} would be rejected: {'; '.join(problems)}")
+
+
+def allowed_values(operation: str, *path: str) -> list[str]:
+    """The values of an enumeration, or of a list of one, inside an operation's parameters."""
+    shape: Any = _input_shape(operation)
+    for name in path:
+        shape = shape.members[name]
+    return list(shape.member.enum if shape.type_name == "list" else shape.enum)
+
+
+def _pascal(operation: str) -> str:
+    return "".join("AI" if part == "ai" else part.capitalize() for part in operation.split("_"))
+
+
+def _input_shape(operation: str) -> Shape:
+    shape = _service().operation_model(_pascal(operation)).input_shape
+    assert shape is not None  # every operation here takes parameters
+    return shape
 
 
 def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:

@@ -168,6 +168,13 @@ class EndpointSettings:
     components: bool = option(
         "Inference component for each copy, even if not needed.", value=False, rare=True
     )
+    jobs_output_uri: str | None = option(
+        "S3 prefix for results of SageMaker's own benchmark and recommendation jobs; writes their "
+        "requests.",
+        "--aws-jobs",
+        metavar="s3://BUCKET/PREFIX/",
+        rare=True,
+    )
     accept_eula: bool = option(
         "Statement that you have read the model's licence.", value=False, group="Server"
     )
@@ -175,6 +182,8 @@ class EndpointSettings:
     def __post_init__(self) -> None:
         if self.target_per_copy is not None and self.max_instances is None:
             raise InputError("--target-concurrency needs autoscaling: add --max-instances")
+        if self.jobs_output_uri is not None and not self.jobs_output_uri.startswith("s3://"):
+            raise InputError(f"--aws-jobs {self.jobs_output_uri}: give an s3:// prefix")
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise InputError(
                 f"endpoint name {self.name!r}: use letters, digits and single hyphens, at most 50"

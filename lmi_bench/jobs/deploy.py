@@ -7,7 +7,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.deploy.aws_jobs import job_files
 from lmi_bench.deploy.bundle import Bundle, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.images import SERVERS, choose_image
@@ -106,8 +107,31 @@ def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> D
     plan = _plan(settings, listener)
     _check_licence(plan, endpoint)
     bundle = build_bundle(plan, server, endpoint, date=time.strftime("%Y%m%d", time.gmtime()))
+    bundle = _with_jobs(bundle, plan, settings)
     write_bundle(bundle, settings.out)
     return Deployment(plan, bundle)
+
+
+def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -> Bundle:
+    """The files, with the requests of SageMaker's own jobs if they are asked for."""
+    server, endpoint = settings.server, settings.endpoint
+    if endpoint.jobs_output_uri is None:
+        return bundle
+    framework = {"lmi": "LMI", "vllm": "VLLM"}.get(server.kind)
+    if server.is_kubernetes or framework is None:
+        raise InputError("--aws-jobs needs SageMaker, and --server lmi or vllm")
+    if settings.recommendation is None:
+        raise InputError("--aws-jobs needs a recommendation: its lengths, load and machines")
+    files, left_out = job_files(
+        plan,
+        load_recommendation(settings.recommendation).answer,
+        name=bundle.name,
+        role_arn=endpoint.role_arn,
+        output_uri=endpoint.jobs_output_uri,
+        weights_uri=server.model_data_uri,
+        framework=framework,
+    )
+    return replace(bundle, files={**bundle.files, **files}, traps=bundle.traps + left_out)
 
 
 def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> CheckedFile:

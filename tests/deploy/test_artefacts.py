@@ -21,6 +21,7 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.deploy.aws_jobs import job_files
 from lmi_bench.deploy.bundle import build_bundle, pack_model, unpack_properties
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
@@ -440,3 +441,40 @@ class TestAVariantOfACatalogModel:
     def test_tgi_is_told_which_four_bits(self):
         made = plan("TheBloke/Llama-2-13B-chat-GPTQ", max_model_len=2048)
         assert tgi_environment(made)["HF_MODEL_QUANTIZE"] == "gptq"
+
+
+def test_sagemakers_own_jobs_get_the_plans_load_and_machines():
+    kinds = (RequestKind(100, 50, 3), RequestKind(500, 250, 1))
+    answer = answer_of("llama-2-13b", tensor_parallel=2, copies=4)
+    question = replace(answer.question, kinds=kinds, slos=("ttft_p90<=1s",), users=24)
+    answer = replace(answer, question=question)
+    made = plan_from_recommendation(answer, "llama-2-13b", VLLM_0_12)
+    files, left_out = job_files(
+        made,
+        answer,
+        name="a-name-as-long-as-endpoints-may-have-it-fifty-chars",
+        role_arn=ROLE,
+        output_uri="s3://bucket/out/",
+        weights_uri="s3://bucket/weights",
+        framework="LMI",
+    )
+    assert left_out == ()
+    spec = json.loads(files["create-ai-workload-config.json"])["AIWorkloadConfigs"]["WorkloadSpec"]
+    asked = json.loads(spec["Inline"])["parameters"]
+    assert (asked["concurrency"], asked["request_count"]) == (24, 300)
+    assert asked["prompt_input_tokens_stddev"] == 173  # of 100, 100, 100, 500
+    job = json.loads(files["create-ai-recommendation-job.json"])
+    assert job["PerformanceTarget"] == {"Constraints": [{"Metric": "ttft-ms"}]}
+    assert job["ComputeSpec"]["InstanceTypes"] == ["ml.p4d.24xlarge"]
+    assert job["ModelSource"]["S3"]["S3Uri"].endswith("/weights/")
+    archive = json.loads(files["create-ai-benchmark-job.json"])
+    assert archive["AIWorkloadConfigIdentifier"] == job["AIWorkloadConfigIdentifier"]
+    _, left_out = job_files(
+        *(made, answer),
+        name="chat",
+        role_arn=ROLE,
+        output_uri="s3://bucket/out/",
+        weights_uri=None,
+        framework="LMI",
+    )
+    assert "needs the weights on S3" in left_out[0]

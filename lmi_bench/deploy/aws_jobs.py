@@ -1,0 +1,134 @@
+"""Requests for SageMaker's own benchmark and recommendation jobs, to hold a plan against.
+
+A benchmark job runs AIPerf against the endpoint; its archive is read by `lmi-bench import`. Each
+file is the input of one command: aws sagemaker create-ai-... --cli-input-json file://FILE.
+Source: botocore's service description, and "Set up a workload configuration for generative AI
+inference recommendations" of the SageMaker developer guide.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lmi_bench.analysis.fleet.answer import Question, Recommendation
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.deploy.plan import DeploymentPlan
+from lmi_bench.deploy.sagemaker import allowed_values, check_request
+
+_MOST_TYPES: Final = 3
+_STEM: Final = 48  # a job's name has at most 63 characters
+_LEAST_REQUESTS: Final = 300
+_REQUESTS_PER_USER: Final = 10
+_RECOMMEND: Final = "create_ai_recommendation_job"
+
+
+def job_files(
+    plan: DeploymentPlan,
+    answer: Recommendation,
+    *,
+    name: str,
+    role_arn: str,
+    output_uri: str,
+    weights_uri: str | None,
+    framework: str,
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The files by name, and what they leave out.
+
+    name         of the endpoint; jobs and workload are named after it
+    output_uri   s3:// prefix for the jobs' results
+    weights_uri  s3:// prefix of the weights, without which no recommendation job can run
+    framework    LMI or VLLM
+
+    Raises InputError for what the service would refuse.
+    """
+    stem = name[:_STEM].rstrip("-")
+    workload, types = f"{stem}-workload", _instance_types(answer)
+    common = {"AIWorkloadConfigIdentifier": workload, "RoleArn": role_arn}
+    output = {"OutputConfig": {"S3OutputLocation": output_uri}}
+    requests: dict[str, dict[str, Any]] = {
+        "create_ai_workload_config": {
+            "AIWorkloadConfigName": workload,
+            "AIWorkloadConfigs": {
+                "WorkloadSpec": {"Inline": json.dumps(_workload(plan, answer.question))}
+            },
+        },
+        "create_ai_benchmark_job": {
+            "AIBenchmarkJobName": f"{stem}-benchmark",
+            "BenchmarkTarget": {"Endpoint": {"Identifier": name}},
+            **(common | output),
+        },
+    }
+    left_out: tuple[str, ...] = ()
+    if weights_uri is None or not types:
+        why = (
+            "no recommended machine is among the job's" if weights_uri else "--model-data s3://..."
+        )
+        left_out = (f"no request for a recommendation job: it needs the weights on S3 ({why})",)
+    else:
+        requests[_RECOMMEND] = {
+            "AIRecommendationJobName": f"{stem}-recommendation",
+            "ModelSource": {"S3": {"S3Uri": f"{weights_uri.rstrip('/')}/"}},
+            "PerformanceTarget": {"Constraints": [{"Metric": _metric(answer.question)}]},
+            "InferenceSpecification": {"Framework": framework},
+            "ComputeSpec": {"InstanceTypes": types},
+            **(common | output),
+        }
+    for operation, parameters in requests.items():
+        check_request(operation, parameters)
+    return {
+        f"{operation.replace('_', '-')}.json": json.dumps(parameters, indent=2) + "\n"
+        for operation, parameters in requests.items()
+    }, left_out
+
+
+def _workload(plan: DeploymentPlan, question: Question) -> dict[str, Any]:
+    """AIPerf's settings: the plan's lengths, and its requests in flight over all machines."""
+    copies = plan.instances * plan.copies
+    users = question.users or max(1, math.ceil((plan.concurrency or 1) * copies))
+    kinds = [(kind.input_tokens, kind.output_tokens, kind.share) for kind in question.kinds]
+    ins, outs, shares = zip(*kinds, strict=True) if kinds else ((), (), ())
+    return {
+        "benchmark": {"type": "aiperf"},
+        "parameters": {
+            "tokenizer": plan.weights.location,
+            "concurrency": users,
+            "request_count": max(_LEAST_REQUESTS, _REQUESTS_PER_USER * users),
+            "prompt_input_tokens_mean": question.input_tokens,
+            "prompt_input_tokens_stddev": _deviation(ins, shares),
+            "output_tokens_mean": question.output_tokens,
+            "output_tokens_stddev": _deviation(outs, shares),
+            "streaming": True,
+        },
+        "tooling": {"api_standard": "openai"},
+    }
+
+
+def _deviation(values: Sequence[float], shares: Sequence[float]) -> int:
+    """Standard deviation in tokens; 0 for equal requests."""
+    total = sum(shares)
+    if not total:
+        return 0
+    mean = sum(v * share for v, share in zip(values, shares, strict=True)) / total
+    square = sum((v - mean) ** 2 * share for v, share in zip(values, shares, strict=True))
+    return round(math.sqrt(square / total))
+
+
+def _metric(question: Question) -> str:
+    """What the job shall improve: TTFT under an SLO on it, else what the plan was for."""
+    if any(parse_slo(text).metric == "ttft" for text in question.slos):
+        return "ttft-ms"
+    return "throughput" if question.objective == "throughput" else "cost"
+
+
+def _instance_types(answer: Recommendation) -> list[str]:
+    """The best machines of the plan that the job knows, at most three."""
+    known = allowed_values(_RECOMMEND, "ComputeSpec", "InstanceTypes")
+    ranked = dict.fromkeys(each.instance for each in answer.candidates)
+    found = [name for name in ranked if name in known][:_MOST_TYPES]
+    if answer.recommended is None:
+        raise InputError("the recommendation has no fleet to hold against SageMaker's jobs")
+    return found
