@@ -8,6 +8,8 @@ import os
 # Triton looks at it when it is first imported, which transformers may do before the tests of
 # its kernels are reached
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# the catalog's own prices, not those that `catalog refresh` wrote on this machine
+os.environ["LMI_BENCH_DATA"] = os.devnull
 
 
 def pytest_collection_finish(session: object) -> None:

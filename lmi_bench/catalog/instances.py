@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
+from lmi_bench.catalog.fresh_prices import fresh_prices
 from lmi_bench.catalog.tables import Index, Row, number_or_none, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
@@ -39,6 +41,7 @@ class Instance:
     rates_usd_per_hour: tuple[tuple[str, float], ...] = ()
     ec2_price_usd_per_hour: float | None = None
     ec2_price_source: str = ""
+    ec2_price_region: str = "us-east-1"
     neuron_cores: int | None = None
     network_bits_per_s: float | None = None
     source: str = ""
@@ -130,8 +133,38 @@ def _from_row(row: Row) -> Instance:
 
 @cache
 def all_instances() -> tuple[Instance, ...]:
-    """All instance types in the catalog, in table order."""
-    return tuple(_from_row(row) for row in read_rows("instances.csv"))
+    """All instance types in the catalog, in table order, each with its newest price."""
+    return tuple(_with_fresh_prices(_from_row(row)) for row in read_rows("instances.csv"))
+
+
+def _with_fresh_prices(instance: Instance) -> Instance:
+    """The instance with the downloaded prices that are newer than the catalog's."""
+    fresh = fresh_prices()
+    hosting = fresh.get((instance.instance_type, "sagemaker"))
+    if hosting is not None and hosting.date > _day(instance.price_date):
+        instance = replace(
+            instance,
+            price_usd_per_hour=hosting.usd_per_hour,
+            price_region=hosting.region,
+            price_date=hosting.date,
+            price_source=hosting.source,
+            price_component="Hosting",
+        )
+    virtual = fresh.get((instance.instance_type, "ec2"))
+    if virtual is not None and virtual.date > _day(instance.ec2_price_source):
+        instance = replace(
+            instance,
+            ec2_price_usd_per_hour=virtual.usd_per_hour,
+            ec2_price_region=virtual.region,
+            ec2_price_source=f"{virtual.source} (generated {virtual.date})",
+        )
+    return instance
+
+
+def _day(text: str) -> str:
+    """The first date in a text, for comparison; empty without one, which is older than any."""
+    found = re.search(r"\d{4}-\d{2}-\d{2}", text)
+    return found.group() if found else ""
 
 
 _INDEX = Index(

@@ -35,7 +35,6 @@ _RATES = {
 }
 _NEEDED = ("instance", "usd_per_hour", "region", "date")
 _OPTIONAL = ("component", "source", *_RATES)
-_EC2_REGION = "us-east-1"
 STALE_DAYS = 90
 """Age in days from which a price is called old."""
 
@@ -105,7 +104,7 @@ def on_platform(instance: Instance, platform: Platform) -> Instance:
     return replace(
         instance,
         price_usd_per_hour=instance.ec2_price_usd_per_hour,
-        price_region=_EC2_REGION if known else "",
+        price_region=instance.ec2_price_region if known else "",
         price_date=generated.group(1) if generated else "",
         price_component="EC2" if known else "",
         price_source=instance.ec2_price_source if known else "",

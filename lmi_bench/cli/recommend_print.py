@@ -14,6 +14,7 @@ from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.fleet.vary import Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
+from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
 from lmi_bench.cli.console import fit_columns, note, print_table, say, stdout, warn
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.jobs.recommend import Advice
@@ -302,6 +303,8 @@ def _cost(candidate: Candidate, answer: Recommendation) -> str:
     text = f"USD {candidate.price_usd_per_hour:,.2f} per hour"
     if candidate.cost.price_component in _OTHER_PRICES:
         text += f" ({candidate.cost.price_component} price)"
+    elif FRESH_SOURCE in (candidate.price_provenance or ""):
+        text += f" (price of {candidate.cost.price_date}, {candidate.cost.price_region})"
     if candidate.usd_per_month is not None:
         text += f", {candidate.usd_per_month:,.0f} a month"
     per_token, question = candidate.usd_per_1m_output_tokens, answer.question

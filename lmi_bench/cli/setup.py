@@ -1,15 +1,31 @@
-"""The commands before a first sweep: doctor, init."""
+"""The commands before a first sweep: doctor, init, catalog."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Final
 
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import note, print_table, run_job, say, terminal, write_json
+from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_INTERRUPTED
-from lmi_bench.jobs.settings.setup import DoctorSettings, InitSettings
+from lmi_bench.jobs.settings.setup import (
+    CatalogSettings,
+    DoctorSettings,
+    InitSettings,
+    RefreshSettings,
+)
+
+_GIVE_WAY: Final = (
+    "network Gbit/s", "component", "layers", "gated", "arch", "link", "vendor", "host GiB",
+)  # fmt: skip
+catalog = typer.Typer(
+    name="catalog",
+    help="Models, machines, prices and images that are known, with their sources.",
+    no_args_is_help=True,
+)
 
 
 @spread_options
@@ -58,3 +74,70 @@ def init(settings: InitSettings) -> None:
 
 def _ask(question: str, default: str) -> str:
     return input(f"{question} [{default}]: ") or default
+
+
+@catalog.command()
+@spread_options
+def models(settings: CatalogSettings, json_file: JsonFile = None) -> None:
+    """List the models: parameters, layers, KV heads, context; the smallest first."""
+    _list("models", settings, json_file)
+
+
+@catalog.command()
+@spread_options
+def instances(settings: CatalogSettings, json_file: JsonFile = None) -> None:
+    """List the instance types by accelerator and number: memory, link, host, network."""
+    _list("instances", settings, json_file)
+
+
+@catalog.command()
+@spread_options
+def accelerators(settings: CatalogSettings, json_file: JsonFile = None) -> None:
+    """List the accelerators: memory, bandwidth and dense peak rates; the smallest first."""
+    _list("accelerators", settings, json_file)
+
+
+@catalog.command()
+@spread_options
+def prices(settings: CatalogSettings, json_file: JsonFile = None) -> None:
+    """List the on-demand prices of one machine with region and date; the cheapest first."""
+    _list("prices", settings, json_file)
+
+
+@catalog.command()
+@spread_options
+def images(settings: CatalogSettings, json_file: JsonFile = None) -> None:
+    """List the container images by family and date."""
+    _list("images", settings, json_file)
+
+
+@catalog.command()
+@spread_options
+def refresh(settings: RefreshSettings) -> None:
+    """Download AWS's prices of today, which every command then uses where they are newer.
+
+    They are written to prices.json in LMI_BENCH_DATA, or in the user's data folder. The AWS
+    credentials need pricing:GetProducts.
+    """
+    from lmi_bench.jobs.catalog import refresh as run
+
+    done = run_job(run, settings)
+    counts = ", ".join(f"{number} of {platform}" for platform, number in done.counts.items())
+    say(f"prices: {done.file}: {counts}, {done.region}, {done.date}")
+
+
+def _list(name: str, settings: CatalogSettings, json_file: Path | None) -> None:
+    from lmi_bench.jobs.catalog import catalog_table
+
+    table = catalog_table(name, settings)
+    sources = list(dict.fromkeys(row["source"] for row in table.rows))
+    rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in table.rows]
+    left = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
+    print_table(table.title, rows, left=left[1:], whole=left[:1], give_way=_GIVE_WAY)
+    for number, source in enumerate(sources, 1):
+        say(f"[{number}] {source or 'not stated'}")
+    if not rows:
+        say(f"no {name} match")
+    if table.warning:
+        warn(table.warning)
+    write_json(json_file, table.to_json(), name)

@@ -417,7 +417,7 @@ def _prices() -> Outcome:
             f"{platform}: {len(priced)} of {len(machines)}{dates}, {old} older than {STALE_DAYS} "
             f"days, {undated} undated"
         )
-    mend = "Give today's prices with `recommend --prices FILE.yaml`." if is_stale else ""
+    mend = "Get today's with `lmi-bench catalog refresh`." if is_stale else ""
     return "warn" if is_stale else "ok", "; ".join(found), mend
 
 

@@ -1,4 +1,4 @@
-"""Settings of the commands before a first sweep: doctor, init."""
+"""Settings of the commands before a first sweep: doctor, init, catalog."""
 
 from __future__ import annotations
 
@@ -50,3 +50,25 @@ class InitSettings:
     slo: tuple[str, ...] = option("SLO such as ttft_p90<=1s; repeatable.", value=())
     yes: bool = option("Defaults instead of questions.", "--yes", "-y", value=False)
     force: bool = option("Replacement of a file that exists.", value=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSettings:
+    """Which rows of a table are shown."""
+
+    text: str = option("Text that a row contains.", value="", argument=True, metavar="[TEXT]")
+    gpu: str | None = option("Accelerator, such as H100 (of instances, accelerators, prices).")
+    min_memory_gib: float | None = option(
+        "Minimum memory of all accelerators of a row in GiB (of instances, accelerators)."
+    )
+    family: str | None = option("Beginning of the name, such as g5 or llama.")
+    region: str | None = option("Region (of prices).")
+    platform: str | None = option("Platform: sagemaker or ec2 (of prices and images).")
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshSettings:
+    """Whose prices are downloaded."""
+
+    region: str = option("Region whose prices are downloaded.", value="us-east-1")
+    file: Path | None = option("Offer file of AWS that was downloaded before, instead of the API.")

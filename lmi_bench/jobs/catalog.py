@@ -1,0 +1,307 @@
+"""What `catalog` does: the catalog's rows as tables, and the download of today's prices."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from lmi_bench.catalog.accelerators import all_accelerators
+from lmi_bench.catalog.fresh_prices import FRESH_SOURCE, FreshPrice, save_fresh_prices
+from lmi_bench.catalog.instances import Instance, all_instances
+from lmi_bench.catalog.models import all_model_entries
+from lmi_bench.catalog.prices import STALE_DAYS, on_platform, price_day
+from lmi_bench.catalog.tables import plain_key, read_rows
+from lmi_bench.core.durable import read_text
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import Listener
+from lmi_bench.core.units import bytes_to_gib
+from lmi_bench.deploy.images import all_images
+from lmi_bench.jobs.settings.setup import CatalogSettings, RefreshSettings
+
+Row = dict[str, Any]
+
+_SERVICES: Final = {"AmazonSageMaker": "sagemaker", "AmazonEC2": "ec2"}
+_FILTERS: Final = {
+    "AmazonSageMaker": {"productFamily": "ML Instance", "component": "Hosting"},
+    "AmazonEC2": {
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    },
+}
+_PRICE_REGION: Final = "us-east-1"
+"""Where the price list API answers, for the prices of all regions."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable:
+    """Rows with the same keys, units in the keys, and what has to be said about them."""
+
+    title: str
+    rows: tuple[Row, ...]
+    warning: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The rows as plain JSON values."""
+        return {"rows": list(self.rows), "warning": self.warning}
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """The written file, and how many prices each platform got."""
+
+    file: Path
+    region: str
+    date: str
+    counts: Mapping[str, int]
+
+
+def catalog_table(name: str, settings: CatalogSettings) -> CatalogTable:
+    """The rows of `models`, `instances`, `accelerators`, `prices` or `images` that match."""
+    tables = {
+        "models": _models,
+        "instances": _instances,
+        "accelerators": _accelerators,
+        "prices": _prices,
+        "images": _images,
+    }
+    rows = [row for row in tables[name]() if _matches(row, settings)]
+    old = [row for row in rows if name == "prices" and row["age days"] > STALE_DAYS]
+    undated = sum(name == "prices" and not row["date"] for row in rows)
+    warning = ""
+    if old:
+        oldest = min(row["date"] for row in old)
+        warning = (
+            f"{len(old)} of {len(rows)} prices are older than {STALE_DAYS} days, the oldest of "
+            f"{oldest}, and {undated} have no date: lmi-bench catalog refresh gets today's"
+        )
+    for row in rows:
+        row.pop("age days", None)
+    return CatalogTable(f"{name.capitalize()}: {len(rows)}", tuple(rows), warning)
+
+
+def _matches(row: Row, settings: CatalogSettings) -> bool:
+    text = " ".join(str(value) for value in row.values()).lower()
+    if settings.text.lower() not in text:
+        return False
+    wanted = {
+        "accelerator": ("--gpu", settings.gpu),
+        "region": ("--region", settings.region),
+        "platform": ("--platform", settings.platform),
+        "memory GiB": ("--min-memory-gib", settings.min_memory_gib),
+    }
+    for column, (flag, value) in wanted.items():
+        if value is not None and column not in row:
+            raise InputError(f"{flag} {value}: these rows have no {column}; leave it out")
+        if isinstance(value, str) and plain_key(value) not in plain_key(row[column]):
+            return False
+    name = str(next(iter(row.values()))).removeprefix("ml.").lower()
+    if settings.family is not None and not name.startswith(settings.family.lower()):
+        return False
+    least = settings.min_memory_gib
+    return least is None or row["memory GiB"] >= least
+
+
+def _models() -> Iterator[Row]:
+    for entry in sorted(all_model_entries(), key=lambda each: each.shape.params_total):
+        shape = entry.shape
+        yield {
+            "model": shape.name,
+            "B params": round(shape.params_total / 1e9, 2),
+            "B active": round(shape.params_active / 1e9, 2),
+            "layers": shape.num_layers,
+            "KV heads": shape.num_kv_heads,
+            "context tokens": shape.max_positions,
+            "checkpoint": entry.checkpoint_dtype,
+            "gated": "yes" if entry.gated else "no",
+            "source": shape.source,
+        }
+
+
+def _instances() -> Iterator[Row]:
+    def size(each: Instance) -> tuple[Any, ...]:
+        return each.accelerator.name, each.num_accelerators, each.vcpus
+
+    for each in sorted(all_instances(), key=size):
+        network = each.network_bits_per_s
+        yield {
+            "instance": each.instance_type,
+            "accelerator": each.accelerator.name,
+            "count": each.num_accelerators,
+            "memory GiB": _gib(each.num_accelerators * each.accelerator.memory_bytes),
+            "link": each.link.kind,
+            "vCPU": each.vcpus,
+            "host GiB": _gib(each.host_memory_bytes),
+            "network Gbit/s": None if network is None else network / 1e9,
+            "source": each.source,
+        }
+
+
+def _accelerators() -> Iterator[Row]:
+    def tera(value: float | None) -> float | None:
+        return None if value is None else round(value / 1e12, 1)
+
+    for each in sorted(all_accelerators(), key=lambda each: each.memory_bytes):
+        bandwidth = each.bandwidth_bytes_per_s
+        yield {
+            "accelerator": each.name,
+            "vendor": each.vendor,
+            "memory GiB": _gib(each.memory_bytes),
+            "memory GB/s": None if bandwidth is None else round(bandwidth / 1e9),
+            "16-bit TFLOP/s": tera(each.bf16_flop_per_s or each.fp16_flop_per_s),
+            "FP8 TFLOP/s": tera(each.fp8_flop_per_s),
+            "link": each.device_link.kind,
+            "source": each.source,
+        }
+
+
+def _gib(num_bytes: float) -> float:
+    return round(bytes_to_gib(num_bytes), 1)
+
+
+def _prices() -> Iterator[Row]:
+    today = dt.datetime.now(tz=dt.UTC).date()
+    machines = [
+        (on_platform(each, platform), platform)
+        for platform in ("sagemaker", "ec2")
+        for each in all_instances()
+    ]
+    for each, platform in sorted(machines, key=lambda pair: pair[0].price_usd_per_hour or 0.0):
+        if each.price_usd_per_hour is None:
+            continue
+        day = price_day(each)
+        yield {
+            "instance": each.instance_type,
+            "accelerator": each.accelerator.name,
+            "platform": platform,
+            "USD/h": each.price_usd_per_hour,
+            "region": each.price_region,
+            "date": str(day) if day else "",
+            "component": each.price_component,
+            "source": each.price_source,
+            "age days": (today - day).days if day else 0,
+        }
+
+
+def _images() -> Iterator[Row]:
+    for each in sorted(all_images(), key=lambda each: (each.family, each.date, each.tag)):
+        yield {
+            "family": each.family,
+            "tag": each.tag,
+            "platform": each.platform,
+            "engine version": each.engine_version,
+            "arch": each.arch,
+            "date": each.date,
+            "source": each.source,
+        }
+
+
+def refresh(settings: RefreshSettings, listener: Listener) -> Refreshed:
+    """Get the prices of the catalog's instances and write the user's file.
+
+    Raises InputError if they cannot be had whole; the file is unchanged then.
+    """
+    today = str(dt.datetime.now(tz=dt.UTC).date())
+    found: dict[tuple[str, str], FreshPrice] = {}
+    if settings.file is not None:
+        service, day, products = _offer(settings.file)
+        source = f"{FRESH_SOURCE} {settings.file.name}"
+        found |= _fresh(products, service, settings.region, day, source)
+    else:
+        source, day = f"{FRESH_SOURCE} API", today
+        for service in _SERVICES:
+            listener.step(f"asking {source} for {service} in {settings.region}")
+            products = _download(service, settings.region)
+            found |= _fresh(products, service, settings.region, day, source)
+    file = save_fresh_prices(found)
+    platforms = [platform for _, platform in found]
+    counts = {each: platforms.count(each) for each in _SERVICES.values() if each in platforms}
+    return Refreshed(file, settings.region, day, counts)
+
+
+def _download(service: str, region: str) -> list[Any]:
+    """All products of a service in a region."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from lmi_bench.loadgen.aws.access import error_text, open_aws_access
+
+    wanted = {"regionCode": region, **_FILTERS[service]}
+    filters = [{"Type": "TERM_MATCH", "Field": key, "Value": text} for key, text in wanted.items()]
+    try:
+        # the runtime's address is not used: stating one allows a machine without a region
+        access = open_aws_access(f"https://runtime.sagemaker.{_PRICE_REGION}.amazonaws.com")
+        client = replace(access, region=_PRICE_REGION).client("pricing")
+        pages = client.get_paginator("get_products").paginate(
+            ServiceCode=service, Filters=filters, FormatVersion="aws_v1"
+        )
+        return [json.loads(each) for page in pages for each in page["PriceList"]]
+    except (BotoCoreError, ClientError, ValueError, KeyError) as exc:
+        text = " ".join(error_text(exc).split())
+        raise InputError(f"no prices of {service}, and nothing is changed: {text}") from exc
+
+
+def _offer(path: Path) -> tuple[str, str, list[Any]]:
+    """Service, date and products of an offer file, as the API gives products."""
+    try:
+        offer = json.loads(read_text(path))
+        on_demand = offer["terms"]["OnDemand"]
+        products = [
+            {"product": product, "terms": {"OnDemand": on_demand.get(sku, {})}}
+            for sku, product in offer["products"].items()
+        ]
+        service, day = offer["offerCode"], str(dt.date.fromisoformat(offer["publicationDate"][:10]))
+        if service not in _SERVICES:
+            raise ValueError(f"it is of {service}")
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise InputError(
+            f"{path} is no offer file of {' or '.join(_SERVICES)} ({type(exc).__name__}: {exc})"
+        ) from exc
+    return service, day, products
+
+
+def _fresh(
+    products: Iterable[Any], service: str, region: str, day: str, source: str
+) -> dict[tuple[str, str], FreshPrice]:
+    """The catalog's instances among the products; raises InputError if there are none."""
+    platform = _SERVICES[service]
+    names = [row["instance_type"] for row in read_rows("instances.csv")]
+    known = {name.removeprefix("ml."): name for name in names}
+    prices: dict[str, set[float]] = {}
+    wanted = {"regionCode": region, **_FILTERS[service]}
+    try:
+        for each in products:
+            attributes = each["product"]["attributes"]
+            has = {"productFamily": each["product"].get("productFamily"), **attributes}
+            if any(has.get(name) != text for name, text in wanted.items()):
+                continue
+            name = attributes.get("instanceName") or attributes.get("instanceType", "")
+            kind = known.get(re.sub(r"^ml\.|-Hosting$", "", name))
+            if kind is not None:
+                prices.setdefault(kind, set()).update(_hourly(each["terms"].get("OnDemand", {})))
+    except (KeyError, TypeError, AttributeError, ValueError) as exc:
+        raise InputError(f"the products of {service} are in an unknown form: {exc!r}") from exc
+    found = {
+        (kind, platform): FreshPrice(kind, platform, values.pop(), region, day, source)
+        for kind, values in prices.items()
+        if len(values) == 1  # several: it is not known which one is the instance's
+    }
+    if not found:
+        raise InputError(
+            f"no price of the catalog's instances among {service}'s in {region}: is it a region "
+            "of AWS, such as us-east-1?"
+        )
+    return found
+
+
+def _hourly(terms: Mapping[str, Any]) -> Iterator[float]:
+    for term in terms.values():
+        for dimension in term["priceDimensions"].values():
+            usd = float(dimension["pricePerUnit"].get("USD", 0))
+            if usd > 0 and dimension["unit"].lower().startswith(("hr", "hour")):
+                yield usd
