@@ -110,6 +110,8 @@ def verify(settings: VerifySettings, json_file: JsonFile = None) -> None:
     from lmi_bench.jobs.verify import verify as run
 
     found = run_job(run, settings)
+    for text in found.caveats:
+        say(f"in the recommendation {text}")
     print_sweep(found.sweep)
     if found.sweep.interrupted or found.sweep.failed:
         raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)

@@ -312,6 +312,8 @@ def print_learned(learned: Learned) -> None:
 def print_day(day: PlannedDay, discount: float | None) -> None:
     """Scaling against a flat fleet, and what to commit to."""
     plan = day.plan
+    for text in day.caveats:
+        say(f"in the recommendation {text}")
     say(
         f"load {min(day.load.rates_per_s):.4g} to {day.load.peak_per_s:.4g} req/s, {day.machine} "
         f"carries {day.capacity_per_s:.4g} req/s and serves {day.start_up.total_s:,.0f} s after "
@@ -350,7 +352,8 @@ def print_accelerators(comparison: AcceleratorComparison, top: int) -> None:
     workload, figures = comparison.workload, comparison.figures
     say(
         f"{workload.shape.name}, {workload.dtype}, {workload.input_tokens} in / "
-        f"{workload.output_tokens} out"
+        f"{workload.output_tokens} out; no load is stated: one request alone, and one machine at "
+        "saturation"
     )
     print_table(
         "Accelerators in four steps, the cheapest bandwidth first",

@@ -73,7 +73,8 @@ def _print_reasons(advice: Advice) -> None:
     for text in _measurement_lines(answer):
         say(text)
     for text in answer.warnings:
-        warn(text)
+        if text not in answer.caveats:
+            warn(text)
 
 
 def distinct_layouts(
@@ -222,7 +223,8 @@ def accuracy_rows(levels: Sequence[LevelAccuracy]) -> list[dict[str, str]]:
 
 
 def answer_lines(answer: Recommendation) -> Iterator[str]:
-    """Fleet, price, capacity, SLOs with attainment, the biggest doubt and the next command."""
+    """What is not known, fleet, price, capacity, SLOs, the biggest doubt and the next command."""
+    yield from answer.caveats
     best = answer.recommended
     if best is not None:
         yield f"recommended: {_fleet(best, with_copies=True)}"
@@ -250,7 +252,11 @@ def _figures(candidate: Candidate, answer: Recommendation) -> Iterator[str]:
         asked = "" if rate is None else f"; {rate:g} asked for"
         within = " within the SLOs" if candidate.slos else ""
         tokens = candidate.figures.get("throughput_tokens_per_s")
-        speed = "" if tokens is None else f"; {interval(tokens)} output tok/s at this load"
+        speed = (
+            ""
+            if tokens is None
+            else f"; {interval(tokens)} output tok/s {_where(candidate, answer)}"
+        )
         yield f"  carries {interval(carried)} req/s{within}{asked}{speed}"
     found = candidate.attainment
     for outlook in candidate.slos:
@@ -314,8 +320,16 @@ def _cost(candidate: Candidate, answer: Recommendation) -> str:
         per_request = per_token * question.output_tokens / 1e6
         per_input = 1e6 * per_request / question.input_tokens
         text += f", {1e3 * per_request:,.4f} for 1,000 requests"
-        return f"{text}, {per_input:,.4f} for 1M input tokens at this load"
-    return f"{text}, {per_token:,.2f} for 1M output tokens at this load"
+        return f"{text}, {per_input:,.4f} for 1M input tokens {_where(candidate, answer)}"
+    return f"{text}, {per_token:,.2f} for 1M output tokens {_where(candidate, answer)}"
+
+
+def _where(candidate: Candidate, answer: Recommendation) -> str:
+    """The load of the figures: the stated one, or the rate to which the fleet is loaded."""
+    served, question = candidate.figures.get("throughput_tokens_per_s"), answer.question
+    if question.states_load or served is None:
+        return "at this load" if question.states_load else "at its capacity"
+    return f"at {number(served.value / question.output_tokens)} req/s"
 
 
 def _money_lines(chosen: Candidate) -> Iterator[str]:

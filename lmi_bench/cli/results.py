@@ -7,7 +7,7 @@ import sys
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import print_table, say, terminal, write_json
+from lmi_bench.cli.console import print_table, run_job, say, terminal, write_json
 from lmi_bench.jobs.settings.results import (
     CompareSettings,
     ExportSettings,
@@ -111,9 +111,10 @@ def from_source(settings: WorkloadFromSettings) -> None:
     from lmi_bench.cli.sweep_print import print_workload
     from lmi_bench.jobs.results import workload_from
 
-    written = workload_from(settings)
+    written = run_job(workload_from, settings)
     print_workload(written.summary)
     say(f"scenario: {written.scenario}")
     if written.day is not None:
         say(f"daily curve: {written.day} (lmi-bench plan-day REC.json --load {written.day})")
-    say(f"next: lmi-bench recommend --workload {written.scenario} --model NAME --slo ...")
+    rate = "" if written.summary.peak_per_s is not None else " --rate REQ_PER_S"
+    say(f"next: lmi-bench recommend --workload {written.scenario} --model NAME{rate} --slo ...")

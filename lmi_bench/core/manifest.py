@@ -60,6 +60,7 @@ class RunScenario(JsonValue):
     engine: RunEngine = RunEngine(file_keys=())
     seed: int | None = None
     slo: Sequence[str] = ()
+    unrecorded: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

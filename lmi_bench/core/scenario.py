@@ -95,6 +95,8 @@ class Scenario(Section):
     protocol   wire format of an endpoint; auto: found by asking it
     stream     False: an endpoint answers in one piece, so only the total time is known
     timeout_s  of one request; `none`: no limit; default: SageMaker's own limit, or none elsewhere
+    unrecorded  what the log that the scenario describes does not hold: its rate, its lengths (then
+                they are assumed); answers say so
     """
 
     name: str = ""
@@ -112,6 +114,7 @@ class Scenario(Section):
     )
     seed: int = 0
     slo: tuple[str, ...] = ()
+    unrecorded: tuple[Literal["rate", "lengths"], ...] = ()
 
     @field_validator("slo", mode="before")
     @classmethod
@@ -158,18 +161,18 @@ class Scenario(Section):
         return self
 
     def canonical(self) -> dict[str, Any]:
-        """All fields with their defaults filled in, as plain JSON values."""
-        return self.model_dump(mode="json")
+        """All fields with their defaults filled in, as plain JSON values; `unrecorded` if set."""
+        return self.model_dump(mode="json", exclude=None if self.unrecorded else {"unrecorded"})
 
     def hash(self) -> str:
         """SHA-256 of everything that decides the measurement.
 
-        The name does not count, and SLOs only if they choose the levels; a file counts with its
-        content. Raises InputError if it cannot be read.
+        The name and what was not recorded do not count, and SLOs only if they choose the levels; a
+        file counts with its content. Raises InputError if it cannot be read.
         """
         content = self.canonical()
-        for free in ("name",) if self.load.is_adaptive else ("name", "slo"):
-            del content[free]
+        for free in ("name", "unrecorded", *(() if self.load.is_adaptive else ("slo",))):
+            content.pop(free, None)
         for name in _FILES:
             path = content["workload"][name]
             if path is not None:

@@ -1,53 +1,59 @@
-"""Reads recorded traffic for the planner: a log of requests, or a trace.
+"""Recorded traffic for the planner: the times and lengths of a log's requests.
 
-A log is JSON lines, one request on each. Its fields have the names that servers and gateways use,
-also below `usage`, `request`, `response` and `body`. If it has texts but no token counts, four
-characters count as a token.
+`traffic_rows` reads the file. If a log has texts but no token counts, four characters count as a
+token; lengths that it does not hold at all can be assumed. Lines that are no request of an LLM are
+left out and counted.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.core.errors import InputError, file_reason
-from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
+import numpy as np
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from lmi_bench.interchange.traffic_rows import NAMES, LogFile, Row, as_object, request_line
+from lmi_bench.interchange.traffic_statistics import SharedPrefix, shared_prefix
 
 _CHARACTERS_PER_TOKEN = 4
-_TIMES = (
-    "timestamp", "time", "ts", "created", "created_at", "start_time", "started_at",
-    "request_time", "arrival_time", "arrived_at", "@timestamp",
-)  # fmt: skip
-_INPUT = (
-    "input_tokens", "prompt_tokens", "num_prompt_tokens", "input_length", "ContextTokens",
-    "inputTokenCount", "prompt_len",
-)  # fmt: skip
-_OUTPUT = (
-    "output_tokens", "completion_tokens", "generated_tokens", "output_length", "GeneratedTokens",
-    "outputTokenCount", "output_len",
-)  # fmt: skip
-_INNER_OBJECTS = ("usage", "request", "response", "body", "metrics")
-_PROMPTS = ("prompt", "messages", "inputs", "input")
-_ANSWERS = ("completion", "generated_text", "output_text", "output", "choices")
 _EPOCH_MS_FROM = 1e11  # seconds beyond it would be the year 5138
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPrefix:
-    """How much of the prompts is the same text at their beginning, which a prefix cache can find.
-
-    common    length of the longest beginning that at least half of the prompts have
-    repeated  share (0 to 1) of all prompt text that repeats the beginning of another prompt: the
-              hit rate of an unlimited cache
-    """
-
-    common: int
-    repeated: float
+_LATEST = 1e20  # beyond nanoseconds of the year 5138
+_MOONCAKE_MS_TO = 1e9  # a relative time in ms, 11 days; an epoch in seconds is larger
+_LEAST_EPOCH_S, _LAST_EPOCH_S = 1e8, 4.2e9  # 1973 to 2103
+_MOST_TOKENS = 10_000_000
+_MOST_TEXTS = 20_000  # prompts that are compared for a shared prefix
+_MAY_LACK_A_TIME = 0.1  # share of the lines; with more the rate would be understated
+_MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
+_CLF = re.compile(r"\[?(\d{1,2})/(\w{3})/(\d{4}):([\d:.]+)(?: ?([+-]\d{4}|Z))?\]?$")
+_ISO = re.compile(r"\d{4}[-/]?\d\d[-/]?\d\d[T ]\d\d:?\d\d")
+_ZONE = re.compile(r"(?:Z|UTC|GMT|[+-]\d\d:?\d\d)\]?$")
+_CALLS = re.compile(
+    r"completions|/(responses|messages|generate|generate_stream|invocations|invoke|chat|converse)\b"
+    r"|invoke-with-response-stream|converse-stream|[gG]enerateContent",
+)
+_OTHER_WORK = re.compile(
+    r"^(SPAN|EVENT|TRACE|AGENT|TOOL|CHAIN|RETRIEVER|GUARDRAIL|EVALUATOR)$"
+    r"|embedding|image|speech|transcription|rerank|moderation",
+    re.IGNORECASE,
+)
+_NUMBERS = (int, float, str)
+_EMPTY = ("", None, "{}", "[]", "null", "None")
+_OUTCOME = {"status", "level", "error", "type", "cached"}
+_WEB = {"request", "method", "path"}
+_FAILURES = ("failure", "failed", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Traffic:
     requests       in order of time, from 0; without times all at 0
     start_epoch_s  Unix time of the first; None where times are relative or missing
     has_times      whether the requests' times are known
+    assumed        number of requests with an assumed length
     prefix         shared by the prompts, in tokens; None if the prompts are not recorded
     unknown        what such a source does not contain
     notes          how it was read
@@ -65,37 +72,10 @@ class Traffic:
     requests: tuple[TraceRequest, ...]
     start_epoch_s: float | None
     has_times: bool
+    assumed: int
     prefix: SharedPrefix | None
     unknown: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-def read_traffic(path: Path) -> Traffic:
-    """Read a log or a trace, recognised by its fields; raises InputError for anything else."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            first = next((line for line in file if line.strip()), "")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
-    if not first.lstrip().startswith("{"):
-        return _trace(path)
-    try:
-        row = json.loads(first)
-    except ValueError as exc:
-        raise InputError(f"{path} is not JSON lines: {exc}") from exc
-    is_mooncake = {"timestamp", "input_length", "output_length"} <= row.keys()
-    return _trace(path) if is_mooncake else _log(path)
-
-
-def _trace(path: Path) -> Traffic:
-    requests = read_trace(path).requests
-    prefix = None
-    unknown = ["the hour of the day: a trace is read from its first request on"]
-    if any(each.hash_ids for each in requests):
-        prefix = _of_blocks(requests)
-    else:
-        unknown.append("shared prefixes: the trace has no text and no hashes of it")
-    return Traffic(requests, None, True, prefix, (*unknown, *_NOT_RECORDED), ())
 
 
 _NOT_RECORDED = (
@@ -104,148 +84,363 @@ _NOT_RECORDED = (
 )
 
 
-def _of_blocks(requests: Sequence[TraceRequest]) -> SharedPrefix:
-    """The prefix of prompts given as blocks: each block is compared as one character."""
-    blocks = ["".join(chr(0x10000 + i % 0xF0000) for i in each.hash_ids) for each in requests]
-    found = shared_prefix(blocks)
-    return replace(found, common=found.common * MOONCAKE_BLOCK_TOKENS)
-
-
-def _log(path: Path) -> Traffic:
-    rows = list(_rows(path))
-    kept: list[tuple[float | None, int, int]] = []
-    texts: list[str] = []
-    estimated = left_out = 0
-    for row in rows:
-        prompt = _first(row, _PROMPTS, _text)
-        tokens_in, tokens_out = _number(row, _INPUT), _number(row, _OUTPUT)
-        if tokens_in is None and prompt:
-            tokens_in, estimated = len(prompt) / _CHARACTERS_PER_TOKEN, estimated + 1
-        if tokens_out is None and (answer := _first(row, _ANSWERS, _text)):
-            tokens_out = len(answer) / _CHARACTERS_PER_TOKEN
-        if not tokens_in or not tokens_out or _failed(row):
-            left_out += 1
-            continue
-        kept.append(
-            (_first(row, _TIMES, _epoch_s), max(1, round(tokens_in)), max(1, round(tokens_out)))
-        )
-        if prompt:
-            texts.append(prompt)
-    if len(kept) < 2:
+def parse_fields(text: str) -> dict[str, str]:
+    """The names in `time=startTime,input=usage.prompt`; raises InputError for other texts."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    fields = {kind.strip(): name.strip() for kind, _, name in pairs}
+    if (
+        len(fields) < len(pairs)
+        or not fields.keys() <= {"time", "input", "output"}
+        or "" in fields.values()
+    ):
         raise InputError(
-            f"{path}: {len(kept)} of {len(rows)} lines have prompt and answer lengths; "
-            f"expected are {_INPUT[0]} or {_INPUT[1]}, {_OUTPUT[0]} or {_OUTPUT[1]} (also below "
-            "usage), or text in prompt or messages"
+            f"--fields {text}: write time=NAME,input=NAME,output=NAME with each at most once, a "
+            "name inside an object with dots, such as input=usage.prompt_tokens"
         )
-    return _put_together(kept, texts, estimated=estimated, left_out=left_out)
+    return fields
 
 
-def _put_together(
-    kept: list[tuple[float | None, int, int]], texts: list[str], *, estimated: int, left_out: int
+def parse_assumed(text: str) -> tuple[int, int]:
+    """Prompt and answer length in `500/200`; raises InputError for other texts."""
+    found = re.fullmatch(r"\s*(\d{1,8})\s*/\s*(\d{1,8})\s*", text)
+    lengths = (0, 0) if found is None else (int(found[1]), int(found[2]))
+    if not all(1 <= length <= _MOST_TOKENS for length in lengths):
+        raise InputError(
+            f"--assume {text}: write prompt/answer length in tokens, each from 1 to "
+            f"{_MOST_TOKENS:,}, such as 500/200"
+        )
+    return lengths
+
+
+def read_traffic(
+    path: Path,
+    *,
+    fields: Mapping[str, str] | None = None,
+    assume: tuple[int, int] | None = None,
+    listener: Listener = SILENT,
 ) -> Traffic:
-    unknown, notes = list(_NOT_RECORDED), []
-    has_times = all(at is not None for at, _, _ in kept)
-    start = min((at for at, _, _ in kept if at is not None), default=0.0)
-    if not has_times:
-        unknown.insert(0, f"rate, bursts, daily curve: not every line has a time ({_TIMES[0]} ...)")
-    elif len({at for at, _, _ in kept}) < 2:
-        has_times = False
-        unknown.insert(0, "rate, bursts, daily curve: all lines have the same time")
-    requests = sorted(
-        (
-            TraceRequest((at or 0.0) - start if has_times else 0.0, tokens_in, tokens_out)
-            for at, tokens_in, tokens_out in kept
-        ),
-        key=lambda each: each.at_s,
-    )
-    if estimated:
-        by_text = f"{_CHARACTERS_PER_TOKEN} characters a token"
-        notes.append(f"{estimated} prompt lengths are estimated from text, {by_text}")
-    if left_out:
-        notes.append(f"{left_out} lines failed or have no lengths: left out")
-    prefix = None
-    if len(texts) > len(kept) / 2:
-        found = shared_prefix(texts)
-        prefix = replace(found, common=round(found.common / _CHARACTERS_PER_TOKEN))
-    else:
-        unknown.append("shared prefixes: the log does not hold the prompts")
-    absolute = has_times and start > _EPOCH_MS_FROM / 1000
-    if has_times and not absolute:
-        unknown.append("the hour of the day: times are not calendar times")
-    return Traffic(
-        tuple(requests),
-        start if absolute else None,
-        has_times,
-        prefix,
-        tuple(unknown),
-        tuple(notes),
-    )
+    """Read a log of requests; raises InputError for a file that holds none.
+
+    fields  names of the fields with the time, the prompt's and the answer's length
+    assume  prompt and answer length of a request for which the log has none
+    """
+    log = LogFile(path, fields or {}, listener)
+    found = _Found(log, assume or (None, None))
+    for row in log.rows():
+        if log.is_web and assume is None:
+            raise InputError(
+                f"{path} is an access log, which holds no token counts: add --assume IN/OUT, the "
+                "mean prompt and answer length in tokens, such as --assume 500/200"
+            )
+        if reason := found.add(row):
+            log.left_out[reason] += 1
+    found.check()
+    return found.traffic()
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as exc:
-                raise InputError(f"{path}, line {number}: not JSON: {exc}") from exc
-            if not isinstance(row, Mapping):
-                raise InputError(f"{path}, line {number}: expected a JSON object with one request")
-            yield row
+@dataclass(slots=True)
+class _Found:
+    """The requests read so far.
 
+    values      of each request five numbers: its time (NaN: none), prompt and answer length,
+                whether one of them is assumed, and whether its path is of an LLM API (-1: no path)
+    texts       every stride-th of the prompts
+    seen        number of lines with a field that the user named
+    unreadable  first value of each kind that was there but could not be read
+    """
 
-def _places(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The object and those inside it that may hold a request's fields."""
-    yield row
-    for name in _INNER_OBJECTS:
-        inner = row.get(name)
-        if isinstance(inner, Mapping):
-            yield from _places(inner)
+    log: LogFile
+    assume: tuple[float | None, float | None]
+    values: array[float] = field(default_factory=lambda: array("d"))
+    texts: list[str] = field(default_factory=list)
+    stride: int = 1
+    prompts: int = 0
+    estimated: int = 0
+    is_mooncake: bool = False
+    has_zone: bool = True
+    ids: set[int] = field(default_factory=set)
+    seen: Counter[str] = field(default_factory=Counter)
+    unreadable: dict[str, object] = field(default_factory=dict)
 
-
-def _first(
-    row: Mapping[str, Any], names: Sequence[str], read: Callable[[object], Any]
-) -> Any | None:
-    for place in _places(row):
-        for name in names:
-            value = read(place.get(name))
-            if value is not None:
-                return value
-    return None
-
-
-def _number(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
-    def read(value: object) -> float | None:
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if real else None  # type: ignore[arg-type]
-
-    return _first(row, names, read)
-
-
-def _epoch_s(value: object) -> float | None:
-    """Unix seconds, or seconds of the log's own clock."""
-    if isinstance(value, bool):
+    def add(self, row: Mapping[str, Any]) -> str | None:
+        """Keep a row's request; the reason to leave it out, if there is one."""
+        found = self.log.request(row)
+        method = path = None
+        if not found.plan.keys().isdisjoint(_WEB):
+            method, path = found.first("request", request_line) or (
+                found.first("method", _word),
+                found.first("path", _word),
+            )
+        if reason := _no_call(found, method):
+            return reason
+        prompt = found.first("prompt", _text)
+        tokens_in = self._length(row, found, "input", prompt)
+        tokens_out = self._length(row, found, "output", None)
+        is_assumed = None in (tokens_in, tokens_out)
+        tokens_in = self.assume[0] if tokens_in is None else tokens_in
+        tokens_out = self.assume[1] if tokens_out is None else tokens_out
+        if tokens_in is None or tokens_out is None:
+            return "no prompt or answer length"
+        if not (0 < tokens_in <= _MOST_TOKENS and 0 < tokens_out <= _MOST_TOKENS):
+            return f"length outside 1 to {_MOST_TOKENS:,}"
+        at_s = self._time(row, found)
+        if (name := found.first("id", _word)) is not None:
+            copy = hash((name, at_s, tokens_in, tokens_out))
+            if copy in self.ids:
+                return "repeated, same id, time and lengths"
+            self.ids.add(copy)
+        is_call = -1 if path is None else _CALLS.search(path) is not None
+        self.values.extend(
+            (math.nan if at_s is None else at_s, tokens_in, tokens_out, is_assumed, is_call)
+        )
+        if text := found.first("blocks", _blocks) or prompt:
+            if self.prompts % self.stride == 0:
+                self.texts.append(text)
+            self.prompts += 1
+            if len(self.texts) > _MOST_TEXTS:
+                self.texts, self.stride = self.texts[::2], self.stride * 2
         return None
-    if isinstance(value, int | float):
-        number = float(value)
-        while number > _EPOCH_MS_FROM:  # ms, us or ns
-            number /= 1000
-        return number
-    if isinstance(value, str):
-        try:
-            at = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+    def _length(
+        self, row: Mapping[str, Any], found: Row, kind: str, text: str | None
+    ) -> float | None:
+        """The prompt's or the answer's length in tokens, counted or by its text."""
+        if kind in self.log.given:
+            value = self._given(row, kind)
+            length, text = _tokens(value), _text(value)
+        elif (length := found.first(kind, _tokens)) is None and kind == "output":
+            text = found.first("answer", _text)
+        if length is not None or text is None:
+            return length
+        self.estimated += kind == "input"
+        return len(text) / _CHARACTERS_PER_TOKEN
+
+    def _given(self, row: Mapping[str, Any], kind: str) -> object:
+        """The value of a field that the user named."""
+        value = self.log.at(row, kind)
+        self.seen[kind] += value not in (None, "")
+        return value
+
+    def _time(self, row: Mapping[str, Any], found: Row) -> float | None:
+        if "time" in self.log.given:
+            raw = self._given(row, "time")
+            at_s = epoch_s(raw)
+        else:
+            at_s = found.first("time", epoch_s)
+            if at_s is None:
+                at_s = found.first("request_time", _calendar_s)
+            raw = (
+                None
+                if self.values and at_s is not None
+                else found.first("time", lambda value: value or None)
+            )
+        if not self.values:
+            self.is_mooncake = _is_mooncake(row)
+            self.has_zone = not isinstance(raw, str) or ":" not in raw or bool(_ZONE.search(raw))
+        if at_s is None and raw is not None:
+            self.unreadable.setdefault("time", raw)
+        return at_s / 1000 if at_s is not None and self.is_mooncake else at_s
+
+    def check(self) -> None:
+        """Raises InputError if the log has no request, or a named field on no line."""
+        log = self.log
+        if not log.first:
+            raise InputError(
+                f"{log.path} holds no request: expected are JSON objects, CSV with a header, or an "
+                "access log"
+            )
+        for kind, name in log.given.items():
+            if not self.seen[kind] and (self.values or log.at(log.first, kind) is None):
+                raise InputError(
+                    f"--fields {kind}={name}: no line of {log.path} has it; its fields: "
+                    f"{log.described()}"
+                )
+        if not self.values:
+            raise InputError(
+                f"{log.path}: 0 of {log.lines:,} lines are requests with prompt and answer "
+                f"lengths ({_listed(log.left_out)}); fields: {log.described()}; expected are "
+                f"{NAMES['input'][1]} and {NAMES['output'][1]} or the like: name yours with "
+                "--fields input=NAME,output=NAME, or add --assume 500/200 for a log without them"
+            )
+
+    def traffic(self) -> Traffic:
+        """The requests in order of time, and what is known of them."""
+        at_s, lengths, assumed, notes = self._kept()
+        why = self._no_rate(at_s)
+        start = 0.0 if why else float(at_s[0])
+        times = np.zeros(len(at_s)) if why else at_s - start
+        columns = (times.tolist(), *lengths.astype(int).tolist())
+        absolute = not why and start > _LEAST_EPOCH_S
+        unknown = list(_NOT_RECORDED)
+        if why:
+            unknown.insert(0, f"rate, bursts, daily curve: {why}")
+        elif not absolute:
+            unknown.append("the hour of the day: times are not calendar times")
+            notes.append(f"times are relative, in {'ms' if self.is_mooncake else 's'}")
+        if absolute and self.log.is_late:
+            notes.append("times are as logged: most servers log the end of an answer")
+        if absolute and not self.has_zone:
+            notes.append("times without a zone are taken as UTC")
+        prefix = None
+        if self.prompts > len(at_s) / 2:
+            scale = MOONCAKE_BLOCK_TOKENS if self.is_mooncake else 1 / _CHARACTERS_PER_TOKEN
+            prefix = shared_prefix(self.texts)
+            prefix = replace(prefix, common=round(prefix.common * scale))
+        else:
+            unknown.append("shared prefixes: the log does not hold the prompts")
+        return Traffic(
+            requests=tuple(map(TraceRequest, *columns)),
+            start_epoch_s=start if absolute else None,
+            has_times=not why,
+            assumed=assumed,
+            prefix=prefix,
+            unknown=tuple(unknown),
+            notes=tuple(notes),
+        )
+
+    def _kept(self) -> tuple[np.ndarray, np.ndarray, int, list[str]]:
+        """Times and lengths in order of time, the number of assumed ones, and notes."""
+        log, notes = self.log, []
+        values = np.frombuffer(self.values).reshape(-1, 5).copy()
+        calls = values[:, 4]
+        if (calls == 1).any():
+            log.left_out["no LLM call, by path"] = int((calls == 0).sum())
+            values = values[calls != 0]
+        elif (calls == 0).any():
+            notes.append("no path of a known LLM API: every POST counts as a call")
+        at_s = values[:, 0]
+        is_date = (at_s > _LEAST_EPOCH_S) & (at_s < _LAST_EPOCH_S)
+        if is_date.mean() > 0.5:  # 0 is no date
+            at_s[~is_date] = np.nan
+        timeless = np.isnan(at_s)
+        if 0 < timeless.mean() <= _MAY_LACK_A_TIME:
+            log.left_out["no readable time"] = int(timeless.sum())
+            values = values[~timeless]
+        values = values[np.lexsort(values.T[2::-1])]
+        lengths = np.maximum(1, np.round(values[:, 1:3]))
+        if assumed := int(values[:, 3].sum()):
+            notes.append(f"lengths are assumed (--assume) for {assumed:,} requests")
+        if left_out := log.left_out.total():
+            notes.append(f"left out: {left_out:,} of {log.lines:,} lines ({_listed(log.left_out)})")
+        if self.estimated:
+            by_text = f"{_CHARACTERS_PER_TOKEN} characters a token"
+            notes.append(f"{self.estimated:,} prompt lengths are estimated from text, {by_text}")
+        if self.stride > 1:
+            notes.append(f"shared prefixes are those of {len(self.texts):,} prompts")
+        same = (np.diff(values[:, :3], axis=0) == 0).all(axis=1)
+        if copies := int((same & (values[1:, 0] % 1 != 0)).sum()):  # whole seconds coincide
+            notes.append(f"{copies:,} lines repeat time and lengths of another: counted")
+        return values[:, 0], lengths.T, assumed, notes
+
+    def _no_rate(self, at_s: np.ndarray) -> str:
+        """Why the times give no rate; empty if they do."""
+        if len(at_s) < 2:
+            return "the log has a single request"
+        missing = int(np.isnan(at_s).sum())
+        if not missing:
+            return "" if at_s[-1] > at_s[0] else "all lines have the same time"
+        text = f"{missing:,} of {len(at_s):,} lines have no readable time"
+        if self.log.is_web:
+            return text
+        if (bad := self.unreadable.get("time")) is not None:
+            text += f", such as {_shown(bad)}"
+        return (
+            f"{text}; tried {self.log.given.get('time') or ', '.join(NAMES['time'])}; fields seen: "
+            f"{self.log.described()}; name the right one with --fields time=NAME"
+        )
+
+
+def _is_mooncake(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of Mooncake's trace, whose times are ms after its beginning."""
+    at = row.get("timestamp")
+    return (
+        {"timestamp", "input_length", "output_length"} <= row.keys()
+        and isinstance(at, int | float)
+        and ("hash_ids" in row or at < _MOONCAKE_MS_TO)
+    )
+
+
+def _listed(left_out: Counter[str]) -> str:
+    return "; ".join(f"{reason}: {count:,}" for reason, count in left_out.most_common() if count)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]} ..."
+
+
+def _word(value: object) -> str | None:
+    return None if value in _EMPTY or not isinstance(value, (str, int)) else str(value)
+
+
+def _tokens(value: object) -> float | None:
+    """A number of tokens, also as text; infinite and NaN are lengths that no request has."""
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return None
+
+
+def _blocks(value: object) -> str | None:
+    """Ids of a prompt's blocks as text, each as one character."""
+    if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+        return None
+    return "".join(chr(0x10000 + each % 0xF0000) for each in value)
+
+
+def epoch_s(value: object) -> float | None:
+    """Unix seconds of a date or a number (s, ms, us, ns), or seconds of the log's own clock.
+
+    >>> epoch_s("[10/Oct/2000:13:55:36 -0700]") == epoch_s("2000-10-10T20:55:36Z") == 971211336
+    True
+    """
+    if isinstance(value, str) and (":" in value or "T" in value):  # a day alone is no time
+        return _date_s(value)
+    if (number := _tokens(value)) is None or not 0 <= number < _LATEST:
+        return None
+    while number > _EPOCH_MS_FROM:
+        number /= 1000
+    return number
+
+
+def _calendar_s(value: object) -> float | None:
+    """Unix seconds, if it is not a duration: nginx's request_time is one."""
+    at_s = epoch_s(value)
+    return at_s if at_s is not None and at_s > _LEAST_EPOCH_S else None
+
+
+@lru_cache(4096)
+def _date_s(text: str) -> float | None:
+    with suppress(ValueError, TypeError, IndexError, OverflowError):
+        at = _date(text)
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        return seconds if seconds >= 0 else None
     return None
+
+
+def _date(text: str) -> datetime:
+    if clf := _CLF.match(text):
+        day, month, year, clock, zone = clf.groups()
+        number = _MONTHS.find(month.lower()) // 3 + 1  # 0, which is no month, for another word
+        text = f"{year}-{number:02}-{day:0>2}T{clock}{zone or ''}"
+    elif not _ISO.match(text):
+        return parsedate_to_datetime(text)
+    if " " in text or "/" in text:
+        text = re.sub(r"\s*(?:UTC|GMT)$", "Z", text.replace("/", "-"))
+        text = re.sub(r" (?=[+-]\d\d:?\d\d$)", "", text)
+    return datetime.fromisoformat(text)
 
 
 def _text(value: object) -> str | None:
     """A prompt or an answer, with the roles of its messages; None where it is not recorded."""
     if isinstance(value, str):
-        return value or None
+        return None if value in _EMPTY else value
+    if isinstance(value, Mapping):
+        value = value.get("messages") or [value]
     if not isinstance(value, Sequence):
         return None
     parts = []
@@ -255,43 +450,28 @@ def _text(value: object) -> str | None:
         elif isinstance(each, Mapping):
             message = each.get("message")
             inner = message if isinstance(message, Mapping) else each
-            parts.append(
-                f"{inner.get('role', '')}: {inner.get('content') or inner.get('text', '')}"
-            )
+            if said := inner.get("content") or inner.get("text"):
+                parts.append(f"{inner.get('role', '')}: {said}")
     return "\n".join(parts) or None
 
 
-def _failed(row: Mapping[str, Any]) -> bool:
-    status = _number(row, ("status", "status_code", "http_status"))
-    return (status is not None and status >= 400) or bool(row.get("error"))
+def _no_call(found: Row, method: str | None) -> str | None:
+    """Why a row is no answered call of an LLM, by its status, method and type."""
+    if not found.plan.keys().isdisjoint(_OUTCOME):
+        status = found.first("status", _word) or ""
+        code = _tokens(status) or 200
+        if code >= 400 or status.lower() in _FAILURES or found.first("error", _is_set):
+            return "failed"
+        if found.first("level", _word) == "ERROR":
+            return "failed"
+        if method is not None and not 200 <= code < 300:
+            return "status not 2xx"
+        if _OTHER_WORK.search(found.first("type", _word) or ""):
+            return "no generation, by type"
+        if found.first("cached", _is_set):
+            return "answered from a cache"
+    return "not POST" if method is not None and method.upper() != "POST" else None
 
 
-def shared_prefix(prompts: Sequence[str]) -> SharedPrefix:
-    """The shared beginnings of prompts, with lengths in characters.
-
-    In sorted order a text shares its longest beginning with a neighbour, so the length of all
-    texts less the sum over neighbours is the size of their prefix tree.
-
-    >>> shared_prefix(["system a", "system b", "other"])
-    SharedPrefix(common=7, repeated=0.3333333333333333)
-    """
-    ordered = sorted(prompts)
-    whole = sum(map(len, ordered))
-    if len(ordered) < 2 or not whole:
-        return SharedPrefix(0, 0.0)
-    half = max(2, -(-len(ordered) // 2))
-    common = max(
-        _common(ordered[first], ordered[first + half - 1])
-        for first in range(len(ordered) - half + 1)
-    )
-    repeated = sum(_common(before, after) for before, after in pairwise(ordered))
-    return SharedPrefix(common, repeated / whole)
-
-
-def _common(one: str, other: str) -> int:
-    """Length of the beginning that both have, by bisection, since texts are long."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
-    return low
+def _is_set(value: object) -> bool | None:
+    return as_object(value) not in (*_EMPTY, False, 0, "false", "False", "0", {}, []) or None

@@ -27,7 +27,7 @@ _FEWEST_GAPS = 200
 _FEWEST_IN_A_WINDOW = 20
 _COUNT_WINDOW_S = 10.0
 _SURE_ERRORS = 3.0  # standard errors from a Poisson process
-_LEAST_SHAPE = 0.02
+_LEAST_SHAPE, _MOST_SHAPE = 0.02, 100.0  # equal gaps would need an infinite one
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +76,26 @@ def burstiness(times_s: Sequence[float]) -> Burstiness:
     error = math.sqrt((2.0 if whole else 8.0) / count)
     if abs(ratio - 1) <= _SURE_ERRORS * error:
         return Burstiness(1.0, f"{how}: like Poisson within chance")
-    return Burstiness(max(_LEAST_SHAPE, 1 / ratio), f"{how}: {ratio:.2f} times Poisson's variance")
+    shape = min(max(_LEAST_SHAPE, 1 / max(ratio, 1 / _MOST_SHAPE)), _MOST_SHAPE)
+    return Burstiness(shape, f"{how}: {ratio:.2f} times Poisson's variance")
 
 
-def _windows(times: np.ndarray, length_s: float) -> Iterator[np.ndarray]:
-    number = ((times - times[0]) // length_s).astype(int)
-    for index in range(int(number[-1]) + 1):
-        yield times[number == index]
+def _windows(times: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The five minutes with enough requests, by their number since the first request."""
+    number = ((times - times[0]) // PEAK_WINDOW_S).astype(int)
+    found, first = np.unique(number, return_index=True)
+    for index, inside in zip(found.tolist(), np.split(times, first[1:]), strict=True):
+        if len(inside) > _FEWEST_IN_A_WINDOW:
+            yield index, inside
 
 
 def _gap_variation(times: np.ndarray) -> tuple[float, int]:
     """Mean squared deviation of gaps over their window's mean, and the number of gaps."""
     squares: list[float] = []
     lost = 0
-    for inside in _windows(times, PEAK_WINDOW_S):
-        if len(inside) > _FEWEST_IN_A_WINDOW:
-            gaps = np.diff(inside)
+    for _, inside in _windows(times):
+        gaps = np.diff(inside)
+        if gaps.mean() > 0:
             squares.extend((gaps / gaps.mean() - 1) ** 2)
             lost += 1
     free = len(squares) - lost  # each window's mean is taken from its own gaps
@@ -103,9 +107,9 @@ def _count_dispersion(times: np.ndarray) -> tuple[float, int]:
     ratios, free = 0.0, 0
     bins = round(PEAK_WINDOW_S / _COUNT_WINDOW_S)
     start = times[0]
-    for index, inside in enumerate(_windows(times, PEAK_WINDOW_S)):
+    for index, inside in _windows(times):
         begin = start + index * PEAK_WINDOW_S
-        if len(inside) > _FEWEST_IN_A_WINDOW and times[-1] >= begin + PEAK_WINDOW_S:
+        if times[-1] >= begin + PEAK_WINDOW_S:
             counts, _ = np.histogram(inside, bins=bins, range=(begin, begin + PEAK_WINDOW_S))
             ratios += float(counts.var(ddof=1) / counts.mean()) * (bins - 1)
             free += bins - 1
@@ -117,10 +121,13 @@ def hourly_rates_per_s(times_s: Sequence[float], start_epoch_s: float) -> tuple[
 
     start_epoch_s  Unix time of 0 s
     """
-    counts, covered_s = [0] * _HOURS, [0.0] * _HOURS
+    counts = [0] * _HOURS
     for at_s in times_s:
         counts[int((start_epoch_s + at_s) // _HOUR_S) % _HOURS] += 1
     at, end = start_epoch_s + times_s[0], start_epoch_s + times_s[-1]
+    days = (end - at) // (_HOURS * _HOUR_S)
+    at += days * _HOURS * _HOUR_S
+    covered_s = [days * _HOUR_S] * _HOURS
     while at < end:
         next_hour = min(end, (at // _HOUR_S + 1) * _HOUR_S)
         covered_s[int(at // _HOUR_S) % _HOURS] += next_hour - at
@@ -172,3 +179,47 @@ def length_correlation(requests: Sequence[TraceRequest]) -> float | None:
     if len(pairs) < 2 or not pairs.std(axis=0).all():
         return None
     return float(np.corrcoef(pairs.T)[0, 1])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """How much of the prompts is the same text at their beginning, which a prefix cache can find.
+
+    common    length of the longest beginning that at least half of the prompts have
+    repeated  share (0 to 1) of all prompt text that repeats the beginning of another prompt: the
+              hit rate of an unlimited cache
+    """
+
+    common: int
+    repeated: float
+
+
+def shared_prefix(prompts: Sequence[str]) -> SharedPrefix:
+    """The shared beginnings of prompts, with lengths in characters.
+
+    In sorted order a text shares its longest beginning with a neighbour, so the length of all
+    texts less the sum over neighbours is the size of their prefix tree.
+
+    >>> shared_prefix(["system a", "system b", "other"])
+    SharedPrefix(common=7, repeated=0.3333333333333333)
+    """
+    ordered = sorted(prompts)
+    whole = sum(map(len, ordered))
+    if len(ordered) < 2 or not whole:
+        return SharedPrefix(0, 0.0)
+    half = max(2, -(-len(ordered) // 2))
+    common = max(
+        _common(ordered[first], ordered[first + half - 1])
+        for first in range(len(ordered) - half + 1)
+    )
+    repeated = sum(_common(before, after) for before, after in pairwise(ordered))
+    return SharedPrefix(common, repeated / whole)
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the beginning that both have, by bisection, since texts are long."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low

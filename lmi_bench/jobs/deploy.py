@@ -222,6 +222,8 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     listener.note(f"memory as in the profile {profile.label}; --profile names another")
     stated, weights = layout.stated, server.model_data_uri or server.model_id
     if saved:
+        for text in saved.answer.caveats:
+            listener.note(f"in the recommendation {text}")
         return plan_from_recommendation(
             saved.answer, saved.model, profile, stated, image=image, weights=weights
         )

@@ -116,6 +116,7 @@ class PlannedDay:
     machine         its type, if a recommendation names one
     capacity_per_s  load that one machine carries
     price           of a machine in USD per hour, if known
+    caveats         what was not known when the machine was recommended
     """
 
     plan: DayPlan
@@ -125,6 +126,7 @@ class PlannedDay:
     capacity_per_s: float
     price: float | None
     commitment: Commitment | None
+    caveats: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `plan-day --json` writes it."""
@@ -137,6 +139,7 @@ class PlannedDay:
             "schema_version": 1,
             "chosen": "scaled" if self.plan.scales else "flat",
             "why": self.plan.why,
+            **({"caveats": list(self.caveats)} if self.caveats else {}),
             "step_s": STEP_S,
             "target_rate_per_s": self.plan.scaling.target_per_s,
             "flat_machines": self.plan.flat_machines,
@@ -169,7 +172,8 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     start_up = _start_up(settings, saved, listener)
     day = plan(curve, start_up, capacity_per_s=capacity, least_slo_share=settings.least_slo_share)
     committed = _commitment(settings.commit_discount, day, price)
-    return PlannedDay(day, curve, start_up, machine, capacity, price, committed)
+    caveats = () if saved is None else saved.answer.caveats
+    return PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
 
 
 def _start_up(
@@ -210,7 +214,7 @@ def _curve(settings: DaySettings, planned_per_s: float | None) -> LoadCurve:
         return curve if settings.peak is None else curve.scaled_to(settings.peak)
     peak = planned_per_s if settings.peak is None else settings.peak
     if peak is None:
-        raise InputError("--peak is missing: the highest load of the day, req/s")
+        raise InputError("--peak is missing: the highest load of the day, req/s; no rate is known")
     return shaped(settings.shape or "office", peak_per_s=peak, least_share=settings.least_share)
 
 

@@ -179,6 +179,7 @@ class ScenarioWorkload:
     rate_per_s  the highest rate; None for a closed loop
     model       None if the scenario names none
     notes       what the plan leaves out
+    assumed     whether the lengths are assumed
     """
 
     kinds: tuple[RequestKind, ...]
@@ -187,6 +188,7 @@ class ScenarioWorkload:
     model: str | None
     slos: tuple[str, ...]
     notes: tuple[str, ...]
+    assumed: bool = False
 
     def planned(self, shape: ModelShape, dtype: str) -> Workload:
         """The workload of that model in that number format."""
@@ -209,6 +211,7 @@ def read_workload(path: Path) -> ScenarioWorkload:
         model=None if scenario.model == DEFAULT_MODEL else scenario.model,
         slos=scenario.slo,
         notes=tuple(_notes(scenario)),
+        assumed="lengths" in scenario.unrecorded,
     )
 
 

@@ -117,7 +117,9 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
         listener.progress("the cheapest layout of every load", 100, 100)
         variation = vary_rate(request, *span)
     rejected = (*answer.rejected, *without_image)
-    answer = replace(answer, accuracy=basis.accuracy, rejected=rejected)
+    answer = replace(answer, accuracy=basis.accuracy, rejected=rejected).with_caveats(
+        lengths_assumed=basis.assumed
+    )
     return Advice(answer, request, basis, best, changes, variation)
 
 
@@ -251,6 +253,7 @@ class Basis:
     accuracy          errors of the profile on the levels that it was fitted to
     measured          levels of random arrivals in the runs
     rate_per_s, slos  of the scenario; notes: what the plan leaves out of it
+    assumed           whether the lengths of its requests are assumed
     """
 
     profile: EngineProfile
@@ -262,6 +265,7 @@ class Basis:
     rate_per_s: float | None = None
     slos: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    assumed: bool = False
 
 
 def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
@@ -287,6 +291,7 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
         rate_per_s=read.rate_per_s,
         slos=read.slos,
         notes=(*base.notes, *read.notes),
+        assumed=read.assumed,
     )
 
 
@@ -365,7 +370,8 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     loads = [] if shape.name != measured_shape.name else _loads(placed, workload, listener)
     default = None if local is None else (local,)
     machines = _machines(settings, default=default)
-    return Basis(profile, machines, workload, model, accuracy, tuple(loads))
+    assumed = any("lengths" in run.manifest.scenario.unrecorded for run in runs)
+    return Basis(profile, machines, workload, model, accuracy, tuple(loads), assumed=assumed)
 
 
 def _this_machine(settings: RecommendSettings, profile: EngineProfile) -> Instance:

@@ -31,7 +31,7 @@ from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.interchange.imports.run_folder import write_imported
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
-from lmi_bench.interchange.traffic import Traffic, read_traffic
+from lmi_bench.interchange.traffic import Traffic, parse_assumed, parse_fields, read_traffic
 from lmi_bench.interchange.traffic_statistics import (
     PEAK_WINDOW_S,
     Burstiness,
@@ -43,6 +43,7 @@ from lmi_bench.interchange.traffic_statistics import (
 )
 from lmi_bench.jobs.files import read_recommendation
 from lmi_bench.jobs.settings.results import (
+    PROMETHEUS,
     CompareSettings,
     ExportSettings,
     GateSettings,
@@ -192,7 +193,6 @@ def import_results(
     return ImportedRun(settings.out, levels, parts[0].tool)
 
 
-PROMETHEUS = "prometheus:"
 _LEAST_SHARED = 16  # tokens of a cache block; shorter prefixes are chance or a template
 
 
@@ -204,6 +204,7 @@ class Summary:
     hourly_per_s   mean rates of the hours of a day (UTC)
     shared_tokens  common prefix of at least half of the prompts
     repeated       share of prompt text that repeats the beginning of another prompt
+    assumed        whether lengths are assumed
     """
 
     kinds: tuple[RequestKind, ...]
@@ -214,6 +215,7 @@ class Summary:
     shared_tokens: int | None = None
     repeated: float | None = None
     correlation: float | None = None
+    assumed: bool = False
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -227,13 +229,19 @@ class WrittenWorkload:
     day: Path | None
 
 
-def workload_from(settings: WorkloadFromSettings) -> WrittenWorkload:
+def workload_from(settings: WorkloadFromSettings, listener: Listener = SILENT) -> WrittenWorkload:
     """Read the source and write the scenario; raises InputError for one that cannot be read."""
     source, out = settings.source, settings.out
     if source.startswith(PROMETHEUS):
         found = of_metrics(read_metrics(source.removeprefix(PROMETHEUS), hours=settings.hours))
     else:
-        found = of_traffic(read_traffic(Path(source)))
+        traffic = read_traffic(
+            Path(source),
+            fields=None if settings.fields is None else parse_fields(settings.fields),
+            assume=None if settings.assume is None else parse_assumed(settings.assume),
+            listener=listener,
+        )
+        found = of_traffic(traffic)
     content = scenario_content(found, name=out.stem, model=settings.model, growth=settings.speed)
     parse_scenario(content, source=str(out))
     header = f"# Written by `lmi-bench workload from {source}`.\n"
@@ -254,6 +262,7 @@ def of_traffic(traffic: Traffic) -> Summary:
         shared_tokens=None if prefix is None else prefix.common,
         repeated=None if prefix is None else prefix.repeated,
         correlation=length_correlation(requests),
+        assumed=traffic.assumed > 0,
         unknown=traffic.unknown,
         notes=traffic.notes,
     )
@@ -318,6 +327,9 @@ def scenario_content(
     content: dict[str, Any] = {"name": name}
     if model is not None:
         content["model"] = model
+    missing = {"rate": found.peak_per_s is None, "lengths": found.assumed}
+    if any(missing.values()):
+        content["unrecorded"] = [name for name, is_missing in missing.items() if is_missing]
     content["workload"] = workload
     if found.peak_per_s is not None:
         load: dict[str, Any] = {"rate_per_s": [float(f"{found.peak_per_s * growth:.4g}")]}

@@ -51,6 +51,7 @@ class Verification:
 
     share    of the planned load that the target got
     learned  how the measurement changed the plan's profile, if wanted
+    caveats  what was not known when the plan was made
     """
 
     recommendation: Path
@@ -59,6 +60,7 @@ class Verification:
     figures: tuple[Verified, ...] = ()
     slos: tuple[SloResult, ...] = ()
     learned: Learned | None = None
+    caveats: tuple[str, ...] = ()
 
     @property
     def outside(self) -> list[str]:
@@ -77,6 +79,7 @@ class Verification:
             "recommendation": str(self.recommendation),
             "run": str(self.sweep.folder),
             "share": self.share,
+            **({"caveats": list(self.caveats)} if self.caveats else {}),
             "figures": [each.to_json() for each in self.figures],
             "slos": [
                 {
@@ -111,7 +114,7 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
         out=folder,
     )
     if result.interrupted or result.failed or result.run is None:
-        return Verification(settings.recommendation, result, share)
+        return Verification(settings.recommendation, result, share, caveats=plan.answer.caveats)
     line = result.levels[-1]
     figures = tuple(compare_figures(candidate, line, share=share))
     slos = tuple(check_slo(line, parse_slo(text)) for text in plan.answer.question.slos)
@@ -119,7 +122,9 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
     if profile is not None and path is not None:
         contradicted = any(each.verdict == "outside" for each in figures)
         learned = update(plan, result.run, profile, path, contradicted=contradicted)
-    return Verification(settings.recommendation, result, share, figures, slos, learned)
+    return Verification(
+        settings.recommendation, result, share, figures, slos, learned, plan.answer.caveats
+    )
 
 
 def _share(settings: VerifySettings, candidate: Candidate) -> float:

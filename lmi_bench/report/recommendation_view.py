@@ -67,7 +67,7 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         candidates=_candidates_table(shown[:_SHOWN_CANDIDATES], chosen, "Candidates"),
         more_candidates=_candidates_table(shown[_SHOWN_CANDIDATES:], chosen, ""),
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
-        slos=None if chosen is None else _slo_outlook_table(chosen),
+        slos=None if chosen is None else _slo_outlook_table(chosen, answer),
         rejected=_rejected_groups(answer.rejected),
         accuracy=_accuracy_table(answer.accuracy),
         provenance=_provenance(content, chosen),
@@ -157,7 +157,7 @@ def _subtitle(answer: Recommendation) -> str:
     question = answer.question
     parts = [f"{question.input_tokens:,} tokens in, {question.output_tokens:,} out", question.load]
     parts += [", ".join(question.slos), f"ranked by {question.objective}"]
-    return " · ".join(part for part in parts if part)
+    return " · ".join(part for part in (*answer.caveats, *parts) if part)
 
 
 def planning_facts(content: Mapping[str, Any]) -> list[Facts]:
@@ -282,7 +282,7 @@ def _figure_cell(candidate: Candidate, key: str) -> Cell:
     return Cell(MISSING, "not predicted", "na")
 
 
-def _slo_outlook_table(chosen: Candidate) -> Table | None:
+def _slo_outlook_table(chosen: Candidate, answer: Recommendation) -> Table | None:
     """The confidence of each SLO at the planned load, and the slack to its limit."""
     fields: tuple[Field[SloOutlook], ...] = (
         field("SLO", lambda each: each.slo, numeric=False),
@@ -296,7 +296,8 @@ def _slo_outlook_table(chosen: Candidate) -> Table | None:
         ),
     )
     note = "sure: holds at the upper end of the interval; likely: holds as predicted."
-    title = "Service-level objectives at the planned load"
+    load = "the planned load" if answer.question.states_load else answer.question.load
+    title = f"Service-level objectives at {load}"
     return table_of(title, fields, chosen.slos, note) if chosen.slos else None
 
 

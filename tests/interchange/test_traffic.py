@@ -7,7 +7,6 @@ import random
 import pytest
 
 from lmi_bench.core.traces import TraceRequest
-from lmi_bench.interchange.traffic import shared_prefix
 from lmi_bench.interchange.traffic_statistics import (
     burstiness,
     hourly_rates_per_s,
@@ -15,6 +14,7 @@ from lmi_bench.interchange.traffic_statistics import (
     joint_kinds,
     length_correlation,
     peak_rate_per_s,
+    shared_prefix,
 )
 
 

@@ -70,7 +70,7 @@ def test_failed_requests_are_left_out_and_counted(tmp_path):
     rows = [good, {**good, "time": 2.0}, {**good, "status": 500}, {**good, "output_tokens": 0}]
     traffic = read_traffic(log(tmp_path, rows))
     assert len(traffic.requests) == 2
-    assert any(text.startswith("2 lines failed") for text in traffic.notes)
+    assert any(text.startswith("left out: 2 of 4 lines") for text in traffic.notes)
 
 
 def test_without_times_there_is_no_rate(tmp_path):
@@ -80,14 +80,14 @@ def test_without_times_there_is_no_rate(tmp_path):
 
 
 def test_a_log_without_lengths_says_what_is_looked_for(tmp_path):
-    with pytest.raises(InputError, match="0 of 2 lines have prompt and answer lengths"):
+    with pytest.raises(InputError, match="0 of 2 lines are requests with prompt"):
         read_traffic(log(tmp_path, [{"time": 1}, {"time": 2}]))
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path):
+def test_a_line_that_is_not_json_is_counted(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"time": 1}\nnonsense\n', encoding="utf-8")
-    with pytest.raises(InputError, match="line 2"):
+    with pytest.raises(InputError, match="not JSON: 1"):
         read_traffic(path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from lmi_bench.analysis.fit.from_run import LevelAccuracy, accuracy_from_json, accuracy_json
@@ -197,6 +197,11 @@ class Question(JsonValue):
     interval: str = "80 %"
 
     @property
+    def states_load(self) -> bool:
+        """Whether a rate or users were stated; else one machine is loaded up to its limits."""
+        return self.rate_per_s is not None or self.users is not None
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
         return max((kind.input_tokens for kind in self.kinds), default=self.input_tokens)
@@ -208,6 +213,8 @@ class Question(JsonValue):
         return max(sizes, default=self.input_tokens + self.output_tokens)
 
 
+_RATE_UNKNOWN = "the rate is not known (add --rate):"
+_LENGTHS_ASSUMED = "the lengths are assumed, not measured"
 _MEASUREMENT = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
 
 
@@ -254,6 +261,22 @@ class Recommendation:
     accuracy: tuple[LevelAccuracy, ...] | None = None
     measure_next: tuple[Measurement, ...] = ()
     missed: str | None = None
+
+    def with_caveats(self, *, lengths_assumed: bool) -> Recommendation:
+        """The answer with warnings, the first ones, that its question was not whole."""
+        question, caveats = self.question, []
+        if not question.states_load:
+            caveats.append(f"{_RATE_UNKNOWN} the answer is for {question.load}")
+        if lengths_assumed:
+            lengths = f"{question.input_tokens} in / {question.output_tokens} out"
+            caveats.append(f"{_LENGTHS_ASSUMED} ({lengths}): every figure depends on them")
+        return replace(self, warnings=(*caveats, *self.warnings))
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """The warnings that the first lines of every answer repeat."""
+        begin = (_RATE_UNKNOWN, _LENGTHS_ASSUMED)
+        return tuple(text for text in self.warnings if text.startswith(begin))
 
     @property
     def exit_code(self) -> int:

@@ -332,7 +332,7 @@ def _missed(candidate: Candidate) -> Rejection:
         candidate.instance,
         candidate.tensor_parallel,
         candidate.copies,
-        broken or "the SLO cannot be foreseen at this load",
+        broken or "the SLO cannot be foreseen at the planned rate",
         candidate.setting,
     )
 

@@ -9,6 +9,7 @@ from typing import Final
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, option
 
+PROMETHEUS: Final = "prometheus:"
 _RUN: Final = Option("Run folder, written by `sweep` or `import`.", argument=True)
 
 
@@ -94,14 +95,22 @@ class WorkloadFromSettings:
     """A source of traffic and the scenario to write."""
 
     source: str = option(
-        "Log (JSON lines), trace (Azure's CSV, Mooncake's JSON lines), or prometheus:URL of a "
-        "Prometheus server or of an engine's /metrics page.",
+        "Log: JSON lines or CSV (also of LiteLLM, Langfuse, Azure's and Mooncake's traces), or an "
+        "access log of nginx or a load balancer; .gz too. Or prometheus:URL of a Prometheus "
+        "server or of an engine's /metrics page.",
         value=REQUIRED,
         argument=True,
         metavar="SOURCE",
     )
     out: Path = option("Scenario file to write (YAML).", "--out", "-o", value=REQUIRED)
     model: str | None = option("Model for the scenario.", "--model", "-m")
+    fields: str | None = option(
+        "Names of a log's fields, such as time=startTime,input=usage.prompt,output=usage.answer.",
+        default="the usual names",
+    )
+    assume: str | None = option(
+        "Prompt/answer length in tokens, such as 500/200, for requests that the log has none of.",
+    )
     hours: float = option(
         "Period in hours, up to now, to read from a Prometheus server.", value=24.0
     )
@@ -114,3 +123,5 @@ class WorkloadFromSettings:
             raise InputError(f"--hours {self.hours:g}: give at least 0.1")
         if self.speed < 1e-6:
             raise InputError(f"--speed {self.speed:g}: give a number above 0")
+        if self.source.startswith(PROMETHEUS) and (self.fields or self.assume):
+            raise InputError("--fields and --assume are for logs: metrics state their own lengths")

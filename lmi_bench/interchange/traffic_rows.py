@@ -1,0 +1,366 @@
+"""Reads the lines of a log, whatever its format, each as the fields that describe a request.
+
+JSON lines, JSON documents, CSV (any delimiter) and web access logs (nginx, Apache, Envoy, AWS load
+balancers), also gzipped. A field is found under the names that servers, gateways and tracing tools
+use, in any spelling (`startTime`, `start_time`, `Start Time`), also inside `usage` and the like.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.listener import SILENT, Listener
+
+T = TypeVar("T")
+_Place = tuple[str, Mapping[str, Any]]  # an object and the name under which it was
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "time": (
+        "startTime", "started_at", "arrival_time", "arrived_at", "request_creation_time",
+        "timestamp", "time", "ts", "datetime", "event_time", "time_iso8601", "time_local", "msec",
+        "created", "created_at",
+    ),
+    "request_time": ("request_time",),
+    "input": (
+        "input_tokens", "prompt_tokens", "num_prompt_tokens", "input_length", "ContextTokens",
+        "inputTokenCount", "promptTokenCount", "prompt_len", "gen_ai.usage.input_tokens",
+        "inputUsage", "usage.input", "usageDetails.input", "input",
+    ),
+    "output": (
+        "output_tokens", "completion_tokens", "generated_tokens", "output_length",
+        "GeneratedTokens", "outputTokenCount", "candidatesTokenCount", "output_len",
+        "gen_ai.usage.output_tokens", "outputUsage", "usage.output", "usageDetails.output",
+        "output",
+    ),
+    "prompt": ("prompt", "messages", "inputs", "input"),
+    "answer": ("completion", "generated_text", "output_text", "output", "choices"),
+    "id": ("request_id", "id", "trace_id"),
+    "status": ("status", "status_code", "http_status", "elb_status_code"),
+    "error": ("error",),
+    "level": ("level",),
+    "method": ("request_method", "method", "http_method", "request_verb"),
+    "path": ("request_uri", "uri", "path", "url", "request_url"),
+    "request": ("request",),
+    "blocks": ("hash_ids",),
+    "type": ("type", "call_type"),
+    "cached": ("cache_hit",),
+}  # fmt: skip
+"""Names of each field, the first of them that a line has."""
+_INNER_OBJECTS = {
+    "usage", "usageDetails", "usage_details", "usageMetadata", "request", "response", "body",
+    "metrics", "attributes",
+}  # fmt: skip
+_LISTS = {"data", "logs", "observations", "items", "records", "results", "rows"}
+"""Names of the list of requests in a document that an API answered."""
+_SHOWN_FIELDS, _MOST_SHAPES = 24, 1000
+_LINES_TO_LOOK_AT = 50
+_LONGEST_FIELD = 2**31 - 1
+_PROGRESS_AFTER_S, _PROGRESS_EVERY = 2.0, 20_000
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+_REQUEST = re.compile(
+    r"\b(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS|TRACE|CONNECT) ((?:/|\*|https?://)[^\s\"]*)"
+    r"(?: HTTP/[\d.]+)?"
+)
+_STATUS = re.compile(r'"?\s+"?(\d{3})\b')
+_BALANCER = re.compile(r"^(?:(?:https?|h2|grpcs|wss?) )?\d{4}-\d\d-\d\dT\S+ \S+ \S+:\d+ ")
+_DATE = re.compile(
+    r"\d{1,2}/\w{3}/\d{4}:\d\d:\d\d:\d\d(?:\.\d+)?(?: [+-]\d{4})?"
+    r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+    r"|\b1\d{9}(?:\.\d+)?\b"
+)
+
+
+@cache
+def plain(name: str) -> str:
+    """A field's name without case and punctuation, as names are compared.
+
+    >>> plain("@timestamp"), plain("Start Time"), plain("usage.input")
+    ('timestamp', 'starttime', 'usageinput')
+    """
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+_PLAIN = {kind: tuple(map(plain, names)) for kind, names in NAMES.items()}
+_KNOWN = {name for names in _PLAIN.values() for name in names}
+
+
+@dataclass(slots=True)
+class LogFile:
+    """A log and what was seen in it.
+
+    given     fields named by the user, by kind (time, input, output)
+    left_out  number of lines that hold no request, by reason
+    is_web    whether it is a web server's access log, which holds no token counts
+    is_late   whether its times are when answers ended, as in most access logs
+    lines     number of lines (CSV: rows) read
+    first     first row, whose fields an error names
+    """
+
+    path: Path
+    given: Mapping[str, str] = field(default_factory=dict)
+    listener: Listener = SILENT
+    left_out: Counter[str] = field(default_factory=Counter)
+    is_web: bool = False
+    is_late: bool = False
+    lines: int = 0
+    first: Mapping[str, Any] = field(default_factory=dict)
+    _plans: dict[tuple[tuple[str, ...], ...], Any] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """The rows as they are in the file; raises InputError for a file that is no log."""
+        try:
+            with _opened(self.path) as (lines, share_read):
+                started, shown = time.monotonic(), f"reading {self.path.name}"
+                for row in self._rows(lines):
+                    self.first = self.first or row
+                    if self.lines % _PROGRESS_EVERY == 0 and (
+                        time.monotonic() > started + _PROGRESS_AFTER_S
+                    ):
+                        self.listener.progress(shown, round(100 * share_read()), 100)
+                    self.lines += 1
+                    yield row
+        except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as exc:
+            raise InputError(f"cannot read {self.path}: {file_reason(exc)}") from exc
+        except RecursionError:
+            raise InputError(f"cannot read {self.path}: its JSON is nested too deeply") from None
+
+    def _rows(self, lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
+        sample = list(islice(lines, _LINES_TO_LOOK_AT))
+        first = next((line for line in sample if line.strip()), "")
+        if not first:
+            raise InputError(f"{self.path} is empty: a log has a line for each request")
+        if "\0" in first or first.count("\N{REPLACEMENT CHARACTER}") > len(first) / 10:
+            raise InputError(
+                f"{self.path} is not text: give JSON lines, CSV or an access log, also as .gz"
+            )
+        lines = chain(sample, lines)
+        delimiter = max(",;\t|", key=first.count)
+        header = [plain(name) for name in first.split(delimiter)]
+        if first.lstrip()[0] == "{" or re.match(r"\s*\[\s*([\[{\]]|$)", first):
+            return self._json(lines)
+        known = _KNOWN.union(map(plain, self.given.values()))
+        if known.isdisjoint(header) and any(map(_REQUEST.search, sample)):
+            self.is_web = True
+            return self._web(lines)
+        return self._table(lines, delimiter)
+
+    def _json(self, lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
+        """Objects of JSON lines; of a document, if the first line alone is none."""
+        is_first = True
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                values = [_parsed(line)]
+            except ValueError:
+                if is_first:
+                    values = list(self._document(line + "".join(lines)))
+                else:
+                    values = []
+                    self._left("not JSON")
+            is_first = False
+            for value in values:
+                if type(value) is dict and value.keys().isdisjoint(_LISTS):
+                    yield value
+                else:
+                    yield from self._objects(value)
+
+    def _document(self, text: str) -> Iterator[Any]:
+        """JSON values one after another; a line that cannot be read is left out."""
+        decoder, at = json.JSONDecoder(), 0
+        while (at := _next_value(text, at)) < len(text):
+            try:
+                value, at = decoder.raw_decode(text, at)
+                yield value
+            except ValueError:
+                end = text.find("\n", at)
+                at = len(text) if end < 0 else end + 1
+                self._left("not JSON")
+
+    def _objects(self, value: object) -> Iterator[Mapping[str, Any]]:
+        if isinstance(value, list):
+            for each in value:
+                yield from self._objects(each)
+        elif not isinstance(value, dict):
+            self._left("no JSON object")
+        elif "usage" not in value and (names := value.keys() & _LISTS):
+            listed = [each for name in names for each in _listed(value[name])]
+            yield from listed or [value]
+        else:
+            yield value
+
+    def _table(self, lines: Iterator[str], delimiter: str) -> Iterator[Mapping[str, Any]]:
+        csv.field_size_limit(_LONGEST_FIELD)
+        reader = (row for row in csv.reader(lines, delimiter=delimiter) if any(row))
+        names = [name.strip() for name in next(reader)]
+        width = len(names)
+        for cells in reader:
+            if len(cells) != width and (len(cells) < width or any(cells[width:])):
+                self._left(f"not the header's {width} columns")
+            else:
+                yield dict(zip(names, cells, strict=False))
+
+    def _web(self, lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+        for line in lines:
+            found = _REQUEST.search(line)
+            if found is None:
+                if line.strip():
+                    self._left("no HTTP request")
+                continue
+            before, after = line[: found.start()], line[found.end() :]
+            if _BALANCER.match(line):  # its statuses come first, its time of arrival last
+                status = before.rstrip(' "').split()[-4]
+                at = _DATE.search(after) or _DATE.search(before)
+            else:
+                code = _STATUS.match(after)
+                status = "" if code is None else code[1]
+                at = _DATE.search(before) or _DATE.search(after)
+                self.is_late = at is not None
+            row = {"method": found[1], "path": found[2], "status": status}
+            yield row if at is None else row | {"time": at[0]}
+
+    def _left(self, reason: str) -> None:
+        self.left_out[reason] += 1
+        self.lines += 1
+
+    def request(self, row: Mapping[str, Any]) -> Row:
+        """The row with the fields that are known in it, those of the row itself first."""
+        places = list(self._places(row, ""))
+        shape = tuple((parent, *held) for parent, held in places)
+        plan = self._plans.get(shape)
+        if plan is None:
+            if len(self._plans) > _MOST_SHAPES:
+                self._plans.clear()
+            plan = self._plans[shape] = _plan(places)
+        return Row([held for _, held in places], plan)
+
+    def _places(self, row: Mapping[str, Any], parent: str) -> Iterator[_Place]:
+        """The row and the objects inside it that may hold a request's fields."""
+        yield parent, row
+        for key in _INNER_OBJECTS.intersection(row):
+            held = as_object(row[key])
+            if isinstance(held, dict):
+                yield from self._places(held, plain(key))
+
+    def at(self, row: Mapping[str, Any], kind: str) -> Any:
+        """The value under the name that the user gave for this kind."""
+        return _at(row, self.given[kind])
+
+    def described(self) -> str:
+        """The fields of the first row, for a message."""
+        names = list(_leaves(self.first))
+        more = f" and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else ""
+        return ", ".join(names[:_SHOWN_FIELDS]) + more if names else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; plan: for each kind of field the places and keys where it may be."""
+
+    places: Sequence[Mapping[str, Any]]
+    plan: Mapping[str, Sequence[tuple[int, str]]]
+
+    def first(self, kind: str, read: Callable[[Any], T | None]) -> T | None:
+        """The first value of this kind that can be read."""
+        for place, key in self.plan.get(kind, ()):
+            if (known := read(self.places[place][key])) is not None:
+                return known
+        return None
+
+
+def _plan(places: Sequence[_Place]) -> dict[str, list[tuple[int, str]]]:
+    """The known keys of the places by kind, the most specific name first."""
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for place, (parent, held) in enumerate(places):
+        for key in held:
+            name = plain(key)
+            is_count = name in ("input", "output") and parent.startswith("usage")
+            for kind, names in _PLAIN.items():
+                for known in (parent + name,) if is_count else (name, parent + name):
+                    if known in names:
+                        found.setdefault(kind, []).append((names.index(known), place, key))
+                        break
+    return {kind: [each[1:] for each in sorted(keys)] for kind, keys in found.items()}
+
+
+def request_line(text: object) -> tuple[str, str] | None:
+    """Method and path of a request line such as `POST /v1/completions HTTP/1.1`."""
+    found = _REQUEST.search(text) if isinstance(text, str) else None
+    return None if found is None else (found[1], found[2])
+
+
+def as_object(value: object) -> object:
+    """The value, parsed if it is a JSON object in a cell of a table."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _parsed(line: str) -> Any:
+    """A line of JSON; NaN and huge integers too, which the fast parser refuses."""
+    try:
+        return orjson.loads(line)
+    except ValueError:
+        return json.loads(line)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Iterator[str], Callable[[], float]]]:
+    """The lines of a file, unpacked if it is gzipped, and the share of it that was read."""
+    with path.open("rb") as raw:
+        size = path.stat().st_size or 1
+        packed = raw.peek(2)[:2] == b"\x1f\x8b"
+        stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        stream = io.BufferedReader(stream) if packed else raw
+        encoding = "utf-16" if stream.peek(2)[:2] in _UTF16 else "utf-8-sig"
+        with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="") as text:
+            yield iter(text), lambda: raw.tell() / size
+
+
+def _next_value(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n,":
+        at += 1
+    return at
+
+
+def _listed(value: object) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _at(row: Mapping[str, Any], path: str) -> Any:
+    if path in row:
+        return row[path]
+    head, _, rest = path.partition(".")
+    inner = as_object(row.get(head))
+    return _at(inner, rest) if rest and isinstance(inner, Mapping) else None
+
+
+def _leaves(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of a row's values."""
+    for key, value in row.items():
+        held = as_object(value)
+        if isinstance(held, Mapping) and held:
+            yield from _leaves(held, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
