@@ -34,6 +34,8 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     several = len(chart.curves) > 1
     layout = base_layout(chart.x_title, chart.y_title)
     if chart.over_load:
+        if len(chart.curves) > len(PALETTE):  # a legend would leave no room; hovering names the run
+            layout["showlegend"] = False
         pad = 0.08
         del layout["xaxis"]["rangemode"]
         layout["xaxis"] |= {

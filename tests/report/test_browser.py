@@ -202,11 +202,15 @@ def test_a_narrow_page_scrolls_only_its_tables_and_breaks_no_slo_inside_its_numb
 
 
 def test_print_opens_what_is_folded_and_shows_intervals(opened):
-    opened.show(800, "dark", media="print")
+    opened.show(1047, "dark", media="print")  # A4 in landscape, less its margins
     opened.js("window.dispatchEvent(new Event('beforeprint'))")
     assert opened.js("[...document.querySelectorAll('details')].every((each) => each.open)")
     shown = opened.js("[...document.querySelectorAll('td small')].map((e) => e.checkVisibility() &&"
                       " e.textContent)")  # fmt: skip
+    right = (
+        "Math.max(...[...document.querySelectorAll('table')].map((t) => t.getBoundingClientRect()"
+    )
+    assert opened.js(f"{right}.right))") <= 1047
     assert "300 to 610" in shown
     assert all(shown)
     assert opened.js("getComputedStyle(document.body).color") == "rgb(22, 25, 31)"

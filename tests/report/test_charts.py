@@ -109,3 +109,10 @@ def test_two_runs_of_one_target_are_told_apart_in_the_legend(runs_of):
     legends = {str(trace.get("name")) for trace in plotly_figure(first)["data"]}
     for end in ("sim1", "simr"):
         assert any(f"[{end}]" in each for each in legends)
+
+
+def test_more_runs_than_colours_have_one_legend_on_the_widest_chart(sweep):
+    wide, narrow, *_ = build_charts(build_view([sweep]))
+    many = [replace(chart, curves=chart.curves * 9) for chart in (wide, narrow)]
+    assert [plotly_figure(chart)["layout"].get("showlegend") for chart in many] == [None, False]
+    assert "showlegend" not in plotly_figure(narrow)["layout"]
