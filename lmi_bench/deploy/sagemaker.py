@@ -17,8 +17,9 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape
 from botocore.validate import ParamValidator
 
+from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.units import MIB
+from lmi_bench.core.units import GIB, MIB
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import EndpointSettings
 
@@ -27,6 +28,7 @@ Request = tuple[str, dict[str, Any]]
 
 VARIANT: Final = "AllTraffic"
 _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
+_SERVER_BYTES: Final = 4 * GIB  # of host memory for a copy, beside its weights while they load
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
 _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
@@ -69,11 +71,36 @@ def endpoint_requests(
     ]
     if components:
         requests.append(("create_inference_component", _component(plan, endpoint)))
-    for operation, parameters in requests:
-        check_request(operation, parameters)
     if endpoint.max_instances is not None:
         requests += _autoscaling(plan, endpoint, components)
+    for text in endpoint.parameters:
+        _set_parameter(dict(requests), text)
+    for operation, parameters in requests:
+        if operation.startswith("create"):  # SageMaker's; the others are Auto Scaling's
+            check_request(operation, parameters)
     return requests
+
+
+def _set_parameter(requests: Mapping[str, dict[str, Any]], text: str) -> None:
+    """Set a parameter as `--set` states it; raises InputError for a request that is not sent."""
+    place, sign, value = text.partition("=")
+    operation, *path = place.split(".")
+    if not sign or not path or not all(path) or operation not in requests:
+        raise InputError(
+            f"--set {text}: write OPERATION.PATH=VALUE with an operation of {', '.join(requests)}"
+        )
+    try:
+        content = yaml.safe_load(value)
+    except yaml.YAMLError as exc:
+        raise InputError(f"--set {text}: {value} is not YAML") from exc
+    found: Any = requests[operation]
+    try:
+        for name in path[:-1]:
+            is_list = isinstance(found, list)
+            found = found[int(name)] if is_list else found.setdefault(name, {})
+        found[int(path[-1]) if isinstance(found, list) else path[-1]] = content
+    except (ValueError, IndexError, AttributeError, TypeError) as exc:
+        raise InputError(f"--set {text}: {place} is no place in the request") from exc
 
 
 def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
@@ -154,8 +181,10 @@ def _config(
 
 
 def _component(plan: DeploymentPlan, endpoint: EndpointSettings) -> dict[str, Any]:
-    instance = plan.setup.instance
-    host_mib = int(instance.host_memory_bytes * _HOST_SHARE / plan.copies) // MIB
+    setup, instance = plan.setup, plan.setup.instance
+    share_bytes = instance.host_memory_bytes * _HOST_SHARE / plan.copies
+    loading_bytes = weight_bytes(setup.shape, setup.dtype) + _SERVER_BYTES
+    host_mib = int(min(share_bytes, loading_bytes)) // MIB
     return {
         "InferenceComponentName": f"{endpoint.name}-component",
         "EndpointName": endpoint.name,

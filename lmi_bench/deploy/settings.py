@@ -175,6 +175,14 @@ class EndpointSettings:
         metavar="s3://BUCKET/PREFIX/",
         rare=True,
     )
+    parameters: tuple[str, ...] = option(
+        "Parameter of a request as OPERATION.PATH=VALUE (YAML), such as "
+        "create_model.EnableNetworkIsolation=true or "
+        "create_endpoint_config.AsyncInferenceConfig={...}; repeatable.",
+        "--set",
+        value=(),
+        rare=True,
+    )
     accept_eula: bool = option(
         "Statement that you have read the model's licence.", value=False, group="Server"
     )

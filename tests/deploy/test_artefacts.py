@@ -167,12 +167,54 @@ def test_requests_and_templates_are_valid_for_botocore_and_cfn_lint(layout, targ
         )
 
 
-def test_a_machine_takes_no_more_components_than_its_memory_holds():
-    """192 GiB of host memory, 3 copies: 0.9 * 192 * 1024 / 3 MiB each."""
-    made = plan(tensor_parallel=1, copies=3, max_model_len=2048)
-    requests = dict(endpoint_requests(made, container(), STARTED, one_copy_a_container=False))
-    needs = requests["create_inference_component"]["Specification"]["ComputeResourceRequirements"]
-    assert needs["MinMemoryRequiredInMb"] == int(0.9 * 192 * 1024 / 3)
+def test_a_component_reserves_what_loading_needs_and_no_more_than_its_share():
+    """Three copies of 6.74e9 weights in 16 bits and 4 GiB; a third of 0.9 * 192 GiB is more.
+    A machine of 32 GiB has less: a copy gets 0.9 of it."""
+
+    def reserved(made):
+        endpoint = replace(STARTED, components=True)
+        requests = dict(endpoint_requests(made, container(), endpoint, one_copy_a_container=False))
+        needs = requests["create_inference_component"]["Specification"]
+        return needs["ComputeResourceRequirements"]["MinMemoryRequiredInMb"]
+
+    three = plan(tensor_parallel=1, copies=3, max_model_len=2048)
+    assert reserved(three) == pytest.approx((6.74e9 * 2 + 4 * 2**30) / 2**20, rel=0.01)
+    large = plan("gemma-3-12b", "ml.g6e.xlarge", max_model_len=2048)
+    assert reserved(large) == pytest.approx((12.2e9 * 2 + 4 * 2**30) / 2**20, rel=0.05)
+    tight = plan("qwen3-14b", "ml.g6e.xlarge", max_model_len=2048)
+    assert reserved(tight) == int(0.9 * 32 * 1024)
+
+
+def test_any_parameter_can_be_set_and_is_checked():
+    def made(*texts):
+        endpoint = replace(STARTED, parameters=texts)
+        one = plan(max_model_len=2048)
+        return build_bundle(one, LMI, endpoint)
+
+    bundle = made(
+        "create_model.EnableNetworkIsolation=true",
+        "create_model.VpcConfig={SecurityGroupIds: [sg-1], Subnets: [subnet-1]}",
+        "create_endpoint_config.ProductionVariants.0.VolumeSizeInGB=200",
+        "create_endpoint_config.AsyncInferenceConfig.OutputConfig.S3OutputPath=s3://b/out/",
+    )
+    sent = {
+        each["operation"]: each["parameters"] for each in json.loads(bundle.files["sagemaker.json"])
+    }
+    assert sent["create_model"]["EnableNetworkIsolation"] is True
+    assert sent["create_endpoint_config"]["ProductionVariants"][0]["VolumeSizeInGB"] == 200
+    resources = template_of(bundle)
+    assert resources["Model"]["Properties"]["VpcConfig"]["Subnets"] == ["subnet-1"]
+    assert "AsyncInferenceConfig" in resources["Config"]["Properties"]
+    for text, message in (
+        ("create_model.EnableNetworkIsolatoin=true", "Unknown parameter"),
+        ("create_modle.X=1", "an operation of create_model"),
+        ("create_model=1", r"OPERATION\.PATH"),
+        ("create_endpoint_config.ProductionVariants.7.VolumeSizeInGB=1", "is no place"),
+        ("create_model.Tags={", "is not YAML"),
+        ("create_model.ModelName.Deeper=1", "is no place"),
+    ):
+        with pytest.raises(InputError, match=message):
+            made(text)
 
 
 def container():
