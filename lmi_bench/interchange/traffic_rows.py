@@ -289,9 +289,12 @@ class Row:
 def _plan(places: Sequence[_Place]) -> dict[str, list[tuple[int, str]]]:
     """The known keys of the places by kind, the most specific name first."""
     found: dict[str, list[tuple[int, int, str]]] = {}
-    for place, (parent, held) in enumerate(places):
+    for place, (above, held) in enumerate(places):
         for key in held:
-            name = plain(key)
+            parent, name = above, plain(key)
+            prefix, _, last = key.rpartition(".")  # a column such as usage.prompt_tokens
+            if (holder := prefix.rpartition(".")[2]) in _INNER_OBJECTS:
+                parent, name = plain(holder), plain(last)
             is_count = name in ("input", "output") and parent.startswith("usage")
             for kind, names in _PLAIN.items():
                 for known in (parent + name,) if is_count else (name, parent + name):

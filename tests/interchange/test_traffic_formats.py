@@ -67,6 +67,8 @@ FORMATS = {
     "langfuse counts": table(rows(ISO, "promptTokens", "completionTokens")),
     "langfuse older": table(rows(ISO, "inputUsage", "outputUsage")),
     "langfuse bucket": json_lines(nested("usage_details", "input", "output")),
+    "flattened": table(rows(ISO, "usage.prompt_tokens", "response.usage.completion_tokens")),
+    "lines with a BOM": "\ufeff" + json_lines(LITELLM),
     "semicolons": table(LITELLM, ";"),
     "tabs, BOM, CRLF, no last newline": "\ufeff" + table(LITELLM, "\t").rstrip(),
     "unsorted": json_lines(LITELLM[::-1]),
@@ -118,8 +120,9 @@ def test_an_access_log_has_times_and_assumed_lengths(tmp_path, name):
     assert lengths(traffic) == [(0.0, 500, 200), (2.0, 500, 200), (6.0, 500, 200)]
     assert traffic.start_epoch_s == pytest.approx(START_S, abs=0.6)
     assert traffic.assumed == 3
-    with pytest.raises(InputError, match="--assume"):
+    with pytest.raises(InputError, match=r"--assume") as found:
         read(tmp_path, text)
+    assert ("is an access log" in str(found.value)) == (name != "nginx, JSON")
 
 
 def test_only_answered_calls_of_an_access_log_count(tmp_path):
@@ -231,6 +234,7 @@ def test_equally_spaced_arrivals_are_more_regular_than_poisson():
     for step_s in (2.0, 0.25):
         found = burstiness([step_s * k for k in range(2000)])
         assert found.shape == 100.0
+    assert burstiness([0.5] * 300 + [400.25]).shape is None
     assert burstiness([0.0] * 300 + [400.0]).shape < 1
 
 

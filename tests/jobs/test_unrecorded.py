@@ -53,6 +53,7 @@ def test_every_answer_begins_with_what_is_not_known(scenario, tmp_path):
     assert first.endswith(found.answer.question.load)
     assert second.startswith(LENGTHS)
     assert "at this load" not in "\n".join(rest)
+    assert any("output tok/s at " in text and text.endswith(" req/s") for text in rest)
     rec = tmp_path / "rec.json"
     rec.write_text(json.dumps(found.to_json()))
     assert build_recommendation_view(found.to_json(), anchor="a").subtitle.startswith(RATE)
