@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,16 @@ from lmi_bench.jobs.settings.setup import (
     RefreshSettings,
 )
 
+_TABLES: Final = {
+    "models": "List the models: parameters, layers, KV heads, context; the smallest first.",
+    "instances": "List the instance types by accelerator: memory, link, host, network.",
+    "accelerators": "List the accelerators: memory, bandwidth and dense peaks; the smallest first.",
+    "prices": "List the on-demand prices of a machine with region and date; the cheapest first.",
+    "images": "List the container images by family and date.",
+}
 _GIVE_WAY: Final = (
     "network Gbit/s", "component", "layers", "gated", "arch", "link", "vendor", "host GiB",
+    "checkpoint", "accelerator", "platform",
 )  # fmt: skip
 catalog = typer.Typer(
     name="catalog",
@@ -76,39 +85,18 @@ def _ask(question: str, default: str) -> str:
     return input(f"{question} [{default}]: ") or default
 
 
-@catalog.command()
-@spread_options
-def models(settings: CatalogSettings, json_file: JsonFile = None) -> None:
-    """List the models: parameters, layers, KV heads, context; the smallest first."""
-    _list("models", settings, json_file)
+def _lister(name: str) -> Callable[..., None]:
+    """The command that lists one table of the catalog."""
+
+    def show(settings: CatalogSettings, json_file: JsonFile = None) -> None:
+        _list(name, settings, json_file)
+
+    show.__doc__ = _TABLES[name]
+    return spread_options(show)
 
 
-@catalog.command()
-@spread_options
-def instances(settings: CatalogSettings, json_file: JsonFile = None) -> None:
-    """List the instance types by accelerator and number: memory, link, host, network."""
-    _list("instances", settings, json_file)
-
-
-@catalog.command()
-@spread_options
-def accelerators(settings: CatalogSettings, json_file: JsonFile = None) -> None:
-    """List the accelerators: memory, bandwidth and dense peak rates; the smallest first."""
-    _list("accelerators", settings, json_file)
-
-
-@catalog.command()
-@spread_options
-def prices(settings: CatalogSettings, json_file: JsonFile = None) -> None:
-    """List the on-demand prices of one machine with region and date; the cheapest first."""
-    _list("prices", settings, json_file)
-
-
-@catalog.command()
-@spread_options
-def images(settings: CatalogSettings, json_file: JsonFile = None) -> None:
-    """List the container images by family and date."""
-    _list("images", settings, json_file)
+for _name in _TABLES:
+    catalog.command(_name)(_lister(_name))
 
 
 @catalog.command()
@@ -133,7 +121,9 @@ def _list(name: str, settings: CatalogSettings, json_file: Path | None) -> None:
     sources = list(dict.fromkeys(row["source"] for row in table.rows))
     rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in table.rows]
     left = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
-    print_table(table.title, rows, left=left[1:], whole=left[:1], give_way=_GIVE_WAY)
+    give_way = [column for column in _GIVE_WAY if column not in left[:1]]
+    whole = [column for column in left if column != "tag"]  # of an image: long
+    print_table(table.title, rows, left=("tag",), whole=whole, give_way=give_way)
     for number, source in enumerate(sources, 1):
         say(f"[{number}] {source or 'not stated'}")
     if not rows:

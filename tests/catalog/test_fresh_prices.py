@@ -155,6 +155,8 @@ def test_prices_come_in_pages_and_every_later_command_uses_them(monkeypatch, dat
 
 
 def fields(request):
+    kinds = SHAPES.input_shape.members["Filters"].member.members["Type"].enum
+    assert {each["Type"] for each in request["Filters"]} <= set(kinds)
     return {each["Field"]: each["Value"] for each in request["Filters"]}
 
 

@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -120,6 +121,13 @@ def test_credentials_are_named_and_never_shown(monkeypatch, tmp_path, files, env
     line = job._finding("AWS", job._aws_credentials)
     assert (line.state, found in line.found) == (state, True), line
     assert not [each for each in SECRETS if each in line.found]
+
+
+def test_the_receiver_is_looked_for_and_not_built(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", sys.executable)  # a program that is there, as a compiler is
+    assert job._receiver() == ("ok", "is built at the first sweep", "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_endpoint_is_asked_what_it_serves():
