@@ -15,7 +15,7 @@ from lmi_bench.catalog.fresh_prices import FRESH_SOURCE, FreshPrice, save_fresh_
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import all_model_entries
 from lmi_bench.catalog.prices import STALE_DAYS, on_platform, price_day
-from lmi_bench.catalog.tables import plain_key, read_rows
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
@@ -99,7 +99,8 @@ def _matches(row: Row, settings: CatalogSettings) -> bool:
     for column, (flag, value) in wanted.items():
         if value is not None and column not in row:
             raise InputError(f"{flag} {value}: these rows have no {column}; leave it out")
-        if isinstance(value, str) and plain_key(value) not in plain_key(row[column]):
+        whole = rf"\b{re.escape(str(value))}\b"  # L4 is not L40S, A100 is A100-40
+        if isinstance(value, str) and not re.search(whole, row[column], re.IGNORECASE):
             return False
     name = str(next(iter(row.values()))).removeprefix("ml.").lower()
     if settings.family is not None and not name.startswith(settings.family.lower()):

@@ -266,6 +266,13 @@ def test_a_table_has_the_rows_asked_for_in_order_with_a_source(name, settings, f
 
 
 def test_a_filter_that_a_table_does_not_have_is_refused():
+    named = {
+        gpu: {
+            row["accelerator"] for row in catalog_table("instances", CatalogSettings(gpu=gpu)).rows
+        }
+        for gpu in ("L4", "a100", "B200")
+    }
+    assert named == {"L4": {"L4"}, "a100": {"A100-40", "A100-80"}, "B200": {"B200"}}
     with pytest.raises(InputError, match="--gpu H100: these rows have no accelerator"):
         catalog_table("models", CatalogSettings(gpu="H100"))
 
