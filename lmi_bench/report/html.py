@@ -53,7 +53,13 @@ def _explored(view: ReportView) -> dict[str, Any]:
     runs = [run.explored for run in view.runs if run.explored["levels"]]
     advice = [each for each in view.recommendations if each.explored]
     fleets = [
-        {"anchor": each.anchor, "rows": each.explored, "rate": each.rate_per_s, "roof": each.roof}
+        {
+            "anchor": each.anchor,
+            "keys": (keys := list(dict.fromkeys(key for row in each.explored for key in row))),
+            "rows": [[row.get(key) for key in keys] for row in each.explored],
+            "rate": each.rate_per_s,
+            "roof": each.roof,
+        }
         for each in advice
     ]
     common = {"palette": PALETTE, "quantiles": QUANTILES, "layout": base_layout()}

@@ -8,6 +8,9 @@
     const found = source ? JSON.parse(source.textContent) : {};
     all = found.palette ? found : null;
     colours = found.palette ?? [];
+    for (const each of found.fleets ?? []) {
+      each.rows = each.rows.map((row) => Object.fromEntries(each.keys.map((key, at) => [key, row[at]])));
+    }
   };
   const titles = {
     ttft_ms: "Time to first token, ms",
