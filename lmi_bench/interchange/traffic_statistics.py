@@ -8,7 +8,6 @@ by answer length; a group's kind has the group's mean lengths, so the means are 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,10 +51,9 @@ def peak_rate_per_s(times_s: Sequence[float], window_s: float = PEAK_WINDOW_S) -
     span_s = times_s[-1] - times_s[0]
     if span_s < window_s:
         return (len(times_s) - 1) / span_s
-    most = 0
-    for first, at_s in enumerate(times_s):
-        most = max(most, bisect_left(times_s, at_s + window_s) - first)
-    return most / window_s
+    times = np.asarray(times_s, dtype=np.float64)
+    inside = np.searchsorted(times, times + window_s) - np.arange(len(times))
+    return float(inside.max() / window_s)
 
 
 def burstiness(times_s: Sequence[float]) -> Burstiness:
@@ -91,15 +89,13 @@ def _windows(times: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 def _gap_variation(times: np.ndarray) -> tuple[float, int]:
     """Mean squared deviation of gaps over their window's mean, and the number of gaps."""
-    squares: list[float] = []
-    lost = 0
+    squared, free = 0.0, 0
     for _, inside in _windows(times):
         gaps = np.diff(inside)
         if gaps.mean() > 0:
-            squares.extend((gaps / gaps.mean() - 1) ** 2)
-            lost += 1
-    free = len(squares) - lost  # each window's mean is taken from its own gaps
-    return (float(sum(squares)) / free if free > 0 else 1.0), max(0, free)
+            squared += float(((gaps / gaps.mean() - 1) ** 2).sum())
+            free += len(gaps) - 1  # each window's mean is taken from its own gaps
+    return (squared / free if free else 1.0), free
 
 
 def _count_dispersion(times: np.ndarray) -> tuple[float, int]:
@@ -121,9 +117,8 @@ def hourly_rates_per_s(times_s: Sequence[float], start_epoch_s: float) -> tuple[
 
     start_epoch_s  Unix time of 0 s
     """
-    counts = [0] * _HOURS
-    for at_s in times_s:
-        counts[int((start_epoch_s + at_s) // _HOUR_S) % _HOURS] += 1
+    hours = (start_epoch_s + np.asarray(times_s)) // _HOUR_S % _HOURS
+    counts = np.bincount(hours.astype(int), minlength=_HOURS).tolist()
     at, end = start_epoch_s + times_s[0], start_epoch_s + times_s[-1]
     days = (end - at) // (_HOURS * _HOUR_S)
     at += days * _HOURS * _HOUR_S
@@ -140,21 +135,18 @@ def hourly_rates_per_s(times_s: Sequence[float], start_epoch_s: float) -> tuple[
 
 def joint_kinds(requests: Sequence[TraceRequest]) -> tuple[RequestKind, ...]:
     """The requests as at most 18 kinds with their joint shares, which sum to 1."""
-    pairs = sorted((each.input_tokens, each.output_tokens) for each in requests)
+    pairs = np.array([(each.input_tokens, each.output_tokens) for each in requests])
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     found: dict[tuple[int, int], float] = {}
     for group in _groups(pairs, _PROMPT_GROUPS):
-        for kind in _groups(sorted(group, key=lambda pair: pair[1]), _ANSWER_GROUPS):
-            tokens_in, tokens_out = (
-                max(1, round(sum(column) / len(kind))) for column in zip(*kind, strict=True)
-            )
+        for kind in _groups(group[np.argsort(group[:, 1], kind="stable")], _ANSWER_GROUPS):
+            tokens_in, tokens_out = (max(1, round(mean)) for mean in kind.mean(axis=0).tolist())
             lengths = tokens_in, tokens_out
             found[lengths] = found.get(lengths, 0.0) + len(kind) / len(pairs)
     return tuple(RequestKind(*lengths, share=share) for lengths, share in found.items())
 
 
-def _groups(
-    ordered: Sequence[tuple[int, int]], ends: Sequence[float]
-) -> Iterator[Sequence[tuple[int, int]]]:
+def _groups(ordered: np.ndarray, ends: Sequence[float]) -> Iterator[np.ndarray]:
     cuts = [round(end * len(ordered)) for end in ends]
     for low, high in pairwise(cuts):
         if high > low:
