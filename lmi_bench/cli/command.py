@@ -13,6 +13,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from lmi_bench.cli.console import Form, shown_as
+from lmi_bench.cli.problems import check_purpose, missing_options, with_all_problems
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option, default_note, filled, flag_of, option_of, settings_of
 
@@ -21,6 +23,33 @@ _HELP_ALL = "--help-all"
 _RARE = "rare"
 _OLD_NAMES = "old_names"
 _BARE = "bare"
+_FORM, _QUIET = "output_form", "is_quiet"
+_FORM_OPTIONS = {
+    _FORM: (
+        Form,
+        "table",
+        Option(
+            "Form of the answer: table, plain (tab-separated, all columns) or json (one document).",
+            ("--output",),
+        ),
+    ),
+    _QUIET: (
+        bool,
+        False,
+        Option(
+            "Answer and warnings only, without progress and notes.",
+            ("--quiet", "-q"),
+        ),
+    ),
+}
+"""What every command with figures has besides its own options."""
+_WITHOUT_FORM = (
+    "report", "export", "import_results", "serve", "generate", "compile_steps", "convert", "init",
+    "package", "probe", "write", "refresh",
+)  # fmt: skip
+"""Commands whose answer is files, a server or a text."""
+_OF_THE_CATALOG = ("recommend", "predict", "compare_accelerators", "limits", "backends", "write")
+"""Commands whose models and machines are the catalog's."""
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -53,12 +82,11 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
             is_required = parameter.default is parameter.empty
             add(parameter.name, found[0], MISSING if is_required else parameter.default, found[1])
 
-    @functools.wraps(command)
-    def spread(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = filled(group, given)
-        command(**given)
+    if command.__name__ not in _WITHOUT_FORM:
+        for name, (bare, default, mark) in _FORM_OPTIONS.items():
+            add(name, bare, default, mark)
 
+    spread = _filling(command, groups)
     vars(spread)["__signature__"] = inspect.Signature(parameters)
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
@@ -72,6 +100,26 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     vars(spread)[_BARE] = {
         mark.name_of(name): str(mark.bare) for name, mark in marks.items() if mark.bare is not None
     }
+    return spread
+
+
+def _filling(command: Callable[..., None], groups: dict[str, type[Any]]) -> Callable[..., None]:
+    """The command with its dataclasses filled from options, its answer in the wanted form."""
+
+    @functools.wraps(command)
+    def spread(**given: Any) -> None:
+        form, is_quiet = given.pop(_FORM, "table"), given.pop(_QUIET, False)
+        with shown_as(form, is_quiet=is_quiet):
+            stated = dict(given)
+            try:
+                for name, group in groups.items():
+                    given[name] = filled(group, given)
+                command(**given)
+            except InputError as exc:
+                if command.__name__ not in _OF_THE_CATALOG:
+                    raise
+                raise with_all_problems(exc, stated) from exc
+
     return spread
 
 
@@ -119,8 +167,13 @@ class Command(TyperCommand):
             ctx.exit()
         self._show_rare(False)
         args = [self._renamed(arg) for arg in args]
+        check_purpose(args)
         following = (*args[1:], "")
-        return super().parse_args(ctx, list(map(self._with_value, args, following)))
+        stated = list(map(self._with_value, args, following))
+        missing = missing_options(self.params, args)
+        if missing and not {"--help", "-h"} & {*args}:
+            raise InputError(f"{missing}: missing; {ctx.command_path} --help explains them")
+        return super().parse_args(ctx, stated)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; raises InputError for a number that is not finite, as `nan`."""

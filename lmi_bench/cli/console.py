@@ -1,4 +1,8 @@
-"""What a person sees: tables on stdout, progress and warnings on stderr; rich is loaded late."""
+"""What a person sees: tables on stdout, progress and warnings on stderr; rich is loaded late.
+
+`--output plain` prints tables as lines of tab-separated cells with all columns, `--output json` one
+document: the result as its file has it, else the tables and sentences of the answer.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import typer
 
 from lmi_bench.core.durable import write_text
 
@@ -20,6 +27,51 @@ S = TypeVar("S")
 R = TypeVar("R")
 _FILE_WIDTH = 180  # columns of a table that goes to a file or a pipe
 _GAP, _EDGES = 3, 2  # spaces between columns, and at the table's edges
+
+
+Form = Literal["table", "plain", "json"]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """How the answer of a command is printed, and what a JSON document of it will hold."""
+
+    form: Form = "table"
+    is_quiet: bool = False
+    result: Any = None
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+
+_answer = _Answer()
+
+
+@contextmanager
+def shown_as(form: Form, *, is_quiet: bool) -> Iterator[None]:
+    """Print the answer of the command inside in this form; an error leaves no document."""
+    global _answer
+    _answer = _Answer(form, is_quiet)
+    try:
+        try:
+            yield
+        except typer.Exit:  # an answer with an exit code, as a missed SLO has
+            _print_document()
+            raise
+        _print_document()
+    finally:
+        _answer = _Answer()
+
+
+def _print_document() -> None:
+    if _answer.form == "json":
+        said = {"text": _answer.text, "tables": _answer.tables}
+        content = said if _answer.result is None else _answer.result
+        sys.stdout.write(json.dumps(content, indent=2, default=str) + "\n")
+
+
+def show_result(content: Any) -> None:
+    """The result as plain JSON values, for `--output json`."""
+    _answer.result = content
 
 
 @functools.cache
@@ -55,6 +107,14 @@ def print_table(
     """
     if not rows:
         return
+    if _answer.form == "json":
+        _answer.tables.append({"title": title, "rows": [dict(row) for row in rows]})
+        return
+    if _answer.form == "plain":
+        lines = [f"# {title}", "\t".join(rows[0])]
+        lines += ["\t".join(_cell(value) for value in row.values()) for row in rows]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -79,6 +139,11 @@ def print_table(
         note(f"no room for {', '.join(left_out)}: widen the terminal, or see the report")
 
 
+def _cell(value: Any) -> str:
+    """A value on one line, without a tab."""
+    return "" if value is None else " ".join(str(value).split())
+
+
 def fit_columns(
     rows: Sequence[Mapping[str, Any]], give_way: Sequence[str], width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
@@ -88,7 +153,7 @@ def fit_columns(
     ([{'load': '8', 'state': 'valid'}], ['p99'])
     """
     kept, left_out = [dict(row) for row in rows], []
-    for name in give_way:
+    for name in give_way if _answer.form == "table" else ():
         if not kept or _needed(kept) <= width:
             break
         if name in kept[0]:
@@ -108,12 +173,20 @@ def _needed(rows: Sequence[Mapping[str, Any]], *, whole_headings: bool = False) 
 
 def say(text: str) -> None:
     """Print a line of the answer on stdout; a terminal wraps it at words, but no command."""
+    if _answer.form == "json":
+        _answer.text += text.splitlines()
+        return
+    if _answer.form == "plain":
+        sys.stdout.write(text + "\n")
+        return
     whole = not stdout().is_terminal or text.lstrip().startswith("lmi-bench ")
     stdout().print(text, markup=False, soft_wrap=whole)
 
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
+    if _answer.is_quiet:
+        return
     stderr().print(text, markup=False, style="dim")
 
 
@@ -132,6 +205,7 @@ def write_json(path: Path | None, content: Any, what: str, *, indent: int = 2) -
 
     what  noun for the content, such as `predictions`
     """
+    show_result(content)
     if path is not None:
         write_text(path, json.dumps(content, indent=indent) + "\n")
         say(f"{what}: {path}")
@@ -156,6 +230,8 @@ class Terminal:
 
     def progress(self, description: str, done: float, total: float | None) -> None:
         """Move the progress line, which the first call draws."""
+        if _answer.is_quiet:
+            return
         if self._bar is None:
             self._bar = _progress_bar()
             self._bar.start()

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import print_table, run_job, say, terminal, write_json
+from lmi_bench.cli.console import print_table, run_job, say, show_result, terminal, write_json
 from lmi_bench.jobs.settings.results import (
     CompareSettings,
     ExportSettings,
@@ -66,6 +66,7 @@ def gate(settings: GateSettings) -> None:
     left = ("", "level", "check", "why")
     print_table(f"Gate: {settings.run}", gate_rows(verdict.cases), left=left)
     say(f"gate: {gate_summary(verdict.cases)}")
+    show_result(verdict.to_json())
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)
 

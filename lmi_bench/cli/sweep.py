@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import run_job, terminal
+from lmi_bench.cli.console import run_job, show_result, terminal
 from lmi_bench.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -59,6 +59,7 @@ def _sweep(settings: SweepSettings) -> SweepResult | MatrixResult:
     if settings.target.matrix is None:
         result = run_job(run, settings)
         print_sweep(result)
+        show_result(result.to_json())
         return result
     with terminal() as listener:
         cells = run_matrix(settings, listener, functools.partial(print_cell, listener))

@@ -44,6 +44,9 @@ def parse_slo(text: str) -> Slo:
     Slo(metric='ttft', statistic='p90', limit_ms=1000.0)
     """
     match = _PATTERN.fullmatch(text.strip())
+    if match is None and _PATTERN.fullmatch(f"{text.strip()}s"):
+        number = text.partition("=")[2].strip()
+        raise InputError(f"SLO {text!r}: {number} of what? Write {text}s or {text}ms")
     if match is None:
         raise InputError(
             f"SLO {text!r} is not understood; write METRIC_STATISTIC<=NUMBER(ms|s) with a metric "

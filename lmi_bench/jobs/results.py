@@ -122,6 +122,10 @@ class GateVerdict:
 
     cases: tuple[GateCase, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """The checks as plain values."""
+        return {"checks": [asdict(case) for case in self.cases], "exit_code": self.exit_code}
+
     @property
     def exit_code(self) -> int:
         """99 if a check was missed, 2 if one that was asked for was not measured, else 0."""

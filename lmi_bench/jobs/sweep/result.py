@@ -63,6 +63,16 @@ class SweepResult:
         """The finished levels."""
         return [] if self.run is None else self.run.levels
 
+    def to_json(self) -> dict[str, Any]:
+        """Folder, levels, knees and the answer of a search as plain values, as in its files."""
+        return {
+            "run": str(self.folder),
+            "interrupted": self.interrupted,
+            "levels": [level.to_json() for level in self.levels],
+            "knees": [knee.to_json() for knee in self.knees],
+            "slo": None if self.answer is None else self.answer.to_json(),
+        }
+
     @property
     def slos(self) -> list[Slo]:
         """The scenario's SLOs for every level."""
