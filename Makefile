@@ -10,7 +10,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+# without compiling: most modules of torch and transformers are never imported
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt $(PIP_ARGS)
 QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
@@ -46,8 +47,11 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+# The checks of the text run beside the first tests, which wait for no clock.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory lint & lint=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS); tests=$$?; \
+	wait $$lint && exit $$tests
 
 # The command line's page is made from the program, so lmi-bench itself is installed too.
 $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,7 @@ LLAMA = Workload(find_model("llama-2-7b"), "float16", 256, 256)
 SMALL, LARGE = find_instance("ml.g5.2xlarge"), find_instance("ml.p4d.24xlarge")
 
 
+@functools.cache
 def ask(instances=(SMALL, LARGE), rate_per_s=6.0, **options):
     limits = (parse_slo("latency_per_token_p90<=60ms"),)
     options = {

@@ -81,8 +81,11 @@ TARGET = {
 }
 
 
+SESSION = boto3.Session()  # it reads the service descriptions once
+
+
 def client(name):
-    return boto3.Session().client(
+    return SESSION.client(
         name, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y"
     )
 
