@@ -27,7 +27,7 @@ MACHINES = tuple(
     find_instance(name)
     for name in ("ml.g5.2xlarge", "ml.g5.12xlarge", "ml.g6e.2xlarge", "ml.p4d.24xlarge")
 )
-few = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 rates = st.floats(0.5, 60.0)
 limits_ms = st.floats(25.0, 150.0)
 
