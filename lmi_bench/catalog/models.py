@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from lmi_bench.catalog.tables import Index, Row, model_key, read_rows
 from lmi_bench.core.errors import InputError
@@ -76,11 +78,21 @@ _INDEX = Index(
 )
 
 
+_OTHER_WORK: Final = re.compile(
+    r"embed|rerank|(^|[/-])(bge|e5|gte|colbert|whisper|clip|bert)(-|$)", re.IGNORECASE
+)
+
+
 def find_model_entry(name: str) -> CatalogModel:
     """Find a row by model name, Hugging Face id or alias; variants map to their base model.
 
-    Raises InputError with the nearest names.
+    Raises InputError with the nearest names, or for a model of other work.
     """
+    if _OTHER_WORK.search(name):
+        raise InputError(
+            f"model {name!r} by its name embeds, ranks or hears; only text generation by decoder "
+            "models is planned"
+        )
     return _INDEX.find(name)
 
 

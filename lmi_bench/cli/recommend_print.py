@@ -17,7 +17,7 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
 from lmi_bench.cli.console import fit_columns, note, print_table, say, stdout, warn
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.jobs.recommend import Advice
+from lmi_bench.jobs.recommend import Advice, OtherProfile
 from lmi_bench.report.formats import number
 
 _GIVE_WAY = (
@@ -46,6 +46,8 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
         f"{workload.output_tokens} out, {answer.question.load}, for {advice.request.objective}"
     )
     say(basis.profile.provenance)
+    if advice.other is not None:
+        say(_other_line(advice.other, answer))
     print_candidates(answer.candidates, every_layout=explain)
     if advice.variation is not None:
         print_table("Cheapest layout by load", load_rows(advice.variation), left=("layout",))
@@ -59,6 +61,20 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
     else:
         for text in rejection_lines(answer.rejected):
             say(text)
+
+
+def _other_line(other: OtherProfile, answer: Recommendation) -> str:
+    """What another profile would change."""
+    start = f"with --profile {other.name}"
+    best = answer.recommended
+    if other.best is None or best is None:
+        return f"{start}: no fleet of the best machines carries the load"
+    same = "the same fleet" if _fleet(best) == _fleet(other.best) else _fleet(other.best)
+    price = other.best.price_usd_per_hour
+    cost = "" if price is None else f", USD {price:,.2f} per hour"
+    carried = other.best.figures.get("capacity_rate_per_s")
+    carries = "" if carried is None else f", carries {interval(carried)} req/s"
+    return f"{start}: {same}{cost}{carries}"
 
 
 def _print_reasons(advice: Advice) -> None:

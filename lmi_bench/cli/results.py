@@ -47,7 +47,7 @@ def compare(settings: CompareSettings, json_file: JsonFile = None) -> None:
     from lmi_bench.cli.sweep_print import print_comparison
     from lmi_bench.jobs.results import compare as run
 
-    comparison = run(settings)
+    comparison = run_job(run, settings)
     print_comparison(comparison)
     write_json(json_file, comparison.to_json(), "differences")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -56,7 +56,18 @@ from lmi_bench.jobs.planned import (
     requirements_of,
 )
 from lmi_bench.jobs.settings.recommend import RecommendSettings
-from lmi_bench.targets.profiles import default_note, find_profile
+from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, find_profile
+
+_SAME_MACHINES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProfile:
+    """The cheapest fleet of the same machines by another profile; None: none carries the load."""
+
+    name: str
+    label: str
+    best: Candidate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,7 @@ class Advice:
     frontier     candidates that none beats in both cost and latency
     sensitivity  what would change the answer, if wanted
     variation    the cheapest layout of each load, if wanted
+    other        the answer of another shipped profile for the best machines, if none was named
     """
 
     answer: Recommendation
@@ -74,6 +86,7 @@ class Advice:
     frontier: tuple[Candidate, ...]
     sensitivity: tuple[AnswerChange, ...] = ()
     variation: Variation | None = None
+    other: OtherProfile | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `recommend --json` writes it."""
@@ -94,6 +107,12 @@ class Advice:
         ]
         if self.sensitivity:
             content["sensitivity"] = [each._asdict() for each in self.sensitivity]
+        if self.other is not None:
+            best = self.other.best
+            content["other_profile"] = {
+                "name": self.other.name,
+                "recommended": None if best is None else best.to_json(),
+            }
         if self.variation is not None:
             content["vary"] = self.variation.to_json()
         return content
@@ -120,7 +139,24 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     answer = replace(answer, accuracy=basis.accuracy, rejected=rejected).with_caveats(
         lengths_assumed=basis.assumed
     )
-    return Advice(answer, request, basis, best, changes, variation)
+    other = None
+    if settings.profile is None and basis.accuracy is None and answer.recommended is not None:
+        other = _by_other_profile(request, answer)
+    return Advice(answer, request, basis, best, changes, variation, other)
+
+
+def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> OtherProfile | None:
+    """The same question to the other vLLM profile, for the best machines of the answer."""
+    name = next(one for one in VLLM_PROFILES if SHIPPED[one] != request.profile)
+    ranked = list(dict.fromkeys(each.instance for each in answer.candidates))[:_SAME_MACHINES]
+    machines = tuple(one for one in request.instances or () if one.instance_type in ranked)
+    profile = SHIPPED[name]
+    asked = replace(request, profile=profile, instances=machines, simulate_long=False)
+    try:
+        found = rank(asked).recommended
+    except InputError:  # it does not load the model
+        return None
+    return OtherProfile(name, profile.label, found)
 
 
 def _with_images(

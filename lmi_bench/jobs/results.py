@@ -15,6 +15,7 @@ from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.compare import (
     Difference,
     ScalingEfficiency,
+    are_paired,
     compare_runs,
     scaling_efficiency,
 )
@@ -105,9 +106,12 @@ class Comparison:
         }
 
 
-def compare(settings: CompareSettings) -> Comparison:
+def compare(settings: CompareSettings, listener: Listener = SILENT) -> Comparison:
     """Compare two runs; raises InputError if their workloads differ."""
     first, second = load_run(settings.a), load_run(settings.b)
+    if not are_paired(first, second):
+        seeds = " and ".join(str(run.manifest.scenario.seed) for run in (first, second))
+        listener.note(f"seeds {seeds}: the requests differ, so they are compared without pairs")
     return Comparison(
         settings.a, settings.b, compare_runs(first, second), scaling_efficiency(first, second)
     )

@@ -27,6 +27,7 @@ SHIPPED = {
 }
 
 
+VLLM_PROFILES = ("vllm-0.12", "vllm-0.19")
 DEFAULT_PROFILE = "vllm-0.12"
 """The vLLM profile with the smaller errors on tables that neither has seen."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import lmi_bench
 from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.recommend import recommend
+from lmi_bench.jobs.settings.recommend import RecommendSettings
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,21 @@ def test_a_load_that_is_not_whole_is_refused(options, message):
             output_tokens=8,
             **options,
         )
+
+
+def test_what_the_other_profile_answers_stands_beside_the_default_one():
+    asked = RecommendSettings(
+        model="llama-2-7b", instance=("ml.g5.2xlarge",), input_tokens=64, output_tokens=8, rate=1.0
+    )
+    found = recommend(asked)
+    named = recommend(replace(asked, profile="vllm-0.19"))
+    assert found.other.name == "vllm-0.19"
+    assert named.other is None
+    first, second = found.other.best, named.answer.recommended
+    assert (first.instance, first.instances) == (second.instance, second.instances)
+    capacity = [each.figures["capacity_rate_per_s"].value for each in (first, second)]
+    assert capacity[0] == pytest.approx(capacity[1])
+    assert capacity[0] != pytest.approx(
+        found.answer.recommended.figures["capacity_rate_per_s"].value, rel=0.01
+    )
+    assert found.to_json()["other_profile"]["recommended"]["instance"] == "ml.g5.2xlarge"

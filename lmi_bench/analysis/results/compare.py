@@ -93,6 +93,8 @@ class _Side:
 def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
     """Every metric of every load that both runs have, by increasing load.
 
+    Requests are compared in pairs, where the runs sent the same ones: with one seed.
+
     Raises InputError where the workloads differ, or the runs have no load in common.
     """
     differences = workload_differences(a.manifest.scenario, b.manifest.scenario)
@@ -102,6 +104,8 @@ def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
             + "; ".join(differences)
         )
     left, right = _sides(a), _sides(b)
+    if not are_paired(a, b):
+        right = {key: replace(side, records=_unpaired(side)) for key, side in right.items()}
     common = sorted(set(left) & set(right))
     if not common:
         raise InputError(
@@ -130,7 +134,7 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
 def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
     """What differs between the workloads of two runs; empty for the same workload.
 
-    Compared are the workload section, the seed and the arrival process. The target and the model
+    Compared are the workload section and the arrival process. The target, the model and the seed
     may differ.
     """
     first, second = _compared(a), _compared(b)
@@ -143,7 +147,17 @@ def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
 
 def _compared(scenario: RunScenario) -> dict[str, Any]:
     workload = {f"workload.{name}": value for name, value in scenario.workload.to_json().items()}
-    return {**workload, "seed": scenario.seed, "load.arrivals": scenario.load.arrivals}
+    return {**workload, "load.arrivals": scenario.load.arrivals}
+
+
+def are_paired(a: Run, b: Run) -> bool:
+    """Whether two runs sent the same requests, which one seed makes."""
+    return a.manifest.scenario.seed == b.manifest.scenario.seed
+
+
+def _unpaired(side: _Side) -> dict[Key, RequestRecord]:
+    """The records under keys that no other run has."""
+    return {(-1 - attempt, name): each for (attempt, name), each in side.records.items()}
 
 
 def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.compare import _worked_through_s, compare_runs
+from lmi_bench.analysis.results.compare import _worked_through_s, are_paired, compare_runs
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.manifest import Manifest
@@ -122,7 +122,6 @@ def test_pairs_cancel_what_makes_one_request_longer_than_another():
     [
         ({"workload": {"input_tokens": 8, "output_tokens": 9}, "seed": 0},
          "workload.output_tokens is 8 and 9"),
-        ({"workload": {"input_tokens": 8, "output_tokens": 8}, "seed": 1}, "seed is 0 and 1"),
         ({**SCENARIO, "load": {"arrivals": "constant"}}, "load.arrivals is None and 'constant'"),
     ],
 )  # fmt: skip
@@ -130,6 +129,18 @@ def test_unlike_workloads_are_refused_by_name(other, named):
     a, b = run_of((4, records_of(0))), run_of((4, records_of(1)), scenario=other)
     with pytest.raises(InputError, match=named):
         compare_runs(a, b)
+
+
+def test_runs_of_two_seeds_are_compared_without_pairs():
+    """Against itself a run has no difference at all in pairs; without pairs it has its scatter."""
+    first = run_of((4, records_of(0)))
+    other = run_of((4, records_of(0)), scenario={**SCENARIO, "seed": 1})
+    assert are_paired(first, first)
+    assert not are_paired(first, other)
+    paired, unpaired = verdicts(first, first), verdicts(first, other)
+    assert all(d.low == d.high == 0 for d in paired.values() if d.change is not None)
+    assert all(d.low < 0 < d.high for d in unpaired.values() if d.change is not None)
+    assert {d.verdict for d in unpaired.values()} <= {"no difference", "unknown"}
 
 
 def test_another_target_is_what_comparing_is_for():
