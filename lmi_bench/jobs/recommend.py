@@ -153,7 +153,7 @@ def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> Othe
     profile = SHIPPED[name]
     asked = replace(request, profile=profile, instances=machines, simulate_long=False)
     try:
-        found = rank(asked).recommended
+        found = rank(asked, intervals=False).recommended
     except InputError:  # it does not load the model
         return None
     return OtherProfile(name, profile.label, found)

@@ -117,13 +117,14 @@ def _stamp(folder: Path) -> object:
     return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]
 
 
-def serve(listening: socket.socket, page: LivePage) -> None:
-    """Answer for the page from a thread of its own, until the process ends."""
+def serve(listening: socket.socket, page: LivePage) -> ThreadingHTTPServer:
+    """Answer for the page from a thread of its own, until the server is shut down."""
     handler = type("Handler", (_Handler,), {"page": page})
     server = _Server(listening.getsockname(), handler, bind_and_activate=False)
     server.socket.close()
     server.socket = listening
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
 
 
 class _Server(ThreadingHTTPServer):

@@ -30,6 +30,8 @@ from lmi_bench.analysis.fit.discrepancy import (
 from lmi_bench.analysis.level.cells import predict_cell, slots_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.step_costs import step_costs
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import KvLayout
 
@@ -169,7 +171,11 @@ def derivatives(
         moved = logs.copy()
         down = name.endswith("_share") and logs[index] + step > 0
         moved[index] += -step if down else step
-        other = predict_cell(with_logs(profile, names, moved), cell, smooth=True)
+        other_profile = with_logs(profile, names, moved)
+        if _same_times(profile, other_profile, cell.setup):
+            columns.append([0.0] * len(metrics))
+            continue
+        other = predict_cell(other_profile, cell, smooth=True)
         columns.append(
             [
                 math.log(other.value(metric) / base.value(metric)) / (-step if down else step)
@@ -177,6 +183,14 @@ def derivatives(
             ]
         )
     return np.array(columns).T.reshape(len(metrics), len(names))
+
+
+def _same_times(one: EngineProfile, other: EngineProfile, setup: Setup) -> bool:
+    """Whether profiles that differ in their parameters give a set-up the same times."""
+    if setup.speculation is not None:
+        return False
+    overheads = {each.parameters.request_overhead_s for each in (one, other)}
+    return len(overheads) == 1 and step_costs(setup, one) == step_costs(setup, other)
 
 
 def fit_cells(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:

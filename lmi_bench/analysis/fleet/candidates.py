@@ -180,10 +180,13 @@ def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
     )
 
 
-def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool) -> Candidate:
-    """The fleet with its figures; `simulate`: latencies are simulated at its load.
+def build_candidate(
+    request: RecommendRequest, fleet: Fleet, *, simulate: bool, intervals: bool = True
+) -> Candidate:
+    """The fleet with its figures, latencies after the failure that the spare machines are for.
 
-    Latencies are those after the failure that the spare machines are for.
+    simulate   latencies are simulated at the fleet's load
+    intervals  of simulated latencies are from the profile's parameters, not in closed form
     """
     layout, copy, machines = fleet
     operating = operating_of(request, fleet)
@@ -196,7 +199,9 @@ def build_candidate(request: RecommendRequest, fleet: Fleet, *, simulate: bool) 
     asked = Load(users, operating.rate_per_s if users is None else None)
     load = under_load(set_up(layout, copy.plan.workload), copy.fit.profile, asked)
     silent = silence(copy.fit, load)
-    sure = Uncertainty.of(copy.fit, load, spread=True) if simulate and silent is None else None
+    sure = None
+    if simulate and intervals and silent is None:
+        sure = Uncertainty.of(copy.fit, load, spread=True)
     loaded = _LoadedFleet(request, layout, copy, machines, operating, observed, sure)
     rates = loaded.rates()
     figures: dict[str, Estimate | None] = {**rates}

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.uncertainty import TimeFactors
 from lmi_bench.analysis.level.layouts import CopyPlan
-from lmi_bench.analysis.level.queueing import QueueRun
+from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, TooLateError
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
-from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.units import MS_PER_S, s_to_ms
 from lmi_bench.core.workload import LevelSpec
 
 FloatArray = NDArray[np.float64]
@@ -98,6 +98,9 @@ class CopySimulation:
     _seen: dict[float, Latencies | None] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
+    _late: set[tuple[object, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=set
+    )
 
     def at_rate(self, rate_per_s: float) -> Latencies | None:
         """Latencies under random arrivals, without the ramp; None: see the class."""
@@ -134,10 +137,10 @@ class CopySimulation:
         # one grid for all limits, to share levels, with the highest allowed rate on top
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
-        kept = self._highest(rates, slos)
+        kept = self._highest(rates, slos, guess_per_s)
         if not kept:
             rare = [rates[-1] * _CLOSE**step for step in range(1, _RARE_STEPS)]
-            return self._highest(rare, slos)
+            return self._highest(rare, slos, guess_per_s)
         if kept < most or most_share is not None or self.plan.workload.speculation:
             return kept
         steps = _CLOSED_FORM_STEPS
@@ -145,24 +148,59 @@ class CopySimulation:
             steps *= 2
         if steps == _CLOSED_FORM_STEPS:
             return kept
-        return self._highest(
-            [most / _CLOSE**step for step in range(steps, steps // 2 - 1, -1)], slos
-        )
+        beyond = [most / _CLOSE**step for step in range(steps, steps // 2 - 1, -1)]
+        return self._highest(beyond, slos, beyond[len(beyond) // 2])
 
-    def _highest(self, falling: Sequence[float], slos: Sequence[Slo]) -> float:
-        """The highest of the rates that keeps the SLOs; 0 if none does."""
+    def _highest(self, falling: Sequence[float], slos: Sequence[Slo], guess_per_s: float) -> float:
+        """The highest of the rates that keeps the SLOs, looked for from the guess; 0 if none."""
         rates = falling[::-1]
-        kept = bisect_right(rates, False, key=lambda rate: not self._carries(rate, slos))
-        return rates[kept - 1] if kept else 0.0
+        kept, missed, stride = -1, len(rates), 1
+        at = max(0, bisect_right(rates, guess_per_s * (1 + 1e-9)) - 1)
+        while kept + 1 < missed:
+            carries = self._carries(rates[at], slos)
+            kept, missed = (at, missed) if carries else (kept, at)
+            stride *= 2
+            at += stride if carries else -stride
+            if not kept < at < missed:
+                at = (kept + missed) // 2
+        return rates[kept] if kept >= 0 else 0.0
 
     def _carries(self, rate_per_s: float, slos: Sequence[Slo]) -> bool:
         """Whether the SLOs are kept; beyond saturation in closed form, with no growing queue."""
+        if self._is_too_late(rate_per_s, slos):
+            return False
         if self._worst_ratio(rate_per_s, slos) > 1:
             return False
         observed = self.at_rate(rate_per_s)
         if observed is None or rate_per_s <= self.plan.steady.saturated_rate_per_s:
             return True
         return observed.keeps_up(rate_per_s)
+
+    def _is_too_late(self, rate_per_s: float, slos: Sequence[Slo]) -> bool:
+        """Whether so many first tokens are late that a level need not be followed to its end."""
+        limits_s = {
+            QUANTILES[slo.statistic]: slo.limit_ms / MS_PER_S
+            for slo in slos
+            if slo.metric == "ttft" and slo.statistic in QUANTILES
+        }
+        if rate_per_s in self._seen or self.plan.workload.speculation or not limits_s:
+            return False
+        key = (rate_per_s, *limits_s.items())
+        if key not in self._late:
+            ramp_requests = self._ramp_requests(rate_per_s)
+            late = [
+                LateAnswers(ramp_requests, limit_s, _most_above(quantile, _SETTLED_REQUESTS))
+                for quantile, limit_s in limits_s.items()
+            ]
+            try:
+                self._seen[rate_per_s] = self._run_rate(rate_per_s, late)
+            except TooLateError:
+                self._late.add(key)
+        return key in self._late
+
+    def _ramp_requests(self, rate_per_s: float) -> int:
+        """Requests of one cycle, by Little's law."""
+        return math.ceil(self.plan.steady.batch_at(rate_per_s))
 
     def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
         steady, observed = self.plan.steady, self.at_rate(rate_per_s)
@@ -171,11 +209,11 @@ class CopySimulation:
         batch = steady.batch_at(rate_per_s)
         return worst_ratio(lambda metric, stat: steady.latency_s(metric, stat, batch), slos)
 
-    def _run_rate(self, rate_per_s: float) -> Latencies | None:
-        steady = self.plan.steady
-        ramp_requests = math.ceil(steady.batch_at(rate_per_s))  # Little: those of one cycle
+    def _run_rate(self, rate_per_s: float, late: Sequence[LateAnswers] = ()) -> Latencies | None:
+        ramp_requests = self._ramp_requests(rate_per_s)
         if self.plan.workload.speculation is None:
-            run = self.plan.follow(rate_per_s, ramp_requests + _SETTLED_REQUESTS, seed=self.seed)
+            number = ramp_requests + _SETTLED_REQUESTS
+            run = self.plan.follow(rate_per_s, number, seed=self.seed, late=late)
             return Latencies.of_run(run, ramp_requests)
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
             return None
@@ -188,6 +226,11 @@ class CopySimulation:
         level = self.plan.simulate(spec, seed=self.seed)
         settled = level.records[ramp_requests:]
         return Latencies.of([request_latency(record, open_loop=True) for record in settled])
+
+
+def _most_above(quantile: float, number: int) -> int:
+    """Of so many values, how many may be above a limit that the (linear) quantile keeps."""
+    return number - math.floor(quantile * (number - 1)) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

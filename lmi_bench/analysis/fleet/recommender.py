@@ -64,12 +64,17 @@ _MOST_ROUNDS = 4
 
 
 def recommend(
-    request: RecommendRequest, *, progress: Progress | None = None, prepared: Prepared | None = None
+    request: RecommendRequest,
+    *,
+    progress: Progress | None = None,
+    prepared: Prepared | None = None,
+    intervals: bool = True,
 ) -> Recommendation:
     """The recommendation for a request; raises InputError.
 
-    progress  called with the present step and the share that is done
-    prepared  layouts of the same request with fewer measured levels, not to simulate them twice
+    progress   called with the present step and the share that is done
+    prepared   layouts of the same request with fewer measured levels, not to simulate them twice
+    intervals  of latencies from the profile's parameters; False: in closed form, much faster
     """
     tell = progress or (lambda _text, _share: None)
     layouts, out = prepared or prepare(request, tell)
@@ -79,8 +84,9 @@ def recommend(
             (layout, replace(copy, measured=_measured(request, layout))) for layout, copy in layouts
         ]
     look = LongSimulation(request)
+    build = _Candidates(request, intervals)
     for again in range(_MOST_ROUNDS):
-        ranked = _ranked(request, layouts, tell)
+        ranked = _ranked(build, layouts, tell)
         met = ranked.met
         if not (met and request.simulate_long and request.slos):
             break
@@ -137,14 +143,34 @@ class _Ranked:
     rejected: list[Rejection]
 
 
-def _ranked(request: RecommendRequest, layouts: Sequence[Planned], tell: Progress) -> _Ranked:
+class _Candidates:
+    """Builds candidates, each once: a round of the planner changes few fleets."""
+
+    def __init__(self, request: RecommendRequest, intervals: bool) -> None:
+        self.request = request
+        self._intervals = intervals
+        self._built: dict[tuple[Layout, int, bool], tuple[CopyCapacity, Candidate]] = {}
+
+    def of(self, fleet: Fleet, *, simulate: bool) -> Candidate:
+        """The fleet with its figures."""
+        key = (fleet.layout, fleet.machines, simulate)
+        copy, candidate = self._built.get(key, (None, None))
+        if candidate is None or copy is not fleet.copy:
+            candidate = build_candidate(
+                self.request, fleet, simulate=simulate, intervals=self._intervals
+            )
+            self._built[key] = fleet.copy, candidate
+        return candidate
+
+
+def _ranked(build: _Candidates, layouts: Sequence[Planned], tell: Progress) -> _Ranked:
     """Every layout as a fleet for the load, the best by simulation."""
-    rejected: list[Rejection] = []
+    request, rejected = build.request, list[Rejection]()
     fleets = best_fleets(request, layouts, rejected)
     candidates = []
     for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
-        candidates.append(build_candidate(request, fleet, simulate=index < _SIMULATED_FLEETS))
+        candidates.append(build.of(fleet, simulate=index < _SIMULATED_FLEETS))
     rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
     met, too_dear = split_by_budget(request, in_time)

@@ -9,7 +9,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-from lmi_bench.analysis.level.queueing import QueueRun, follow
+from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, follow
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.capacity import (
@@ -206,7 +206,9 @@ class CopyPlan:
             **options,
         )
 
-    def follow(self, rate_per_s: float, number: int, *, seed: int = 0) -> QueueRun:
+    def follow(
+        self, rate_per_s: float, number: int, *, seed: int = 0, late: Sequence[LateAnswers] = ()
+    ) -> QueueRun:
         """`simulate` of an open loop without its records, and many times faster.
 
         Not for speculation, whose steps have no fixed number of tokens.
@@ -223,7 +225,9 @@ class CopyPlan:
         lengths = [(each.input_tokens, each.output_tokens) for each in planned]
         steady = self.steady
         price, overhead_s = steady.model.pricer(), steady.overhead_s
-        return follow(price, self.config, list(arrivals_s), lengths, overhead_s=overhead_s)
+        return follow(
+            price, self.config, list(arrivals_s), lengths, overhead_s=overhead_s, late=late
+        )
 
 
 def layouts_of(

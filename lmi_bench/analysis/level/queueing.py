@@ -46,6 +46,19 @@ class QueueRun:
         return float((self.sent_s + self.e2e_s).max() - self.sent_s.min())
 
 
+@dataclass(frozen=True, slots=True)
+class LateAnswers:
+    """How many of the requests from `first` on may wait longer than `ttft_s` for a first token."""
+
+    first: int
+    ttft_s: float
+    most: int
+
+
+class TooLateError(Exception):
+    """More first tokens were late than allowed."""
+
+
 def follow(
     price: Pricer,
     config: SchedulerConfig,
@@ -54,6 +67,7 @@ def follow(
     *,
     overhead_s: float = 0.0,
     cached_tokens: int = 0,
+    late: Sequence[LateAnswers] = (),
 ) -> QueueRun:
     """One copy under requests in this order.
 
@@ -61,8 +75,9 @@ def follow(
     lengths        input and output tokens of each request
     overhead_s     time outside the engine: a request reaches it so long after it was sent
     cached_tokens  tokens of each prompt that the prefix cache holds
+    late           raises TooLateError as soon as one of these limits is surely broken
     """
-    copy = _Copy(price, config)
+    copy = _Copy(price, config, late, [0] * len(late))
     requests = [_Request(n, *pair, cached_tokens) for n, pair in enumerate(lengths)]
     times_s = [0.0] * min(load, len(requests)) if isinstance(load, int) else load
     unsent = deque(requests[len(times_s) :])
@@ -122,19 +137,22 @@ class _Copy:
     """running: admitted sequences, the oldest first; filling: those with prompt tokens left.
 
     ending    decoding sequences by their last step; entries of sequences sent back are stale
-    rows, context      decoding sequences and their tokens
+    rows, context      decoding sequences and their tokens; to_fill: tokens of those in `filling`
     since     number of decoding sequences by the time of their last token
     step, decoded_s    number of decode steps, and the end of the last one
     """
 
     price: Pricer
     config: SchedulerConfig
+    late: Sequence[LateAnswers]
+    late_counts: list[int]
     now_s: float = 0.0
     decoded_s: float = 0.0
     steps: int = 0
     rows: int = 0
     context: int = 0
     reserved: int = 0
+    to_fill: int = 0
     waiting: deque[_Request] = field(default_factory=deque)
     running: list[_Request] = field(default_factory=list)
     filling: list[_Request] = field(default_factory=list)
@@ -147,18 +165,18 @@ class _Copy:
         """Tokens that the cache can still take."""
         if self.config.kv_layout is KvLayout.CONTIGUOUS:
             return self.config.cache_tokens - self.reserved
-        filling = sum(each.to_fill for each in self.filling)
         blocks = self.config.block_size / 2 * len(self.running)
-        return self.config.cache_tokens - self.context - filling - blocks
+        return self.config.cache_tokens - self.context - self.to_fill - blocks
 
     def step(self, next_arrival_s: float | None) -> int:
         """The next step, or a run of decode steps until something changes; how many ended."""
         chunked = self.config.chunked_prefill
         if chunked:
             self._make_room()
-        if prompts := self._prompts():
+        if (self.filling or self.waiting) and (prompts := self._prompts()):
             return self._prefill(prompts, self.rows if chunked else 0)
-        self._make_room()
+        if not chunked:
+            self._make_room()
         return self._decode(next_arrival_s)
 
     def _make_room(self) -> None:
@@ -169,6 +187,7 @@ class _Copy:
             youngest = self.running.pop()
             if youngest.ends < 0:
                 self.filling.remove(youngest)
+                self.to_fill -= youngest.to_fill
             else:
                 youngest.produced = youngest.output - (youngest.ends - self.steps)
                 youngest.last_s = max(youngest.last_s, self.decoded_s)
@@ -200,6 +219,7 @@ class _Copy:
                 self.waiting.popleft()
                 self.running.append(request)
                 self.filling.append(request)
+                self.to_fill += request.to_fill
                 self.reserved += request.prompt + request.output
             chosen.append((request, part))
             budget -= part
@@ -225,6 +245,7 @@ class _Copy:
             request.computed += count
             if request.computed == request.to_fill:
                 self.filling.remove(request)
+                self.to_fill -= request.to_fill
                 self._start(request)
         return self._end_requests()
 
@@ -234,6 +255,7 @@ class _Copy:
             self.gaps.append((self.now_s - request.last_s, 1, self.now_s))
         else:
             request.first_s = self.now_s
+            self._count_late(request)
         request.produced += 1
         request.last_s = self.now_s
         request.ends = self.steps + request.output - request.produced
@@ -241,6 +263,13 @@ class _Copy:
         self.rows += 1
         self.context += request.to_fill
         self.since[self.now_s] = self.since.get(self.now_s, 0) + 1
+
+    def _count_late(self, request: _Request) -> None:
+        for place, limit in enumerate(self.late):
+            if request.number >= limit.first and self.now_s - request.sent_s > limit.ttft_s:
+                self.late_counts[place] += 1
+                if self.late_counts[place] > limit.most:
+                    raise TooLateError
 
     def _decode(self, next_arrival_s: float | None) -> int:
         """Decode until a sequence ends, a request arrives that may run, or the cache is full."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmi_bench.analysis.fit import fit as fit_module
 from lmi_bench.analysis.fit.experiment_design import choose_cells
-from lmi_bench.analysis.fit.fit import fit_cells, prior_fit
+from lmi_bench.analysis.fit.fit import derivatives, fit_cells, prior_fit
 from lmi_bench.analysis.fit.forecast import forecast
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import estimates
@@ -414,3 +415,19 @@ def test_capacity_does_not_depend_on_the_load_that_is_asked_for():
     fit = prior_fit(TGI_2023, cells)
     one, other = (forecast(fit, each).uncertainty.capacity_tokens_per_s for each in cells)
     assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
+
+
+@pytest.mark.parametrize("load", [Load(6), Load(rate_per_s=0.5)], ids=["users", "rate"])
+@pytest.mark.parametrize("degree", [1, 4])
+def test_parameters_without_effect_are_left_out_and_no_others(monkeypatch, load, degree):
+    setup = Setup(find_model("llama-2-7b"), find_instance("ml.g5.12xlarge"), degree, "float16")
+    one = MeasuredLevel(setup, input_tokens=200, output_tokens=50, load=load, num_requests=20)
+    fit = prior_fit(VLLM_V0_PRIOR, [one])
+    asked = (fit.profile, one, fit.names, ("throughput_tokens_per_s", "ttft_mean_s"))
+    short = derivatives(*asked)
+    asked_again = []
+    monkeypatch.setattr(fit_module, "_same_times", lambda *_: asked_again.append(1))
+    assert np.array_equal(short, derivatives(*asked))
+    without = [name for name, column in zip(fit.names, short.T, strict=True) if not column.any()]
+    assert asked_again
+    assert ("pcie_latency_s" in without) == (degree == 1)

@@ -23,13 +23,14 @@ from tests.end_to_end.commands import command, environment
 from tests.loadgen.aws.runtime_server import runtime_server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page():
     """A page that no process builds, and its port."""
     made = LivePage()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        serve(listening, made)
+        server = serve(listening, made)
         yield made, listening.getsockname()[1]
+        server.shutdown()
 
 
 def answer(port, path="/", *, method="GET", hosts=("localhost",)):
