@@ -494,11 +494,7 @@ def load_rows(variation: Variation) -> list[dict[str, Any]]:
                 "machines": machines,
                 "layout": f"{each.instance}, TP {each.tensor_parallel} x {each.copies}",
                 "USD/h": f"{each.least_usd_per_hour:,.2f} to {each.most_usd_per_hour:,.2f}",
-                "crossover if as predicted": (
-                    ""
-                    if crossover is None
-                    else f"{crossover.value:.4g} [{crossover.low:.4g} to {crossover.high:.4g}]"
-                ),
+                "crossover if as predicted": "" if crossover is None else interval(crossover),
             }
         )
     return rows
