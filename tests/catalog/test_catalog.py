@@ -31,7 +31,7 @@ def test_every_spelling_of_a_model_finds_one_shape(name):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("Mistral 7B Instruct", "mistral-7b-v0.1"),
+        ("Mistral 7B Instruct", "mistral-7b-v0.3"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
