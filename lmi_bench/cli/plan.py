@@ -17,8 +17,8 @@ from lmi_bench.jobs.settings.plan import (
     PredictSettings,
     ValidateSettings,
     VerifySettings,
+    check_at_least_one,
 )
-from lmi_bench.jobs.settings.planning import check_at_least_one
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 
 
