@@ -16,7 +16,7 @@ from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.units import MIB
-from lmi_bench.interchange.imports import engine_tools, other_tools, requests
+from lmi_bench.interchange.imports import requests, tools
 from lmi_bench.interchange.imports.level import Imported
 from lmi_bench.interchange.imports.summary import Knows, Object, Reader, has
 
@@ -48,21 +48,21 @@ _REQUESTS = (
         "profile_export.jsonl does not say under which load it was measured: give --concurrency N "
         "or --rate R",
         lambda name: name.replace(".jsonl", "_aiperf.json"),
-        engine_tools.AIPERF.load_of,
+        tools.AIPERF.load_of,
     ),
     _Requests(
         has("time_to_last_token", "num_tokens_output"),
         requests.read_llmeter,
         "responses.jsonl does not say how many clients there were: give --concurrency N",
         lambda _: "summary.json",
-        other_tools.LLMETER.load_of,
+        tools.LLMETER.load_of,
     ),
     _Requests(
         has("error_code", "request_output_throughput_token_per_s"),
         requests.read_llmperf,
         "the requests do not say how many there were at once: give --concurrency N",
         lambda name: name.replace("individual_responses", "summary"),
-        other_tools.LLMPERF.load_of,
+        tools.LLMPERF.load_of,
     ),
     _Requests(
         has("start_time", "end_time", "info"),
@@ -89,16 +89,14 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
         if listed.knows(first):
             known = load or _checked(path, partial(_load_beside, path, listed))
             return _checked(path, partial(listed.read, objects, known))
-    if other_tools.is_evalscope(first):
-        joined = _checked(
-            path, partial(other_tools.join_evalscope, objects, partial(_beside, path))
-        )
-        return _checked(path, partial(other_tools.read_evalscope, joined, load))
-    for knows, read in (*engine_tools.SUMMARIES, *other_tools.SUMMARIES):
+    if tools.is_evalscope(first):
+        joined = _checked(path, partial(tools.join_evalscope, objects, partial(_beside, path)))
+        return _checked(path, partial(tools.read_evalscope, joined, load))
+    for knows, read in tools.SUMMARIES:
         if knows(first):
             return _checked(path, partial(_read_each, read, objects, load))
-    if engine_tools.is_search_history(first):
-        raise InputError(f"{path}: {engine_tools.SEARCH_HISTORY_HELP}")
+    if tools.is_search_history(first):
+        raise InputError(f"{path}: {tools.SEARCH_HISTORY_HELP}")
     raise InputError(
         f"{path}: no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
         f"known are {', '.join(TOOLS)}"

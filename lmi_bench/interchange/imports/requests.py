@@ -28,10 +28,10 @@ from lmi_bench.interchange.imports.level import (
     two_event_record,
     whole_of,
 )
+from lmi_bench.interchange.imports.summary import summary_of
 
 Lines = Sequence[Mapping[str, Any]]
-LLMPERF_ITL = "llmperf's inter-token latency contains the TTFT and divides by chunks"
-LLMETER_GAPS = "llmeter keeps first and last token only"
+_LLMPERF_ITL, _LLMETER_GAPS = (summary_of(x).absent["itl_ms"] for x in ("llmperf", "llmeter"))
 
 
 def vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:
@@ -122,7 +122,7 @@ def _value_ms(metrics: Mapping[str, Any], name: str) -> float | None:
 def read_llmeter(lines: Lines, load: Load) -> Imported:
     """The responses.jsonl of one llmeter run, with the requests' own times."""
     records = [_llmeter_record(number, line) for number, line in enumerate(lines)]
-    absent = {"itl_ms": LLMETER_GAPS}
+    absent = {"itl_ms": _LLMETER_GAPS}
     return Imported(
         "llmeter", (record_level(load, records, tool="llmeter", missing_metrics=absent),)
     )
@@ -167,8 +167,8 @@ def read_llmperf(lines: Lines, load: Load) -> Imported:
         latencies={
             "ttft_ms": summarise_ms(ttft_s).to_json(),
             "e2e_ms": summarise_ms(e2e_s).to_json(),
-            "itl_ms": missing(LLMPERF_ITL),
-            "tpot_ms": missing(LLMPERF_ITL),
+            "itl_ms": missing(_LLMPERF_ITL),
+            "tpot_ms": missing(_LLMPERF_ITL),
         },
     )
     notes = (

@@ -1,4 +1,4 @@
-"""Reads another tool's summary of a level by a table of paths, one for each of our fields.
+"""Reads another tool's summary of a level by its table of paths in data/import_paths.json.
 
 A path is keys joined by dots. Of several paths the first with a finite number counts; a number in
 the place of a path is the default.
@@ -6,8 +6,11 @@ the place of a path is the default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from lmi_bench.core.load import Load
@@ -26,11 +29,9 @@ from lmi_bench.interchange.imports.level import (
 )
 
 Object = Mapping[str, Any]
-Path = str | tuple[str | float, ...]
+Path = str | Sequence[str | float]
 Knows = Callable[[Object], bool]
 Reader = Callable[[Object, Load | None], Imported]
-PLAIN = {name: f"{{}}.{name}" for name in ("mean", "std", "min", "max", "p50", "p90", "p95", "p99")}
-"""Paths of the statistics where the tool uses our own names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Summary:
     tool: str
     numbers: Mapping[str, Path]
     metrics: Mapping[str, str]
-    statistics: Mapping[str, Path] = field(default_factory=lambda: PLAIN)
+    statistics: Mapping[str, Path]
     absent: Mapping[str, str] = field(default_factory=dict)
     users_first: bool = False
     unit: str = ""
@@ -147,6 +148,18 @@ class Summary:
             factor = self.factor_ms
             return factor.get(key, 1.0) if isinstance(factor, Mapping) else factor
         return in_ms(value_at(content, self.unit.format(self.metrics[key])) or self.unit_if_none)
+
+
+def summary_of(tool: str, prepare: Callable[[Object], Object] = dict) -> Summary:
+    """The paths of a tool's summary, as data/import_paths.json has them."""
+    table = dict(_tables()[tool])
+    return Summary(tool=tool, prepare=prepare, notes=tuple(table.pop("notes", ())), **table)
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    source = files("lmi_bench.interchange") / "data" / "import_paths.json"
+    return dict(json.loads(source.read_text(encoding="utf-8")))
 
 
 def _paths(path: Path, metric: str = "") -> tuple[str | float, ...]:

@@ -1,19 +1,24 @@
-"""Summaries of vLLM's, SGLang's and InferenceX's benchmarks, AIPerf, guidellm and genai-bench.
+"""Summaries of other tools' runs: how each is recognised, and what its table of paths cannot say.
 
 TPOT is (E2E - TTFT) / (n - 1) of a request and ITL the gap between streamed items, as here, but:
-
 - SGLang divides its gaps by the accepted draft length and writes 0 where it measured nothing;
 - InferenceX gives seconds, and throughput for one GPU;
 - AIPerf, genai-perf: `inter_token_latency` is our TPOT, `inter_chunk_latency` our ITL;
 - guidellm: `inter_token_latency_ms` is our TPOT, `time_per_output_token_ms` E2E / n, our latency
   per token; latencies are of successful requests, throughput is of all (guidellm issue 529);
-- genai-bench leaves out the speed of answers whose tokens came within a millisecond.
+- genai-bench leaves out the speed of answers whose tokens came within a millisecond;
+- llmperf's `inter_token_latency_s` contains the TTFT and divides by chunks: neither ITL nor TPOT;
+- inference-perf, llm-d: `normalized_time_per_output_token` is E2E / n, our latency per token;
+- awscurl measures the first byte, which a server may send before any token: it is no TTFT;
+- evalscope's names changed with its versions, and the unit is in the name; its percentiles are by
+  nearest rank, negative values mean that it measured nothing, a rate of -1 that users are stated;
+- vllm: a rate of "inf" sent all prompts at once; some versions wrote `request_goodput:`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +33,8 @@ from lmi_bench.interchange.imports.level import (
     whole_of,
 )
 from lmi_bench.interchange.imports.requests import vllm_records
-from lmi_bench.interchange.imports.summary import PLAIN, Knows, Object, Path, Reader, Summary, has
+from lmi_bench.interchange.imports.summary import Knows, Object, Reader, has, summary_of
 
-_QUANTILES = ("p90", "p95", "p99")
-_NO_GAPS = "{} gives one mean gap a request (our TPOT), not the gaps"
 SEARCH_HISTORY_HELP = (
     "search_history.json holds the path of a search and not what its levels measured: import the "
     "profile_export_aiperf.json of each iteration, from the same folder"
@@ -52,44 +55,13 @@ def _find(content: Any, name: str) -> Any:
     return next((found for v in content.values() if (found := _find(v, name)) is not None), None)
 
 
-# --- vLLM, SGLang, InferenceX -------------------------------------------------------------------
-
-
 def _vllm_failures(content: Object) -> Object:
     sent, completed = whole_of(content, "num_prompts"), whole_of(content, "completed")
     unknown = content.get("failed") is None and sent is not None and completed is not None
     return {**content, "failed": sent - completed} if unknown else content  # type: ignore[operator]
 
 
-_VLLM_NUMBERS: Mapping[str, Path] = {
-    "rate": "request_rate",  # "inf" is no finite number: all prompts at once
-    "users": ("max_concurrency", "num_prompts", "completed"),
-    "completed": "completed",
-    "errors": "failed",
-    "input_tokens": "total_input_tokens",
-    "output_tokens": "total_output_tokens",
-    "wall_s": "duration",
-    "throughput": "output_throughput",
-    "total_throughput": ("total_throughput", "total_token_throughput"),
-    "request_throughput": "request_throughput",
-}
-_VLLM_STATISTICS = {
-    **{name: f"{name}_{{}}_ms" for name in ("mean", "std", *_QUANTILES)},
-    "p50": "median_{}_ms",
-}
-VLLM = Summary(
-    tool="vllm",
-    prepare=_vllm_failures,
-    numbers=_VLLM_NUMBERS,
-    metrics={"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "itl", "e2e_ms": "e2el"},
-    statistics=_VLLM_STATISTICS,
-    extra={
-        "request_goodput": ("request_goodput:", "request_goodput"),  # some versions wrote the colon
-        "burstiness": "burstiness",
-        "max_output_tokens_per_s": "max_output_tokens_per_s",
-    },
-    facts={"model": "model_id", "back_end": ("backend", "endpoint_type")},
-)
+VLLM = summary_of("vllm", _vllm_failures)
 
 
 def read_vllm(content: Object, load: Load | None) -> Imported:
@@ -113,16 +85,7 @@ def _sglang_lengths(content: Object) -> Object:
     }
 
 
-SGLANG = Summary(
-    tool="sglang",
-    prepare=_sglang_lengths,
-    numbers={name: path for name, path in _VLLM_NUMBERS.items() if name != "errors"},
-    metrics={**VLLM.metrics, "e2e_ms": "e2e_latency"},
-    statistics=_VLLM_STATISTICS,
-    extra={"measured_concurrency": "concurrency"},
-    facts={"back_end": "backend"},
-    notes=("failed requests are not in the file",),
-)
+SGLANG = summary_of("sglang", _sglang_lengths)
 
 
 def read_sglang(content: Object, load: Load | None) -> Imported:
@@ -153,37 +116,13 @@ def _is_split(content: Object) -> bool:
     return any(str(content.get(name)).lower() == "true" for name in ("is_multinode", "disagg"))
 
 
-INFERENCEX = Summary(
-    tool="inferencex",
-    prepare=_inferencex_totals,
-    numbers={"users": "conc", "throughput": "output_tput", "total_throughput": "tput"},
-    metrics=VLLM.metrics,
-    statistics={
-        **{name: f"{name}_{{}}" for name in ("mean", "std", *_QUANTILES)},
-        "p50": "median_{}",
-    },
-    factor_ms=1e3,
-    extra={
-        name: name for name in ("tput_per_gpu", "output_tput_per_gpu", "joules_per_output_token")
-    },
-    facts={
-        "model": ("model", "infmax_model_prefix"),
-        "accelerator": "hw",
-        "n_accelerators": "gpus",
-        "tensor_parallel": "degree",
-        "dtype": "precision",
-        "back_end": "framework",
-    },
-)
+INFERENCEX = summary_of("inferencex", _inferencex_totals)
 
 
 def read_inferencex(content: Object, load: Load | None) -> Imported:
     """One `agg_*.json` of InferenceX (InferenceMAX)."""
     split = ("several nodes or pools: the number of GPUs is not known, so no total throughput",)
     return replace(INFERENCEX.read(content, load), notes=split if _is_split(content) else ())
-
-
-# --- AIPerf, genai-perf -------------------------------------------------------------------------
 
 
 def _aiperf_config(content: Object) -> Object:
@@ -200,32 +139,7 @@ def _aiperf_config(content: Object) -> Object:
     }
 
 
-AIPERF = Summary(
-    tool="aiperf",
-    prepare=_aiperf_config,
-    numbers={
-        "users": "users",
-        "rate": "rate",  # with a cap on the concurrency, too, an open loop
-        "completed": "request_count.avg",
-        "errors": "error_request_count.avg",
-        "mean_input_tokens": "input_sequence_length.avg",
-        "mean_output_tokens": "output_sequence_length.avg",
-        "throughput": "output_token_throughput.avg",
-        "total_throughput": "total_token_throughput.avg",
-        "request_throughput": "request_throughput.avg",
-    },
-    metrics={
-        "ttft_ms": "time_to_first_token",
-        "tpot_ms": "inter_token_latency",
-        "itl_ms": "inter_chunk_latency",
-        "e2e_ms": "request_latency",
-    },
-    statistics={**PLAIN, "mean": "{}.avg"},
-    unit="{}.unit",
-    unit_if_none="ms",
-    extra={"goodput": "goodput.avg"},
-    facts={"model": "model"},
-)
+AIPERF = summary_of("aiperf", _aiperf_config)
 
 
 def read_aiperf(content: Object, load: Load | None) -> Imported:
@@ -280,9 +194,6 @@ def _mean_of_runs(parameters: Object, found: Object, load: Load | None) -> Impor
     return ImportedLevel(replace(level.level, imported=kept))
 
 
-# --- guidellm, genai-bench ----------------------------------------------------------------------
-
-
 def _guidellm_counts(benchmark: Object) -> Object:
     kinds = {
         kind: whole_of(_guidellm_part(benchmark, kind), "count") or 0
@@ -304,37 +215,7 @@ def _guidellm_part(benchmark: Object, kind: str) -> Object:
     return found if isinstance(found, Mapping) else {}
 
 
-GUIDELLM = Summary(
-    tool="guidellm",
-    prepare=_guidellm_counts,
-    numbers={
-        "requests": "requests",
-        "errors": "errors",
-        "input_tokens": "metrics.prompt_token_count.successful.total_sum",
-        "output_tokens": "metrics.output_token_count.successful.total_sum",
-        "wall_s": "wall_s",
-        "throughput": "metrics.output_tokens_per_second.total.mean",
-        "total_throughput": "metrics.tokens_per_second.total.mean",
-        "request_throughput": "metrics.requests_per_second.successful.mean",
-    },
-    metrics={
-        "ttft_ms": "time_to_first_token_ms",
-        "tpot_ms": "inter_token_latency_ms",
-        "latency_ms_per_token": "time_per_output_token_ms",
-        "e2e_ms": "request_latency",
-    },
-    absent={"itl_ms": _NO_GAPS.format("guidellm")},
-    statistics={
-        **{name: f"metrics.{{}}.successful.{name}" for name in ("mean", "min", "max")},
-        "std": "metrics.{}.successful.std_dev",
-        **{p: f"metrics.{{}}.successful.percentiles.{p}" for p in ("p50", *_QUANTILES)},
-    },
-    factor_ms={"e2e_ms": 1e3},
-    extra={
-        "incomplete_requests": "kinds.incomplete",
-        "measured_concurrency": "metrics.request_concurrency.total.mean",
-    },
-)
+GUIDELLM = summary_of("guidellm", _guidellm_counts)
 
 
 def read_guidellm(content: Object, load: Load | None) -> Imported:
@@ -370,34 +251,7 @@ def _genai_bench_lengths(content: Object) -> Object:
 
 
 _LEVEL = "aggregated_metrics"
-GENAI_BENCH = Summary(
-    tool="genai-bench",
-    prepare=_genai_bench_lengths,
-    numbers={
-        "users": f"{_LEVEL}.num_concurrency",
-        "requests": f"{_LEVEL}.num_requests",
-        "completed": f"{_LEVEL}.num_completed_requests",
-        "errors": f"{_LEVEL}.num_error_requests",
-        "input_tokens": f"{_LEVEL}.stats.num_input_tokens.sum",
-        "output_tokens": f"{_LEVEL}.stats.num_output_tokens.sum",
-        "wall_s": f"{_LEVEL}.run_duration",
-        "throughput": f"{_LEVEL}.mean_output_throughput_tokens_per_s",
-        "total_throughput": f"{_LEVEL}.mean_total_tokens_throughput_tokens_per_s",
-        "request_throughput": f"{_LEVEL}.requests_per_second",
-    },
-    metrics={"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2e_latency"},
-    absent={"itl_ms": _NO_GAPS.format("genai-bench")},
-    statistics={
-        **{name: f"{_LEVEL}.stats.{path}" for name, path in PLAIN.items()},
-        "std": f"{_LEVEL}.stats.{{}}.stddev",
-    },
-    unit="_time_unit",
-    unit_if_none="s",
-    extra={"scenario": f"{_LEVEL}.scenario", "status_codes": f"{_LEVEL}.error_codes_frequency"},
-)
-
-
-# --- recognises the tool of a summary ---------------------------------------------------------
+GENAI_BENCH = summary_of("genai-bench", _genai_bench_lengths)
 
 
 def _is_vllm(content: Object) -> bool:
@@ -431,6 +285,144 @@ def is_search_history(content: Object) -> bool:
     return "iterations" in content and ("boundary_summary" in content or "best" in content)
 
 
+def _llmperf_rate(content: Object) -> Object:
+    by_minute = number_of(content, "results_num_completed_requests_per_min")
+    return {**content, "per_s": None if by_minute is None else by_minute / 60}
+
+
+LLMPERF = summary_of("llmperf", _llmperf_rate)
+
+
+def _llmeter_rates(content: Object) -> Object:
+    wall_s = number_of(content, "total_test_time")
+    if not wall_s:
+        return content
+    sides = [number_of(content, f"total_{side}_tokens") for side in ("input", "output")]
+    requests = number_of(content, "total_requests")
+    amounts = {
+        "tokens_per_s": sides[1],
+        "all_tokens_per_s": None if None in sides else sum(each or 0 for each in sides),
+        "per_s": None
+        if requests is None
+        else requests - (number_of(content, "failed_requests") or 0),
+    }
+    return {**content, **{k: n / wall_s for k, n in amounts.items() if n is not None}}
+
+
+LLMETER = summary_of("llmeter", _llmeter_rates)
+
+
+def read_llmeter(content: Object, load: Load | None) -> Imported:
+    """The stats.json of one llmeter run; its summary.json counts only."""
+    if "time_to_last_token-average" not in content:
+        raise InputError(
+            "llmeter's summary.json holds no latencies: import stats.json or responses.jsonl "
+            "from the same folder"
+        )
+    return LLMETER.read(content, load)
+
+
+INFERENCE_PERF = summary_of("inference-perf")
+
+
+def _llm_d_parts(content: Object) -> Object:
+    scenario = content.get("scenario") or {}
+    found = (content["results"].get("request_performance") or {}).get("aggregate") or {}
+    stack = [part.get("standardized") or {} for part in scenario.get("stack") or ()]
+    duration = str(((content.get("run") or {}).get("time") or {}).get("duration") or "")
+    seconds = re.fullmatch(r"PT([\d.]+)S", duration)  # ISO 8601, seconds only
+    return {
+        **found,
+        "load": (scenario.get("load") or {}).get("standardized") or {},
+        "engine": next((engine for engine in stack if engine.get("accelerator")), {}),
+        "wall_s": seconds[1] if seconds else None,
+    }
+
+
+LLM_D = summary_of("llm-d", _llm_d_parts)
+
+
+def _awscurl_tokens(content: Object) -> Object:
+    total_ms = number_of(content, "totalTimeMills")
+    return {**content, "wall_s": None if total_ms is None else total_ms / 1e3}
+
+
+AWSCURL = summary_of("awscurl", _awscurl_tokens)
+
+
+Rows = Sequence[Object]
+_SUMMARY, _PERCENTILES = "benchmark_summary.json", "benchmark_percentile.json"
+_NAMES = {
+    "ttft_ms": ("TTFT", "Avg TTFT", "Average time to first token"),
+    "tpot_ms": ("TPOT", "Avg TPOT", "Average time per output token"),
+    "itl_ms": ("ITL", "Avg ITL", "Average inter-token latency"),
+    "e2e_ms": ("Latency", "Avg Latency", "Average latency"),
+}
+_LABELS = {"50%": "p50", "90%": "p90", "95%": "p95", "99%": "p99", "min": "min", "max": "max"}
+
+
+def is_evalscope(content: Object) -> bool:
+    """Whether an object is of one of the two files of `evalscope perf`."""
+    return _is_evalscope_summary(content) or "Percentiles" in content
+
+
+def _is_evalscope_summary(content: Object) -> bool:
+    return any(f"{name} (s)" in content for name in ("Test Duration", "Time taken for tests"))
+
+
+def join_evalscope(objects: Rows, read_beside: Callable[[str], Rows | None]) -> Object:
+    """The summary with the rows of quantiles under `percentiles`; either file may be given.
+
+    Raises InputError if the summary is missing: the quantiles do not state their load.
+    """
+    if _is_evalscope_summary(objects[0]):
+        return {**objects[0], "percentiles": list(read_beside(_PERCENTILES) or ())}
+    summary = read_beside(_SUMMARY)
+    if summary is None:
+        raise InputError(f"the load and the counts are in {_SUMMARY}, which is not in its folder")
+    return {**summary[0], "percentiles": list(objects)}
+
+
+def _evalscope_metrics(content: Object) -> Object:
+    """Counts by their names without units, and the times of each metric in milliseconds."""
+    rows = {str(row.get("Percentiles")): row for row in content.get("percentiles") or ()}
+    times = {
+        key: {
+            "mean": _in_ms(content, names),
+            **{ours: _in_ms(rows.get(label) or {}, names[:1]) for label, ours in _LABELS.items()},
+        }
+        for key, names in _NAMES.items()
+    }
+    return {**{key.split(" (")[0]: value for key, value in content.items()}, **times}
+
+
+def _in_ms(content: Object, names: Sequence[str]) -> float | None:
+    for key in content:
+        named = re.fullmatch(r"(.+) \((s|ms)\)", key)
+        value = number_of(content, key)
+        if named and named[1] in names and value is not None and value >= 0:
+            return value * (1e3 if named[2] == "s" else 1.0)
+    return None
+
+
+EVALSCOPE = summary_of("evalscope", _evalscope_metrics)
+
+
+def read_evalscope(content: Object, load: Load | None) -> Imported:
+    """One run of `evalscope perf`, both files joined."""
+    counts = _evalscope_metrics(content)
+    completed = whole_of(counts, "Success Requests", "Succeed requests")
+    whole = whole_of(counts, "Stream Requests") == 0 and completed
+    absent = dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms"), "the answers were not streamed")
+    return EVALSCOPE.without(absent if whole else {}).read(content, load)
+
+
+def _is_llmperf(content: Object) -> bool:
+    return "results_ttft_s_mean" in content or (
+        "num_concurrent_requests" in content and "results_number_errors" in content
+    )
+
+
 # The first match reads: SGLang's lines have nearly all of vLLM's fields.
 SUMMARIES: tuple[tuple[Knows, Reader], ...] = (
     (_is_sglang, read_sglang),
@@ -441,4 +433,12 @@ SUMMARIES: tuple[tuple[Knows, Reader], ...] = (
     (_is_aiperf_aggregate, read_aiperf_aggregate),
     (_is_guidellm, read_guidellm),
     (has(f"{_LEVEL}.stats", f"{_LEVEL}.num_concurrency"), GENAI_BENCH.read),
+    (_is_llmperf, LLMPERF.read),
+    (has("clients", "total_requests", "total_test_time"), read_llmeter),
+    (has("load_summary", "successes"), INFERENCE_PERF.read),
+    (has("totalTimeMills", "concurrentClients"), AWSCURL.read),
+    (
+        lambda content: str(content.get("version", "")).startswith("0.2") and "results" in content,
+        LLM_D.read,
+    ),
 )
