@@ -28,6 +28,10 @@ from lmi_bench.jobs.fleet import AcceleratorComparison, PlannedDay
 from lmi_bench.jobs.predict import Prediction
 from lmi_bench.jobs.verify import Learned, Verification
 
+_COLUMNS = {
+    "tok/s": "throughput_tokens_per_s", "ms/token": "latency_ms_per_token", "TPOT ms": "tpot_ms",
+    "TTFT ms": "ttft_ms",
+}  # fmt: skip
 _SHOWN_LEVELS = 12
 _SHOWN_WARNINGS = 5
 _HOURS_A_DAY = 24
@@ -58,8 +62,8 @@ def print_prediction(prediction: Prediction) -> None:
             "a step"
         )
     say(prediction.profile.provenance)
-    rows = [_forecast_row(each) for each in prediction.forecasts]
-    rows += [_simulated_row(each) for each in prediction.simulated]
+    rows = [_prediction_row(_load(each.cell), each) for each in prediction.forecasts]
+    rows += [_prediction_row(each.load_name, each) for each in prediction.simulated]
     give_way = ("TPOT ms", "TTFT p90 ms", "capacity tok/s", "binds", "ms/token")
     print_table("Predictions with 80 % intervals", rows, left=("binds",), give_way=give_way)
     for text in dict.fromkeys(_explanations(prediction)):
@@ -79,32 +83,13 @@ def _explanations(prediction: Prediction) -> Iterator[str]:
             yield f"no latency where {reason}"
 
 
-def _forecast_row(each: Forecast) -> dict[str, Any]:
-    return {
-        "load": _load(each.cell),
-        "tok/s": _interval(each.figures["throughput_tokens_per_s"]),
-        "ms/token": _interval(each.figures["latency_ms_per_token"]),
-        "TPOT ms": _interval(each.figures["tpot_ms"]),
-        "TTFT ms": _interval(each.figures["ttft_ms"]),
-        "capacity tok/s": _interval(each.uncertainty.capacity_tokens_per_s),
-        "binds": each.regime,
-    }
-
-
-def _simulated_row(each: SimulatedForecast) -> dict[str, Any]:
-    figures = each.figures
-    return {
-        "load": each.load_name,
-        "tok/s": _interval(figures["throughput_tokens_per_s"]),
-        "ms/token": _interval(figures["latency_ms_per_token"]),
-        "TPOT ms": _interval(figures["tpot_ms"]),
-        "TTFT ms": _interval(figures["ttft_ms"]),
-        "TTFT p90 ms": _interval(
-            figures["ttft_p90_ms"],
-            absent="withheld" if each.uncertainty.withheld else "too few requests",
-        ),
-        "capacity tok/s": _interval(each.uncertainty.capacity_tokens_per_s),
-    }
+def _prediction_row(load: str, each: Forecast | SimulatedForecast) -> dict[str, Any]:
+    row = {"load": load} | {title: _interval(each.figures[key]) for title, key in _COLUMNS.items()}
+    if isinstance(each, SimulatedForecast):
+        absent = "withheld" if each.uncertainty.withheld else "too few requests"
+        row["TTFT p90 ms"] = _interval(each.figures["ttft_p90_ms"], absent=absent)
+    row["capacity tok/s"] = _interval(each.uncertainty.capacity_tokens_per_s)
+    return row | ({"binds": each.regime} if isinstance(each, Forecast) else {})
 
 
 def _interval(figure: Estimate | None, *, absent: str = "withheld") -> str:

@@ -300,17 +300,10 @@ def print_matrix(result: MatrixResult) -> None:
 
 
 def _row(each: CellState) -> dict[str, str]:
-    row = {
-        "target": each.cell.target,
-        "payload": each.cell.payload,
-        "knee": MISSING,
-        "best tok/s": MISSING,
-        "at": MISSING,
-        "ms/token there": MISSING,
-        "highest under SLO": MISSING,
-        "USD/1M out": MISSING,
-        "state": each.state + (f": {each.error}" if each.error else ""),
-    }
+    unknown = ("knee", "best tok/s", "at", "ms/token there", "highest under SLO", "USD/1M out")
+    row = {"target": each.cell.target, "payload": each.cell.payload}
+    row |= dict.fromkeys(unknown, MISSING)
+    row["state"] = each.state + (f": {each.error}" if each.error else "")
     run = each.run
     if run is None or not run.levels:
         return row

@@ -149,13 +149,8 @@ def perplexity(settings: PerplexitySettings, listener: Listener = SILENT) -> Per
             f"the text has {len(token_ids):,} tokens, fewer than one window of {wanted[0]:,}: "
             "give a longer --text or shorter --lengths"
         )
-    engine = EngineSection.model_validate(
-        {
-            "backend": "torch",
-            "dtype": settings.dtype,
-            "quantize": parse_scheme(settings.quantize).value,
-        }
-    )
+    scheme = parse_scheme(settings.quantize).value
+    engine = EngineSection(backend="torch", dtype=settings.dtype, quantize=scheme)
     trained = shape_of_folder(model_folder(model)).max_positions
     scores = {
         scaling: _score_lengths(

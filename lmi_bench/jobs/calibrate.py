@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,7 +57,7 @@ from lmi_bench.jobs.planned import planned_setup
 from lmi_bench.jobs.settings.plan import CalibrateSettings, ValidateSettings
 from lmi_bench.targets.profiles import SHIPPED, find_profile
 
-_MOST_USERS = 512
+_USERS = (1, 4, 16, 64, 256)
 _INFORMATIVE: list[Metric] = ["throughput_tokens_per_s", "tpot_mean_s"]
 _FIRST_TOKENS = 256  # prompt and output length of the first levels to measure
 
@@ -220,20 +220,16 @@ def _key(cell: MeasuredLevel) -> tuple[object, ...]:
 
 
 def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
-    """Closed loops of 1 to 512 users, at the lengths of the cells and at four times the longest
+    """Closed loops of 1 to 256 users, at the lengths of the cells and at four times the longest
     prompt, on the cells' machines at every degree."""
     grid: dict[tuple[object, ...], MeasuredLevel] = {}
     longest = max(cell.input_tokens for cell in like)
     for measured in like:
-        degrees = {measured.setup.tensor_parallel}
-        degree = 1
-        while degree <= measured.setup.instance.num_accelerators:
-            degrees.add(degree)
-            degree *= 2
+        most = measured.setup.instance.num_accelerators
+        degrees = {measured.setup.tensor_parallel, *(1 << n for n in range(most.bit_length()))}
         for tensor_parallel in sorted(degrees):
             for prompt in sorted({measured.input_tokens, 4 * longest}):
-                users = 1
-                while users <= _MOST_USERS:
+                for users in _USERS:
                     cell = replace(
                         measured,
                         setup=replace(measured.setup, tensor_parallel=tensor_parallel),
@@ -245,7 +241,6 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
                     )
                     if _key(cell) not in grid and can_run(fit.profile, cell):
                         grid[_key(cell)] = cell
-                    users *= 4
     return list(grid.values())
 
 
@@ -442,12 +437,8 @@ def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accurac
     profile = SHIPPED[table.profile]
     own = [row for row in rows if row.engine in table.engines]
     judged = [replace(row, calibrated=False) for row in validate_profile(profile, own)]
-    parts: tuple[tuple[str, Callable[[Judged], bool]], ...] = (
-        ("fitted models", lambda row: _is_known(profile, row)),
-        ("other models", lambda row: not _is_known(profile, row)),
-    )
-    for name, belongs in parts:
-        part = [row for row in judged if row.row.cell is not None and belongs(row)]
+    for name, is_fitted in (("fitted models", True), ("other models", False)):
+        part = [row for row in judged if row.row.cell and _is_known(profile, row) == is_fitted]
         for figure in FIGURES:
             entry = accuracy_of(name, figure, part)
             if entry is not None:

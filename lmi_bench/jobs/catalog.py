@@ -29,12 +29,10 @@ _SERVICES: Final = {"AmazonSageMaker": "sagemaker", "AmazonEC2": "ec2"}
 _FILTERS: Final = {
     "AmazonSageMaker": {"productFamily": "ML Instance", "component": "Hosting"},
     "AmazonEC2": {
-        "operatingSystem": "Linux",
-        "tenancy": "Shared",
-        "preInstalledSw": "NA",
+        "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
         "capacitystatus": "Used",
     },
-}
+}  # fmt: skip
 _PRICE_REGION: Final = "us-east-1"
 """Where the price list API answers, for the prices of all regions."""
 
@@ -65,12 +63,9 @@ class Refreshed:
 def catalog_table(name: str, settings: CatalogSettings) -> CatalogTable:
     """The rows of `models`, `instances`, `accelerators`, `prices` or `images` that match."""
     tables = {
-        "models": _models,
-        "instances": _instances,
-        "accelerators": _accelerators,
-        "prices": _prices,
-        "images": _images,
-    }
+        "models": _models, "instances": _instances, "accelerators": _accelerators,
+        "prices": _prices, "images": _images,
+    }  # fmt: skip
     rows = [row for row in tables[name]() if _matches(row, settings)]
     old = [row for row in rows if name == "prices" and row["age days"] > STALE_DAYS]
     undated = sum(name == "prices" and not row["date"] for row in rows)
@@ -191,16 +186,9 @@ def _prices() -> Iterator[Row]:
 
 
 def _images() -> Iterator[Row]:
+    columns = ("family", "tag", "platform", "engine version", "arch", "date", "source")
     for each in sorted(all_images(), key=lambda each: (each.family, each.date, each.tag)):
-        yield {
-            "family": each.family,
-            "tag": each.tag,
-            "platform": each.platform,
-            "engine version": each.engine_version,
-            "arch": each.arch,
-            "date": each.date,
-            "source": each.source,
-        }
+        yield {column: getattr(each, column.replace(" ", "_")) for column in columns}
 
 
 def refresh(settings: RefreshSettings, listener: Listener) -> Refreshed:
