@@ -51,7 +51,6 @@ __all__ = [
     "is_endpoint",
     "load_scenario",
     "parse_scenario",
-    "scenario_json_schema",
 ]
 
 DEFAULT_OPEN_LOOP_REQUESTS = 100
@@ -256,11 +255,6 @@ def load_scenario(path: Path) -> Scenario:
         if (given := getattr(scenario.workload, name)) is not None and not Path(given).is_absolute()
     }
     return scenario.with_overrides(relative) if relative else scenario
-
-
-def scenario_json_schema() -> dict[str, Any]:
-    """The JSON schema of a scenario file, for editors."""
-    return Scenario.model_json_schema()
 
 
 def _read_bytes(path: Path) -> bytes:

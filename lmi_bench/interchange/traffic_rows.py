@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.resources import files
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -31,37 +32,9 @@ from lmi_bench.core.listener import SILENT, Listener
 T = TypeVar("T")
 _Place = tuple[str, Mapping[str, Any]]  # an object and the name under which it was
 
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "time": (
-        "startTime", "started_at", "arrival_time", "arrived_at", "request_creation_time",
-        "timestamp", "time", "ts", "datetime", "event_time", "time_iso8601", "time_local", "msec",
-        "created", "created_at",
-    ),
-    "request_time": ("request_time",),
-    "input": (
-        "input_tokens", "prompt_tokens", "num_prompt_tokens", "input_length", "ContextTokens",
-        "inputTokenCount", "promptTokenCount", "prompt_len", "gen_ai.usage.input_tokens",
-        "inputUsage", "usage.input", "usageDetails.input", "input",
-    ),
-    "output": (
-        "output_tokens", "completion_tokens", "generated_tokens", "output_length",
-        "GeneratedTokens", "outputTokenCount", "candidatesTokenCount", "output_len",
-        "gen_ai.usage.output_tokens", "outputUsage", "usage.output", "usageDetails.output",
-        "output",
-    ),
-    "prompt": ("prompt", "messages", "inputs", "input"),
-    "answer": ("completion", "generated_text", "output_text", "output", "choices"),
-    "id": ("request_id", "id", "trace_id"),
-    "status": ("status", "status_code", "http_status", "elb_status_code"),
-    "error": ("error",),
-    "level": ("level",),
-    "method": ("request_method", "method", "http_method", "request_verb"),
-    "path": ("request_uri", "uri", "path", "url", "request_url"),
-    "request": ("request",),
-    "blocks": ("hash_ids",),
-    "type": ("type", "call_type"),
-    "cached": ("cache_hit",),
-}  # fmt: skip
+NAMES: Final[Mapping[str, list[str]]] = json.loads(
+    (files("lmi_bench.interchange") / "data" / "log_fields.json").read_text(encoding="utf-8")
+)
 """Names of each field, the first of them that a line has."""
 _INNER_OBJECTS = {
     "usage", "usageDetails", "usage_details", "usageMetadata", "request", "response", "body",

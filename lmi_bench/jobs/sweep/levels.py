@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import parse_until, repeat_rule
@@ -69,17 +70,9 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
         in_turn = box.levels(in_order(levels))
         return LevelRule(in_turn, len(levels), StopRules(), summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
-    sizes = LevelSizes(
-        requests_per_user=load.requests_per_user,
-        requests_per_level=load.requests_per_level,
-        duration_s=load.duration_s,
-        warmup_requests=load.warmup_requests,
-        arrivals=load.arrivals,
-        burstiness=load.burstiness,
-        ramp_s=load.ramp_s,
-        max_in_flight=load.max_in_flight,
-        as_sessions=session_levels(scenario),
-    )
+    names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
+    own: dict[str, Any] = {name: getattr(load, name) for name in names}
+    sizes = LevelSizes(**own, as_sessions=session_levels(scenario))
     curve = None
     if load.search is None:
         curve = auto_levels(sizes, slos=slos, fits=box.fits, shortened=box.shortened)
