@@ -13,16 +13,7 @@ from lmi_bench.cli.console import note, print_table, run_job, say, terminal, war
 from lmi_bench.core.errors import EXIT_FAILED
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import MIB, bytes_to_gib
-from lmi_bench.jobs.settings.bundled import (
-    AttentionSettings,
-    CollectiveSettings,
-    CompileSettings,
-    ConvertSettings,
-    GenerateSettings,
-    OptimizeSettings,
-    PerplexitySettings,
-    ServeSettings,
-)
+from lmi_bench.jobs.settings import bundled
 
 if TYPE_CHECKING:
     from lmi_bench.engine.server.app import Listening
@@ -35,7 +26,7 @@ profile = typer.Typer(
 
 
 @spread_options
-def serve(settings: ServeSettings) -> None:
+def serve(settings: bundled.ServeSettings) -> None:
     """Serve a model over HTTP: LMI, OpenAI, TGI and SageMaker's runtime paths, until Ctrl-C.
 
     With --executor simulated --instance ml.g5.2xlarge --model llama-2-7b it answers with the
@@ -68,7 +59,7 @@ def serve(settings: ServeSettings) -> None:
 
 
 @spread_options
-def generate(settings: GenerateSettings) -> None:
+def generate(settings: bundled.GenerateSettings) -> None:
     """Generate text with the bundled engine: the text on stdout, figures on stderr."""
     from lmi_bench.jobs.generate import answer_questions, rank_choices
     from lmi_bench.jobs.generate import generate as run
@@ -125,7 +116,7 @@ def generate(settings: GenerateSettings) -> None:
         _print_generated(settings, generated)
 
 
-def _print_generated(settings: GenerateSettings, done: Generated) -> None:
+def _print_generated(settings: bundled.GenerateSettings, done: Generated) -> None:
     """The text's timing, scores and end; exits with an error if it ended unexpectedly."""
     from lmi_bench.analysis.results.confidence import confidence
 
@@ -192,7 +183,7 @@ def _end(done: Generated, max_new_tokens: int) -> str:
 
 @spread_options
 def optimize(
-    settings: OptimizeSettings,
+    settings: bundled.OptimizeSettings,
     listed: Annotated[
         bool, Option("List of the techniques and the devices that each works on.", ("--list",))
     ] = False,
@@ -259,7 +250,7 @@ def _print_plan(plan: JobPlan) -> None:
 
 
 @spread_options
-def compile_steps(settings: CompileSettings) -> None:
+def compile_steps(settings: bundled.CompileSettings) -> None:
     """Compile a model's decode steps (torch.export, AOTInductor) and compare them with eager ones.
 
     `serve`, `sweep` and `generate` take the folder with --artefact and start without compiling.
@@ -285,7 +276,7 @@ def compile_steps(settings: CompileSettings) -> None:
 
 
 @spread_options
-def convert(settings: ConvertSettings) -> None:
+def convert(settings: bundled.ConvertSettings) -> None:
     """Copy a model folder with .bin files into one with safetensors, which the engine needs.
 
     torch's restricted unpickler reads the pickle: it loads tensors and runs no code. The weights
@@ -298,7 +289,7 @@ def convert(settings: ConvertSettings) -> None:
 
 
 @spread_options
-def perplexity(settings: PerplexitySettings, json_file: JsonFile = None) -> None:
+def perplexity(settings: bundled.PerplexitySettings, json_file: JsonFile = None) -> None:
     """Measure the perplexity of a text by window length, with and without RoPE scaling.
 
     The text is cut into windows of each length, and each window is scored alone. A longer window
@@ -329,7 +320,7 @@ def perplexity(settings: PerplexitySettings, json_file: JsonFile = None) -> None
 
 @profile.command()
 @spread_options
-def collectives(settings: CollectiveSettings) -> None:
+def collectives(settings: bundled.CollectiveSettings) -> None:
     """Time the all-reduce of tensor parallelism by size, and fit latency + bytes / rate."""
     from lmi_bench.jobs.bundled import SIZES_BYTES, time_collectives
 
@@ -370,7 +361,7 @@ def collectives(settings: CollectiveSettings) -> None:
 
 @profile.command()
 @spread_options
-def attention(settings: AttentionSettings) -> None:
+def attention(settings: bundled.AttentionSettings) -> None:
     """Time a prompt's attention with its whole score matrix and in tiles, and count the bytes."""
     from lmi_bench.core.host import usable_cores
     from lmi_bench.jobs.bundled import FLOAT32_BYTES, time_attention

@@ -10,15 +10,7 @@ from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import run_job, say, terminal, write_json
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
 from lmi_bench.core.option import Option
-from lmi_bench.jobs.settings.plan import (
-    AcceleratorSettings,
-    CalibrateSettings,
-    DaySettings,
-    PredictSettings,
-    ValidateSettings,
-    VerifySettings,
-    check_at_least_one,
-)
+from lmi_bench.jobs.settings import plan
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 
 
@@ -48,7 +40,7 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
 
 
 @spread_options
-def predict(settings: PredictSettings, json_file: JsonFile = None) -> None:
+def predict(settings: plan.PredictSettings, json_file: JsonFile = None) -> None:
     """Predict throughput and latency with 80 % intervals, and what limits them.
 
     Beyond 80 % of the predicted capacity, an open loop gets its capacity but no latency.
@@ -63,7 +55,7 @@ def predict(settings: PredictSettings, json_file: JsonFile = None) -> None:
 
 
 @spread_options
-def calibrate(settings: CalibrateSettings) -> None:
+def calibrate(settings: plan.CalibrateSettings) -> None:
     """Fit a profile to measured levels: parameters with their uncertainty, and largest errors."""
     from lmi_bench.analysis.model.profiles import profile_to_json
     from lmi_bench.cli.plan_print import print_calibration
@@ -78,7 +70,7 @@ def calibrate(settings: CalibrateSettings) -> None:
 
 
 @spread_options
-def validate(settings: ValidateSettings, json_file: JsonFile = None) -> None:
+def validate(settings: plan.ValidateSettings, json_file: JsonFile = None) -> None:
     """Predict measured levels and print errors, interval coverage and half-width by slice.
 
     Without calibration or profile: by the shipped profile of the table's engine. Without a table:
@@ -100,7 +92,7 @@ def validate(settings: ValidateSettings, json_file: JsonFile = None) -> None:
 
 
 @spread_options
-def verify(settings: VerifySettings, json_file: JsonFile = None) -> None:
+def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     """Replay a recommendation's load and check which figures lie inside their intervals.
 
     Exit 99 if a measured SLO is missed.
@@ -129,7 +121,7 @@ def verify(settings: VerifySettings, json_file: JsonFile = None) -> None:
 
 
 @spread_options
-def plan_day(settings: DaySettings, json_file: JsonFile = None) -> None:
+def plan_day(settings: plan.DaySettings, json_file: JsonFile = None) -> None:
     """Simulate 24 hours of load: autoscaling with its start-up time against a flat fleet.
 
     A machine costs from its launch and serves only after its start-up. If scaling cannot keep
@@ -145,7 +137,7 @@ def plan_day(settings: DaySettings, json_file: JsonFile = None) -> None:
 
 @spread_options
 def compare_accelerators(
-    settings: AcceleratorSettings,
+    settings: plan.AcceleratorSettings,
     top: Annotated[int, Option("Rows of each table.")] = 12,
     json_file: JsonFile = None,
 ) -> None:
@@ -157,7 +149,7 @@ def compare_accelerators(
     from lmi_bench.cli.plan_print import print_accelerators
     from lmi_bench.jobs.fleet import compare_accelerators as run
 
-    check_at_least_one(top=top)
+    plan.check_at_least_one(top=top)
     comparison = run_job(run, settings)
     print_accelerators(comparison, top)
     write_json(json_file, comparison.to_json(), "comparison")

@@ -8,14 +8,7 @@ import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import print_table, run_job, say, show_result, terminal, write_json
-from lmi_bench.jobs.settings.results import (
-    CompareSettings,
-    ExportSettings,
-    GateSettings,
-    ImportSettings,
-    ReportSettings,
-    WorkloadFromSettings,
-)
+from lmi_bench.jobs.settings import results
 
 workload = typer.Typer(
     name="workload", help="Workloads from recorded production traffic.", no_args_is_help=True
@@ -23,7 +16,7 @@ workload = typer.Typer(
 
 
 @spread_options
-def report(settings: ReportSettings) -> None:
+def report(settings: results.ReportSettings) -> None:
     """Write one HTML page with curves, knees, levels and recommendations; it needs no network."""
     from lmi_bench.jobs.results import report as write
 
@@ -39,7 +32,7 @@ def report(settings: ReportSettings) -> None:
 
 
 @spread_options
-def compare(settings: CompareSettings, json_file: JsonFile = None) -> None:
+def compare(settings: results.CompareSettings, json_file: JsonFile = None) -> None:
     """Compare two runs of one workload level by level: faster, slower or no difference.
 
     Intervals are 95 % by paired bootstrap over requests. Runs of different workloads are refused.
@@ -53,7 +46,7 @@ def compare(settings: CompareSettings, json_file: JsonFile = None) -> None:
 
 
 @spread_options
-def gate(settings: GateSettings) -> None:
+def gate(settings: results.GateSettings) -> None:
     """Exit 0 if every level meets every SLO and none got slower than the baseline.
 
     Exit 99 if a check was missed, 2 if an SLO was not measured: too few requests, or a level whose
@@ -72,7 +65,7 @@ def gate(settings: GateSettings) -> None:
 
 
 @spread_options
-def export(settings: ExportSettings) -> None:
+def export(settings: results.ExportSettings) -> None:
     """Write the levels and requests of a run in another format."""
     from lmi_bench.jobs.results import export as write
 
@@ -81,7 +74,7 @@ def export(settings: ExportSettings) -> None:
 
 
 @spread_options
-def import_results(settings: ImportSettings) -> None:
+def import_results(settings: results.ImportSettings) -> None:
     """Convert other tools' results into a run folder: metrics are matched by formula, not by name.
 
     A metric that the file does not have by our formula stays empty, with the reason.
@@ -103,7 +96,7 @@ def _workload() -> None:
 
 @workload.command("from")
 @spread_options
-def from_source(settings: WorkloadFromSettings) -> None:
+def from_source(settings: results.WorkloadFromSettings) -> None:
     """Write joint lengths, peak five-minute rate, burstiness and shared prefix as a scenario.
 
     If the source has a daily curve, it is written beside it for `plan-day --load`. What the

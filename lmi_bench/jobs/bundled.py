@@ -21,13 +21,7 @@ from lmi_bench.core.units import MIB
 from lmi_bench.engine.quantization import parse_scheme
 from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.jobs.generate import run_closing
-from lmi_bench.jobs.settings.bundled import (
-    AttentionSettings,
-    CollectiveSettings,
-    CompileSettings,
-    ConvertSettings,
-    PerplexitySettings,
-)
+from lmi_bench.jobs.settings import bundled
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.models.folder import parse_rope_scaling, shape_of_folder
 from lmi_bench.targets.bundled import model_folder, open_torch_engine, time_all_reduces
@@ -46,7 +40,7 @@ class CompiledSteps:
     differences: list[StepDifference]
 
 
-def compile_steps(settings: CompileSettings, listener: Listener = SILENT) -> CompiledSteps:
+def compile_steps(settings: bundled.CompileSettings, listener: Listener = SILENT) -> CompiledSteps:
     """Compile and compare; raises InputError for a model or setting that cannot be compiled."""
     stated = stated_settings(settings.steps) | {"compile": True}
     if settings.shapes is not None:
@@ -66,7 +60,7 @@ class Converted:
     sha256: str
 
 
-def convert(settings: ConvertSettings, listener: Listener = SILENT) -> Converted:
+def convert(settings: bundled.ConvertSettings, listener: Listener = SILENT) -> Converted:
     """Convert, read the result again, and compare; a failed conversion leaves no folder."""
     with installed("the conversion"):
         from lmi_bench.engine.torch_backend.convert import convert as write
@@ -112,7 +106,7 @@ class Perplexities:
     max_positions  the trained maximum length of a request in tokens
     """
 
-    settings: PerplexitySettings
+    settings: bundled.PerplexitySettings
     max_positions: int
     lengths: tuple[int, ...]
     scores: dict[str | None, dict[int, Score]]
@@ -134,7 +128,7 @@ class Perplexities:
         }
 
 
-def perplexity(settings: PerplexitySettings, listener: Listener = SILENT) -> Perplexities:
+def perplexity(settings: bundled.PerplexitySettings, listener: Listener = SILENT) -> Perplexities:
     """Score the text at every length; raises InputError for settings that cannot be read."""
     wanted = _parse_lengths(settings.lengths)
     for scaling in settings.rope_scaling:
@@ -248,7 +242,9 @@ class AllReduces:
         }
 
 
-def time_collectives(settings: CollectiveSettings, listener: Listener = SILENT) -> AllReduces:
+def time_collectives(
+    settings: bundled.CollectiveSettings, listener: Listener = SILENT
+) -> AllReduces:
     """Measure each transport in turn; raises InputError before anything is started."""
     wanted = [name.replace("-", "_") for name in settings.transport] or list(TRANSPORTS)
     for name in wanted:
@@ -266,7 +262,7 @@ def time_collectives(settings: CollectiveSettings, listener: Listener = SILENT) 
 
 
 def time_attention(
-    settings: AttentionSettings, listener: Listener = SILENT
+    settings: bundled.AttentionSettings, listener: Listener = SILENT
 ) -> list[tuple[AttentionShape, AttentionTimes]]:
     """Measure each prompt length in float32 on every core, with its score matrix and in tiles.
 

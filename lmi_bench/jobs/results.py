@@ -28,20 +28,12 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.interchange import traffic_statistics
 from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
 from lmi_bench.interchange.imports.level import write_imported
 from lmi_bench.interchange.imports.read import read_results
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
 from lmi_bench.interchange.traffic import Traffic, parse_assumed, parse_fields, read_traffic
-from lmi_bench.interchange.traffic_statistics import (
-    PEAK_WINDOW_S,
-    Burstiness,
-    burstiness,
-    hourly_rates_per_s,
-    joint_kinds,
-    length_correlation,
-    peak_rate_per_s,
-)
 from lmi_bench.jobs.files import read_recommendation
 from lmi_bench.jobs.settings.results import (
     PROMETHEUS,
@@ -217,7 +209,7 @@ class Summary:
     kinds: tuple[RequestKind, ...]
     peak_per_s: float | None = None
     mean_per_s: float | None = None
-    bursts: Burstiness | None = None
+    bursts: traffic_statistics.Burstiness | None = None
     hourly_per_s: tuple[float | None, ...] = ()
     shared_tokens: int | None = None
     repeated: float | None = None
@@ -265,10 +257,10 @@ def of_traffic(traffic: Traffic) -> Summary:
     """The summary of recorded requests."""
     requests, prefix = traffic.requests, traffic.prefix
     summary = Summary(
-        kinds=joint_kinds(requests),
+        kinds=traffic_statistics.joint_kinds(requests),
         shared_tokens=None if prefix is None else prefix.common,
         repeated=None if prefix is None else prefix.repeated,
-        correlation=length_correlation(requests),
+        correlation=traffic_statistics.length_correlation(requests),
         assumed=traffic.assumed > 0,
         unknown=traffic.unknown,
         notes=traffic.notes,
@@ -277,21 +269,21 @@ def of_traffic(traffic: Traffic) -> Summary:
         return summary
     times = [each.at_s for each in requests]
     span_s = times[-1] - times[0]
-    bursts = burstiness(times)
+    bursts = traffic_statistics.burstiness(times)
     unknown = list(summary.unknown)
-    if span_s < PEAK_WINDOW_S:
+    if span_s < traffic_statistics.PEAK_WINDOW_S:
         unknown.append(f"the peak of five minutes: the record has {span_s:,.0f} s, its mean rate")
     if bursts.shape is None:
         unknown.append(f"burstiness: {bursts.how}; taken as Poisson")
     hourly: tuple[float | None, ...] = ()
     if traffic.start_epoch_s is not None:
-        hourly = hourly_rates_per_s(times, traffic.start_epoch_s)
+        hourly = traffic_statistics.hourly_rates_per_s(times, traffic.start_epoch_s)
         missing = sum(rate is None for rate in hourly)
         if missing:
             unknown.append(f"the daily curve: {missing} of 24 hours are not in the record")
     return replace(
         summary,
-        peak_per_s=peak_rate_per_s(times),
+        peak_per_s=traffic_statistics.peak_rate_per_s(times),
         mean_per_s=(len(times) - 1) / span_s,
         bursts=bursts,
         hourly_per_s=hourly,

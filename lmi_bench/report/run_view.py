@@ -21,27 +21,7 @@ from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.explore import levels_data
 from lmi_bench.report.formats import interval, load_name, minute, number, plain
-from lmi_bench.report.tables.extras import (
-    engine_table,
-    power_table,
-    search_headline,
-    search_table,
-    server_table,
-    sessions_table,
-    spread_table,
-    steady_table,
-)
-from lmi_bench.report.tables.levels import (
-    Interval,
-    generator_table,
-    knees_table,
-    levels_table,
-    readable_slos,
-    rule_title,
-    slo_headline,
-    slo_table,
-    statistics_tables,
-)
+from lmi_bench.report.tables import extras, levels
 from lmi_bench.report.values import (
     THROUGHPUT,
     Band,
@@ -73,19 +53,19 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
-    slos = readable_slos(scenario.slo)
+    slos = levels.readable_slos(scenario.slo)
     sure = dict(zip(map(id, pooled), level_uncertainties(run, pooled), strict=True))
-    verdict = search_headline(run.slo_answer) or slo_headline(axis, lines, slos)
+    verdict = extras.search_headline(run.slo_answer) or levels.slo_headline(axis, lines, slos)
     between = _intervals(sure)
     headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve, between))
     more = (
-        search_table(axis, lines),
-        spread_table(axis, lines),
-        sessions_table(axis, lines),
-        steady_table(axis, lines),
-        engine_table(axis, lines),
-        server_table(axis, lines),
-        power_table(axis, lines),
+        extras.search_table(axis, lines),
+        extras.spread_table(axis, lines),
+        extras.sessions_table(axis, lines),
+        extras.steady_table(axis, lines),
+        extras.engine_table(axis, lines),
+        extras.server_table(axis, lines),
+        extras.power_table(axis, lines),
     )
     return RunView(
         anchor=anchor,
@@ -94,17 +74,17 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         subtitle=_subtitle(run.manifest),
         simulated=simulated,
         headlines=tuple(each for each in headlines if each is not None),
-        levels=levels_table(axis, lines, marked, between),
-        details=statistics_tables(axis, lines),
-        knees=knees_table(axis, knees),
-        slos=slo_table(
+        levels=levels.levels_table(axis, lines, marked, between),
+        details=levels.statistics_tables(axis, lines),
+        knees=levels.knees_table(axis, knees),
+        slos=levels.slo_table(
             axis,
             lines,
             [by_line.get(id(line), ()) for line in lines] if records else None,
             scenario.slo,
             run.manifest.goodput or (),
         ),
-        generator=generator_table(axis, lines),
+        generator=levels.generator_table(axis, lines),
         more=tuple(table for table in more if table is not None),
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
@@ -192,7 +172,7 @@ def _what_binds(chosen: Knee, knees: Sequence[Knee], axis: str, load: float) -> 
 
 def _rule_name(knee: Knee) -> str:
     """The rule's title inside a sentence; Kneedle is a name and stays capitalised."""
-    title = rule_title(knee)
+    title = levels.rule_title(knee)
     return title if knee.rule == "kneedle" else title.lower()
 
 
@@ -200,7 +180,7 @@ def _cause(knee: Knee) -> str:
     return CAUSE_TITLES.get(knee.cause, knee.cause)
 
 
-def _extremes(curve: SweepCurve, between: Interval) -> list[Headline]:
+def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
     usable = curve.usable
     if not usable:
         return [Headline("Result", "none", "", "no level was valid and complete", "bad")]
@@ -256,7 +236,7 @@ def _curve(
         throughput_tokens_per_s=tuple(point.throughput_tokens_per_s for point in points),
         latencies=latencies,
         knees=tuple(
-            KneeMark(knee.rule, rule_title(knee), knee.load, knee.recommended)
+            KneeMark(knee.rule, levels.rule_title(knee), knee.load, knee.recommended)
             for knee in knees
             if knee.load is not None and knee.axis == curve.axis
         ),
@@ -264,7 +244,7 @@ def _curve(
     )
 
 
-def _intervals(sure: Mapping[int, LevelUncertainty | None]) -> Interval:
+def _intervals(sure: Mapping[int, LevelUncertainty | None]) -> levels.Interval:
     """The interval of a level's predicted figure as text."""
 
     def between(line: Level, metric: str, name: str) -> str:

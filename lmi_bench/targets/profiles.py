@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmi_bench.analysis.model.builtin_profiles import (
-    EAGER_GPU_PRIOR,
-    GRAPH_GPU_PRIOR,
-    TGI_2023,
-    VLLM_0_6_PRIOR,
-    VLLM_0_12,
-    VLLM_0_19,
-    VLLM_V0_PRIOR,
-)
+from lmi_bench.analysis.model import builtin_profiles
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.core.errors import InputError
 
 SHIPPED = {
-    "tgi-2023": TGI_2023,
-    "vllm-0.12": VLLM_0_12,
-    "vllm-0.19": VLLM_0_19,
-    "eager-prior": EAGER_GPU_PRIOR,
-    "graph-prior": GRAPH_GPU_PRIOR,
-    "vllm-v0-prior": VLLM_V0_PRIOR,
-    "vllm-v0.6-prior": VLLM_0_6_PRIOR,
+    "tgi-2023": builtin_profiles.TGI_2023,
+    "vllm-0.12": builtin_profiles.VLLM_0_12,
+    "vllm-0.19": builtin_profiles.VLLM_0_19,
+    "eager-prior": builtin_profiles.EAGER_GPU_PRIOR,
+    "graph-prior": builtin_profiles.GRAPH_GPU_PRIOR,
+    "vllm-v0-prior": builtin_profiles.VLLM_V0_PRIOR,
+    "vllm-v0.6-prior": builtin_profiles.VLLM_0_6_PRIOR,
 }
 
 

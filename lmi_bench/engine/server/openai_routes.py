@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from lmi_bench.core.errors import EngineError
+from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
 from lmi_bench.engine.server.openai_request import (
@@ -22,16 +23,6 @@ from lmi_bench.engine.server.openai_request import (
     read_completion_call,
 )
 from lmi_bench.engine.server.state import ServerState
-from lmi_bench.engine.server.streaming import (
-    PLAIN,
-    Envelope,
-    choice_writes,
-    complete_all,
-    end_all,
-    send_stream,
-    stream_writes,
-    submit_choices,
-)
 
 _DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = {
@@ -259,14 +250,16 @@ class OpenAiRoutes:
         return json_response({"object": "list", "data": [model]})
 
     async def completions(
-        self, request: web.Request, envelope: Envelope = PLAIN
+        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """Continue a prompt, at once or as server-sent events."""
         call = read_completion_call(await request.read(), self._state.codec.eos_token_ids)
         reply_type = EchoedCompletionReply if call.echo else CompletionReply
         return await self._generate(request, call, reply_type, envelope)
 
-    async def chat(self, request: web.Request, envelope: Envelope = PLAIN) -> web.StreamResponse:
+    async def chat(
+        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
+    ) -> web.StreamResponse:
         """Answer a chat, at once or as server-sent events."""
         call = read_chat_call(await request.read(), self._state.codec.eos_token_ids)
         return await self._generate(request, call, ChatReply, envelope)
@@ -276,7 +269,7 @@ class OpenAiRoutes:
         request: web.Request,
         call: OpenAiCall,
         reply_type: type[OpenAiReply],
-        envelope: Envelope,
+        envelope: streaming.Envelope,
     ) -> web.StreamResponse:
         state = self._state
         if call.model is not None and call.model != state.model_name:
@@ -284,22 +277,22 @@ class OpenAiRoutes:
                 f"The model `{call.model}` does not exist: this server serves `{state.model_name}`"
             )
         prompt = await self._prompt(call)
-        answers = await submit_choices(state, prompt, call.num_choices)
+        answers = await streaming.submit_choices(state, prompt, call.num_choices)
         try:
             headers = state.ignored_header(call.ignored)
             reply = reply_type(call, answers, state)
             if not call.stream:
-                await complete_all(answers)
+                await streaming.complete_all(answers)
                 return json_response(reply.whole(), headers=headers)
             encoders = reply.event, reply.last_events, reply.failure_events
             if len(answers) == 1:
-                writes = stream_writes(answers[0], *encoders)
+                writes = streaming.stream_writes(answers[0], *encoders)
             else:
-                writes = choice_writes(answers, *encoders)
+                writes = streaming.choice_writes(answers, *encoders)
             headers = _STREAM_HEADERS | headers
-            return await send_stream(request, writes, headers=headers, envelope=envelope)
+            return await streaming.send_stream(request, writes, headers=headers, envelope=envelope)
         finally:
-            end_all(state, answers)
+            streaming.end_all(state, answers)
 
     async def _prompt(self, call: OpenAiCall) -> Prompt:
         token_ids = await self._token_ids(call)

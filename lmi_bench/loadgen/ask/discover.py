@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lmi_bench.core.errors import InputError, TargetError
-from lmi_bench.loadgen.ask.accepted import (
-    OLD_LENGTH,
-    WANTS_KEY,
-    Accepted,
-    ask_for_two,
-    events_of,
-    length_notes,
-    wants_key,
-)
+from lmi_bench.loadgen.ask import accepted
 from lmi_bench.loadgen.ask.probe import Probe, Reply
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import FORMAT_NAMES, find_format
@@ -43,7 +35,7 @@ _CONTEXT_KEYS = ("max_model_len", "context_length", "max_context_length", "n_ctx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Discovery(Accepted):
+class Discovery(accepted.Accepted):
     """Protocol, model and limits of a server, and how it handles requests.
 
     server         name of the server, for display
@@ -113,11 +105,11 @@ def discover(
     name = _pick_model(model, hints, probe.url)
     tried: list[tuple[str, str]] = []
     for candidate in _candidates(protocol, probe.path, hints):
-        wire_format, reply, forced = ask_for_two(
+        wire_format, reply, forced = accepted.ask_for_two(
             probe, find_format(candidate, stream=stream), name, stream=stream
         )
-        if reply.status in WANTS_KEY:
-            raise wants_key(probe, wire_format, reply)
+        if reply.status in accepted.WANTS_KEY:
+            raise accepted.wants_key(probe, wire_format, reply)
         try:
             events = _answer(wire_format, reply, stream=stream)
         except TargetError as exc:
@@ -132,9 +124,9 @@ def discover(
             states_counts=any(event.output_tokens is not None for event in events),
             forces_length=forced and candidate != "tgi",
             notes=_notes(model, hints, name)
-            + length_notes(wire_format)
+            + accepted.length_notes(wire_format)
             + _end_notes(candidate, events, stream=stream),
-            wire_format=wire_format if wire_format is OLD_LENGTH else None,
+            wire_format=wire_format if wire_format is accepted.OLD_LENGTH else None,
         )
     raise InputError(
         f"{probe.url} answers, but in no protocol known here ({_by_reason(tried)}). Is the address "
@@ -183,8 +175,8 @@ def _ask(probe: Probe) -> _Hints:
         route = _VERSION_ROUTES.get(hints.server)
         version = None if route is None else probe.get(route).json_object().get("version")
         return replace(hints, server=f"{hints.server} {str(version)[:40]}") if version else hints
-    if reply.status in WANTS_KEY:
-        raise wants_key(probe, find_format("openai"), reply)
+    if reply.status in accepted.WANTS_KEY:
+        raise accepted.wants_key(probe, find_format("openai"), reply)
     if tgi is not None:
         return tgi
     if probe.get("/ping").status == 200:
@@ -243,7 +235,7 @@ def _answer(wire_format: WireFormat, reply: Reply, *, stream: bool) -> list[Wire
     if reply.content_type == "text/html":
         start = reply.body[:80].decode(errors="replace")
         raise TargetError("malformed_frame", f"a web page: {start!r}")
-    events = list(events_of(wire_format, reply, stream=stream))
+    events = list(accepted.events_of(wire_format, reply, stream=stream))
     for event in events:
         if event.error is not None:
             raise TargetError("server_error", event.error)

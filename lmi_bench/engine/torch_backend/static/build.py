@@ -16,6 +16,7 @@ from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.memory import Precision
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
+from lmi_bench.engine.torch_backend.static import step
 from lmi_bench.engine.torch_backend.static.artefact import (
     Artefact,
     ArtefactKey,
@@ -40,16 +41,6 @@ from lmi_bench.engine.torch_backend.static.forward import (
     StepResult,
     compare_steps,
     prepare_shapes,
-)
-from lmi_bench.engine.torch_backend.static.step import (
-    DecodeStep,
-    compile_step,
-    key_of,
-    load_step,
-    norm_tensors,
-    parts_in_use,
-    parts_of,
-    step_inputs,
 )
 from lmi_bench.engine.torch_backend.weights import Tell
 
@@ -176,7 +167,7 @@ def with_prepared_steps(
     artefact: Artefact | None = None
     found = True
     if settings.compiled or settings.artefact is not None:
-        key = key_of(eager, tensor_parallel=tensor_parallel, quantize=quantize)
+        key = step.key_of(eager, tensor_parallel=tensor_parallel, quantize=quantize)
         if settings.artefact is not None:
             artefact = open_artefact(settings.artefact, key)
             shapes = fitting(artefact.packages, max_tokens=most, block_size=size)
@@ -229,9 +220,9 @@ class _Operators:
     """Steps with torch's own operators, eager or compiled."""
 
     def __init__(self, model: Decoder, cache: KvCache) -> None:
-        self.step = DecodeStep(model, cache.shape)
-        self.norms = norm_tensors(model)
-        self._parts = parts_of(model)
+        self.step = step.DecodeStep(model, cache.shape)
+        self.norms = step.norm_tensors(model)
+        self._parts = step.parts_of(model)
         self._cache = cache
 
     def compiled(
@@ -242,7 +233,7 @@ class _Operators:
 
         def compile_one(shape: StaticShape, path: Path) -> None:
             new.append(shape)
-            compile_step(self.step, shape, self._cache, self.norms, path)
+            step.compile_step(self.step, shape, self._cache, self.norms, path)
 
         report = None if tell is None else partial(tell, "compiling decode steps")
         artefact = make_artefact(folder, key, shapes, compile_one, report)
@@ -252,12 +243,12 @@ class _Operators:
         """The step over a shape's buffers, from its package if there is one."""
         logits_of: Callable[[], Tensor]
         if package is None:
-            logits_of = partial(self.step, *step_inputs(buffers, self._cache, self.norms))
+            logits_of = partial(self.step, *step.step_inputs(buffers, self._cache, self.norms))
         else:
-            logits_of = load_step(package, buffers, self._cache, self.norms)
+            logits_of = step.load_step(package, buffers, self._cache, self.norms)
 
         def run() -> StepResult:
-            with parts_in_use(self._parts):
+            with step.parts_in_use(self._parts):
                 logits: Tensor = logits_of()
             return StepResult(logits, logits.argmax(dim=-1))
 
