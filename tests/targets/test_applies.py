@@ -144,7 +144,7 @@ def bundled_engine(settings):
     load = bundled._load_settings(plan, None)
     derived = SchedulerConfig(num_blocks=64, block_size=plan.block_size, max_model_len=96)
     shape = bundled.shape_of_folder(plan.folder)
-    drafter = bundled.quantizing.drafter_for(settings, shape, None)
+    drafter = bundled.drafter_for(settings, shape, None)
     # the settings themselves always differ: what counts is what follows from them
     plan = replace(plan, settings=EngineSection(replicas=settings.replicas))
     router = settings.router if settings.replicas > 1 else None
