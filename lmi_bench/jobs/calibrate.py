@@ -9,13 +9,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit import from_run, validation
 from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
+from lmi_bench.analysis.fit.from_run import (
+    cell_of_summary,
+    cells_from_run,
+    prior_for,
+    prior_for_run,
+    profile_for_run,
+    run_model,
+)
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated
+from lmi_bench.analysis.fit.validation import (
+    FIGURES,
+    Accuracy,
+    Judged,
+    accuracy_of,
+    problems_of,
+    validate_profile,
+)
 from lmi_bench.analysis.fit.validation import validate as judge
 from lmi_bench.analysis.level.cells import can_run
 from lmi_bench.analysis.model.builtin_profiles import (
@@ -150,7 +165,7 @@ def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) 
         missing = "--model" if model is None else "--instance"
         raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
     setup = planned_setup(model, settings.instance, settings.tensor_parallel, settings.dtype)
-    gathered.cells += [from_run.cell_of_summary(source, each.level, setup) for each in found.levels]
+    gathered.cells += [cell_of_summary(source, each.level, setup) for each in found.levels]
     gathered.base = gathered.base or GRAPH_GPU_PRIOR
 
 
@@ -166,7 +181,7 @@ def _add_table(source: Path, gathered: Gathered) -> None:
     if not cells:
         raise InputError(f"{source}: no line can be used")
     gathered.cells += cells
-    gathered.base = from_run.prior_for(engines[0], cells)
+    gathered.base = prior_for(engines[0], cells)
 
 
 def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLevel, ...]:
@@ -245,7 +260,7 @@ def cells_of_run_folder(
     Raises InputError if the run states too little or has no usable level.
     """
     run = load_run(source)
-    shape = find_model(model or from_run.run_model(run))
+    shape = find_model(model or run_model(run))
     dtype = dtype or (None if model is None else narrow_dtype(model))
     bundled = run.manifest.target.is_bundled
     name = instance or run.manifest.target.instance or (LOCAL_NAME if bundled else None)
@@ -259,12 +274,12 @@ def cells_of_run_folder(
         where = machine.instance()
     else:
         where, machine = find_instance(str(name)), None
-    cells = from_run.cells_from_run(run, shape, where, dtype=dtype)
+    cells = cells_from_run(run, shape, where, dtype=dtype)
     if name != LOCAL_NAME:
-        base = from_run.prior_for_run(run, cells)
+        base = prior_for_run(run, cells)
     else:
         base = BUNDLED_CPU_PRIOR if bundled else SERVED_CPU_PRIOR
-    return Gathered(cells, from_run.profile_for_run(base, run), machine)
+    return Gathered(cells, profile_for_run(base, run), machine)
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
@@ -278,7 +293,7 @@ class Validation:
     limits  figures and their limits in ms, for the highest rates of open loops
     """
 
-    judged: list[validation.Judged]
+    judged: list[Judged]
     limits: list[tuple[str, float]]
     warnings: list[str]
 
@@ -324,7 +339,7 @@ class ShippedErrors:
     absent  tables that are not available
     """
 
-    errors: list[tuple[PublishedTable, validation.Accuracy]]
+    errors: list[tuple[PublishedTable, Accuracy]]
     absent: list[PublishedTable]
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -360,16 +375,16 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
             seed=settings.seed,
         )
     else:
-        judged = validation.validate_profile(profile, rows)
+        judged = validate_profile(profile, rows)
         engines = sorted({row.engine for row in rows})
         warnings = [text for text in map(profile.warning_for_engine, engines) if text]
-        warnings += validation.problems_of(judged)
+        warnings += problems_of(judged)
     return Validation(judged, limits, warnings)
 
 
 def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
     """Judge each shipped profile on its tables; models it was not fitted to are judged apart."""
-    found: list[tuple[PublishedTable, validation.Accuracy]] = []
+    found: list[tuple[PublishedTable, Accuracy]] = []
     absent: list[PublishedTable] = []
     for index, table in enumerate(_TABLES):
         listener.progress("tables", index, len(_TABLES))
@@ -418,17 +433,17 @@ def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
     return limits
 
 
-def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[validation.Accuracy]:
+def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accuracy]:
     profile = SHIPPED[table.profile]
     own = [row for row in rows if row.engine in table.engines]
-    judged = [replace(row, calibrated=False) for row in validation.validate_profile(profile, own)]
+    judged = [replace(row, calibrated=False) for row in validate_profile(profile, own)]
     for name, is_fitted in (("fitted models", True), ("other models", False)):
         part = [row for row in judged if row.row.cell and _is_known(profile, row) == is_fitted]
-        for figure in validation.FIGURES:
-            entry = validation.accuracy_of(name, figure, part)
+        for figure in FIGURES:
+            entry = accuracy_of(name, figure, part)
             if entry is not None:
                 yield entry
 
 
-def _is_known(profile: EngineProfile, row: validation.Judged) -> bool:
+def _is_known(profile: EngineProfile, row: Judged) -> bool:
     return row.row.cell is not None and row.row.cell.setup.shape.name in profile.models

@@ -218,7 +218,7 @@ def _download(service: str, region: str) -> list[Any]:
     """All products of a service in a region."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from lmi_bench.loadgen.aws.target import error_text, open_aws_access
+    from lmi_bench.loadgen.aws.access import error_text, open_aws_access
 
     wanted = {"regionCode": region, **_FILTERS[service]}
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": text} for key, text in wanted.items()]

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lmi_bench.analysis.fit import from_run
+from lmi_bench.analysis.fit.from_run import (
+    LevelAccuracy,
+    PlacedRun,
+    calibrate_on_runs,
+    has_closed_loop,
+    prior_for_run,
+    run_dtype,
+    run_lengths,
+    run_model,
+)
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
@@ -36,8 +45,16 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.images import machine_problem
-from lmi_bench.jobs import planned
 from lmi_bench.jobs.files import checked, read_yaml
+from lmi_bench.jobs.planned import (
+    engine_axes,
+    first_dtype,
+    planned_workload,
+    purchase_of,
+    read_workload,
+    repriced,
+    requirements_of,
+)
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, find_profile
 
@@ -166,7 +183,7 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
     machines = all_instances() if basis.instances is None else basis.instances
-    axes = planned.engine_axes(settings.axes)
+    axes = engine_axes(settings.axes)
     return RecommendRequest(
         workload=basis.workload,
         profile=basis.profile,
@@ -174,14 +191,14 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
         load=_load(settings, basis),
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
-        instances=planned.repriced(machines, money.price_list),
+        instances=repriced(machines, money.price_list),
         degrees=settings.tensor_parallel or None,
         blended_ratio=settings.blended_ratio,
         discount=settings.discount,
         seed=settings.seed,
-        purchase=planned.purchase_of(money),
+        purchase=purchase_of(money),
         availability=parse_availability(money.availability),
-        requirements=planned.requirements_of(money, settings.limits),
+        requirements=requirements_of(money, settings.limits),
         routing=cast("Routing", settings.router.replace("_", "-")),
         simulate_long=True,
         measured=basis.measured,
@@ -238,8 +255,8 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     file = checked(_File, read_yaml(settings.portfolio), source=source, expected=expected)
     money, names = settings.money, settings.instances
     considered = tuple(find_instance(name) for name in names) or all_instances()
-    requirements = planned.requirements_of(money, settings.limits)
-    machines, _ = requirements.split_by_region(planned.repriced(considered, money.price_list))
+    requirements = requirements_of(money, settings.limits)
+    machines, _ = requirements.split_by_region(repriced(considered, money.price_list))
     members = []
     for index, each in enumerate(file.models):
         name = each.name or each.model
@@ -247,7 +264,7 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
         if (text := dtype_note(each.model, each.dtype)) is not None:
             listener.note(text)
         request = RecommendRequest(
-            planned.planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
+            planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
             find_profile(settings.profile),
             load=Load(rate_per_s=each.rate_per_s),
             slos=tuple(parse_slo(text) for text in each.slo),
@@ -258,7 +275,7 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     return share_machines(
         members,
         machines,
-        purchase=planned.purchase_of(money),
+        purchase=purchase_of(money),
         availability=parse_availability(money.availability),
     )
 
@@ -279,7 +296,7 @@ class Basis:
     instances: tuple[Instance, ...] | None
     workload: Workload
     model: str
-    accuracy: tuple[from_run.LevelAccuracy, ...] | None = None
+    accuracy: tuple[LevelAccuracy, ...] | None = None
     measured: tuple[MeasuredLoad, ...] = ()
     rate_per_s: float | None = None
     slos: tuple[str, ...] = ()
@@ -295,7 +312,7 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
         return _measured(settings, runs, listener) if runs else _from_profile(settings)
     if settings.input_tokens is not None or settings.output_tokens is not None:
         raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
-    read = planned.read_workload(settings.workload)
+    read = read_workload(settings.workload)
     if runs:
         base = _measured(settings, runs, listener)
     else:
@@ -337,12 +354,12 @@ def _from_profile(settings: RecommendSettings) -> Basis:
             f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens "
             "and --output-tokens"
         )
-    dtype = planned.first_dtype(settings.axes)
+    dtype = first_dtype(settings.axes)
     notes = (default_note(settings.profile), dtype_note(model, dtype))
     return Basis(
         find_profile(settings.profile),
         _machines(settings, default=None),
-        planned.planned_workload(model, dtype, prompt, output),
+        planned_workload(model, dtype, prompt, output),
         model,
         notes=tuple(text for text in notes if text is not None),
     )
@@ -369,20 +386,20 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     placed = [
         _placed(settings, run, index, len(runs), local=local) for index, run in enumerate(runs)
     ]
-    closed = [each for each in placed if from_run.has_closed_loop(each.run)]
-    profile, accuracy = base or from_run.prior_for_run(first, ()), None
+    closed = [each for each in placed if has_closed_loop(each.run)]
+    profile, accuracy = base or prior_for_run(first, ()), None
     if closed:
         listener.note(
             f"calibrating on {sum(len(each.run.levels) for each in closed)} measured level(s)"
         )
         # a server's own name for its model does not imply a format
         dtype = narrow_dtype(model) if measured_model == settings.model else None
-        profile, accuracy = from_run.calibrate_on_runs(base, closed, measured_shape, dtype=dtype)
-    lengths = from_run.run_lengths(first)
+        profile, accuracy = calibrate_on_runs(base, closed, measured_shape, dtype=dtype)
+    lengths = run_lengths(first)
     of_model = None if settings.model is None else narrow_dtype(settings.model)
     workload = Workload(
         shape,
-        planned.first_dtype(settings.axes) or of_model or from_run.run_dtype(first),
+        first_dtype(settings.axes) or of_model or run_dtype(first),
         lengths[0] if settings.input_tokens is None else settings.input_tokens,
         lengths[1] if settings.output_tokens is None else settings.output_tokens,
     )
@@ -406,7 +423,7 @@ def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
     """
     known = {}
     for run in runs:
-        name = from_run.run_model(run)
+        name = run_model(run)
         try:
             known[name] = find_model(name).name
         except InputError as exc:
@@ -423,14 +440,12 @@ def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
     return next(iter(known))
 
 
-def _loads(
-    placed: list[from_run.PlacedRun], workload: Workload, listener: Listener
-) -> list[MeasuredLoad]:
+def _loads(placed: list[PlacedRun], workload: Workload, listener: Listener) -> list[MeasuredLoad]:
     """Measured loads of the workload's weight format; other formats have other timing."""
     found = [
         load
         for each in placed
-        if from_run.run_dtype(each.run) == workload.dtype
+        if run_dtype(each.run) == workload.dtype
         for load in loads_from_run(each, workload)
     ]
     if found:
@@ -442,7 +457,7 @@ def _loads(
 
 def _placed(
     settings: RecommendSettings, run: Run, index: int, count: int, *, local: Instance | None
-) -> from_run.PlacedRun:
+) -> PlacedRun:
     """The run with its machine: that of `--measured-on`, or as the run states."""
     given = settings.measured_on
     if len(given) not in (0, 1, count):
@@ -451,7 +466,7 @@ def _placed(
             "once for each in order"
         )
     if run.manifest.target.is_bundled and local is not None:
-        return from_run.PlacedRun(run, local)
+        return PlacedRun(run, local)
     name = given[index if len(given) > 1 else 0] if given else run.manifest.target.instance
     if name is None:
         raise InputError(
@@ -463,7 +478,7 @@ def _placed(
         raise InputError(
             f"--measured-on {name}: write INSTANCE or INSTANCE:TP, such as {machine}:4"
         )
-    return from_run.PlacedRun(run, find_instance(machine), int(degree) if degree else None)
+    return PlacedRun(run, find_instance(machine), int(degree) if degree else None)
 
 
 def _machines(

@@ -68,7 +68,7 @@ def report(settings: ReportSettings) -> WrittenReport:
         write_text(settings.markdown, render_markdown(view))
     figures: tuple[Path, ...] = ()
     if settings.figures is not None:
-        from lmi_bench.report.charts import write_figures
+        from lmi_bench.report.figures import write_figures
 
         figures = tuple(write_figures(view, settings.figures, file_format=settings.figure_format))
     return WrittenReport(settings.out, settings.markdown, figures)

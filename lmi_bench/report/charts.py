@@ -1,25 +1,15 @@
-"""The charts of a report as series over points, and as static figures: PNG, SVG or PDF.
-
-Drawn on figures of their own, never through pyplot, so that nothing is shared between calls and no
-display is needed.
-"""
+"""The charts of a report as series over points, which the page and the static figures draw."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
-from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
 from lmi_bench.report.values import THROUGHPUT, Band, Curve, ReportView
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Distinct for people with any colour vision, on white and on near-black (after Okabe and Ito).
 PALETTE = ("#2f7de1", "#e0742a", "#1f9e77", "#c056a0", "#8f7a2b", "#7568d8", "#4aa3c7", "#d04a4a")
@@ -217,103 +207,3 @@ def _top(series: Sequence[Series]) -> float:
 def _finite(values: Sequence[float | None]) -> Values:
     """JSON has no infinity: such a point is not drawn."""
     return tuple(value if value is not None and math.isfinite(value) else None for value in values)
-
-
-FORMATS = ("png", "svg", "pdf")
-_INK, _MUTED, _GRID, _LIMIT = "#16191f", "#5b6472", "#e1e5ec", "#b3261e"
-# without a date, the same report gives the same bytes
-_NO_DATE: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_SIZE_INCHES = (7.2, 4.3)
-
-
-def write_figures(
-    view: ReportView, folder: Path, *, file_format: str = "png", dots_per_inch: int = 160
-) -> list[Path]:
-    """Write the curves of a report into a folder and return their paths.
-
-    Raises InputError for another format, or where the report has no run to draw.
-    """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    if file_format not in FORMATS:
-        raise InputError(f"cannot write figures as {file_format!r}: choose {', '.join(FORMATS)}")
-    charts = build_charts(view)
-    if not charts:
-        raise InputError("there is no run with a finished level to draw")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for chart in charts:
-        figure = Figure(figsize=_SIZE_INCHES, layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        _draw(axes, chart)
-        _dress(axes)
-        path = folder / f"{chart.name}.{file_format}"
-        with rc_context({"svg.hashsalt": chart.name}):  # the same report gives the same ids
-            figure.savefig(path, dpi=dots_per_inch, metadata=_NO_DATE.get(file_format))
-        paths.append(path)
-    return paths
-
-
-def _draw(axes: Axes, chart: Chart) -> None:
-    for series in chart.series:
-        if series.statistic in ("", "mean", "p90"):  # more lines cannot be told apart in print
-            _draw_series(axes, chart, series)
-    if chart.over_load:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(chart.loads, [f"{load:g}" for load in chart.loads])
-        axes.minorticks_off()
-    else:
-        axes.set_xlim(left=0)
-    for limit, text in chart.limits:
-        if limit <= 3 * chart.top_ms:
-            axes.axhline(limit, color=_LIMIT, linewidth=1, linestyle=":")
-            axes.annotate(text, (0.01, limit), xytext=(0, 3), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", fontsize=8, color=_LIMIT)  # fmt: skip
-    axes.set_xlabel(chart.x_title)
-    axes.set_ylabel(chart.y_title)
-    axes.set_ylim(bottom=0)
-
-
-def _draw_series(axes: Axes, chart: Chart, series: Series) -> None:
-    points = [
-        (load, x, y)
-        for load, x, y in zip(series.curve.loads, series.x, series.y, strict=True)
-        if x is not None and y is not None
-    ]
-    # without mathtext, and not a label that matplotlib would leave out of the legend
-    label = series.label.replace("$", r"\$").lstrip("_") or "run"
-    ends = [(x, *band) for x, band in zip(series.x, series.band, strict=False) if band]
-    if ends:
-        x_ends, low, high = zip(*ends, strict=True)
-        axes.fill_between(x_ends, low, high, color=series.colour, alpha=0.13, linewidth=0)
-    dashed = series.statistic == "p90" or (series.curve.simulated and not series.statistic)
-    if points:
-        axes.plot([x for _, x, _ in points], [y for _, _, y in points], "--" if dashed else "-",
-                  color=series.colour, marker="o", markersize=5, linewidth=2,
-                  label=f"{label}, {series.statistic}" if series.statistic else label)  # fmt: skip
-    if chart.over_load:
-        return
-    for load, x, y in points:
-        axes.annotate(f"{load:g}", (x, y), textcoords="offset points", xytext=(-4, 6),
-                      ha="right", fontsize=8, color=_MUTED)  # fmt: skip
-        if any(knee.recommended and knee.load == load for knee in series.curve.knees):
-            axes.plot([x], [y], marker="D", markersize=10, color=series.colour,
-                      markeredgecolor=_INK, linestyle="none",
-                      label=f"recommended knee: {load:g}")  # fmt: skip
-
-
-def _dress(axes: Axes) -> None:
-    axes.grid(visible=True, color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(_GRID)
-    axes.tick_params(colors=_MUTED, labelsize=9)
-    axes.xaxis.label.set_color(_INK)
-    axes.yaxis.label.set_color(_INK)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)

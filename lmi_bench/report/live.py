@@ -1,6 +1,6 @@
 """The report of a running sweep: a process of low priority that builds the page and serves it.
 
-The sweep starts this process (`jobs/sweep/watch.py`) and sends it a JSON object a line: the run
+The sweep starts this process (`jobs/sweep/live.py`) and sends it a JSON object a line: the run
 folder once it exists, the progress of the level, the end. The page is built from the folder's
 files alone, in which a level is whole as soon as it has a line. A sweep that is killed closes the
 pipe without a word: then this process writes the file in its place.

@@ -29,10 +29,17 @@ from lmi_bench.models.folder import (
     rope_scaled_folder,
     shape_of_folder,
 )
-from lmi_bench.targets import loading, quantizing
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.back_ends import choose_back_end, step_facts, step_notes, step_settings
 from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.loading import (
+    LoadPlan,
+    check_memory,
+    copies_a_device,
+    gpu_count,
+    memory_budget,
+    start_ranks_early,
+)
 from lmi_bench.targets.parts import (
     EngineParts,
     LoadedModel,
@@ -45,6 +52,17 @@ from lmi_bench.targets.parts import (
 )
 from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
 from lmi_bench.targets.prompts import DEMO_NAMES
+from lmi_bench.targets.quantizing import (
+    NGRAM_DRAFT,
+    check_same_vocabulary,
+    drafter_for,
+    quantize_facts,
+    quantize_notes,
+    quantize_settings,
+    refuse_emulated,
+    refuse_sagemaker_draft,
+    speculation_notes,
+)
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
@@ -55,7 +73,7 @@ def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | No
     """The bundled engine with the scenario's model, loaded and ready to be measured."""
     parts = open_torch_engine(scenario.model, scenario.engine, listener)
     try:
-        quantizing.refuse_emulated(parts.quantized)
+        refuse_emulated(parts.quantized)
     except InputError:
         asyncio.run(close_all(parts.executors))
         raise
@@ -83,22 +101,20 @@ def open_torch_engine(
     refuse_to_follow()
     wait_briefly()
     if settings.tensor_parallel not in (None, 1):
-        loading.start_ranks_early()
+        start_ranks_early()
     with installed("the bundled engine", ", or use --target sim:INSTANCE or a URL"):
         import lmi_bench.engine.torch_backend.load_settings  # noqa: F401
-    quantizing.refuse_sagemaker_draft(
-        settings.draft, ["the bundled engine, which runs on this machine"]
-    )
+    refuse_sagemaker_draft(settings.draft, ["the bundled engine, which runs on this machine"])
     plan = _plan(model, settings, listener)
     load_settings = _load_settings(plan, compile_into)
     if load_settings.quantize == NOT_QUANTIZED:
-        loading.check_memory(plan, load_settings.dtype)
+        check_memory(plan, load_settings.dtype)
     executors, loaded, draft = plan.load(load_settings, listener)
     config = _config(plan, loaded, draft)
     shape = replace(loaded.model_shape, name=plan.name)
     budget = None
     if settings.follow_memory:
-        budget = loading.memory_budget(settings, (loaded, draft), listener.note)
+        budget = memory_budget(settings, (loaded, draft), listener.note)
     return EngineParts(
         executors=executors,
         config=config,
@@ -109,24 +125,22 @@ def open_torch_engine(
         back_end_note=plan.back_end.note,
         facts=_facts(plan, loaded, config),
         notes=_notes(plan, loaded, draft, config),
-        drafter=quantizing.drafter_for(
-            settings, shape, None if draft is None else draft.model_shape
-        ),
+        drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
         first_replica=loaded,
         memory_budget=budget,
     )
 
 
-def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.LoadPlan:
+def _plan(model: str, settings: EngineSection, listener: Listener) -> LoadPlan:
     from lmi_bench.engine.torch_backend.load_settings import DEFAULT_BLOCK_SIZE
 
     folder = model_folder(model, settings.rope_scaling)
-    gpus, cores = loading.gpu_count(settings), settings.threads or usable_cores()
+    gpus, cores = gpu_count(settings), settings.threads or usable_cores()
     degree = launched_degree(settings) or degree_of(settings, cores if gpus is None else gpus)
     draft_folder = None
-    if settings.draft is not None and settings.draft != quantizing.NGRAM_DRAFT:
+    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
         draft_folder = model_folder(settings.draft)
-        quantizing.check_same_vocabulary(folder, draft_folder)
+        check_same_vocabulary(folder, draft_folder)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     back_end = choose_back_end(
         settings,
@@ -136,12 +150,12 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.Lo
         listener=listener,
     )
     named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder_name(folder)
-    return loading.LoadPlan(
+    return LoadPlan(
         *(settings, named, folder, draft_folder, degree, cores, gpus, block_size, back_end)
     )
 
 
-def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSettings:
+def _load_settings(plan: LoadPlan, compile_into: Path | None) -> LoadSettings:
     from lmi_bench.engine.torch_backend.load_settings import (
         DEFAULT_MEMORY_SHARE,
         DEFAULT_MOST_CACHE_TOKENS,
@@ -149,7 +163,7 @@ def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSet
     )
 
     settings = plan.settings
-    sharing = loading.copies_a_device(settings.replicas, plan.degree, plan.gpus)
+    sharing = copies_a_device(settings.replicas, plan.degree, plan.gpus)
     share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / sharing
     if plan.draft_folder is not None:  # both cache the same tokens
         own, drafts = (
@@ -166,15 +180,13 @@ def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSet
         threads=max(1, plan.cores // settings.replicas),
         # a draft must sample as the model does, and every copy alike
         sampling_seed=secrets.randbits(62),
-        quantize=quantizing.quantize_settings(settings),
+        quantize=quantize_settings(settings),
         device=plan.back_end.device,
         steps=step_settings(settings, plan.back_end, out=compile_into),
     )
 
 
-def _config(
-    plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None
-) -> SchedulerConfig:
+def _config(plan: LoadPlan, loaded: LoadedModel, draft: LoadedModel | None) -> SchedulerConfig:
     """The scheduler's configuration; raises InputError for lengths beyond the model's positions."""
     longest = loaded.model_shape.max_positions
     if draft is not None:
@@ -196,8 +208,8 @@ def _config(
     return config
 
 
-def _facts(plan: loading.LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict[str, Any]:
-    rounding = quantizing.quantize_settings(plan.settings)
+def _facts(plan: LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict[str, Any]:
+    rounding = quantize_settings(plan.settings)
     return {
         "kind": "engine",
         "model": plan.name,
@@ -208,14 +220,14 @@ def _facts(plan: loading.LoadPlan, loaded: LoadedModel, config: SchedulerConfig)
         "free_memory_bytes": loaded.free_memory_bytes,
         "kv_dtype": loaded.kv_dtype,
         "kv_cache_bytes": loaded.kv_cache_bytes,
-        **quantizing.quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
+        **quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
         **step_facts(loaded.prepared),
         **scheduler_facts(plan.settings, config),
     }
 
 
 def _notes(
-    plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None, config: SchedulerConfig
+    plan: LoadPlan, loaded: LoadedModel, draft: LoadedModel | None, config: SchedulerConfig
 ) -> tuple[str, ...]:
     settings, draft_note = plan.settings, ""
     if draft is not None:
@@ -231,17 +243,17 @@ def _notes(
         f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
         f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
         + (" a replica" if settings.replicas > 1 else ""),
-        *quantizing.quantize_notes(loaded.quantized),
+        *quantize_notes(loaded.quantized),
         *step_notes(settings, loaded.prepared),
         _layout_note(plan, loaded),
         draft_note,
-        *quantizing.speculation_notes(settings),
+        *speculation_notes(settings),
         *idle_in_engine("bundled", settings),
     )
     return tuple(filter(None, notes))
 
 
-def _layout_note(plan: loading.LoadPlan, loaded: LoadedModel) -> str:
+def _layout_note(plan: LoadPlan, loaded: LoadedModel) -> str:
     """Number of processes and how they communicate; empty for one process."""
     copies, degree = plan.settings.replicas, plan.degree
     parts = [replica_note(plan.settings)]
@@ -280,7 +292,7 @@ def measure_layer_errors(
 
     return layer_errors(
         model_folder(model),
-        quantizing.quantize_settings(settings),
+        quantize_settings(settings),
         dtype=settings.dtype or "bfloat16",
         tell=listener.progress,
     )
@@ -295,7 +307,7 @@ def save_quantized(
     return export_quantized(
         model_folder(model),
         out,
-        quantizing.quantize_settings(settings),
+        quantize_settings(settings),
         dtype=settings.dtype or "bfloat16",
         tell=listener.progress,
     )
@@ -308,7 +320,7 @@ def time_all_reduces(
 
     Raises InputError if torch is not installed or the transport does not work on this machine.
     """
-    loading.start_ranks_early()
+    start_ranks_early()
     with installed("an all-reduce"):
         from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
     return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)

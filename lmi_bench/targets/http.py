@@ -19,15 +19,16 @@ from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
+from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, read_levels
 from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
-from lmi_bench.loadgen.aws.target import AwsAccess, Invocation, SageMakerTarget, open_aws_access
+from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.prompts import ExactText, PromptText, TextCounter, common_words
-from lmi_bench.loadgen.run.target import RetryingTarget
+from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.targets.access import Access
 from lmi_bench.targets.applies import idle_in_engine, kind_of
 from lmi_bench.targets.bench import Bench, Main

@@ -1,4 +1,4 @@
-"""The protocols of LMI's and TGI's containers, also behind SageMaker's runtime.
+"""The protocols of LMI's and TGI's containers.
 
 LMI: three eras use the same names but different responses (djl-serving's output_formatter.py up to
 0.34, lmi_vllm/request_response_utils.py from 0.35 on):
@@ -14,11 +14,6 @@ tokens but name only the first.
 TGI: errors, overload included, are events under status 200: the server opens the stream before it
 requests a slot (router/src/server.rs of TGI 3). No parameter ignores the end-of-sequence token, so
 output lengths cannot be forced; `details` states the number of tokens.
-
-InvokeEndpoint returns the container's response; InvokeEndpointWithResponseStream wraps it in an
-AWS event stream. A container's error reaches the client as ModelError, status 424, with the cause
-in OriginalStatusCode: 429 and 503 are the container's own, 0 is an invocation timeout. Throttling
-by SageMaker itself is status 400. Source of the errors: botocore's sagemaker-runtime model.
 """
 
 from __future__ import annotations
@@ -29,18 +24,11 @@ from typing import Any, ClassVar
 
 import orjson
 
-from lmi_bench.core.errors import TargetError, TargetErrorKind
+from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.wire.event import NO_HEADERS, Splitter, WireEvent, WireFormat
-from lmi_bench.wire.framing import EitherSplitter, EventStreamSplitter, SseSplitter, StreamFailure
-from lmi_bench.wire.json_format import (
-    JsonFormat,
-    describe_status,
-    find_message,
-    load_object,
-    status_kind,
-    whole_answer,
-)
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.framing import EitherSplitter, SseSplitter
+from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind, whole_answer
 
 _FAILED_REASONS = ("error", "abort")
 
@@ -199,85 +187,3 @@ def _tgi_event(reply: dict[str, Any]) -> WireEvent:
         output_tokens=details.get("generated_tokens"),
         end=reply.get("generated_text") is not None,
     )
-
-
-_ERROR_TYPE = b"x-amzn-errortype"
-_NAMES: Mapping[TargetErrorKind, str] = {
-    "throttled": "ThrottlingException Throttling TooManyRequestsException",
-    # ModelNotReadyException: resources are still being provisioned; a later retry succeeds
-    "overloaded": "ServiceUnavailable ServiceUnavailableException ModelNotReadyException",
-    "client_error": "ValidationError ValidationException AccessDeniedException",
-    "server_error": "InternalFailure InternalDependencyException InternalStreamFailure",
-    "timeout": "ModelInvocationTimeExceeded",
-    "broken_stream": "StreamBroken",
-}
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-
-
-@dataclass(frozen=True, slots=True)
-class SageMakerFormat:
-    """The container's protocol inside InvokeEndpoint, with or without a response stream."""
-
-    container: WireFormat
-
-    @property
-    def name(self) -> str:
-        """The container's protocol."""
-        return self.container.name
-
-    @property
-    def path(self) -> str:
-        """Unused: the operation's path contains the endpoint's name."""
-        return "/"
-
-    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The container's request body."""
-        return self.container.request_body(request, model=model, stream=stream)
-
-    def new_splitter(self) -> Splitter:
-        """A splitter of the container's payloads inside the event stream."""
-        return EventStreamSplitter(EitherSplitter())
-
-    def parse(self, payload: bytes) -> WireEvent:
-        """Read a container payload, or SageMaker's reason for ending the stream."""
-        if not isinstance(payload, StreamFailure):
-            return self.container.parse(payload)
-        detail = load_object(bytes(payload)) or {}  # orjson rejects subclasses of bytes
-        code = str(detail.get("ErrorCode") or payload.code)
-        message = detail.get("Message") or detail.get("message") or payload.decode(errors="replace")
-        kind = _KINDS.get(code, _KINDS.get(payload.code, "server_error"))
-        return WireEvent(error=f"{code}: {message}"[:500], error_kind=kind, end=True)
-
-    def plain_text(self, payload: bytes) -> str | None:
-        """Text of a plain payload, by the container's protocol."""
-        return None if isinstance(payload, StreamFailure) else self.container.plain_text(payload)
-
-    def error(
-        self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
-    ) -> TargetError:
-        """The category of a failed request: by the error's name and the container's status."""
-        reply = load_object(body) or {}
-        name = _error_name(reply, headers)
-        if name == "ModelError":
-            return self._model_error(status, body, reply)
-        kind = _KINDS.get(name, status_kind(status))
-        described = describe_status(status, body)
-        return TargetError(kind, f"{name}: {described}" if name else described)
-
-    def _model_error(self, status: int, body: bytes, reply: dict[str, Any]) -> TargetError:
-        original = reply.get("OriginalStatusCode")
-        if not isinstance(original, int):
-            return TargetError("server_error", f"ModelError: {describe_status(status, body)}")
-        if original == 0:
-            message = str(reply.get("Message") or reply.get("message") or "no answer in time")[:500]
-            return TargetError("timeout", f"ModelError, the invocation timed out: {message}")
-        cause = self.container.error(original, str(reply.get("OriginalMessage") or "").encode())
-        return TargetError(cause.kind, f"ModelError, the container answered {cause}")
-
-
-def _error_name(reply: dict[str, Any], headers: Mapping[bytes, bytes]) -> str:
-    """The error's name, without a name space before `#` or a URI after `:`."""
-    raw = headers.get(_ERROR_TYPE, b"").decode("latin-1") or str(
-        reply.get("__type") or reply.get("code") or ""
-    )
-    return raw.split(":")[0].rsplit("#", 1)[-1]

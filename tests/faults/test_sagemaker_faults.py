@@ -8,7 +8,8 @@ import json
 import pytest
 from botocore.credentials import Credentials
 
-from lmi_bench.loadgen.aws.target import AwsAccess, Invocation, SageMakerTarget
+from lmi_bench.loadgen.aws.access import AwsAccess
+from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve

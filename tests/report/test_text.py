@@ -10,7 +10,7 @@ from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.load import Load
-from lmi_bench.report.charts import write_figures
+from lmi_bench.report.figures import write_figures
 from lmi_bench.report.html import build_view
 from lmi_bench.report.tables.extras import engine_rows
 from lmi_bench.report.tables.levels import knee_rows, level_rows

@@ -7,7 +7,7 @@ import pytest
 from lmi_bench.wire.event import WireEvent
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.framing import payload_part
-from lmi_bench.wire.lmi import SageMakerFormat
+from lmi_bench.wire.sagemaker import SageMakerFormat
 from tests.wire.exception_frames import stream_exception
 
 LMI = SageMakerFormat(find_format("lmi"))

@@ -18,7 +18,13 @@ from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.level.layouts import slots_of
 from lmi_bench.analysis.level.queueing import follow
 from lmi_bench.analysis.level.steady_state import SteadyState
-from lmi_bench.analysis.model import capacity
+from lmi_bench.analysis.model.capacity import (
+    kv_bytes_of,
+    memory_plan_for,
+    planned_model_for,
+    scheduler_config_for,
+    scheduler_with,
+)
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -58,7 +64,7 @@ def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
 
 def model_of(profile: EngineProfile, cell: MeasuredLevel) -> PricedSteps:
     """The step-time model of one copy."""
-    return capacity.planned_model_for(cell.setup, profile)
+    return planned_model_for(cell.setup, profile)
 
 
 def slots_for(profile: EngineProfile, cell: MeasuredLevel) -> int:
@@ -85,13 +91,13 @@ class _Memory:
 @lru_cache(maxsize=4096)
 def _cache_tokens(setup: Setup, memory: _Memory) -> float:
     """Tokens that the cache of one copy holds; 0 where the weights do not fit."""
-    plan = capacity.memory_plan_for(setup, memory.profile, input_tokens=1, output_tokens=1)
-    return max(0.0, plan.kv_budget_bytes) / capacity.kv_bytes_of(setup, setup.shape.max_positions)
+    plan = memory_plan_for(setup, memory.profile, input_tokens=1, output_tokens=1)
+    return max(0.0, plan.kv_budget_bytes) / kv_bytes_of(setup, setup.shape.max_positions)
 
 
 @lru_cache(maxsize=4096)
 def _slots(setup: Setup, input_tokens: int, output_tokens: int, memory: _Memory) -> int:
-    config = capacity.scheduler_config_for(setup, memory.profile, input_tokens + output_tokens)
+    config = scheduler_config_for(setup, memory.profile, input_tokens + output_tokens)
     return slots_of(config, input_tokens, output_tokens)
 
 
@@ -212,9 +218,9 @@ def _scheduler(profile: EngineProfile, cell: MeasuredLevel) -> SchedulerConfig:
     total = cell.input_tokens + cell.output_tokens
     most = cell.max_sequences
     if most is None:
-        return capacity.scheduler_config_for(cell.setup, profile, total)
+        return scheduler_config_for(cell.setup, profile, total)
     room = most * (total + profile.block_size)
-    return capacity.scheduler_with(replace(profile, max_batch_size=most), room, total)
+    return scheduler_with(replace(profile, max_batch_size=most), room, total)
 
 
 def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:

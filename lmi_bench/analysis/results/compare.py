@@ -19,12 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.latency import (
-    central_interval,
-    request_latency,
-    samples_needed,
-    wall_time_s,
-)
+from lmi_bench.analysis.results.latency import request_latency, samples_needed, wall_time_s
+from lmi_bench.analysis.results.quantiles import central_interval
 from lmi_bench.analysis.results.slo_results import statistic_ms
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Level

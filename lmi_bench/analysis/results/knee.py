@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.latency import central_interval, samples_needed, upper_quantile
+from lmi_bench.analysis.results.latency import samples_needed
+from lmi_bench.analysis.results.quantiles import central_interval, upper_quantile
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import columns_of
-from lmi_bench.analysis.results.latency import request_latency, samples_needed, upper_quantile
+from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.analysis.results.quantiles import upper_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Judgement, Level
 from lmi_bench.core.records import LevelRun, RequestRecord, counted, is_at_start

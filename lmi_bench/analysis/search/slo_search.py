@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmi_bench.analysis.results.latency import central_interval
+from lmi_bench.analysis.results.quantiles import central_interval
 from lmi_bench.analysis.results.slo_results import requests_needed
 from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_trials import Bracket, Trial, bracket, by_load, curve, trial

@@ -29,13 +29,9 @@ from lmi_bench.engine.torch_backend.executor import (
     TorchExecutor,
     start_worker,
 )
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
-from lmi_bench.engine.torch_backend.memory import (
-    KvLayoutShape,
-    dtype_name,
-    free_memory_bytes,
-    torch_dtype,
-)
+from lmi_bench.engine.torch_backend.memory import dtype_name, free_memory_bytes, torch_dtype
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Progress, Tell, read_model
 from lmi_bench.models.shape import ModelShape

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmi_bench.engine.torch_backend.memory import KvCache, KvLayoutShape, head_page_rows, slots_of
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows, slots_of
 
 _GATHER_BYTES: Final = 16 << 20  # limit of keys gathered at once, a few times a core's L2 cache
 _WINDOW_ROWS: Final = 256  # minimum rows of a prompt that share the keys of their windows

@@ -29,13 +29,9 @@ from lmi_bench.engine.torch_backend.collectives import (
     SharedMemoryCollectives,
     Transport,
 )
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.engine.torch_backend.memory import (
-    KvLayoutShape,
-    Precision,
-    choose_precision,
-    free_memory_bytes,
-)
+from lmi_bench.engine.torch_backend.memory import Precision, choose_precision, free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner

@@ -10,8 +10,8 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from lmi_bench.core.errors import EngineError
+from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear, Norm, PlainLinear, RmsNorm
-from lmi_bench.engine.torch_backend.memory import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers, StepResult
 from lmi_bench.engine.triton_backend import ops

@@ -138,7 +138,7 @@ def sweep_scenario(
         read_max_time(options.max_time)
     if options.live is None:
         return _sweep_target(scenario, options, listener, out=out, resume=resume)
-    from lmi_bench.jobs.sweep.live import LiveReport
+    from lmi_bench.jobs.sweep.live import LiveReport  # loads an HTTP server
 
     is_served = not scenario.target.startswith(SIMULATED_PREFIX)
     with LiveReport(options.live, listener, is_served=is_served) as page:

@@ -14,7 +14,8 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
-from lmi_bench.loadgen.watch.server_watch import ServerWatch, open_gpu_power, why_unreadable
+from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
+from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 from lmi_bench.targets.bench import Bench
 
 DEFAULT_WAIT_S = 120.0  # CloudWatch has the values of a minute one to two minutes later

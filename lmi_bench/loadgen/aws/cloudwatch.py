@@ -16,7 +16,7 @@ from typing import Any
 
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import CloudWatch, Level
-from lmi_bench.loadgen.aws.target import error_text
+from lmi_bench.loadgen.aws.access import error_text
 
 PERIOD = timedelta(minutes=1)
 US_PER_MS = 1000.0

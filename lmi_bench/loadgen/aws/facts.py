@@ -14,7 +14,8 @@ from typing import Any
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED
-from lmi_bench.loadgen.aws.target import AwsAccess, Invocation, error_text
+from lmi_bench.loadgen.aws.access import AwsAccess, error_text
+from lmi_bench.loadgen.aws.target import Invocation
 
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH"}
 _MODEL_NAMES = (  # as the containers read them, the first one that is set

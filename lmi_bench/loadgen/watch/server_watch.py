@@ -1,4 +1,4 @@
-"""The server's own metrics of a level, and the power and energy of this machine's NVIDIA GPUs.
+"""The server's own metrics of a level, scraped before, during and after it.
 
 A separate thread scrapes, so the sending loop never waits for it. The first scrapes of a level are
 close together and later ones a second apart, so that short levels are covered too.
@@ -7,117 +7,26 @@ A page becomes a `ServerSample`: gauges of the moment and counters that only gro
 version to version, so each quantity has a list of them; the first that a page has is used. Only
 known metrics are read, because a page has thousands of lines and is read during a measurement.
 Source: the Prometheus exposition format 0.0.4.
-
-Energy comes from the driver's own counter if the GPU has one (Volta and later), else from power
-samples by the trapezoidal rule. It includes what other programs used on these GPUs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http.client
-import importlib
 import math
 import re
 import statistics
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import Power, ServerMetrics
+from lmi_bench.core.level import ServerMetrics
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.units import MS_PER_S
-
-MIN_SPAN_S = 5.0
-"""Minimum level length: the driver averages power over up to a second."""
-_J_PER_MJ = 1e-3
-_W_PER_MW = 1e-3
-
-
-class GpuPower:
-    """Energy and use of the given GPUs.
-
-    nvml   the pynvml module, initialised
-    clock  seconds
-    """
-
-    def __init__(
-        self, nvml: Any, handles: Sequence[Any], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._nvml = nvml
-        self._handles = list(handles)
-        self._clock = clock
-        self.reset()
-
-    def reset(self) -> None:
-        """Drop all readings."""
-        self._times_s: list[float] = []
-        self._power_w: list[float] = []
-        self._use_frac: list[float] = []
-        self._energy_j: list[float] | None = []
-
-    def read(self) -> None:
-        """Take a reading of all GPUs."""
-        nvml = self._nvml
-        try:
-            power_w = sum(nvml.nvmlDeviceGetPowerUsage(h) for h in self._handles) * _W_PER_MW
-            use = [nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100 for h in self._handles]
-        except nvml.NVMLError:
-            return
-        self._times_s.append(self._clock())
-        self._power_w.append(power_w)
-        self._use_frac.append(sum(use) / len(use))
-        if self._energy_j is not None:
-            try:
-                total_mj = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self._handles)
-                self._energy_j.append(total_mj * _J_PER_MJ)
-            except nvml.NVMLError:
-                self._energy_j = None
-
-    def summary(self, output_tokens: int) -> Power:
-        """Energy between the first and the last reading, and joules for each output token.
-
-        `valid` is False if the level was too short or had too few readings; with less than two, the
-        file has no figures either.
-        """
-        times_s, power_w = self._times_s, self._power_w
-        if len(times_s) < 2:
-            return Power.from_json({"gpus": len(self._handles), "valid": False})
-        span_s = times_s[-1] - times_s[0]
-        if self._energy_j is not None:
-            energy_j = self._energy_j[-1] - self._energy_j[0]
-        else:
-            energy_j = float(np.trapezoid(power_w, times_s))
-        return Power(
-            gpus=len(self._handles),
-            energy_j=energy_j,
-            mean_power_w=energy_j / span_s if span_s > 0 else None,
-            gpu_use_frac=sum(self._use_frac) / len(self._use_frac),
-            joules_per_output_token=energy_j / output_tokens if output_tokens else None,
-            source="power samples" if self._energy_j is None else "energy counter",
-            valid=span_s >= MIN_SPAN_S and len(times_s) >= 5,
-        )
-
-
-def open_gpu_power() -> GpuPower | None:
-    """The GPUs of this machine; None without GPUs or without pynvml."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:
-        return None
-    return GpuPower(nvml, handles) if handles else None
-
+from lmi_bench.loadgen.watch.gpu_power import GpuPower
 
 _LABELS = r'(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?'
 _VALUE = r"[ \t]*([^\s{]\S*)(?:[ \t]+-?\d+)?[ \t]*$"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmi_bench.analysis.results.latency import central_interval
+from lmi_bench.analysis.results.quantiles import central_interval
 
 
 def test_the_middle_ninety_percent_of_a_hundred_draws_are_their_own_order_statistics():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lmi_bench.core.errors import CapacityError
-from lmi_bench.engine.torch_backend.memory import LARGE_PAGE, KvCache, KvLayoutShape, zeroed_bytes
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.memory import LARGE_PAGE, zeroed_bytes
 
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

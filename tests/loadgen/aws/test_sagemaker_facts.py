@@ -8,8 +8,9 @@ from botocore.stub import Stubber
 
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.loadgen.aws.access import AwsAccess
 from lmi_bench.loadgen.aws.facts import read_endpoint_facts
-from lmi_bench.loadgen.aws.target import AwsAccess, Invocation
+from lmi_bench.loadgen.aws.target import Invocation
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 ARN = "arn:aws:sagemaker:us-east-1:000000000000:"

@@ -12,7 +12,8 @@ from botocore.exceptions import ClientError
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget, Signer, open_aws_access
+from lmi_bench.loadgen.aws.access import Signer, open_aws_access
+from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve

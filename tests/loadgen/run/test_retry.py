@@ -11,8 +11,9 @@ from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
+from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.loadgen.run.sender import measure
-from lmi_bench.loadgen.run.target import RetryingTarget, resolve
+from lmi_bench.loadgen.run.target import resolve
 
 REQUEST = PlannedRequest(0, 0.0, 8, 1)
 

@@ -28,9 +28,10 @@ from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.texts import CALIBRATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
-from lmi_bench.engine.torch_backend.memory import KvCache, KvLayoutShape, choose_precision
+from lmi_bench.engine.torch_backend.memory import choose_precision
 from lmi_bench.engine.torch_backend.models.decoder import build_with, falcon_norms, mlp_names
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,

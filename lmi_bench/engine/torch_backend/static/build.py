@@ -12,7 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.memory import KvCache, KvLayoutShape, Precision
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.memory import Precision
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import step

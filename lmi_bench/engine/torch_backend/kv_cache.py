@@ -1,0 +1,106 @@
+"""The paged key-value cache as tensors, head-major so that a head's page is contiguous.
+
+Each layer has one tensor of keys and one of values, shape (num_blocks, kv_heads, block_size,
+head_dim). A head's page is block_size * head_dim contiguous values: a gather copies it whole and a
+matrix product reads it in order. Every product would copy token-major pages once more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lmi_bench.core.errors import CapacityError
+from lmi_bench.engine.torch_backend.memory import zeroed_bytes
+from lmi_bench.models.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayoutShape:
+    """The dimensions of a cache, except its number of blocks."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, shape: ModelShape, block_size: int, dtype: torch.dtype) -> Self:
+        """The layout of a model's cache, or of one rank's part of it."""
+        return cls(shape.num_layers, shape.num_kv_heads, shape.head_dim, block_size, dtype)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """2 (key and value) * layers * KV heads * head size * tokens per block * dtype bytes."""
+        values = self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
+        return 2 * values * self.dtype.itemsize
+
+
+class KvCache:
+    """Pages of every layer; initially zero, so that masked rows never contain NaN."""
+
+    def __init__(self, shape: KvLayoutShape, num_blocks: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        self.keys = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+        self.values = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(pages.nbytes for pages in (*self.keys, *self.values))
+
+    def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Store keys and values of a step's tokens, shape (tokens, kv_heads, head_dim) each.
+
+        slots  shape (tokens * kv_heads,), from `slots_of`
+        """
+        head_dim, dtype = self.shape.head_dim, self.shape.dtype
+        for pages, new in ((self.keys[layer], k), (self.values[layer], v)):
+            pages.view(-1, head_dim).index_copy_(0, slots, new.to(dtype).reshape(-1, head_dim))
+
+    def head_pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer as rows of one head's page: (blocks * heads, block, dim)."""
+        shape = (-1, self.shape.block_size, self.shape.head_dim)
+        return self.keys[layer].view(shape), self.values[layer].view(shape)
+
+
+def slots_of(blocks: Tensor, offsets: Tensor, shape: KvLayoutShape) -> Tensor:
+    """Index of each (token, head) in the cache, counted in head_dim vectors.
+
+    blocks, offsets  shape (tokens,): each token's block id and its index in the block
+    returns          shape (tokens * kv_heads,)
+    """
+    heads = torch.arange(shape.num_kv_heads, device=blocks.device)
+    pages = blocks[:, None] * shape.num_kv_heads + heads
+    return (pages * shape.block_size + offsets[:, None]).reshape(-1)
+
+
+def head_page_rows(block_tables: Tensor, num_kv_heads: int) -> Tensor:
+    """Rows of `KvCache.head_pages` in the order (sequence, head, page), so that one gather makes
+    each head's context contiguous.
+
+    block_tables  shape (sequences, pages)
+    returns       shape (sequences * kv_heads * pages,)
+    """
+    heads = torch.arange(num_kv_heads, device=block_tables.device)[None, :, None]
+    return (block_tables[:, None, :] * num_kv_heads + heads).reshape(-1)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeroed pages; on a CPU the system commits their memory at the first write."""
+    if device.type != "cpu":
+        try:
+            return torch.zeros(size, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as exc:
+            raise CapacityError(
+                f"the KV cache of {size[0]:,} blocks does not fit into the memory of {device}: "
+                "lower --num-blocks or --memory-share"
+            ) from exc
+    return zeroed_bytes(math.prod(size) * dtype.itemsize).view(dtype).view(size)
