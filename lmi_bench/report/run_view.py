@@ -9,7 +9,8 @@ from typing import Any
 from lmi_bench.analysis.fit.run_intervals import LevelUncertainty, level_uncertainties
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.results.checks import check_levels
-from lmi_bench.analysis.results.knee import CAUSE_TITLES, find_knees
+from lmi_bench.analysis.results.knee import find_knees
+from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee

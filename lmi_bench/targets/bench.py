@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_bench.analysis.results.knee import KneeFacts
+from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.core.level import CloudWatch, Level
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmi_bench.analysis.results.knee import KneeFacts
+from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import CloudWatch
 from lmi_bench.core.listener import Listener

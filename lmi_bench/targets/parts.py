@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmi_bench.analysis.model.capacity import step_time_model_for, theory_batch
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.results.knee import KneeFacts
+from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.level import Level

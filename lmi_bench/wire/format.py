@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
-from lmi_bench.wire.lmi import LmiFormat, TgiFormat
+from lmi_bench.wire.lmi import LmiFormat
 from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
+from lmi_bench.wire.tgi import TgiFormat
 
 __all__ = ["FORMAT_NAMES", "Splitter", "WireEvent", "WireFormat", "find_format"]
 

@@ -1,4 +1,4 @@
-"""The knee of a sweep by four stated rules, each with an interval and its cause; one to run at.
+"""The knee of a sweep by four stated rules, each with an interval, and the one to run at.
 
 latency_limit  highest level whose ms/token p90 is at most 100 (or the limit given), with a TTFT
                p90 of at most 10 s: beyond it a person's attention is lost (Nielsen 1993)
@@ -9,155 +9,25 @@ theory         min(B_max, B*): sequences the KV cache holds, batch at which comp
 An interval is the middle 90 % of bootstrap samples of the requests where there are records, and
 reaches to the neighbouring levels, between which the knee may lie. It has no upper end where the
 highest level still passes. No knee is recommended on fewer than three levels, or where the same
-level differed by more than the bends to be seen. `find_cause` finds what binds beyond a knee.
-
-A cause is named only if a fact shows it: the load generator's self-check, requests that the server
-refused or queued, a limit between the knee and the next level, or the part of the step model that
-binds there. Without such a fact the cause is `unknown`.
+level differed by more than the bends to be seen. `knee_cause` finds what binds beyond a knee.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.results.knee_cause import KneeFacts, find_cause
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import central_interval, upper_quantile
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
-
-CAUSE_TITLES: Mapping[str, str] = {
-    "kv_memory": "KV-cache memory",
-    "compute": "compute",
-    "bandwidth": "memory bandwidth",
-    "host": "host time per step",
-    "link": "link between devices",
-    "client": "load generator",
-    "server_limit": "a limit of the server",
-    "unknown": "unknown",
-}
-
-_CHANGES: Mapping[str, str] = {
-    "kv_memory": "Give the KV cache more room: a higher tensor-parallel degree, 8-bit weights or "
-    "cache, or a device with more memory",
-    "compute": "Use devices with more FLOP/s, or a higher tensor-parallel degree",
-    "bandwidth": "Use devices with more memory bandwidth, or 8-bit weights: every step reads them",
-    "host": "Cut the host time of a step: an engine with CUDA graphs, or a lower tensor-parallel "
-    "degree with more replicas",
-    "link": "Lower the tensor-parallel degree and add replicas, or use devices joined by NVLink",
-    "client": "Give the load generator more cores or a host of its own, and measure again",
-}
-
-_WAITING, _FULL_CACHE = 1.0, 0.9
-"""Least mean number of waiting requests, and least share of the KV cache in use, that count."""
-
-
-@dataclass(frozen=True, slots=True)
-class KneeFacts:
-    """What is known about the server besides the sweep; None where it is not known.
-
-    b_max           sequences that the KV cache is sure to hold, at full length
-    b_max_expected  sequences it holds on average, at half their output
-    b_star          batch at which a decode step turns compute-bound; infinite if it never does
-    max_batch       the server's own limit on running sequences
-    binding         load of a level -> the part of the step model that binds there
-                    (compute, bandwidth, host or link)
-    """
-
-    b_max: float | None = None
-    b_max_expected: float | None = None
-    b_star: float | None = None
-    max_batch: float | None = None
-    binding: Mapping[float, str] = field(default_factory=dict)
-
-
-def find_cause(
-    curve: SweepCurve, load: float, facts: KneeFacts, *, known: str | None = None
-) -> tuple[str, str]:
-    """The cause of a knee at `load` and the change that moves it.
-
-    known  the cause where the rule itself names it
-    """
-    if known is not None:
-        return known, _CHANGES[known]
-    beyond = curve.beyond(load)
-    if beyond is None:
-        return "unknown", f"Not reached: sweep beyond {curve.name(load)} to see what binds"
-    if not beyond.line.valid:
-        reason = (beyond.line.invalid_reason or "").lower()
-        if reason.startswith(("client", "generator")):
-            return "client", _CHANGES["client"]
-    errors = beyond.line.errors_by_kind
-    refused = errors.get("overloaded", 0) + errors.get("throttled", 0)
-    if refused:
-        return (
-            "server_limit",
-            f"The server refused {refused} requests at {curve.name(beyond.load)}: raise its limit "
-            "of waiting or running requests, or add replicas",
-        )
-    cap = _cap(beyond, facts) or _queue(beyond)
-    if cap is not None:
-        return cap
-    binding = facts.binding.get(beyond.load)
-    if binding is not None and binding in _CHANGES:
-        return binding, _CHANGES[binding]
-    if (
-        facts.b_star is not None
-        and beyond.concurrency is not None
-        and math.isfinite(facts.b_star)
-        and facts.b_star < beyond.concurrency
-    ):
-        return "compute", _CHANGES["compute"]
-    return (
-        "unknown",
-        "State model and instance, so that the step-time model can tell what binds; the server's "
-        "own metrics tell of its limits",
-    )
-
-
-def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
-    """The lower limit on running sequences that the next level exceeds.
-
-    For the KV cache it is the expected number, since that many run on average.
-    """
-    if beyond.concurrency is None:
-        return None
-    memory = facts.b_max_expected if facts.b_max_expected is not None else facts.b_max
-    slots = facts.max_batch
-    if slots is not None and slots < beyond.concurrency and (memory is None or slots <= memory):
-        return (
-            "server_limit",
-            f"The server runs at most {slots:g} sequences at once: raise max_rolling_batch_size",
-        )
-    if memory is not None and memory < beyond.concurrency:
-        return "kv_memory", f"{_CHANGES['kv_memory']} (it holds about {memory:.3g} sequences)"
-    return None
-
-
-def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
-    """The cause by the server's own metrics of the next level, if requests waited there."""
-    server = beyond.line.server
-    if server is None:
-        return None
-    waiting = (server.waiting.mean if server.waiting else None) or 0.0
-    running = server.running.max if server.running else None
-    full = (server.kv_usage_frac.max if server.kv_usage_frac else None) or 0.0
-    if server.preemptions or (waiting >= _WAITING and full >= _FULL_CACHE):
-        return "kv_memory", f"{_CHANGES['kv_memory']} (its metrics: {full:.0%} in use)"
-    if waiting < _WAITING or not running:
-        return None
-    return (
-        "server_limit",
-        f"The server ran at most {running:g} sequences at once while {waiting:.3g} waited, by its "
-        "own metrics: raise its limit (max_rolling_batch_size, max_num_seqs), or add replicas",
-    )
-
 
 KNEE_RULES = ("latency_limit", "half_latency", "kneedle", "theory")
 DEFAULT_LATENCY_LIMIT_MS = 100.0

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
-from lmi_bench.engine.torch_backend.layers import dynamic_growth, rotary_frequencies
 from lmi_bench.engine.torch_backend.memory import zeroed_bytes
+from lmi_bench.engine.torch_backend.rotary import dynamic_growth, rotary_frequencies
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec, NormKind
 

@@ -23,7 +23,7 @@ from lmi_bench.core.scenario import (
     is_endpoint,
 )
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
-from lmi_bench.jobs.sweep.limits import level_rule, with_levels_found
+from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
 from lmi_bench.report.slo_text import slo_verdicts
 
 

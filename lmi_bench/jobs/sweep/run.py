@@ -29,19 +29,17 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.slo import parse_goodput
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
+from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, with_levels_found
 from lmi_bench.jobs.sweep.limits import (
     AUTO_S,
     NO_BUDGET,
     Budget,
-    LevelRule,
     Spend,
     TimeBox,
     clock_text,
-    level_rule,
     read_failures,
     read_max_time,
     read_share,
-    with_levels_found,
 )
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
 from lmi_bench.jobs.sweep.watch import (

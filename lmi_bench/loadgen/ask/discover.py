@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.loadgen.ask import accepted
-from lmi_bench.loadgen.ask.accepted import Probe, Reply
+from lmi_bench.loadgen.ask.probe import Probe, Reply
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import FORMAT_NAMES, find_format
 

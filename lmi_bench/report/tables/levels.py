@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from lmi_bench.analysis.results.knee import CAUSE_TITLES
+from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.slo_results import check_slo, goodput
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee

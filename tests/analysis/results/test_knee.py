@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.knee import KNEE_RULES, KneeFacts, find_knees, kneedle_index
+from lmi_bench.analysis.results.knee import KNEE_RULES, find_knees, kneedle_index
+from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.analysis.results.repeats import spread
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord

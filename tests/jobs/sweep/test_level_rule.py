@@ -13,7 +13,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.scenario import parse_scenario
-from lmi_bench.jobs.sweep.limits import level_rule, with_levels_found
+from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.sweep import run_sweep
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.loadgen.ask import accepted as probe
+from lmi_bench.loadgen.ask import probe
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import discover
 from tests.loadgen.aws.runtime_server import runtime_server

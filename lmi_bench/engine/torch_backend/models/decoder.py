@@ -31,10 +31,9 @@ from lmi_bench.engine.torch_backend.layers import (
     Mlp,
     Norm,
     RmsNorm,
-    Rotary,
-    rotate,
 )
 from lmi_bench.engine.torch_backend.loading import Embedding, Head, WeightLoader
+from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec
 

@@ -30,9 +30,10 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import instruction_sets
 from lmi_bench.engine.torch_backend.attention import masked_score
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows
-from lmi_bench.engine.torch_backend.layers import Norm, rotate
+from lmi_bench.engine.torch_backend.layers import Norm
 from lmi_bench.engine.torch_backend.memory import dtype_name
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder
+from lmi_bench.engine.torch_backend.rotary import rotate
 from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey, StaticShape
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers

@@ -1,0 +1,153 @@
+"""Rotary positions (Su et al. 2021, arXiv:2104.09864), halves rotated as Hugging Face stores them.
+
+Feature i of the first half and feature i of the second rotate together by position * frequency_i,
+frequency_i = theta ** (-2 i / head_dim). Contexts beyond the trained length use lower frequencies:
+scaled equally (linear), low ones more than high ones (llama3, yarn), or by the sequence's length
+(dynamic).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from lmi_bench.core.errors import InputError
+
+SCALINGS: Final = ("default", "linear", "dynamic", "llama3", "yarn")
+Settings = Mapping[str, Any]
+
+
+class Rotary:
+    """The angles of a step's rows, computed once per step and used by every layer."""
+
+    def __init__(
+        self, settings: Settings, head_dim: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """settings  from `DecoderSpec.rope`; raises InputError for an unknown scaling."""
+        frequencies, self._amplitude = rotary_frequencies(settings, head_dim)
+        self._frequencies = frequencies.to(device)
+        self._growth = dynamic_growth(settings, head_dim)
+        self._trained = float(settings["original_max_position_embeddings"])
+        self._exponents = _exponents(head_dim).to(device)
+        self._dtype = dtype
+
+    def at(self, positions: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines of rows, shape (rows, 1, head_dim).
+
+        positions  shape (rows,); contexts: current length of each row's sequence
+        """
+        frequencies = self._frequencies
+        if self._growth is not None:
+            factor, power = self._growth
+            over = contexts.clamp(min=self._trained).to(torch.float32) / self._trained
+            slower = (factor * over - (factor - 1.0)) ** power  # theta grows by this
+            frequencies = frequencies / slower[:, None] ** self._exponents
+        angles = positions.to(torch.float32)[:, None] * frequencies
+        cos, sin = angles.cos() * self._amplitude, angles.sin() * self._amplitude
+        return (
+            torch.cat((cos, cos), dim=-1).to(self._dtype)[:, None],
+            torch.cat((-sin, sin), dim=-1).to(self._dtype)[:, None],
+        )
+
+
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate heads x, shape (tokens, heads, head_dim), by their tokens' angles."""
+    cos, sin = turn
+    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, dims=-1), sin)
+
+
+def rotary_frequencies(settings: Settings, head_dim: int) -> tuple[Tensor, float]:
+    """Radians per position for each pair of features, shape (head_dim / 2,), and the factor of
+    cosines and sines.
+
+    Raises InputError for an unknown scaling.
+    """
+    frequencies = 1.0 / float(settings["rope_theta"]) ** _exponents(head_dim)
+    match settings["rope_type"]:
+        case "default" | "dynamic":  # dynamic: up to the trained length
+            return frequencies, 1.0
+        case "linear":
+            return frequencies / _number(settings, "factor"), 1.0
+        case "llama3":
+            return _llama3(frequencies, settings), 1.0
+        case "yarn":
+            return _yarn(frequencies, settings, head_dim), _yarn_amplitude(settings)
+    raise InputError(
+        f"RoPE scaling {settings['rope_type']!r} is not supported; the torch back end has: "
+        f"{', '.join(SCALINGS)}"
+    )
+
+
+def _exponents(head_dim: int) -> Tensor:
+    return torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+
+
+def dynamic_growth(settings: Settings, head_dim: int) -> tuple[float, float] | None:
+    """Factor and power of dynamic scaling; None for other scalings.
+
+    theta grows by (factor * length / trained length - (factor - 1)) ** (d / (d - 2)) once a
+    sequence is longer than trained, so that the lowest frequency stays in the trained range
+    ("NTK-aware" scaling, as in transformers). Cached keys keep their rotation, so beyond the
+    trained length a prompt in chunks is rotated like one that grew token by token.
+    """
+    if settings["rope_type"] != "dynamic":
+        return None
+    return _number(settings, "factor"), head_dim / (head_dim - 2)
+
+
+def _llama3(frequencies: Tensor, settings: Settings) -> Tensor:
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept, with a ramp.
+
+    Source: `apply_scaling` of meta-llama/llama-models; the ramp runs over wavelengths from
+    original length / high_freq_factor to original length / low_freq_factor.
+    """
+    factor = _number(settings, "factor")
+    low, high = _number(settings, "low_freq_factor"), _number(settings, "high_freq_factor")
+    turns = _number(settings, "original_max_position_embeddings") * frequencies / (2 * math.pi)
+    kept_frac = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return kept_frac * frequencies + (1 - kept_frac) * frequencies / factor
+
+
+def _yarn(frequencies: Tensor, settings: Settings, head_dim: int) -> Tensor:
+    """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2): as llama3, but the ramp is linear in
+    the feature's index, between `beta_fast` and `beta_slow` rotations over the trained length."""
+    theta, trained = settings["rope_theta"], _number(settings, "original_max_position_embeddings")
+
+    def index_of(turns: float) -> float:
+        return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = index_of(float(settings.get("beta_fast") or 32))
+    last = index_of(float(settings.get("beta_slow") or 1))
+    if settings.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    index = torch.arange(head_dim // 2, dtype=torch.float32)
+    slowed_frac = ((index - first) / (last - first or 0.001)).clamp(0.0, 1.0)
+    slowed = frequencies / _number(settings, "factor")
+    return slowed * slowed_frac + frequencies * (1 - slowed_frac)
+
+
+def _yarn_amplitude(settings: Settings) -> float:
+    """Factor that sharpens attention over long contexts: 0.1 ln(factor) + 1, or as configured."""
+    if settings.get("attention_factor") is not None:
+        return _number(settings, "attention_factor")
+    factor = _number(settings, "factor")
+
+    def sharpness(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
+    if mscale and all_dim:
+        return sharpness(float(mscale)) / sharpness(float(all_dim))
+    return sharpness(1.0)
+
+
+def _number(settings: Settings, key: str) -> float:
+    value = settings.get(key)
+    if not isinstance(value, int | float):
+        raise InputError(f"config.json: RoPE scaling {settings.get('rope_type')!r} needs {key}")
+    return float(value)

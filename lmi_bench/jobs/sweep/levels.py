@@ -1,0 +1,123 @@
+"""Which levels a scenario runs: its list, or a rule that picks each from those before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.analysis.results.repeats import parse_until, repeat_rule
+from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
+from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
+from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
+from lmi_bench.core.level import Level, NextLevel
+from lmi_bench.core.load import LoadAxis
+from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.workload import LevelSpec
+from lmi_bench.jobs.sweep.limits import TimeBox
+from lmi_bench.loadgen.run.levels import in_order, levels_of, session_levels
+from lmi_bench.loadgen.run.sweep import StopRules
+
+START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRule:
+    """The levels for `run_sweep`, and how each is summarised.
+
+    total   number of levels; None if a rule picks them
+    search  the search for where the SLOs break; None without SLOs or with listed levels
+    """
+
+    levels: NextLevel
+    total: int | None
+    stop_rules: StopRules
+    summarise: Callable[[LevelRun], Level]
+    search: SloSearch | None = None
+
+
+def with_levels_found(scenario: Scenario) -> Scenario:
+    """Choose load levels adaptively if the scenario lists none: the target's limit is unknown.
+
+    The bundled engine and repeats have a default list, a trace its recorded times at each speed.
+    """
+    load = scenario.load
+    if scenario.target == ENGINE_TARGET:
+        return scenario
+    if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
+        return scenario
+    if scenario.workload.trace is not None or load.repeat > 1 or load.until is not None:
+        return scenario
+    return scenario.with_overrides({"load.concurrency": AUTO})
+
+
+def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule:
+    """The rule of a scenario's load section; the levels end with the time box, if there is one.
+
+    If a level picked for the curve (`auto`) broke an SLO, a search for where it breaks follows.
+    """
+    box = TimeBox(None) if time_box is None else time_box
+    load, summarise_one = scenario.load, _summarise(scenario)
+    if not load.is_adaptive:
+        levels = levels_of(scenario)
+        if load.repeat > 1 or load.until is not None:
+            until = None if load.until is None else parse_until(load.until)
+            rule = repeat_rule(levels, repeats=load.repeat, until=until)
+            return LevelRule(box.levels(rule), None, StopRules(), summarise_one)
+        in_turn = box.levels(in_order(levels))
+        return LevelRule(in_turn, len(levels), StopRules(), summarise_one)
+    slos = tuple(parse_slo(text) for text in scenario.slo)
+    names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
+    own: dict[str, Any] = {name: getattr(load, name) for name in names}
+    sizes = LevelSizes(**own, as_sessions=session_levels(scenario))
+    curve = None
+    if load.search is None:
+        curve = auto_levels(sizes, slos=slos, fits=box.fits, shortened=box.shortened)
+    if curve is not None and not slos:
+        return LevelRule(curve, None, StopRules(ends_sweep=False), summarise_one)
+    search = _search(scenario, sizes)
+    seek = box.levels(search.next_level)
+    of_curve: set[int] = set()
+
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
+        spec = None if curve is None else curve(finished)
+        if spec is not None:
+            of_curve.add(spec.index)
+            return spec
+        if curve is not None and search.first_breach(finished) is None:
+            return None  # saturated before an SLO broke: more users would only wait
+        return seek(finished)
+
+    def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
+        if spec.num_requests is None or spec.index in of_curve:  # a knee needs whole levels
+            return None
+        return CertainMiss(slos, spec).add
+
+    def summarise(run: LevelRun) -> Level:
+        return replace(summarise_one(run), search=judge_level(run, slos))
+
+    rules = StopRules(ends_sweep=False, watch=watch)
+    return LevelRule(next_level, None, rules, summarise, search)
+
+
+def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:
+    """Summarises a level; marks it if its prompts share prefixes on purpose, for a cache."""
+    workload = scenario.workload
+    if not workload.begins_alike:
+        return summarise_level
+    return lambda run: replace(summarise_level(run), cached_prompt_expected=True)
+
+
+def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:
+    load = scenario.load
+    slos = tuple(parse_slo(text) for text in scenario.slo)
+    start = load.rate_per_s if load.search == "rate" else load.concurrency
+    axis: LoadAxis = "rate_per_s" if load.search == "rate" else "concurrency"
+    usual = START_USERS if axis == "concurrency" else START_RATE_PER_S
+    first = float(start[0]) if isinstance(start, tuple) else usual
+    if axis == "concurrency":
+        return SloSearch(axis, slos, sizes, start=first)
+    return SloSearch(axis, slos, sizes, start=first, least=LEAST_RATE_PER_S, most=MOST_RATE_PER_S)

@@ -1,0 +1,206 @@
+"""Single requests to an address before a measurement; their speed does not matter."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.loadgen.http.endpoint import parse_endpoint
+from lmi_bench.wire.event import WireFormat
+from lmi_bench.wire.format import find_format
+
+GET_TIMEOUT_S = 5.0
+MAX_REPLY_BYTES = 2**20
+TELL_AFTER_S = 2.0
+"""After this long, print what the program is waiting for."""
+OVERRUN_LINES, OVERRUN_S = 100, 10.0
+"""Stop reading a probe's answer after 100 lines or 10 s: the server ignores the asked length."""
+
+
+class UnansweredError(InputError):
+    """A request reached the server but got no complete answer in time."""
+
+
+class EndlessError(UnansweredError):
+    """The answer is already far longer than requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete reply; status 0 if none came in time."""
+
+    status: int
+    content_type: str = ""
+    body: bytes = b""
+
+    def json_object(self) -> dict[str, Any]:
+        """The body's object if the status is 200, else an empty one."""
+        if self.status != 200:
+            return {}
+        try:
+            value = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+class _OverrunError(Exception):
+    """An answer far beyond the requested length; its text: what has arrived so far."""
+
+
+class Probe:
+    """Sends requests to one server; `path` is that of its URL, `url` is safe to show.
+
+    tell  called with a message when a request takes long
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.url = redact_text(url)
+        self._tell = tell
+        self._asked_url = url
+        at = parse_endpoint(url, find_format("openai"))
+        self.authority = at.authority
+        self.path = urllib.parse.urlsplit(url).path.rstrip("/")
+        self._https, self._host, self._port = at.scheme == "https", at.host, at.port
+        own = {} if at.authorization is None else {"Authorization": at.authorization}
+        self._headers = {"Accept": "*/*", **own, **headers}
+        self._timeout_s = timeout_s
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The credentials in its requests."""
+        named = {"authorization", "x-api-key", "api-key"}
+        values = [value for name, value in self._headers.items() if name.lower() in named]
+        return tuple(part for value in values for part in (value, value.rpartition(" ")[2]))
+
+    def get(self, path: str) -> Reply:
+        """GET a path of the URL's API; status 0 if that fails."""
+        try:
+            with self._announced(f"GET {path}", GET_TIMEOUT_S):
+                return self._ask("GET", self._root() + path, None, GET_TIMEOUT_S)
+        except (TimeoutError, ConnectionError, http.client.HTTPException, _OverrunError):
+            return Reply(0)
+
+    def post(self, wire_format: WireFormat, body: bytes, *, whole: bool = True) -> Reply:
+        """POST where this protocol is served.
+
+        whole  False: do not read the body of a 2xx reply
+
+        Raises InputError if nothing answers, UnansweredError if the reply is incomplete.
+        """
+        path = parse_endpoint(self._asked_url, wire_format).path
+        try:
+            with self._announced(f"POST {path}", self._timeout_s):
+                return self._ask("POST", path, body, self._timeout_s, whole=whole)
+        except TimeoutError as exc:
+            raise UnansweredError(
+                f"{self.url} gave no whole answer to POST {path} within {self._timeout_s:g} s"
+            ) from exc
+        except _OverrunError as exc:
+            raise EndlessError(
+                f"{self.url} does not end its answer to POST {path}: asked for a few tokens, it "
+                f"sent {exc} and goes on. Does it obey the requested number of tokens? With "
+                "--protocol and --model it is measured all the same"
+            ) from exc
+        except (OSError, http.client.HTTPException) as exc:
+            raise UnansweredError(
+                f"{self.url} broke off the answer to POST {path}: {exc!r}"
+            ) from exc
+
+    @contextlib.contextmanager
+    def _announced(self, what: str, limit_s: float) -> Iterator[None]:
+        """Announce the wait if the block takes long."""
+        text = f"waiting for {self.authority} to answer {what}, {limit_s:g} s at most"
+        timer = threading.Timer(TELL_AFTER_S, self._tell, (text,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _root(self) -> str:
+        """The path prefix before the API's own paths, such as `/openai` in `/openai/v1`."""
+        for mark in ("/v1/", "/invocations/", "/predictions/", "/generate/", "/generate_stream/"):
+            if mark in self.path + "/":
+                return (self.path + "/").partition(mark)[0]
+        return self.path
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, *, whole: bool = True
+    ) -> Reply:
+        began_s = time.monotonic()
+        with contextlib.closing(self._connect()) as connection:
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout_s)
+            headers = dict(self._headers)
+            if body is not None:
+                headers.setdefault("Content-Type", "application/json")
+            connection.request(method, path, body=body, headers=headers)
+            with contextlib.closing(connection.getresponse()) as reply:
+                kind = (reply.getheader("Content-Type") or "").split(";")[0].strip().lower()
+                if not whole and 200 <= reply.status < 300:
+                    return Reply(reply.status, kind)
+                return Reply(reply.status, kind, _read(reply, began_s, timeout_s))
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=GET_TIMEOUT_S)
+        try:
+            connection.connect()
+        except TimeoutError as exc:
+            if connection.sock is not None:  # connected, and silent since
+                raise InputError(
+                    f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does it "
+                    "speak it? Else write http:// instead of https://"
+                ) from exc
+            raise InputError(
+                f"no connection to {self.authority} within {GET_TIMEOUT_S:g} s"
+            ) from exc
+        except ssl.SSLError as exc:
+            hint = ""
+            if exc.reason == "WRONG_VERSION_NUMBER":
+                hint = ": the port does not speak TLS; write http:// instead of https://"
+            elif isinstance(exc, ssl.SSLCertVerificationError):
+                hint = f": {exc.verify_message}"
+            raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
+        except OSError as exc:
+            raise InputError(
+                f"nothing answers at {self.url}: {exc.strerror or exc}; is the server up?"
+            ) from exc
+        return connection
+
+
+def _read(reply: http.client.HTTPResponse, began_s: float, timeout_s: float) -> bytes:
+    """A whole body. Raises TimeoutError, or _OverrunError if it does not end."""
+    parts: list[bytes] = []
+    num_bytes = num_lines = 0
+    while part := reply.read1(MAX_REPLY_BYTES):
+        parts.append(part)
+        num_bytes += len(part)
+        num_lines += part.count(b"\n")
+        took_s = time.monotonic() - began_s
+        too_much = num_bytes > MAX_REPLY_BYTES
+        if num_lines > OVERRUN_LINES and (too_much or took_s > OVERRUN_S):
+            raise _OverrunError(f"{num_lines:,} lines in {took_s:.0f} s")
+        if too_much or took_s > timeout_s:
+            raise TimeoutError
+    return b"".join(parts)

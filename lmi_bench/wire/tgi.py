@@ -1,0 +1,78 @@
+"""The protocol of Text Generation Inference: `/generate_stream`, one event per token.
+
+Errors, overload included, are events under status 200: the server opens the stream before it
+requests a slot (router/src/server.rs of TGI 3). No parameter ignores the end-of-sequence token, so
+output lengths cannot be forced; `details` states the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmi_bench.core.errors import TargetErrorKind
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.framing import SseSplitter
+from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind, whole_answer
+
+_ERROR_KINDS: Mapping[str, TargetErrorKind] = {
+    "overloaded": "overloaded",
+    "validation": "client_error",
+    "template_error": "client_error",
+    "tool_error": "client_error",
+    "empty_input": "client_error",
+}
+
+
+@dataclass(frozen=True)
+class TgiFormat(JsonFormat):
+    """`/generate_stream`, or `/generate` for unstreamed responses."""
+
+    name: str = "tgi"
+    path: str = "/generate_stream"
+    payload_name: str = "a TGI event"
+
+    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
+        """The body to POST; the endpoint has one model, so `model` is not sent.
+
+        Raises InputError without a prompt text.
+        """
+        return self.inputs_body(request, stream)  # TGI reads `stream` only on `/invocations`
+
+    def new_splitter(self) -> SseSplitter:
+        """Server-sent events."""
+        return SseSplitter()
+
+    def event(self, reply: dict[str, Any]) -> WireEvent:
+        """Read an event of a stream, or the whole body of an unstreamed response."""
+        if reply.get("error") is not None:
+            kind = self.error_kind(500, reply)
+            return WireEvent(error=find_message(reply), error_kind=kind, end=True)
+        if "token" in reply:
+            return _token_event(reply)
+        details = reply.get("details") or {}
+        token_ids = tuple(token["id"] for token in details.get("tokens") or ())
+        return whole_answer(reply, token_ids, len(details.get("prefill") or ()) or None)
+
+    def error_kind(self, status: int, reply: dict[str, Any]) -> TargetErrorKind:
+        """The category of an error; TGI answers 429 when it is full, 424 for a failed model."""
+        return _ERROR_KINDS.get(str(reply.get("error_type")), status_kind(status))
+
+
+def _token_event(reply: dict[str, Any]) -> WireEvent:
+    token = reply["token"]
+    details = reply.get("details") or {}
+    text = token.get("text") or ""
+    if not isinstance(text, str):
+        raise TypeError("its text is not a string")
+    return WireEvent(
+        text="" if token.get("special") else text,
+        token_ids=(token["id"],),
+        token_count=1,
+        finish_reason=details.get("finish_reason"),
+        input_tokens=details.get("input_length"),
+        output_tokens=details.get("generated_tokens"),
+        end=reply.get("generated_text") is not None,
+    )
