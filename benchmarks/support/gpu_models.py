@@ -17,8 +17,10 @@ from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.executor import Loaded, ModelNumbers, TorchExecutor
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.loading import WeightLoader
-from lmi_bench.engine.torch_backend.memory import Precision, free_memory_bytes
-from lmi_bench.engine.torch_backend.models.decoder import Decoder, build_with
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.models.families import build_with
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.build import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -14,67 +14,9 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from lmi_bench.cli.console import Form, shown_as
-from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.cli.problems import check_purpose, missing_options, with_all_problems
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option, default_note, filled, flag_of, option_of, settings_of
-from lmi_bench.core.slo import parse_slo
-
-_OTHER_WORK = {
-    "--lora": "LoRA adapters", "--lora-adapters": "LoRA adapters", "--adapters": "LoRA adapters",
-    "--embedding": "embedding models", "--embeddings": "embedding models",
-    "--rerank": "rerankers", "--image-size": "images", "--audio": "audio",
-}  # fmt: skip
-"""Options that other tools have for what is not planned or measured here."""
-
-
-def check_purpose(args: Sequence[str]) -> None:
-    """Raise InputError for an option of work that lmi-bench does not do."""
-    for arg in args:
-        what = _OTHER_WORK.get(arg.partition("=")[0])
-        if what is not None:
-            raise InputError(
-                f"{arg}: lmi-bench does not plan or measure {what}, only text generation by "
-                "decoder models"
-            )
-
-
-def missing_options(params: Sequence[Any], args: Sequence[str]) -> str:
-    """What a command needs and its arguments lack, as one list."""
-    given = {arg.partition("=")[0] for arg in args}
-    has_words = any(not arg.startswith("-") for arg in args)  # perhaps an option's value
-    lacks = []
-    for param in params:
-        is_option = param.param_type_name == "option"
-        if param.required and not (given & {*param.opts} if is_option else has_words):
-            lacks.append(param.opts[0] if is_option else param.metavar or param.name)
-    return ", ".join(lacks)
-
-
-def with_all_problems(error: InputError, given: Mapping[str, Any]) -> InputError:
-    """The error, with the unknown names and unreadable SLOs beside it."""
-    found = [str(error), *_wrong_names(given)]
-    lines = list(dict.fromkeys(found))
-    if len(lines) == 1:
-        return error
-    return InputError("\n  ".join([f"{len(lines)} mistakes", *lines]))
-
-
-def _wrong_names(given: Mapping[str, Any]) -> Iterator[str]:
-    from lmi_bench.catalog.instances import find_instance
-    from lmi_bench.catalog.models import find_model
-
-    instances = given.get("instance") or ()
-    listed = [instances] if isinstance(instances, str) else instances
-    checks: list[tuple[Callable[[str], object], str]] = []
-    if isinstance(given.get("model"), str):
-        checks.append((find_model, given["model"]))
-    checks += [(find_instance, name.strip()) for text in listed for name in text.split(",")]
-    checks += [(parse_slo, text) for text in given.get("slo") or ()]
-    for check, text in checks:
-        try:
-            check(text)
-        except LmiBenchError as exc:
-            yield str(exc)
-
 
 JsonFile = Annotated[Path | None, Option("JSON file for the result.", ("--json",))]
 _HELP_ALL = "--help-all"

@@ -15,7 +15,7 @@ from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
 from lmi_bench.deploy.settings import ACCOUNT, REGION
-from lmi_bench.jobs.settings import plan as planning
+from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.deploy import INSTANCE, DeploySettings, LimitsSettings
 
 deploy = typer.Typer(

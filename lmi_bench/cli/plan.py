@@ -11,6 +11,7 @@ from lmi_bench.cli.console import run_job, say, terminal, write_json
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings import plan
+from lmi_bench.jobs.settings.planning import check_at_least_one
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 
 
@@ -149,7 +150,7 @@ def compare_accelerators(
     from lmi_bench.cli.plan_print import print_accelerators
     from lmi_bench.jobs.fleet import compare_accelerators as run
 
-    plan.check_at_least_one(top=top)
+    check_at_least_one(top=top)
     comparison = run_job(run, settings)
     print_accelerators(comparison, top)
     write_json(json_file, comparison.to_json(), "comparison")

@@ -32,8 +32,9 @@ from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions
 from lmi_bench.core.level import CloudWatch, Level, ServerMetrics
 from lmi_bench.core.manifest import Manifest, read_manifest
-from lmi_bench.core.records import RequestRecord, StoredRecords, request_line
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.redaction import redact
+from lmi_bench.core.request_line import StoredRecords, request_line
 
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
 SLO_ANSWER, CLOUDWATCH = "slo.json", "cloudwatch.json"

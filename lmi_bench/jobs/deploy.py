@@ -28,11 +28,11 @@ from lmi_bench.deploy.option_table import Setting, effective_settings, untransla
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.settings import EndpointSettings
 from lmi_bench.jobs.files import load_recommendation
-from lmi_bench.jobs.serve import load_properties
+from lmi_bench.jobs.serving_file import load_properties
 from lmi_bench.jobs.settings.deploy import DeploySettings, LimitsSettings
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
+from lmi_bench.targets.drafting import refuse_sagemaker_draft
 from lmi_bench.targets.profiles import find_profile
-from lmi_bench.targets.quantizing import refuse_sagemaker_draft
 
 _GATED: Final = "meta-llama/"
 _PROBE_EVERY_S: Final = 1.0

@@ -24,7 +24,8 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.stats import SchedulerStats
-from lmi_bench.engine.server.answer import Prompt, StopStringFilter
+from lmi_bench.engine.server.answer import Prompt
+from lmi_bench.engine.server.codec import StopStringFilter
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.settings.bundled import GenerateSettings
 from lmi_bench.jobs.settings.engine import stated_settings

@@ -307,7 +307,8 @@ def _write_state(folder: Path, path: Path, states: Sequence[CellState]) -> None:
 
 
 def _write_report(folder: Path, states: Sequence[CellState]) -> Path | None:
-    from lmi_bench.report.html import build_view, render_html
+    from lmi_bench.report.html import render_html
+    from lmi_bench.report.view import build_view
 
     shown = [(each.run, each.cell.title) for each in states if each.run and each.run.levels]
     if not shown:

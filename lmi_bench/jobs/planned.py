@@ -26,10 +26,10 @@ from lmi_bench.core.lengths import parse_lengths
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario
 from lmi_bench.core.traces import read_trace
-from lmi_bench.jobs.settings.plan import DraftSettings, PriceSettings
+from lmi_bench.jobs.settings.planning import DraftSettings, PriceSettings
 from lmi_bench.jobs.settings.recommend import AxisSettings, FleetLimits, PurchaseSettings
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.targets.quantizing import NGRAM_DRAFT
+from lmi_bench.targets.drafting import NGRAM_DRAFT
 
 _DRAFT_TOKENS = 4
 _MOST_KINDS = 500

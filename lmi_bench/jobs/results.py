@@ -30,8 +30,8 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.interchange import traffic_statistics
 from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
-from lmi_bench.interchange.imports.level import write_imported
 from lmi_bench.interchange.imports.read import read_results
+from lmi_bench.interchange.imports.run_folder import write_imported
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
 from lmi_bench.interchange.traffic import Traffic, parse_assumed, parse_fields, read_traffic
 from lmi_bench.jobs.files import read_recommendation
@@ -46,8 +46,9 @@ from lmi_bench.jobs.settings.results import (
 )
 from lmi_bench.jobs.sweep.limits import read_failures, read_share
 from lmi_bench.report.gate_files import gate_junit, gate_markdown
-from lmi_bench.report.html import build_view, render_html
+from lmi_bench.report.html import render_html
 from lmi_bench.report.text import render_markdown
+from lmi_bench.report.view import build_view
 
 
 @dataclass(frozen=True, slots=True)

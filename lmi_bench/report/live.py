@@ -76,7 +76,8 @@ class LivePage:
     def follow(self) -> None:
         """Build the page whenever a file has changed, until the sweep ends."""
         from lmi_bench.core.run_store import load_run
-        from lmi_bench.report.html import build_view, render_html
+        from lmi_bench.report.html import render_html
+        from lmi_bench.report.view import build_view
 
         built: object = None
         while not self._over.wait(_LOOK_S):
@@ -89,7 +90,8 @@ class LivePage:
         """Give an open page time to fetch the last state; write the file if nothing else did."""
         from lmi_bench.core.durable import write_text
         from lmi_bench.core.run_store import load_run
-        from lmi_bench.report.html import build_view, render_html
+        from lmi_bench.report.html import render_html
+        from lmi_bench.report.view import build_view
 
         if self._folder is None:
             return

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_bench.analysis.results.latency import Definition
+from lmi_bench.analysis.results.definitions import Definition
 from lmi_bench.core.slo import Slo
 from lmi_bench.report.table import Table
 

@@ -32,6 +32,13 @@ from lmi_bench.models.folder import (
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.back_ends import choose_back_end, step_facts, step_notes, step_settings
 from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.drafting import (
+    NGRAM_DRAFT,
+    check_same_vocabulary,
+    drafter_for,
+    refuse_sagemaker_draft,
+    speculation_notes,
+)
 from lmi_bench.targets.loading import (
     LoadPlan,
     check_memory,
@@ -53,15 +60,10 @@ from lmi_bench.targets.parts import (
 from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
 from lmi_bench.targets.prompts import DEMO_NAMES
 from lmi_bench.targets.quantizing import (
-    NGRAM_DRAFT,
-    check_same_vocabulary,
-    drafter_for,
     quantize_facts,
     quantize_notes,
     quantize_settings,
     refuse_emulated,
-    refuse_sagemaker_draft,
-    speculation_notes,
 )
 
 if TYPE_CHECKING:

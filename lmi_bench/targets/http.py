@@ -1,9 +1,8 @@
-"""Opens a server at a URL or a SageMaker endpoint; protocol and model are asked if not stated."""
+"""Opens a server at a URL: its protocol and model are found by asking it if not stated."""
 
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +11,12 @@ from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import CloudWatch
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact_text
-from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
+from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
-from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, read_levels
-from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
-from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -252,77 +246,3 @@ def _metrics_url(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))
-
-
-def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
-    """A SageMaker endpoint.
-
-    Raises InputError without AWS credentials, or if no such endpoint is in service.
-    """
-    settings = scenario.sagemaker
-    invocation = Invocation(
-        scenario.target.removeprefix(SAGEMAKER_PREFIX),
-        settings.inference_component,
-        settings.target_variant,
-        settings.custom_attributes,
-    )
-    aws = open_aws_access(settings.endpoint_url)
-    found = _facts(aws, invocation)
-    if found.component is not None:
-        invocation = replace(invocation, inference_component=found.component)
-    protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
-    model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
-    scenario = scenario.with_overrides({"protocol": protocol, "model": model})
-    wire_format = find_format(protocol, stream=scenario.stream)
-    facts = {
-        **found.facts,
-        "endpoint": invocation.endpoint_name,
-        "region": aws.region,
-        "protocol": protocol,
-        "model": model,
-        "operation": "InvokeEndpointWithResponseStream" if scenario.stream else "InvokeEndpoint",
-        "target_variant": settings.target_variant,
-        "headers": sorted(access.headers),
-    }
-    keys = aws.credentials.get_frozen_credentials()
-    bench = endpoint_bench(
-        *(scenario, aws.runtime_url, listener),
-        functools.partial(SageMakerTarget, aws, invocation, wire_format, headers=access.headers),
-        title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
-        facts=facts,
-        tokenizers=(model,),
-        notes=found.notes,
-        secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
-    )
-    return replace(
-        bench,
-        usd_per_hour=found.price_usd_per_hour,
-        count_instances=found.count_instances,
-        cloudwatch=_cloudwatch(aws, invocation, found),
-    )
-
-
-def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
-    """SageMaker's description of the endpoint, if its control plane can be reached."""
-    if aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER"):
-        return read_endpoint_facts(aws, invocation)
-    return EndpointFacts(
-        {"kind": "sagemaker", "facts_unread": "the runtime is not at AWS"},
-        notes=(f"{aws.runtime_url} is not AWS: no endpoint settings, no price",),
-    )
-
-
-def _cloudwatch(
-    aws: AwsAccess, invocation: Invocation, found: EndpointFacts
-) -> Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None:
-    """A function that reads the endpoint's metrics for given spans; None without CloudWatch."""
-    if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
-        return None
-    watched = Watched(
-        invocation.endpoint_name,
-        invocation.target_variant or found.variant,
-        invocation.inference_component,
-        found.devices,
-        found.cores,
-    )
-    return functools.partial(read_levels, aws.client("cloudwatch"), watched)

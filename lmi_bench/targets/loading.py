@@ -131,7 +131,8 @@ def check_memory(plan: LoadPlan, dtype: str) -> None:
     """
     import torch
 
-    from lmi_bench.engine.torch_backend.memory import check_weights_fit, torch_dtype
+    from lmi_bench.engine.torch_backend.memory import check_weights_fit
+    from lmi_bench.engine.torch_backend.precision import torch_dtype
 
     if "quantization_config" in read_config(plan.folder):
         return

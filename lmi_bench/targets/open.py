@@ -38,7 +38,7 @@ def open_bench(
 
             bench = simulated_bench(scenario, trace)
         case "sagemaker":
-            from lmi_bench.targets.http import sagemaker_bench
+            from lmi_bench.targets.sagemaker import sagemaker_bench
 
             bench = sagemaker_bench(scenario, access, listener)
         case "url":

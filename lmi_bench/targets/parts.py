@@ -33,8 +33,8 @@ from lmi_bench.loadgen.prompts.prompts import PromptText
 from lmi_bench.loadgen.run.in_process_target import InProcessTarget
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.bench import Bench, Main
+from lmi_bench.targets.drafting import speculation_facts
 from lmi_bench.targets.prompts import lengths_of, make_prompts
-from lmi_bench.targets.quantizing import speculation_facts
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.static.build import PreparedSteps

@@ -139,7 +139,7 @@ def find_tokenizer(model: str) -> Tokenizer | None:
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_folder(folder)
     if model in DEMO_NAMES:
-        from lmi_bench.engine.torch_backend.demo import EOS_TOKEN_ID, demo_tokenizer_json
+        from lmi_bench.engine.torch_backend.demo_vocabulary import EOS_TOKEN_ID, demo_tokenizer_json
 
         return Tokenizer.from_json(demo_tokenizer_json(), eos_token_ids=(EOS_TOKEN_ID,))
     return None

@@ -24,6 +24,7 @@ from lmi_bench.loadgen.prompts.prompts import PromptText, TokenIds, no_text
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.drafting import NGRAM_DRAFT, drafter_for, speculation_notes
 from lmi_bench.targets.parts import (
     EngineParts,
     degree_of,
@@ -34,7 +35,6 @@ from lmi_bench.targets.parts import (
 )
 from lmi_bench.targets.profiles import find_profile
 from lmi_bench.targets.prompts import longest_request
-from lmi_bench.targets.quantizing import NGRAM_DRAFT, drafter_for, speculation_notes
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace

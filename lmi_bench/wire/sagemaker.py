@@ -15,7 +15,8 @@ from typing import Any
 from lmi_bench.core.errors import TargetError, TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import NO_HEADERS, Splitter, WireEvent, WireFormat
-from lmi_bench.wire.framing import EitherSplitter, EventStreamSplitter, StreamFailure
+from lmi_bench.wire.event_stream import EventStreamSplitter, StreamFailure
+from lmi_bench.wire.framing import EitherSplitter
 from lmi_bench.wire.json_format import describe_status, load_object, status_kind
 
 _ERROR_TYPE = b"x-amzn-errortype"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from lmi_bench.cli.main import main
-from lmi_bench.jobs.serve import read_serving_file
+from lmi_bench.jobs.serving_file import read_serving_file
 from lmi_bench.targets.profiles import find_profile
 from tests.end_to_end.commands import LIMIT_S, Server, command, environment
 

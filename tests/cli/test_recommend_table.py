@@ -27,7 +27,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 from lmi_bench.jobs.planned import engine_axes, first_dtype
 from lmi_bench.jobs.recommend import Advice, Basis
-from lmi_bench.jobs.settings.plan import DraftSettings
+from lmi_bench.jobs.settings.planning import DraftSettings
 from lmi_bench.jobs.settings.recommend import AxisSettings
 
 REQUEST = RecommendRequest(

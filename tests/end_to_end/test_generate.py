@@ -15,7 +15,7 @@ from lmi_bench.analysis.results.confidence import confidence
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.engine.torch_backend.demo import (
+from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
     VOCAB_SIZE,
     demo_tokenizer_json,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.engine.torch_backend.demo import VOCAB_SIZE, demo_tokenizer_json
+from lmi_bench.engine.torch_backend.demo_vocabulary import VOCAB_SIZE, demo_tokenizer_json
 from tests.end_to_end.commands import Server, lmi_bench
 from tests.engine.torch_backend.tiny_models import TinyModel
 

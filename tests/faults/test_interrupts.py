@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from lmi_bench.core.run_store import load_run
-from lmi_bench.report.html import build_view, render_html
+from lmi_bench.report.html import render_html
+from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import command, environment, lmi_bench
 from tests.loadgen.aws.runtime_server import runtime_server
 

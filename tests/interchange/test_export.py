@@ -17,8 +17,9 @@ from lmi_bench.core.manifest import Manifest, RunScenario, RunWorkload, TargetFa
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.interchange.export import PUBLISHED_COLUMNS, export_run, hardware, level_table
+from lmi_bench.interchange.export import export_run
 from lmi_bench.interchange.imports.read import read_results
+from lmi_bench.interchange.tables import PUBLISHED_COLUMNS, hardware, level_table
 
 
 def level(users, n, stopped_by=None):

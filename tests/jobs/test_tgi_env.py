@@ -18,7 +18,7 @@ from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.jobs.serve import limits_from_environment
+from lmi_bench.jobs.serving_file import limits_from_environment
 from lmi_bench.targets.simulated import open_simulated_engine
 
 

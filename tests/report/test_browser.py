@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.report.html import build_view, render_html
+from lmi_bench.report.html import render_html
 from lmi_bench.report.live import LivePage, serve
+from lmi_bench.report.view import build_view
 from tests.report.browser import Browser, found
 
 pytestmark = pytest.mark.skipif(found() is None, reason="no Chromium is installed")

@@ -10,8 +10,8 @@ import pytest
 
 from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
-from lmi_bench.report.html import build_view
 from lmi_bench.report.plotly_figure import plotly_figure
+from lmi_bench.report.view import build_view
 
 
 def with_colours(figure):

@@ -13,8 +13,9 @@ import pytest
 
 from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
-from lmi_bench.report.html import build_view, render_html
+from lmi_bench.report.html import render_html
 from lmi_bench.report.plotly_figure import plotly_figure
+from lmi_bench.report.view import build_view
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>{{ 7*7 }}"
 VOID = {"meta", "link", "br", "wbr", "img", "hr", "input"}

@@ -19,9 +19,9 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import TargetFacts
 from lmi_bench.report.charts import build_charts
 from lmi_bench.report.explore import fleet_roofline
-from lmi_bench.report.html import build_view
 from lmi_bench.report.plotly_figure import plotly_figure
 from lmi_bench.report.run_view import build_run_view
+from lmi_bench.report.view import build_view
 from tests.report.conftest import make_run
 
 FACTS = TargetFacts(

@@ -11,10 +11,10 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.load import Load
 from lmi_bench.report.figures import write_figures
-from lmi_bench.report.html import build_view
 from lmi_bench.report.tables.extras import engine_rows
 from lmi_bench.report.tables.levels import knee_rows, level_rows
 from lmi_bench.report.text import level_block, render_markdown, replica_lines
+from lmi_bench.report.view import build_view
 from tests.levels import level_of
 
 

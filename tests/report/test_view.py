@@ -13,7 +13,7 @@ from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Statistics
 from lmi_bench.core.load import Load
 from lmi_bench.report.formats import key_title, number, statistic_cell, usd
-from lmi_bench.report.html import build_view
+from lmi_bench.report.view import build_view
 
 
 def texts(table):
@@ -348,6 +348,6 @@ def test_runs_that_cannot_be_judged_say_why(runs_of, monkeypatch):
     view = build_view([first, other])
     assert view.verdicts == ()
     assert "workload.input_tokens is 256 and 512" in view.unjudged[0]
-    monkeypatch.setattr("lmi_bench.report.html._MOST_TO_JUDGE", 10)
+    monkeypatch.setattr("lmi_bench.report.view._MOST_TO_JUDGE", 10)
     (reason,) = build_view([first, other]).unjudged
     assert "lmi-bench compare runs/a RUN" in reason

@@ -14,7 +14,7 @@ from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.adaptive_drafting import AdaptiveDrafter
 from lmi_bench.engine.scheduling.drafting import NgramDrafter
 from lmi_bench.targets.bundled import open_torch_engine
-from lmi_bench.targets.quantizing import check_same_vocabulary, drafter_for
+from lmi_bench.targets.drafting import check_same_vocabulary, drafter_for
 from lmi_bench.targets.simulated import open_simulated_engine
 from tests.end_to_end.commands import lmi_bench
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.event_stream import payload_part
 from lmi_bench.wire.format import find_format
-from lmi_bench.wire.framing import payload_part
 from lmi_bench.wire.sagemaker import SageMakerFormat
 from tests.wire.exception_frames import stream_exception
 

@@ -1,29 +1,22 @@
-"""One level's numbers from its records: latencies, throughput, errors, the steady window.
+"""One level's numbers from its records: latencies, throughput, errors.
 
 Seconds go in, milliseconds come out under keys that say so. Latencies and tokens are those of
 completed requests; failed requests are only counted, by kind. Latencies leave out the first request
 of each user of a closed loop (`counted`). The formulas are in `definitions`.
-
-Other tools give the same names to other formulas.
-
-The rate of tokens over time is divided into equal bins. The window is the one with the least
-squared standard error of its mean, sum((y - mean)^2) / n^2 (MSER, White 1997, applied to both
-ends). Times are seconds since the level's start.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.results.window import steady_window
 from lmi_bench.core.level import (
     METRICS,
     QUANTILES,
@@ -33,79 +26,11 @@ from lmi_bench.core.level import (
     Metric,
     Sessions,
     Statistics,
-    SteadyWindow,
     UnequalCounts,
     UnplannedLengths,
 )
 from lmi_bench.core.records import LevelRun, RequestRecord, counted
 from lmi_bench.core.units import MS_PER_S
-
-# A bin of ten distinct moments averages over the lockstep of a decode batch; a window shorter
-# than a third of the level may be steady by chance.
-_MOMENTS_PER_BIN = 10
-_MIN_BINS, _MAX_BINS = 8, 100
-_MIN_SHARE = 1 / 3
-_BATCHES = 8
-_T_95 = 2.365  # Student's t, 97.5 %, seven degrees of freedom: _BATCHES - 1
-
-
-def steady_window(records: Sequence[RequestRecord]) -> SteadyWindow:
-    """The steady window of the completed requests of a level."""
-    answered = [record for record in records if record.ok and len(record.token_times_s)]
-    if not answered:
-        return SteadyWindow(reason="no tokens arrived")
-    times = np.concatenate([np.asarray(record.token_times_s) for record in answered])
-    counts = np.concatenate([_tokens_by_event(record) for record in answered])
-    moments = int(np.unique(times).size)
-    bins = min(_MAX_BINS, moments // _MOMENTS_PER_BIN)
-    if bins < _MIN_BINS:
-        needed = _MIN_BINS * _MOMENTS_PER_BIN
-        return SteadyWindow(reason=f"needs {needed} moments with tokens, has {moments}")
-    first_s = min(record.sent_s for record in answered)
-    tokens, edges = np.histogram(
-        times, bins=bins, range=(first_s, float(times.max())), weights=counts
-    )
-    start, end = _least_standard_error(tokens)
-    start_s, end_s = float(edges[start]), float(edges[end])
-    rate = float(tokens[start:end].sum()) / (end_s - start_s)
-    batches = np.array_split(tokens[start:end], min(_BATCHES, end - start))
-    low = high = None
-    if len(batches) == _BATCHES:
-        width_s = float(edges[1] - edges[0])
-        rates = np.array([batch.mean() / width_s for batch in batches])
-        half = _T_95 * float(rates.std(ddof=1)) / _BATCHES**0.5
-        low, high = max(0.0, rate - half), rate + half
-    return SteadyWindow(start_s, end_s, rate, low, high, (end - start) / bins)
-
-
-def _tokens_by_event(record: RequestRecord) -> NDArray[np.float64]:
-    """Tokens of each event; shape (events,).
-
-    They are scaled to the server's count, which may differ (a chunk may hold several tokens), so
-    that the throughputs of window and level count the same tokens.
-    """
-    counts = np.asarray(record.exchange.token_counts, dtype=np.float64)
-    shown = counts.sum()
-    return counts * (record.output_tokens / shown) if shown and record.output_tokens else counts
-
-
-def _least_standard_error(values: NDArray[np.float64]) -> tuple[int, int]:
-    """Start and end (exclusive) of the window with the least standard error; longest on ties."""
-    n = len(values)
-    least = max(2, int(np.ceil(n * _MIN_SHARE)))
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    squares = np.concatenate([[0.0], np.cumsum(values**2)])
-    best = (np.inf, 0, n)
-    for length in range(n, least - 1, -1):
-        starts = np.arange(n - length + 1)
-        total = sums[starts + length] - sums[starts]
-        error = squares[starts + length] - squares[starts] - total**2 / length
-        errors = np.maximum(error, 0.0) / length**2
-        start = int(np.argmin(errors))
-        if errors[start] < best[0] - 1e-12:
-            best = (float(errors[start]), start, start + length)
-    return best[1], best[2]
-
 
 MAX_UNSURE_SHARE = 0.01
 """Share of tokens whose times late reads hide, above which an ITL p99 is only an interval."""
@@ -415,22 +340,3 @@ def _little_law_ratio(
         return None
     asked = load.value * math.fsum(e2e_s) / len(e2e_s) if load.is_open else load.value
     return mean_concurrency / asked if asked > 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """One metric: its key in levels.jsonl, its formula, and a note for the reader.
-
-    vllm_key  the name under which `vllm bench serve` prints the same formula; empty if none does
-    """
-
-    key: str
-    title: str
-    unit: str
-    formula: str
-    note: str
-    vllm_key: str
-
-
-_TABLE = resources.files(__package__).joinpath("definitions.csv").read_text(encoding="utf-8")
-DEFINITIONS = tuple(Definition(**row) for row in csv.DictReader(_TABLE.splitlines()))

@@ -31,7 +31,8 @@ from lmi_bench.engine.torch_backend.executor import (
 )
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
-from lmi_bench.engine.torch_backend.memory import dtype_name, free_memory_bytes, torch_dtype
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
+from lmi_bench.engine.torch_backend.precision import dtype_name, torch_dtype
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Progress, Tell, read_model
 from lmi_bench.models.shape import ModelShape

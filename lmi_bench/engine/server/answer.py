@@ -1,130 +1,13 @@
-"""One request's answer as text: the tokenizer's interface, decoding, stop strings."""
+"""One request's answer as text: decodes the engine's tokens and applies stop strings."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from lmi_bench.core.errors import InputError
 from lmi_bench.engine.async_engine import Generation, TokenEvent
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
-
-
-class StreamDecoder(Protocol):
-    """Turns one stream of tokens into text pieces whose concatenation is the decoded text."""
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        """The text completed by these tokens; empty while a character is incomplete."""
-        ...
-
-    def finish(self) -> str:
-        """The remaining text at the end of the stream."""
-        ...
-
-
-class Codec(Protocol):
-    """Text to token ids and back. All ids are below `vocab_size`; some end a generation."""
-
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, including special tokens if the model needs them."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence."""
-        ...
-
-    def special_token(self, token_id: int) -> str | None:
-        """The name of a token without text, such as `</s>`; None for all others."""
-        ...
-
-    def detokenizer(self, behind: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder for one stream of tokens that follows the tokens `behind`."""
-        ...
-
-
-class PlainTokenizer:
-    """Token n is the word `tn` after a space; any other word hashes to one of the ids."""
-
-    eos_token_ids: tuple[int, ...] = ()
-
-    def __init__(self, vocab_size: int = 32_000) -> None:
-        if vocab_size < 1:
-            raise InputError(f"vocab_size must be at least 1, got {vocab_size}")
-        self.vocab_size = vocab_size
-
-    def encode(self, text: str) -> list[int]:
-        return [self._word_id(word) for word in text.split()]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join([f" t{token_id}" for token_id in token_ids])
-
-    def special_token(self, token_id: int) -> None:
-        """None: every token is a word."""
-
-    def detokenizer(self, behind: Sequence[int] = ()) -> PlainTokenizer:
-        """Itself: words do not depend on their neighbours."""
-        return self
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        return self.decode(list(token_ids))
-
-    def finish(self) -> str:
-        return ""
-
-    def _word_id(self, word: str) -> int:
-        digits = word[1:]
-        if word[0] == "t" and digits.isascii() and digits.isdigit() and len(digits) < 10:
-            token_id = int(digits)
-            if token_id < self.vocab_size and str(token_id) == digits:
-                return token_id
-        return zlib.crc32(word.encode("utf-8", errors="replace")) % self.vocab_size
-
-
-class StopStringFilter:
-    """Returns text until a stop string is complete; drops what follows, and the stop string too
-    unless `keep` is set."""
-
-    def __init__(self, stop_strings: tuple[str, ...], *, keep: bool = False) -> None:
-        self._stop_strings = stop_strings
-        self._keep = keep
-        self._held = ""
-        self.matched: str | None = None
-
-    def push(self, text: str) -> str:
-        """The text that can be sent now; sets `matched` when a stop string is complete."""
-        if not self._stop_strings:
-            return text
-        window = self._held + text
-        start, end = len(window), len(window) + 1
-        for stop in self._stop_strings:
-            at = window.find(stop)
-            if at >= 0 and (at + len(stop), at) < (end, start):
-                start, end, self.matched = at, at + len(stop), stop
-        if self.matched is not None:
-            self._held = ""
-            return window[: end if self._keep else start]
-        keep = max(_overlap(window, stop) for stop in self._stop_strings)
-        self._held = window[len(window) - keep :]
-        return window[: len(window) - keep]
-
-    def flush(self) -> str:
-        """The text held back, after the last piece."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
-
+from lmi_bench.engine.server.codec import StopStringFilter, StreamDecoder
 
 _OPENAI_FINISH_REASONS = {
     "length": "length",

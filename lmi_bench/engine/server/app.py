@@ -20,17 +20,18 @@ from aiohttp.typedefs import Handler
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 from lmi_bench.engine.replicas import ServingEngine
-from lmi_bench.engine.server.answer import Codec
+from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import failure_middleware
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
+from lmi_bench.engine.server.metrics import add_metrics
 from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import (
     UNARY_TIMEOUT_S,
     SageMakerRoutes,
     SignatureCheck,
 )
-from lmi_bench.engine.server.state import ServerState, add_metrics
+from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
 
 LOOPBACK = "127.0.0.1"

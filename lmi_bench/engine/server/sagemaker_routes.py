@@ -37,7 +37,7 @@ from lmi_bench.engine.server.failures import (
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.streaming import Envelope
-from lmi_bench.wire.framing import CONTENT_TYPE, payload_part
+from lmi_bench.wire.event_stream import CONTENT_TYPE, payload_part
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 MAX_SKEW_S = 300.0

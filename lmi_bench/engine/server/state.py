@@ -1,9 +1,7 @@
-"""State shared by all routes, request statistics, and both as `/metrics` for Prometheus.
+"""State shared by all routes: engine, tokenizer, model name, limits, and request statistics.
 
 A request is counted when it ends, for any reason. Times are measured in the engine, without the
 network.
-
-Unlike vLLM's, the buckets are 1-2-5 steps. A request enters the histograms when it ends.
 """
 
 from __future__ import annotations
@@ -18,12 +16,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from urllib.parse import quote
 
-from aiohttp import web
-
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.replicas import ServingEngine
-from lmi_bench.engine.server.answer import Answer, Codec, Prompt, openai_finish_reason
+from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
+from lmi_bench.engine.server.codec import Codec
 
 # 1-2-5 steps from 1 ms to 500 s; powers of two up to 128 Ki tokens
 SECONDS_BOUNDS = tuple(float(f"{step}e{power}") for power in range(-3, 3) for step in (1, 2, 5))
@@ -160,78 +157,3 @@ class ServerState:
                 self._names_logged.add(name)
                 LOGGER.warning("ignored an unknown request parameter: %s", name)
         return {"X-Ignored-Parameters": ", ".join(shown)[:_MAX_HEADER_CHARS]}
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_COUNTERS = (
-    ("num_preemptions", "preemptions", "Sequences preempted."),
-    ("prompt_tokens", "prompt_tokens", "Prompt tokens computed."),
-    ("generation_tokens", "generation_tokens", "Tokens generated."),
-    ("prefix_cache_queries", "prefix_tokens", "Prompt tokens looked up."),
-    ("prefix_cache_hits", "prefix_hit_tokens", "Prompt tokens found there."),
-    ("spec_decode_num_drafts", "drafts", "Drafts verified."),
-    ("spec_decode_num_draft_tokens", "drafted_tokens", "Tokens drafted."),
-    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Tokens accepted."),
-)
-"""Name, field of SchedulerStats, help."""
-
-
-def add_metrics(app: web.Application, state: ServerState) -> None:
-    """Add the route over one served model."""
-
-    async def metrics(_: web.Request) -> web.Response:
-        body = render_metrics(state).encode()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-    app.router.add_get("/metrics", metrics)
-
-
-def render_metrics(state: ServerState) -> str:
-    """The exposition text; `kv_cache_usage_perc` is a fraction from 0 to 1, as in vLLM."""
-    label = f'model_name="{_escape(state.model_name)}",engine="0"'
-    lines = [*_engine_lines(state, label), *_request_lines(state, label)]
-    return "\n".join(lines) + "\n"
-
-
-def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
-    stats = state.engine.stats()
-    kv_usage_frac = stats.used_blocks / stats.total_blocks
-    for name, value, help_text in (
-        ("num_requests_running", stats.running, "Requests in the batch."),
-        ("num_requests_waiting", stats.waiting, "Requests in the queue."),
-        ("kv_cache_usage_perc", kv_usage_frac, "Used share of the KV blocks, 0 to 1."),
-    ):
-        yield from _head(name, "gauge", help_text)
-        yield f"vllm:{name}{{{label}}} {value:.10g}"
-    for name, counter, help_text in _COUNTERS:
-        yield from _head(f"{name}_total", "counter", help_text)
-        yield f"vllm:{name}_total{{{label}}} {getattr(stats.done, counter):.10g}"
-
-
-def _request_lines(state: ServerState, label: str) -> Iterator[str]:
-    totals = state.totals
-    yield from _head("request_success_total", "counter", "Requests that ended, by reason.")
-    for reason, count in sorted(totals.finished.items()):
-        yield f'vllm:request_success_total{{{label},finished_reason="{_escape(reason)}"}} {count}'
-    histograms: tuple[tuple[str, Histogram, str], ...] = (
-        ("time_to_first_token_seconds", totals.first_token_s, "Submitted to first token."),
-        ("inter_token_latency_seconds", totals.inter_token_s, "Between a request's tokens."),
-        ("e2e_request_latency_seconds", totals.end_to_end_s, "Submitted to end."),
-        ("request_queue_time_seconds", totals.queue_s, "Submitted to first step."),
-        ("request_prefill_time_seconds", totals.prefill_s, "First step to first token."),
-        ("request_decode_time_seconds", totals.decode_s, "First token to end."),
-        ("request_prompt_tokens", totals.prompt_tokens, "Prompt tokens per request."),
-        ("request_generation_tokens", totals.generation_tokens, "Output tokens per request."),
-    )
-    for name, histogram, help_text in histograms:
-        yield from _head(name, "histogram", help_text)
-        yield from histogram.samples(f"vllm:{name}", label)
-
-
-def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:
-    return f"# HELP vllm:{name} {help_text}", f"# TYPE vllm:{name} {kind}"
-
-
-def _escape(value: str) -> str:
-    """A label value, escaped for the exposition format."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -2,12 +2,6 @@
 
 They are for measuring: speed, memory and token counts match any model of that shape; their text
 has no meaning. Weights are stored as bfloat16, 2 bytes per parameter.
-
-Token ids 0 to 2 are `<unk>`, `<s>` and `</s>`; every other one is a space and a word of one to
-four small letters: " a", " ab", " abc", " baca". Text splits uniquely at its spaces and angle
-brackets, so any sequence of ids survives conversion to text and back: a prompt with an exact token
-count can be sent to a text-only endpoint. Other text becomes `<unk>`, one per run of letters or
-per character.
 """
 
 from __future__ import annotations
@@ -18,46 +12,20 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, islice, product
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.native_build import default_cache_dir
-
-VOCAB_SIZE: Final = 32_000
-EOS_TOKEN_ID: Final = 2
-_MARKS: Final = ("<unk>", "<s>", "</s>")
-_PIECES: Final = r"</?[a-z]+>| [a-z]+|[A-Za-z0-9]+|[\s\S]"
-
-
-def demo_tokens() -> list[str]:
-    """The vocabulary's strings; a token's id is its index."""
-    letters, vowels = ascii_lowercase, "aeiou"
-    words = chain(
-        letters,
-        map("".join, product(letters, repeat=2)),
-        map("".join, product(letters, repeat=3)),
-        map("".join, product(letters, vowels, letters, vowels)),
-    )
-    return [*_MARKS, *(f" {word}" for word in islice(words, VOCAB_SIZE - len(_MARKS)))]
-
-
-def demo_tokenizer_json() -> str:
-    """The content of a tokenizer.json with this vocabulary."""
-    vocab = {token: token_id for token_id, token in enumerate(demo_tokens())}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=_MARKS[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    text: str = tokenizer.to_str()
-    return json.dumps(json.loads(text), separators=(",", ":"))
-
+from lmi_bench.engine.torch_backend.demo_vocabulary import (
+    EOS_TOKEN_ID,
+    VOCAB_SIZE,
+    demo_tokenizer_json,
+)
 
 _VERSION: Final = "v1"  # part of the cache folder's name: increment when a file's content changes
 _SEED: Final = 20_261_121

@@ -18,7 +18,8 @@ from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.measure import product_time_s
-from lmi_bench.engine.torch_backend.memory import choose_precision, dtype_name, free_memory_bytes
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
+from lmi_bench.engine.torch_backend.precision import choose_precision, dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.loader import build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner

@@ -11,7 +11,8 @@ import torch
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
-from lmi_bench.engine.torch_backend.memory import blocks_that_fit, torch_dtype
+from lmi_bench.engine.torch_backend.memory import blocks_that_fit
+from lmi_bench.engine.torch_backend.precision import torch_dtype
 from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
 
 DEFAULT_BLOCK_SIZE: Final = 64

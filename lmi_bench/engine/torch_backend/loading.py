@@ -21,7 +21,7 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
-from lmi_bench.engine.torch_backend.memory import Precision
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.shape import tensor_parallel_problem
 from lmi_bench.models.spec import DecoderSpec, NormKind

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmi_bench.engine.torch_backend.memory import time_s
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.precision import time_s
 
 
 @dataclass(frozen=True, slots=True)

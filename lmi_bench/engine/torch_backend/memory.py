@@ -1,21 +1,12 @@
 """Free memory, how many cache blocks fit into it, and CPU memory in large pages.
 
 All sizes are in bytes.
-
-bfloat16 halves the storage. Whether it also speeds up the arithmetic depends on the processor: one
-without bfloat16 instructions multiplies bfloat16 matrices several times slower than float32 ones
-(4 to 5 times on an AVX-512 Xeon without avx512_bf16). There, weights are rounded to bfloat16 but
-stored as float32, and only the cache stays 2 bytes wide. float16 arithmetic is for GPUs: on any CPU
-such weights are stored as float32.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +15,6 @@ from torch import Tensor
 
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
-from lmi_bench.engine.torch_backend.layers import make_linear
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -139,81 +129,3 @@ def zeroed_bytes(size_bytes: int) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % LARGE_PAGE
     return whole[start : start + size_bytes]
-
-
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_PROBE_ROWS: Final = 64
-_PROBE_SIZE: Final = 1024
-_PROBE_REPEATS: Final = 3
-_SLOW_RATIO: Final = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """stored: format of rounded parameters and of the cache; compute: format of products."""
-
-    stored: torch.dtype
-    compute: torch.dtype
-
-    def __str__(self) -> str:
-        stored, compute = dtype_name(self.stored), dtype_name(self.compute)
-        return f"{stored}, computed in {compute}" if compute != stored else stored
-
-
-def choose_precision(
-    dtype: str, device: torch.device, *, parameters: int, free_bytes: int | None = None
-) -> Precision:
-    """The formats for weights of type `dtype`. On a CPU float16 is always widened, bfloat16 if that
-    is faster and fits.
-
-    free_bytes  None: the device's free memory
-
-    Raises InputError for an unknown dtype.
-    """
-    stored = torch_dtype(dtype)
-    free_bytes = free_memory_bytes(device) if free_bytes is None else free_bytes
-    widen = device.type == "cpu" and (
-        stored == torch.float16
-        or (stored == torch.bfloat16 and parameters * 4 < free_bytes // 2 and bfloat16_is_slow())
-    )
-    return Precision(stored, torch.float32 if widen else stored)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The number format with this name; raises InputError if it is unknown."""
-    if name not in DTYPES:
-        raise InputError(f"dtype {name!r} is unknown; the torch back end has: {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name without `torch.`, such as bfloat16."""
-    return str(dtype).removeprefix("torch.")
-
-
-def bfloat16_is_slow() -> bool:
-    """True if this processor multiplies bfloat16 matrices clearly slower than float32 ones.
-
-    Measured (takes milliseconds), because a virtual machine's flags may hide features.
-    """
-    return _matmul_time_s(torch.bfloat16) > _SLOW_RATIO * _matmul_time_s(torch.float32)
-
-
-def _matmul_time_s(dtype: torch.dtype) -> float:
-    """Shortest time of a few products of 64 rows with a 1024 x 1024 weight."""
-    linear = make_linear(torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype))
-    rows = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
-    return shortest_time_s(lambda: linear(rows))
-
-
-def shortest_time_s(work: Callable[[], object]) -> float:
-    """Shortest of a few runs in seconds, after a warm-up."""
-    work()
-    return min(time_s(work) for _ in range(_PROBE_REPEATS))
-
-
-def time_s(work: Callable[[], object]) -> float:
-    """Seconds of one run."""
-    start_s = time.perf_counter()
-    work()
-    return time.perf_counter() - start_s

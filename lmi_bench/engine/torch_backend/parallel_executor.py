@@ -37,7 +37,7 @@ from lmi_bench.engine.torch_backend.fork_server import fork_context
 from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.loading import check_degree
-from lmi_bench.engine.torch_backend.memory import dtype_name
+from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.rank import RankAnswer, RankWorker, Request, T, run_rank
 from lmi_bench.engine.torch_backend.static.forward import StepDifference

@@ -31,8 +31,9 @@ from lmi_bench.engine.torch_backend.collectives import (
 )
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.engine.torch_backend.memory import Precision, choose_precision, free_memory_bytes
+from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.static.build import (

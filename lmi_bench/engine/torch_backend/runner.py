@@ -25,8 +25,8 @@ from lmi_bench.engine.scheduling.batch import (
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
-from lmi_bench.engine.torch_backend.memory import Precision
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
 from lmi_bench.models.shape import ModelShape
 

@@ -1,4 +1,4 @@
-"""An imported level: another tool's results as a line of levels.jsonl, and the run folder.
+"""An imported level: another tool's results as a line of levels.jsonl.
 
 Formulas are mapped, not names: a metric with another formula stays empty, with the reason.
 As in our own levels, a quantile stays empty where there are too few requests for it.
@@ -6,12 +6,9 @@ As in our own levels, a quantile stays empty where there are too few requests fo
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
@@ -19,9 +16,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import QUANTILES, STATISTICS, Level
 from lmi_bench.core.load import Load
-from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.records import LevelRun, RequestRecord
-from lmi_bench.core.run_store import RunStore
 from lmi_bench.core.workload import LevelSpec
 
 LATENCY_KEYS = (
@@ -235,37 +230,3 @@ def finite(value: Any) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
-
-
-def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence[str]) -> int:
-    """Write the levels of several files of one tool as one run; returns how many.
-
-    Raises InputError where the files are of several tools, or the folder exists.
-    """
-    tools = sorted({part.tool for part in parts})
-    if len(tools) > 1:
-        raise InputError(
-            f"files of {' and '.join(tools)} are not one run: import those of each tool separately"
-        )
-    first = parts[0]
-    facts = {key: value for key, value in first.facts.items() if value not in (None, [])}
-    workload = first.workload if all(p.workload == first.workload for p in parts) else {}
-    scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}
-    if workload:
-        scenario["workload"] = workload
-    digest = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()
-    manifest = Manifest(
-        scenario=RunScenario.from_json(scenario, "the files"),
-        scenario_hash=digest,
-        target=TargetFacts.from_json({"kind": "imported", "tool": tools[0], **facts}, "the files"),
-        commands=[list(command)],
-        imported_from=tools[0],
-        notes=sorted({note for part in parts for note in part.notes}),
-    )
-    levels = [level for part in parts for level in part.levels]
-    if not levels:
-        raise InputError("the files hold no level")
-    with RunStore.create(folder, manifest) as store:
-        for index, level in enumerate(levels):
-            store.append_level(level.records, replace(level.level, index=index))
-    return len(levels)

@@ -35,7 +35,7 @@ from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.jobs.sweep.run import sweep_scenario
 from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import make_new_folder
-from lmi_bench.report.html import build_view, render_html
+from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import (
     JobTimes,
     VariantLevel,
@@ -44,6 +44,7 @@ from lmi_bench.report.optimization import (
     VariantResult,
     optimization_tables,
 )
+from lmi_bench.report.view import build_view
 from lmi_bench.targets.bundled import measure_layer_errors, open_torch_engine, save_quantized
 from lmi_bench.targets.parts import EngineParts, close_all
 from lmi_bench.targets.prompts import find_tokenizer

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, option
 from lmi_bench.jobs.settings.engine import STEP_TRACE, BatchingOptions, ModelOptions, StepOptions
-from lmi_bench.jobs.settings.plan import check_at_least_one
+from lmi_bench.jobs.settings.planning import check_at_least_one
 
 EXECUTORS: Final = ("torch", "simulated")
 ENDS: Final = ("eos_token", "stop_sequence", "length", "context_full")

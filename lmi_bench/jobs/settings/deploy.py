@@ -9,7 +9,7 @@ from typing import ClassVar
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, option
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
-from lmi_bench.jobs.settings import plan as planning
+from lmi_bench.jobs.settings import planning
 
 INSTANCE = Option("Machine such as ml.g5.12xlarge.")
 _LAYOUT = "Layout"

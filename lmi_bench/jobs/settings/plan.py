@@ -4,117 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, flag_of, option
+from lmi_bench.core.option import REQUIRED, Option, option
+from lmi_bench.jobs.settings import planning
+from lmi_bench.jobs.settings.planning import (
+    LOAD,
+    WORKLOAD,
+    DraftSettings,
+    PriceSettings,
+    check_at_least_one,
+)
 from lmi_bench.jobs.settings.sweep import API_KEY
 
-ENGINE, WORKLOAD, LOAD = "Engine settings", "Workload", "Load"
-MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and objective"
-
-MODEL = Option("Model as a catalog name or folder.", ("--model", "-m"))
-INPUT_TOKENS = Option("Prompt length in tokens.", ("--input-tokens", "--isl"), group=WORKLOAD)
-OUTPUT_TOKENS = Option("Output length in tokens.", ("--output-tokens", "--osl"), group=WORKLOAD)
-DTYPE = Option(
-    "Weight format: float16, bfloat16, float32, float8, int8, int4 or mxfp4.",
-    old_names=("--weight-dtype",),
-    default="the checkpoint's, at most 16 bits",
-    group=ENGINE,
-)
-KV_DTYPE = Option(
-    "KV-cache format: float16, float32, float8 or int8.", default="as the weights", group=ENGINE
-)
-TENSOR_PARALLEL = Option("Tensor-parallel degree: devices of one copy.", ("--tp",), group=MACHINES)
-PROFILE = Option(
-    "Engine profile: a file of `calibrate`, or vllm-0.12, vllm-0.19, tgi-2023.",
-    default="vllm-0.12",
-    group=ENGINE,
-)
-ENGINE_VERSION = Option(
-    "Engine version that will serve, compared with the profile's.", group=ENGINE, rare=True
-)
-ROUTER = Option(
-    "Router of several copies: random, round-robin or least-outstanding.",
-    old_names=("--routing",),
-    group=LOAD,
-)
-SLO = Option("Service-level objective such as ttft_p90<=1s; repeatable.", group=LIMITS)
-MACHINE_PRICE = Option(
-    "Price of one machine in USD per hour.",
-    ("--machine-price-per-hour",),
-    old_names=("--price-per-hour",),
-    group=PRICES,
-)
-COMMIT_DISCOUNT = Option(
-    "Discount on the on-demand price of committed machines, 0 to 1.", group=PRICES
-)
-SEED = Option("Random seed.", group=LOAD, rare=True)
-RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]")
-
-
-def check_at_least_one(**values: int | None) -> None:
-    """Raises InputError that names the option of a value below 1; None is not checked."""
-    for name, value in values.items():
-        if value is not None and value < 1:
-            flag = "--tp" if name == "tensor_parallel" else flag_of(name)
-            raise InputError(f"{flag} must be at least 1, got {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class PriceSettings:
-    """Where the prices of the catalog's machines come from."""
-
-    GROUP: ClassVar = PRICES
-
-    prices: Path | None = option(
-        "Prices to override the catalog: instance, usd_per_hour, region, date.", metavar="FILE.yaml"
-    )
-    platform: str = option("Price platform: sagemaker or ec2.", value="sagemaker")
-
-    def __post_init__(self) -> None:
-        if self.platform not in ("sagemaker", "ec2"):
-            raise InputError(f"--platform {self.platform}: use sagemaker or ec2")
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSettings:
-    """Speculative decoding: the draft model, and the share of its tokens that is accepted."""
-
-    GROUP: ClassVar = ENGINE
-
-    draft: str | None = option("Draft of speculative decoding: ngram or a smaller model.")
-    draft_tokens: int | None = option(
-        "Drafted tokens that a step verifies.", default="4", rare=True
-    )
-    draft_acceptance: str | None = option(
-        "Probability that a drafted token is accepted, 0 to 1, or a run that measured it."
-    )
-
-
 _MEASURED_ON: Final = Option("Machine of the measured levels.", default="that of the source")
-_MEASURED_DTYPE: Final = replace(DTYPE, default="that of the source", group=None)
+_MEASURED_DTYPE: Final = replace(planning.DTYPE, default="that of the source", group=None)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictSettings:
     """A model on a machine, its requests, and the loads to predict for."""
 
-    model: str = option(MODEL, value=REQUIRED)
+    model: str = option(planning.MODEL, value=REQUIRED)
     instance: str = option(
         "Machine such as ml.g5.12xlarge, or local: this machine.", value=REQUIRED
     )
-    input_tokens: int | None = option(INPUT_TOKENS)
-    output_tokens: int | None = option(OUTPUT_TOKENS)
+    input_tokens: int | None = option(planning.INPUT_TOKENS)
+    output_tokens: int | None = option(planning.OUTPUT_TOKENS)
     tensor_parallel: int | None = option(
-        TENSOR_PARALLEL, default="the smallest that fits", group=None
+        planning.TENSOR_PARALLEL, default="the smallest that fits", group=None
     )
     replicas: int = option("Copies of the model that share the load.", value=1)
     concurrency: str | None = option("Users of a closed loop, such as 1,8,64.", group=LOAD)
     rate: str | None = option("Load of an open loop in req/s, such as 0.5,2.", group=LOAD)
-    dtype: str | None = option(DTYPE)
-    kv_dtype: str | None = option(KV_DTYPE)
-    profile: str | None = option(PROFILE)
+    dtype: str | None = option(planning.DTYPE)
+    kv_dtype: str | None = option(planning.KV_DTYPE)
+    profile: str | None = option(planning.PROFILE)
     prefix_hit: float = option(
         "Share of each prompt found in the prefix cache, 0 to 1.", value=0.0, group=WORKLOAD
     )
@@ -135,10 +61,10 @@ class PredictSettings:
     shared_prefix: int = option(
         "Cached prefix of all prompts in tokens: simulated.", value=0, group=WORKLOAD
     )
-    seed: int = option(SEED, value=0)
-    router: str | None = option(ROUTER)
+    seed: int = option(planning.SEED, value=0)
+    router: str | None = option(planning.ROUTER)
     speculation: DraftSettings = field(default_factory=DraftSettings)
-    engine_version: str | None = option(ENGINE_VERSION)
+    engine_version: str | None = option(planning.ENGINE_VERSION)
 
     def __post_init__(self) -> None:
         check_at_least_one(
@@ -192,7 +118,7 @@ class CalibrateSettings:
     profile: str | None = option(
         "Prior: a profile file, eager-prior, graph-prior ...", default="by the source"
     )
-    model: str | None = option(MODEL, default="that of the source")
+    model: str | None = option(planning.MODEL, default="that of the source")
     instance: str | None = option(_MEASURED_ON)
     tensor_parallel: int = option("Tensor-parallel degree of summary files.", "--tp", value=1)
     dtype: str | None = option(_MEASURED_DTYPE)
@@ -254,7 +180,7 @@ class ValidateSettings:
 class VerifySettings:
     """A recommendation, and the target on which its load is replayed."""
 
-    recommendation: Path = option(RECOMMENDATION, value=REQUIRED, metavar="REC.json")
+    recommendation: Path = option(planning.RECOMMENDATION, value=REQUIRED, metavar="REC.json")
     target: str = option(
         "Target to measure: a URL, sagemaker:NAME, engine, or sim:INSTANCE.", value=REQUIRED
     )
@@ -279,7 +205,7 @@ class VerifySettings:
 class DaySettings:
     """A day's load, the start-up time of a machine, and what a machine carries and costs."""
 
-    recommendation: Path | None = option(RECOMMENDATION)
+    recommendation: Path | None = option(planning.RECOMMENDATION)
     load: Path | None = option("Load of the day: columns hour, rate_per_s.", metavar="FILE.csv")
     shape: str | None = option(
         "Shape of a day without a file: flat, office or sine.", default="office"
@@ -296,8 +222,8 @@ class DaySettings:
     capacity: float | None = option(
         "Load of one machine within the SLOs in req/s.", default="REC's lower bound"
     )
-    machine_price: float | None = option(MACHINE_PRICE)
-    commit_discount: float | None = option(COMMIT_DISCOUNT)
+    machine_price: float | None = option(planning.MACHINE_PRICE)
+    commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
     least_slo_share: float = option(
         "Share of the day's requests that must meet the SLOs, ramps included.", value=0.99
     )
@@ -316,11 +242,11 @@ class DaySettings:
 class AcceleratorSettings:
     """A model and the lengths of its requests, for every machine of the catalog."""
 
-    model: str = option(MODEL, value=REQUIRED)
-    input_tokens: int = option(INPUT_TOKENS, value=256)
-    output_tokens: int = option(OUTPUT_TOKENS, value=256)
-    dtype: str | None = option(DTYPE)
-    profile: str | None = option(PROFILE)
+    model: str = option(planning.MODEL, value=REQUIRED)
+    input_tokens: int = option(planning.INPUT_TOKENS, value=256)
+    output_tokens: int = option(planning.OUTPUT_TOKENS, value=256)
+    dtype: str | None = option(planning.DTYPE)
+    profile: str | None = option(planning.PROFILE)
     price_list: PriceSettings = field(default_factory=PriceSettings)
 
     def __post_init__(self) -> None:

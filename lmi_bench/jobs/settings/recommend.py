@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import option, stated
-from lmi_bench.jobs.settings import plan as planning
-from lmi_bench.jobs.settings.plan import (
+from lmi_bench.jobs.settings import planning
+from lmi_bench.jobs.settings.planning import (
     ENGINE,
     LIMITS,
     LOAD,

@@ -74,7 +74,8 @@ class LiveReport:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        from lmi_bench.report.html import build_view, render_html  # 0.5 s to load
+        from lmi_bench.report.html import render_html  # 0.5 s to load
+        from lmi_bench.report.view import build_view
 
         if self._folder is not None:  # written here, since the process may get little of a core
             try:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi_bench.analysis.results.definitions import DEFINITIONS
 from lmi_bench.analysis.results.latency import (
-    DEFINITIONS,
     request_latency,
     samples_needed,
     summarise_level,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.latency import steady_window
+from lmi_bench.analysis.results.window import steady_window
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 

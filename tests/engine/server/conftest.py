@@ -13,8 +13,8 @@ from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.batch import StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.server.answer import PlainTokenizer
 from lmi_bench.engine.server.app import build_app, listening
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.simulated import SimulatedExecutor
 
 

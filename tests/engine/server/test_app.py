@@ -13,8 +13,8 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.server.answer import PlainTokenizer
 from lmi_bench.engine.server.app import build_app, check_address, exposure_warning, listening, serve
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.jobs.serve import serve as serve_model
 from lmi_bench.jobs.settings.bundled import ServeSettings
 

@@ -12,7 +12,8 @@ from lmi_bench.engine.router import RoundRobin
 from lmi_bench.engine.scheduling.batch import StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.server.answer import PlainTokenizer, Prompt
+from lmi_bench.engine.server.answer import Prompt
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.server.openai_request import read_completion_call
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.streaming import submit_choices

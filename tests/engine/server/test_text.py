@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.server.answer import PlainTokenizer, StopStringFilter
+from lmi_bench.engine.server.codec import PlainTokenizer, StopStringFilter
 
 
 @given(st.lists(st.integers(min_value=0, max_value=31_999), max_size=40))

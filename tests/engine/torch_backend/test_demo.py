@@ -16,7 +16,8 @@ from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.engine.torch_backend.demo import demo_tokens, ensure_demo_model
+from lmi_bench.engine.torch_backend.demo import ensure_demo_model
+from lmi_bench.engine.torch_backend.demo_vocabulary import demo_tokens
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 

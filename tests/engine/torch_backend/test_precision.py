@@ -16,7 +16,7 @@ from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import PackedLinear, PlainLinear, packing_works
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.engine.torch_backend.memory import Precision, choose_precision
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import build_model
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import LMI_NAMES, QuantizeSettings, Scheme, parse_scheme
-from lmi_bench.engine.torch_backend.memory import Precision
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.calibration import (
     search_awq_factors,
     smoothing_factors,

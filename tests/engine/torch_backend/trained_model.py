@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from lmi_bench.engine.texts import CALIBRATION, EVALUATION, read_text
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
-from lmi_bench.engine.torch_backend.memory import Precision
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.calibration import calibration_sequences
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward

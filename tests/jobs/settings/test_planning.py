@@ -14,9 +14,9 @@ from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 from lmi_bench.jobs.settings.plan import (
     CalibrateSettings,
     PredictSettings,
-    PriceSettings,
     ValidateSettings,
 )
+from lmi_bench.jobs.settings.planning import PriceSettings
 from lmi_bench.jobs.settings.recommend import AxisSettings, PurchaseSettings, RecommendSettings
 
 LLAMA = {"model": "llama-2-7b", "instance": "ml.g5.2xlarge"}

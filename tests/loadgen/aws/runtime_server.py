@@ -11,8 +11,8 @@ from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.server.answer import PlainTokenizer
 from lmi_bench.engine.server.app import build_app, listening
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.server.sagemaker_routes import SignatureCheck
 from lmi_bench.engine.simulated import SimulatedExecutor
 

@@ -13,7 +13,7 @@ from lmi_bench.core.run_store import load_run
 from lmi_bench.jobs.sweep.watch import read_cloudwatch
 from lmi_bench.loadgen.aws.access import open_aws_access
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, level_spans, read_levels
-from lmi_bench.report.html import build_view
+from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import lmi_bench
 from tests.jobs.hearing import Hearing
 from tests.levels import level_of

@@ -9,7 +9,7 @@ import pytest
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Spread
 from lmi_bench.report.formats import MISSING
-from lmi_bench.report.html import build_view, render_html
+from lmi_bench.report.html import render_html
 from lmi_bench.report.tables.extras import (
     engine_table,
     power_table,
@@ -22,6 +22,7 @@ from lmi_bench.report.tables.extras import (
 )
 from lmi_bench.report.tables.levels import generator_table, levels_table, statistics_tables
 from lmi_bench.report.text import render_markdown
+from lmi_bench.report.view import build_view
 from tests.levels import level_of
 from tests.report.conftest import manifest
 

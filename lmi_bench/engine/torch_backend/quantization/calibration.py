@@ -31,8 +31,8 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
-from lmi_bench.engine.torch_backend.memory import choose_precision
-from lmi_bench.engine.torch_backend.models.decoder import build_with, falcon_norms, mlp_names
+from lmi_bench.engine.torch_backend.models.families import build_with, falcon_norms, mlp_names
+from lmi_bench.engine.torch_backend.precision import choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
     LARGEST_INPUT,

@@ -18,7 +18,7 @@ from torch import Tensor
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
-from lmi_bench.engine.torch_backend.memory import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
 from lmi_bench.engine.torch_backend.quantization.loader import (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
-from lmi_bench.engine.torch_backend.memory import Precision, shortest_time_s
+from lmi_bench.engine.torch_backend.precision import Precision, shortest_time_s
 from lmi_bench.engine.torch_backend.quantization.linear import (
     FP8_GPU_SIDE,
     KERNEL_GROUP_SIZES,

@@ -19,8 +19,9 @@ from lmi_bench.engine.quantization import GROUP_SIZES, QuantizedBytes, QuantizeS
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, RankCheckpoint, WeightLoader, rank_spec
-from lmi_bench.engine.torch_backend.memory import Precision
-from lmi_bench.engine.torch_backend.models.decoder import Decoder, build_with
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.models.families import build_with
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     FP8,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
-from lmi_bench.engine.torch_backend.memory import Precision
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import step
 from lmi_bench.engine.torch_backend.static.artefact import (

@@ -31,8 +31,8 @@ from lmi_bench.core.host import instruction_sets
 from lmi_bench.engine.torch_backend.attention import masked_score
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Norm
-from lmi_bench.engine.torch_backend.memory import dtype_name
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder
+from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.rotary import rotate
 from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey, StaticShape

@@ -1,0 +1,114 @@
+"""One line of requests.jsonl: a request record as plain JSON values, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, overload
+
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.redaction import redact_text
+
+_OPTIONAL = (
+    "first_answer_s", "reasoning_tokens", "streamed", "replica", "queue_s", "prefill_s", "decode_s",
+    "connect_s", "retries", "tls_s", "held_s", "cached_tokens",
+)  # fmt: skip
+"""Fields of an exchange that are written only when they differ from the default."""
+_DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
+
+
+def request_line(
+    level: int, attempt: int, record: RequestRecord, secrets: Sequence[str]
+) -> dict[str, Any]:
+    """The line of a record; times are rounded to the nanosecond, `secrets` are removed."""
+    exchange = record.exchange
+    line = {
+        "level": level,
+        "attempt": attempt,
+        "request_id": record.request_id,
+        "due_s": _ns(record.due_s),
+        "sent_s": _ns(exchange.sent_s),
+        "token_times_s": [_ns(time_s) for time_s in exchange.token_times_s],
+        "token_counts": list(exchange.token_counts),
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "status": record.status,
+        "error": None if record.error is None else redact_text(record.error, secrets),
+        "finish_reason": exchange.finish_reason,
+        "ended_s": None if exchange.ended_s is None else _ns(exchange.ended_s),
+    }
+    for name in _OPTIONAL:
+        if name == "cached_tokens" and record.asked_tokens:
+            line["asked_tokens"] = record.asked_tokens
+        value = getattr(exchange, name)
+        if value != _DEFAULTS[name]:
+            line[name] = _ns(value) if name.endswith("_s") else value
+    if record.session is not None:
+        line |= {"session": record.session, "turn": record.turn}
+    if record.at_start:
+        line["at_start"] = True
+    return line
+
+
+def record_of(line: Mapping[str, Any]) -> RequestRecord:
+    """The record that a line describes."""
+    return RequestRecord(
+        request_id=line["request_id"],
+        due_s=line["due_s"],
+        exchange=Exchange(
+            line["sent_s"],
+            tuple(line["token_times_s"]),
+            tuple(line["token_counts"]),
+            finish_reason=line.get("finish_reason"),
+            ended_s=line.get("ended_s"),
+            **{name: line[name] for name in _OPTIONAL if name in line},
+        ),
+        input_tokens=line["input_tokens"],
+        output_tokens=line["output_tokens"],
+        status=line["status"],
+        error=line.get("error"),
+        session=line.get("session"),
+        turn=line.get("turn", 0),
+        asked_tokens=line.get("asked_tokens", 0),
+        at_start=line.get("at_start", False),
+    )
+
+
+class StoredRecords(Sequence[RequestRecord]):
+    """A level's records as its run folder has them; a record is made when it is looked at.
+
+    lines  in request order
+    kept   what a reader computes from all lines and does not want to compute again
+    """
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.lines = lines
+        self.kept: Any = None
+        self._made: tuple[RequestRecord, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @overload
+    def __getitem__(self, index: int) -> RequestRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RequestRecord, ...]: ...
+    def __getitem__(self, index: int | slice) -> RequestRecord | tuple[RequestRecord, ...]:
+        found = self.lines[index]
+        return record_of(found) if isinstance(found, Mapping) else tuple(map(record_of, found))
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        if self._made is None:
+            self._made = tuple(map(record_of, self.lines))
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _ns(seconds: float) -> float:
+    """Round to the nanosecond: finer digits are noise and triple the size of the file."""
+    return round(seconds, 9)

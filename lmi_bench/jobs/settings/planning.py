@@ -1,0 +1,91 @@
+"""Options that several planning commands share, each declared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Option, flag_of, option
+
+ENGINE, WORKLOAD, LOAD = "Engine settings", "Workload", "Load"
+MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and objective"
+
+MODEL = Option("Model as a catalog name or folder.", ("--model", "-m"))
+INPUT_TOKENS = Option("Prompt length in tokens.", ("--input-tokens", "--isl"), group=WORKLOAD)
+OUTPUT_TOKENS = Option("Output length in tokens.", ("--output-tokens", "--osl"), group=WORKLOAD)
+DTYPE = Option(
+    "Weight format: float16, bfloat16, float32, float8, int8, int4 or mxfp4.",
+    old_names=("--weight-dtype",),
+    default="the checkpoint's, at most 16 bits",
+    group=ENGINE,
+)
+KV_DTYPE = Option(
+    "KV-cache format: float16, float32, float8 or int8.", default="as the weights", group=ENGINE
+)
+TENSOR_PARALLEL = Option("Tensor-parallel degree: devices of one copy.", ("--tp",), group=MACHINES)
+PROFILE = Option(
+    "Engine profile: a file of `calibrate`, or vllm-0.12, vllm-0.19, tgi-2023.",
+    default="vllm-0.12",
+    group=ENGINE,
+)
+ENGINE_VERSION = Option(
+    "Engine version that will serve, compared with the profile's.", group=ENGINE, rare=True
+)
+ROUTER = Option(
+    "Router of several copies: random, round-robin or least-outstanding.",
+    old_names=("--routing",),
+    group=LOAD,
+)
+SLO = Option("Service-level objective such as ttft_p90<=1s; repeatable.", group=LIMITS)
+MACHINE_PRICE = Option(
+    "Price of one machine in USD per hour.",
+    ("--machine-price-per-hour",),
+    old_names=("--price-per-hour",),
+    group=PRICES,
+)
+COMMIT_DISCOUNT = Option(
+    "Discount on the on-demand price of committed machines, 0 to 1.", group=PRICES
+)
+SEED = Option("Random seed.", group=LOAD, rare=True)
+RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]")
+
+
+def check_at_least_one(**values: int | None) -> None:
+    """Raises InputError that names the option of a value below 1; None is not checked."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            flag = "--tp" if name == "tensor_parallel" else flag_of(name)
+            raise InputError(f"{flag} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class PriceSettings:
+    """Where the prices of the catalog's machines come from."""
+
+    GROUP: ClassVar = PRICES
+
+    prices: Path | None = option(
+        "Prices to override the catalog: instance, usd_per_hour, region, date.", metavar="FILE.yaml"
+    )
+    platform: str = option("Price platform: sagemaker or ec2.", value="sagemaker")
+
+    def __post_init__(self) -> None:
+        if self.platform not in ("sagemaker", "ec2"):
+            raise InputError(f"--platform {self.platform}: use sagemaker or ec2")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """Speculative decoding: the draft model, and the share of its tokens that is accepted."""
+
+    GROUP: ClassVar = ENGINE
+
+    draft: str | None = option("Draft of speculative decoding: ngram or a smaller model.")
+    draft_tokens: int | None = option(
+        "Drafted tokens that a step verifies.", default="4", rare=True
+    )
+    draft_acceptance: str | None = option(
+        "Probability that a drafted token is accepted, 0 to 1, or a run that measured it."
+    )
