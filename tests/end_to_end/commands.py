@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,20 +27,55 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "NO_COLOR": "1"}
 
 
+class _Warm:
+    """A process that forks off commands (`warm`), started with the first one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, args: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end; kills it after LIMIT_S."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("warm.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment(),
+            )
+            atexit.register(self._end)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+            asked = {"args": args, "cwd": str(cwd), "env": environment()}
+            asked |= {"stdout": outputs[0], "stderr": outputs[1]}
+            print(json.dumps(asked), file=self._process.stdin, flush=True)
+            pid = int(self._process.stdout.readline())
+            overdue = threading.Timer(LIMIT_S, os.kill, (pid, signal.SIGKILL))
+            overdue.start()
+            try:
+                code = int(self._process.stdout.readline())
+            finally:
+                overdue.cancel()
+                overdue.join()
+            texts = [Path(name).read_text("utf-8") for name in outputs]
+        return subprocess.CompletedProcess(args, code, *texts)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+
+_WARM = _Warm()
+
+
 def lmi_bench(
     *args: str | Path, expect: int | tuple[int, ...] = 0, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; fails the test with its output if the exit code is another."""
     expected = (expect,) if isinstance(expect, int) else expect
-    done = subprocess.run(
-        command(*args),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment(),
-        cwd=cwd,
-        check=False,
-    )
+    done = _WARM.run([*map(str, args)], cwd or Path.cwd())
     assert done.returncode in expected, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done

@@ -114,7 +114,7 @@ def test_a_killed_sweep_resumes_at_its_next_level(tmp_path):
     """SIGKILL in mid-level: finished levels stay byte for byte and none is run twice."""
     run = tmp_path / "run"
     args = ("sweep", "--model", "demo-15m", "--concurrency", "1,2,3,4", "--out", run)
-    lengths = ("--input-tokens", "8", "--output-tokens", "64", "--threads", "1", "--resume")
+    lengths = ("--input-tokens", "8", "--output-tokens", "16", "--threads", "1", "--resume")
     first = subprocess.Popen(command(*args, *lengths), env=environment(), stderr=subprocess.DEVNULL)
     levels = run / "levels.jsonl"
     wait_for(lambda: levels.exists() and len(levels.read_bytes().splitlines()) >= 2)
@@ -136,7 +136,7 @@ def test_a_killed_sweep_resumes_at_its_next_level(tmp_path):
 def test_ctrl_c_exits_130_and_leaves_a_resumable_run(tmp_path):
     run = tmp_path / "run"
     args = ("sweep", "--model", "demo-15m", "--concurrency", "1,2", "--out", run, "--resume")
-    lengths = ("--input-tokens", "8", "--output-tokens", "96", "--threads", "1")
+    lengths = ("--input-tokens", "8", "--output-tokens", "32", "--threads", "1")
     sweep = subprocess.Popen(
         command(*args, *lengths), env=environment(), stderr=subprocess.PIPE, text=True
     )
