@@ -183,7 +183,7 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
         "shift: mean |change| of the text's log-probabilities. A model of random weights (the demo "
         "models) knows no text: its perplexity says nothing, the shift does. KV tokens: what the "
         "cache holds when weights and cache take the baseline's memory together. Ratios: 95 % over "
-        "requests of one run each, at the highest load; price at the best level."
+        "rounds that sweep all variants in turn, at the highest load; price at the best level."
     )
     return table_of("Variants side by side", fields, results, note)
 
@@ -193,7 +193,8 @@ def _ratio(ratios: Mapping[str, Sequence[float | None]]) -> str:
     if not ratios:
         return ""
     middle, low, high = list(ratios.values())[-1]
-    return f"{number(middle)} ({number(low)} to {number(high)})"
+    interval = f" ({number(low)} to {number(high)})" if low else ", one round"
+    return f"{number(middle)}{interval}"
 
 
 def _errors(results: Sequence[VariantResult]) -> Table | None:

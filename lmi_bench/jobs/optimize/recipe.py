@@ -42,7 +42,8 @@ class Evaluation(_Section):
     dataset            JSON lines with `prompt` and optionally `output_tokens` for speed and
                        agreement; None: made-up prompts of `input_tokens`
     agreement_prompts  requests whose greedy outputs are compared with the baseline's
-    requests_per_user  closed loop: a level sends concurrency times this many
+    requests_per_user  closed loop: a level sends concurrency times this many, in each round
+    rounds             sweeps of each variant, in turn, so that a drift of the machine meets all
     usd_per_hour       price of this machine; None: no cost is printed
     """
 
@@ -53,6 +54,7 @@ class Evaluation(_Section):
     output_tokens: PositiveInt = 64
     concurrency: tuple[PositiveInt, ...] = Field((1, 8), min_length=1)
     requests_per_user: PositiveInt = 3
+    rounds: PositiveInt = 3
     agreement_prompts: PositiveInt = 8
     usd_per_hour: PositiveUsd | None = None
 

@@ -6,13 +6,14 @@ import asyncio
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.analysis.results.compare import THROUGHPUT, compare_runs
+from lmi_bench.analysis.results.repeats import pooled_run, spread
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.listener import SILENT, Listener, Silent
@@ -159,7 +160,7 @@ class MeasuredVariant:
     """Measurements of one variant.
 
     load_s, quality_s, sweep_s  duration of each stage; prepare_s: of writing quantized weights
-    run                         None if its arithmetic is only emulated
+    rounds                      its sweeps; none if its arithmetic is only emulated
     product_s                   duration of a decode step's matrix products, by sequences
     """
 
@@ -171,10 +172,19 @@ class MeasuredVariant:
     quality_s: float
     sweep_s: float = 0.0
     prepare_s: float = 0.0
-    run: Run | None = None
+    rounds: list[Run] = field(default_factory=list)
     product_s: dict[int, float] = field(default_factory=dict)
     layer_errors: dict[str, float] = field(default_factory=dict)
     saved: Path | None = None
+
+    @property
+    def run(self) -> Run | None:
+        """All sweeps as one run, its levels with the requests of every round."""
+        if not self.rounds:
+            return None
+        levels = [line for run in self.rounds for line in run.levels]
+        records = [sent for run in self.rounds for sent in run.records]
+        return pooled_run(replace(self.rounds[0], levels=levels, records=records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +215,11 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
     make_new_folder(folder)
     measured: list[MeasuredVariant] = []
     for variant in (None, *recipe.variants):
-        each = _measure(recipe, variant, data, folder, listener)
+        each = _measure(recipe, variant, data, listener)
         if variant is not None and each.parts.quantized is not None:
             _keep_artefacts(recipe, variant, each, folder, listener)
         measured.append(each)
+    _sweep_in_rounds(recipe, measured, folder, listener)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
     content = {
         "model": recipe.model,
@@ -272,7 +283,7 @@ def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]
 
 
 def _measure(
-    recipe: Recipe, variant: Variant | None, data: _Data, folder: Path, listener: Listener
+    recipe: Recipe, variant: Variant | None, data: _Data, listener: Listener
 ) -> MeasuredVariant:
     name = BASELINE if variant is None else variant.name
     settings = recipe.settings(variant)
@@ -289,13 +300,25 @@ def _measure(
     quality = measure_quality(parts, data.text_ids, data.prompts)
     quality_s = time.monotonic() - start_s
     listener.note(f"{name}: perplexity {quality.perplexity:.3f}")
-    each = MeasuredVariant(name, settings, parts, quality, load_s, quality_s, product_s=product_s)
-    if parts.quantized is not None and parts.quantized.emulated:
-        return each
-    start_s = time.monotonic()
-    each.run = _sweep(_scenario(recipe, settings), folder, name, listener)
-    each.sweep_s = time.monotonic() - start_s
-    return each
+    return MeasuredVariant(name, settings, parts, quality, load_s, quality_s, product_s=product_s)
+
+
+def _sweep_in_rounds(
+    recipe: Recipe, measured: Sequence[MeasuredVariant], folder: Path, listener: Listener
+) -> None:
+    """Sweep all variants, then all again: a drift of the machine then meets every one."""
+    rounds = recipe.evaluate.rounds
+    for number in range(1, rounds + 1):
+        for each in measured:
+            quantized = each.parts.quantized
+            if quantized is not None and quantized.emulated:
+                continue
+            name = each.name if rounds == 1 else f"{each.name}-round-{number}"
+            start_s = time.monotonic()
+            run = _sweep(_scenario(recipe, each.settings), folder, name, listener)
+            each.sweep_s += time.monotonic() - start_s
+            if run is not None:
+                each.rounds.append(run)
 
 
 def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> Run | None:
@@ -398,19 +421,23 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
 
 
 def _ratios(base: MeasuredVariant, each: MeasuredVariant) -> dict[str, list[float | None]]:
-    """Throughput against the baseline's by level: [ratio, low, high], 95 %."""
-    if each is base or base.run is None or each.run is None:
-        return {}
-    if not _valid_loads(base.run) & _valid_loads(each.run):
-        return {}
+    """Throughput against the baseline's in the same round, by level: [ratio, low, high].
+
+    The interval (95 %, t over the logarithms) is that of the rounds; one round has none.
+    """
+    logs: dict[str, list[float]] = defaultdict(list)
+    if each is not base:
+        for first, second in zip(base.rounds, each.rounds, strict=False):
+            reference = {line.name: line for line in first.levels}
+            for line in second.levels:
+                known = reference.get(line.name)
+                if known is None or not (line.valid and known.valid):
+                    continue
+                if line.throughput_tokens_per_s and known.throughput_tokens_per_s:
+                    ratio = line.throughput_tokens_per_s / known.throughput_tokens_per_s
+                    logs[line.name].append(math.log(ratio))
+    found = {name: spread(values) for name, values in logs.items()}
     return {
-        found.level: [
-            None if value is None else 1 + value for value in (found.change, found.low, found.high)
-        ]
-        for found in compare_runs(base.run, each.run)
-        if found.metric == THROUGHPUT and found.change is not None
+        name: [None if value is None else math.exp(value) for value in (at.mean, at.low, at.high)]
+        for name, at in found.items()
     }
-
-
-def _valid_loads(run: Run) -> set[str]:
-    return {level.name for level in run.levels if level.valid}

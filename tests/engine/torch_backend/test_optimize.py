@@ -62,6 +62,7 @@ def test_a_recipe_becomes_a_table_a_page_and_weights_that_serve(trained, tmp_pat
             "output_tokens": 12,
             "concurrency": [2],
             "requests_per_user": 2,
+            "rounds": 2,
             "agreement_prompts": 3,
             "usd_per_hour": 0.5,
         },
