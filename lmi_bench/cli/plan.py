@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import run_job, say, terminal, write_json
-from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
+from lmi_bench.cli.console import run_job, say, terminal, warn, write_json
+from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings import plan
 from lmi_bench.jobs.settings.planning import check_at_least_one
@@ -63,7 +63,7 @@ def calibrate(settings: plan.CalibrateSettings) -> None:
     from lmi_bench.core.durable import write_text
     from lmi_bench.jobs.calibrate import calibrate as run
 
-    calibration = run(settings)
+    calibration = run_job(run, settings)
     print_calibration(calibration)
     if settings.out is not None:
         write_text(settings.out, profile_to_json(calibration.profile))
@@ -96,7 +96,8 @@ def validate(settings: plan.ValidateSettings, json_file: JsonFile = None) -> Non
 def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     """Replay a recommendation's load and check which figures lie inside their intervals.
 
-    Exit 99 if a measured SLO is missed.
+    It ends as soon as an SLO is certain to be missed. Exit 99 if one is missed, 2 if one was not
+    measured, for too few requests.
     """
     from lmi_bench.cli.plan_print import print_learned, print_verification
     from lmi_bench.cli.sweep_print import print_sweep
@@ -108,6 +109,8 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     print_sweep(found.sweep)
     if found.sweep.interrupted or found.sweep.failed:
         raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)
+    for text in found.warnings:
+        warn(text)
     print_verification(found)
     write_json(json_file, found.to_json(), "verification")
     if found.learned is not None:
@@ -119,6 +122,8 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
         )
     if found.slo_missed:
         raise typer.Exit(EXIT_SLO_MISSED)
+    if found.slo_not_measured:
+        raise typer.Exit(EXIT_BAD_INPUT)
 
 
 @spread_options

@@ -260,7 +260,8 @@ def print_verification(found: Verification) -> None:
     say(f"{inside} of {len(known)} figures inside their intervals")
     for slo in found.slos:
         why = slo.reason or f"measured {slo.measured_ms:,.1f} ms"
-        say(f"SLO {slo.slo}: {slo.verdict}, {why}")
+        verdict = "not measured" if slo.verdict == "unsupported" else slo.verdict
+        say(f"SLO {slo.slo}: {verdict}, {why}")
 
 
 def _verified_row(each: Verified) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,12 @@ from lmi_bench.analysis.model.engine_setting import has_graphs
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json, profile_to_json
 from lmi_bench.analysis.results.latency import samples_needed
-from lmi_bench.analysis.results.slo_results import SloResult, check_slo
+from lmi_bench.analysis.results.slo_results import DECIDED, SloResult, check_slo
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import QUANTILES
+from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import AUTO, is_endpoint, parse_scenario
@@ -51,7 +53,7 @@ class Verification:
 
     share    of the planned load that the target got
     learned  how the measurement changed the plan's profile, if wanted
-    caveats  what was not known when the plan was made
+    caveats  what was not known when the plan was made; warnings: how the measurement is another
     """
 
     recommendation: Path
@@ -61,6 +63,7 @@ class Verification:
     slos: tuple[SloResult, ...] = ()
     learned: Learned | None = None
     caveats: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def outside(self) -> list[str]:
@@ -72,6 +75,11 @@ class Verification:
         """Whether a measured SLO is missed."""
         return any(slo.verdict == "fail" for slo in self.slos)
 
+    @property
+    def slo_not_measured(self) -> bool:
+        """Whether too few requests were answered to tell of an SLO."""
+        return any(slo.verdict == "unsupported" for slo in self.slos)
+
     def to_json(self) -> dict[str, Any]:
         """As `verify --json` writes it."""
         return {
@@ -80,6 +88,7 @@ class Verification:
             "run": str(self.sweep.folder),
             "share": self.share,
             **({"caveats": list(self.caveats)} if self.caveats else {}),
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
             "figures": [each.to_json() for each in self.figures],
             "slos": [
                 {
@@ -109,22 +118,35 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
         overrides["engine.profile"] = _profile_for(plan, folder)
     result = sweep_scenario(
         parse_scenario({}).with_overrides(overrides),
-        SweepOptions(access=Access(settings.api_key)),
+        SweepOptions(access=Access(settings.api_key), stop_at_miss=True),
         listener,
         out=folder,
     )
     if result.interrupted or result.failed or result.run is None:
         return Verification(settings.recommendation, result, share, caveats=plan.answer.caveats)
     line = result.levels[-1]
+    warnings = tuple(_warnings(plan, result.run, line))
     figures = tuple(compare_figures(candidate, line, share=share))
     slos = tuple(check_slo(line, parse_slo(text)) for text in plan.answer.question.slos)
     learned = None
     if profile is not None and path is not None:
         contradicted = any(each.verdict == "outside" for each in figures)
         learned = update(plan, result.run, profile, path, contradicted=contradicted)
-    return Verification(
-        settings.recommendation, result, share, figures, slos, learned, plan.answer.caveats
-    )
+    caveats, asked = plan.answer.caveats, settings.recommendation
+    return Verification(asked, result, share, figures, slos, learned, caveats, warnings)
+
+
+def _warnings(plan: SavedRecommendation, run: Run, line: Level) -> Iterator[str]:
+    """Why the measurement is not the one that was planned."""
+    served = run.manifest.target.model
+    with suppress(InputError):  # a name of the server's own
+        if served and find_model(served).name != find_model(plan.model).name:
+            yield f"the plan is for {plan.model}, but the target says that it serves {served}"
+    if line.stopped_by == DECIDED:
+        yield (
+            f"stopped after {line.sent} requests: an SLO is certain to be missed, and the figures "
+            "are of these requests alone"
+        )
 
 
 def _share(settings: VerifySettings, candidate: Candidate) -> float:

@@ -68,6 +68,31 @@ def test_a_slower_target_than_planned_exits_99(plan, tmp_path):
     assert "SLO itl_p90<=44ms: fail" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("slo", "more", "code", "said"),
+    [
+        ("ttft_p90<=30ms", ["--requests", "400"], 99, "stopped after "),
+        ("e2e_p99<=9s", ["--requests", "60"], 2, "SLO e2e_p99<=9000ms: not measured, "),
+        ("itl_p90<=1s", ["--requests", "60", "--model", "mistral-7b"], 0,
+         "the plan is for llama-2-7b, but the target says that it serves mistral-7b"),
+    ],
+    ids=["certain miss", "too few", "another model"],
+)  # fmt: skip
+def test_a_verification_says_what_it_is_not(
+    plan, tmp_path, monkeypatch, capsys, slo, more, code, said
+):
+    strict = json.loads(plan[0].read_text()) | {"slos": [slo]}
+    (tmp_path / "strict.json").write_text(json.dumps(strict))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["verify", "strict.json", "--target", "sim:ml.g5.2xlarge", *more]
+    monkeypatch.setattr(sys, "argv", ["lmi-bench", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    shown = capsys.readouterr()
+    assert exited.value.code == code
+    assert said in " ".join((shown.out + shown.err).split())
+
+
 def test_a_day_is_planned_from_a_recommendation(plan, tmp_path):
     result = tmp_path / "day.json"
     done = lmi_bench(

@@ -91,16 +91,26 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
             return None  # saturated before an SLO broke: more users would only wait
         return seek(finished)
 
+    found_miss = miss_watch(scenario)
+
     def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
-        if spec.num_requests is None or spec.index in of_curve:  # a knee needs whole levels
-            return None
-        return CertainMiss(slos, spec).add
+        return None if spec.index in of_curve else found_miss(spec)  # a knee needs whole levels
 
     def summarise(run: LevelRun) -> Level:
         return replace(summarise_one(run), search=judge_level(run, slos))
 
     rules = StopRules(ends_sweep=False, watch=watch)
     return LevelRule(next_level, None, rules, summarise, search)
+
+
+def miss_watch(scenario: Scenario) -> Callable[[LevelSpec], Callable[[RequestRecord], bool] | None]:
+    """Watchers of levels with a number of requests, which end them at a certain miss of an SLO."""
+    slos = tuple(parse_slo(text) for text in scenario.slo)
+
+    def watch(spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
+        return CertainMiss(slos, spec).add if slos and spec.num_requests is not None else None
+
+    return watch
 
 
 def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:

@@ -29,7 +29,7 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.slo import parse_goodput
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
-from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, with_levels_found
+from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.limits import (
     AUTO_S,
     NO_BUDGET,
@@ -73,6 +73,7 @@ class SweepOptions:
     max_time           as `--max-time` takes it; None: the default of the kind of levels
     max_error_share    failed share of a level's requests that ends it; None: no limit
     live               port of the page that follows the sweep, 0: a free one; None: no such page
+    stop_at_miss       end a level as soon as it is certain to miss an SLO of the scenario
     """
 
     access: Access = NO_ACCESS
@@ -84,6 +85,7 @@ class SweepOptions:
     max_time: str | None = None
     max_error_share: float | None = 0.5
     live: int | None = None
+    stop_at_miss: bool = False
 
 
 DEFAULT_OPTIONS = SweepOptions()
@@ -189,6 +191,8 @@ def _measure(
     time_box = TimeBox(_max_time_s(scenario, options.max_time), note=listener.note)
     rule = level_rule(scenario, time_box)
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
+    if options.stop_at_miss:
+        stop_rules = replace(stop_rules, watch=miss_watch(scenario))
     rule = replace(rule, stop_rules=stop_rules)
     spend = Spend(
         budget.price(bench.usd_per_hour),
