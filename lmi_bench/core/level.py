@@ -35,6 +35,7 @@ STATISTICS = ("mean", *QUANTILES, "min", "max", "std")
 
 CUT_SHORT = ("timeout", "errors", "interrupted", "decided")
 """`stopped_by` of levels that ended before their requests were sent."""
+GENERATOR_LIMITED = "client: generator-limited"  # an `invalid_reason` that concerns TTFT alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from lmi_bench.jobs.settings import bundled
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.models.folder import parse_rope_scaling, shape_of_folder
 from lmi_bench.targets.bundled import model_folder, open_torch_engine, time_all_reduces
-from lmi_bench.targets.prompts import find_tokenizer
+from lmi_bench.targets.prompts import find_tokenizer, weights_notes
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.measure import AttentionShape, AttentionTimes
@@ -152,6 +152,8 @@ def perplexity(settings: bundled.PerplexitySettings, listener: Listener = SILENT
         )
         for scaling in (None, *settings.rope_scaling)
     }
+    for line in weights_notes(model):
+        listener.note(line)
     return Perplexities(settings, trained, tuple(wanted), scores)
 
 

@@ -13,6 +13,7 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import (
+    calibrated_levels,
     cell_of_summary,
     cells_from_run,
     prior_for,
@@ -85,14 +86,18 @@ class Calibration:
 
 @dataclass(slots=True)
 class Gathered:
-    """Usable levels, the prior of their kind of engine, and this machine if it was measured."""
+    """Usable levels, the prior of their kind of engine, and this machine if it was measured.
+
+    note  how many levels of a run these are, and why others are left out
+    """
 
     cells: list[MeasuredLevel]
     base: EngineProfile | None = None
     machine: MeasuredMachine | None = None
+    note: str = ""
 
 
-def calibrate(settings: CalibrateSettings) -> Calibration:
+def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calibration:
     """Fit a profile. Raises InputError for a source that cannot be used."""
     given = None if settings.profile is None else find_profile(settings.profile)
     if not settings.sources:
@@ -108,6 +113,7 @@ def calibrate(settings: CalibrateSettings) -> Calibration:
                 dtype=settings.dtype,
                 machine=gathered.machine,
             )
+            listener.note(found.note)
             gathered.cells += found.cells
             gathered.base = found.base
             gathered.machine = found.machine or gathered.machine
@@ -279,7 +285,7 @@ def cells_of_run_folder(
         base = prior_for_run(run, cells)
     else:
         base = BUNDLED_CPU_PRIOR if bundled else SERVED_CPU_PRIOR
-    return Gathered(cells, profile_for_run(base, run), machine)
+    return Gathered(cells, profile_for_run(base, run), machine, calibrated_levels([run]))
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0

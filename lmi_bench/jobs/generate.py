@@ -33,6 +33,7 @@ from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import EngineParts, close_all
 from lmi_bench.targets.process import follow_launcher
+from lmi_bench.targets.prompts import weights_notes
 from lmi_bench.targets.quantizing import quantize_notes
 
 T = TypeVar("T")
@@ -126,7 +127,7 @@ def open_engine(
         return None
     question = read()
     parts = open_torch_engine(settings.model, engine, listener)
-    for line in quantize_notes(parts.quantized):
+    for line in (*weights_notes(settings.model), *quantize_notes(parts.quantized)):
         listener.note(line)
     assert parts.tokenizer is not None  # a torch engine has read its folder's
     return parts, parts.tokenizer, question

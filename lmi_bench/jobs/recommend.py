@@ -12,6 +12,7 @@ from lmi_bench.analysis.fit.from_run import (
     LevelAccuracy,
     PlacedRun,
     calibrate_on_runs,
+    calibrated_levels,
     has_closed_loop,
     prior_for_run,
     run_dtype,
@@ -389,9 +390,7 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     closed = [each for each in placed if has_closed_loop(each.run)]
     profile, accuracy = base or prior_for_run(first, ()), None
     if closed:
-        listener.note(
-            f"calibrating on {sum(len(each.run.levels) for each in closed)} measured level(s)"
-        )
+        listener.note(calibrated_levels([each.run for each in closed]))
         # a server's own name for its model does not imply a format
         dtype = narrow_dtype(model) if measured_model == settings.model else None
         profile, accuracy = calibrate_on_runs(base, closed, measured_shape, dtype=dtype)

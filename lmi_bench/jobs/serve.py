@@ -37,6 +37,7 @@ from lmi_bench.targets.back_ends import count_notes
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import EngineParts
 from lmi_bench.targets.process import follow_launcher, loading_deadline
+from lmi_bench.targets.prompts import weights_notes
 from lmi_bench.targets.simulated import open_simulated_engine
 
 OnReady = Callable[[server.Listening, str], None]
@@ -77,7 +78,8 @@ def serve(
     trace = settings.step_trace
     with nullcontext() if trace is None else ChromeTrace(trace) as tracer:
         parts = _load(settings, engine, listener)
-        for line in parts.notes:
+        computed = "" if settings.instance else parts.shape.name  # a simulation has no text
+        for line in (*weights_notes(computed), *parts.notes):
             listener.note(line)
         return asyncio.run(_serve(parts, settings, check, formatters, on_ready, tracer))
 

@@ -29,6 +29,11 @@ DEMO_NAMES: Final = ("demo-15m", "demo-110m")
 DEMO_POSITIONS: Final = 2048
 
 
+def weights_notes(model: str) -> list[str]:
+    """What to know of a model's weights before its text is read."""
+    return [f"{model} has random weights: its text means nothing"] if model in DEMO_NAMES else []
+
+
 def lengths_of(scenario: Scenario) -> list[Lengths]:
     """Prompt and output lengths of a synthetic workload's requests, with their shares."""
     workload = scenario.workload

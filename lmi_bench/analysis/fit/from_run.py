@@ -23,7 +23,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import GENERATOR_LIMITED, Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import ms_to_s
 from lmi_bench.engine.scheduling.config import KvLayout
@@ -98,6 +98,22 @@ def run_dtype(run: Run) -> str:
     return planned_dtype(run_model(run), facts.dtype)
 
 
+def why_left_out(line: Level) -> str | None:
+    """Why no profile can be fitted to a level; None where one can."""
+    if line.errors:
+        return f"{line.errors} failed request{'s' if line.errors > 1 else ''}"
+    if line.stopped_by:
+        return f"ended early by: {line.stopped_by}"
+    if line.valid or _only_ttft_unsure(line):
+        return None
+    return line.invalid_reason or "invalid"
+
+
+def _only_ttft_unsure(line: Level) -> bool:
+    """Whether the level is invalid for its times to first token alone."""
+    return not line.valid and (line.invalid_reason or "").startswith(GENERATOR_LIMITED)
+
+
 def cells_from_run(
     run: Run,
     shape: ModelShape,
@@ -123,7 +139,7 @@ def cells_from_run(
     setup = Setup(shape, instance, degree, dtype, kv_dtype=kv_dtype or facts.kv_dtype)
     cells = []
     for line, records in zip(run.levels, run.records, strict=True):
-        if not line.valid or line.errors or line.stopped_by:
+        if why_left_out(line) is not None:
             continue
         if run.manifest.imported_from:  # its files may differ in length
             input_tokens, output_tokens = mean_lengths(run.path, line)
@@ -137,6 +153,7 @@ def cells_from_run(
                 arrivals_s=tuple(each.due_s for each in records) if line.load.is_open else (),
                 latency_mean_s_per_token=_mean_s(line, "latency_per_token"),
                 max_sequences=_max_sequences(run, input_tokens + output_tokens),
+                ttft_mean_s=None if _only_ttft_unsure(line) else cell.ttft_mean_s,
             )
         )
     if not cells:
@@ -219,6 +236,14 @@ def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:
     version = engine.partition(" ")[2]
     prior = prior_for("tgi 3.0" if engine == "tgi" else engine, cells)  # today's, not that of 2023
     return replace(prior, version=version) if version else prior
+
+
+def calibrated_levels(runs: Sequence[Run]) -> str:
+    """How many levels a profile is fitted to, and which are left out for what."""
+    lines = [line for run in runs for line in run.levels]
+    out = [f"{line.name}: {why}" for line in lines if (why := why_left_out(line)) is not None]
+    left_out = f"; left out: {'; '.join(out)}" if out else ""
+    return f"calibrating on {len(lines) - len(out)} measured level(s){left_out}"
 
 
 def has_closed_loop(run: Run) -> bool:

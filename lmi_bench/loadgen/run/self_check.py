@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmi_bench.core.clock import is_virtual
-from lmi_bench.core.level import GeneratorReport
+from lmi_bench.core.level import GENERATOR_LIMITED, GeneratorReport
 from lmi_bench.core.records import RequestRecord, counted
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
@@ -263,7 +263,7 @@ def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str
     else:
         return None
     return (
-        f"client: generator-limited: {what} (share of a core {check.cpu_share:.2f}); lower the "
+        f"{GENERATOR_LIMITED}: {what} (share of a core {check.cpu_share:.2f}); lower the "
         "load, or give the generator a core of its own or more --workers"
     )
 

@@ -11,6 +11,7 @@ import pytest
 from lmi_bench.analysis.fit.from_run import (
     PlacedRun,
     calibrate_on_runs,
+    calibrated_levels,
     cells_from_run,
     has_closed_loop,
     run_dtype,
@@ -27,7 +28,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import UnplannedLengths
+from lmi_bench.core.level import GENERATOR_LIMITED, UnplannedLengths
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
@@ -153,9 +154,23 @@ def test_levels_that_missed_failed_or_stopped_are_left_out():
     run.levels[2] = replace(run.levels[2], errors=1)
     run.levels[3] = replace(run.levels[3], stopped_by="timeout")
     assert [cell.concurrency for cell in cells_from_run(run, SHAPE, INSTANCE)] == [1]
+    assert calibrated_levels([run]) == (
+        "calibrating on 1 measured level(s); left out: concurrency 4: invalid; concurrency 16: "
+        "1 failed request; concurrency 40: ended early by: timeout"
+    )
     run.levels[0] = replace(run.levels[0], valid=False)
     with pytest.raises(InputError, match="no level can be calibrated on"):
         cells_from_run(run, SHAPE, INSTANCE)
+
+
+def test_a_level_whose_first_tokens_alone_are_unsure_keeps_its_other_figures():
+    run = sweep_of(TGI_2023, levels=(1,))
+    sure = cells_from_run(run, SHAPE, INSTANCE)[0]
+    run.levels[0] = replace(
+        run.levels[0], valid=False, invalid_reason=f"{GENERATOR_LIMITED}: TTFT mean 5% too long"
+    )
+    assert cells_from_run(run, SHAPE, INSTANCE) == [replace(sure, ttft_mean_s=None)]
+    assert calibrated_levels([run]) == "calibrating on 1 measured level(s)"
 
 
 @pytest.mark.parametrize(
