@@ -186,7 +186,8 @@ def _server_files(
         make, _, prefix = _ENGINES[server.kind]
         command, words = _command(plan, server)
         script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\n{_ONE_COPY}exec "
-        script += " \\\n  ".join([command, *map(shlex.quote, words)]) + "\n"
+        lines = shlex.join(words).replace(" --", " \\\n  --")  # no value begins with dashes
+        script += f"{command} {lines}\n"
         variables = {
             prefix + name.upper().replace("-", "_"): value
             for name, value in make(plan, trust_remote_code=trust).items()

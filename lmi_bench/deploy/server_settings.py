@@ -183,7 +183,7 @@ def sglang_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -
         "dtype": served_dtype(plan),
         "quantization": _quantization(plan),
         "chunked-prefill-size": -1 if engine.chunked_prefill is False else limits.step_tokens,
-        "mem-fraction-static": math.floor(limits.static_share * 1000) / 1000,
+        "mem-fraction-static": math.floor(limits.static_share * 1e5) / 1e5,
         "disable-cuda-graph": engine.cuda_graphs is False or None,
         "kv-cache-dtype": "fp8_e4m3" if plan.has_one_byte_cache else None,
         "trust-remote-code": trust_remote_code or None,
