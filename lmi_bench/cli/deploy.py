@@ -63,7 +63,9 @@ def check(
     path: Annotated[
         Path | None,
         Option(
-            "serving.properties, its folder, or a model.tar.gz.", argument=True, metavar="[PATH]"
+            "serving.properties, vllm.env, sglang.env or tgi.env, its folder, or a model.tar.gz.",
+            argument=True,
+            metavar="[PATH]",
         ),
     ] = None,
     djl_version: _Version = "0.38.0",
@@ -71,20 +73,20 @@ def check(
         list[str] | None, Option("Name that may pass unknown, such as a new argument; repeatable.")
     ] = None,
 ) -> None:
-    """Print how an LMI container reads a file and this environment; exit 2 if it refuses them."""
+    """Print how a container reads a file, LMI's with this environment; exit 2 for a mistake."""
     from lmi_bench.deploy.option_table import all_options
     from lmi_bench.jobs.deploy import check_file
 
     checked = check_file(path, djl_version, tuple(allow or ()))
     known = all_options()
     print_table(
-        f"Effective settings of djl-serving {djl_version}",
+        f"Effective settings of {checked.server}",
         [
             {
                 "key": name,
                 "value": setting.value,
                 "from": setting.origin,
-                "meaning": known[name].meaning if name in known else "not an option of LMI",
+                "meaning": known[name].meaning if name in known else "",
             }
             for name, setting in checked.settings.items()
         ],

@@ -34,15 +34,16 @@ from lmi_bench.deploy.server_settings import (
     vllm_arguments,
 )
 from lmi_bench.deploy.settings import LONGEST_WAIT_S, EndpointSettings, Server
+from lmi_bench.deploy.variables import PREFIXES
 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
 _TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _ENGINES: Final = {
-    "vllm": (vllm_arguments, "vllm serve", "SM_VLLM_"),
-    "sglang": (sglang_arguments, "python3 -m sglang.launch_server", "SM_SGLANG_"),
+    "vllm": (vllm_arguments, "vllm serve"),
+    "sglang": (sglang_arguments, "python3 -m sglang.launch_server"),
 }
-"""Arguments, command, and the prefix of the variables that AWS's images turn into arguments."""
+"""Arguments and command of an engine."""
 _OWN_IMAGES: Final = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
 _ONE_COPY: Final = "# one copy; each further one needs its own CUDA_VISIBLE_DEVICES and --port\n"
 _SHORTEST_WAIT_S: Final = 600
@@ -161,7 +162,7 @@ def _kubernetes_bundle(
 
 def _command(plan: DeploymentPlan, server: Server) -> tuple[str, list[str]]:
     """The command of an engine for one copy, and its words."""
-    make, command, _ = _ENGINES[server.kind]
+    make, command = _ENGINES[server.kind]
     arguments = make(plan, trust_remote_code=server.trust_remote_code)
     return command, [
         word
@@ -181,15 +182,15 @@ def _server_files(
     """The server's own files, its environment, and the traps of both."""
     trust, traps = server.trust_remote_code, _unsupported(plan, server.kind, image)
     if server.kind == "tgi":
-        return {}, tgi_environment(plan, trust_remote_code=trust), traps
+        return {}, tgi_environment(plan, image, trust_remote_code=trust), traps
     if server.kind != "lmi":
-        make, _, prefix = _ENGINES[server.kind]
+        make, _ = _ENGINES[server.kind]
         command, words = _command(plan, server)
         script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\n{_ONE_COPY}exec "
         lines = shlex.join(words).replace(" --", " \\\n  --")  # no value begins with dashes
         script += f"{command} {lines}\n"
         variables = {
-            prefix + name.upper().replace("-", "_"): value
+            PREFIXES[server.kind] + name.upper().replace("-", "_"): value
             for name, value in make(plan, trust_remote_code=trust).items()
         }
         return {f"{server.kind}-serve.sh": script}, variables, traps

@@ -28,6 +28,8 @@ _LONGEST_NGRAM: Final = 4
 _LMI_DTYPES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "auto": "auto"}
 _USUAL: Final = "float16"  # of a plan: 16 bits, as the checkpoint has them
 _BFLOAT16_SINCE: Final = 8.0  # compute capability
+_FLOAT8_SINCE: Final = 8.9  # compute capability
+_TGI_CACHE_DTYPE_SINCE: Final = "3.0"
 _DRAFT_MODELS_SINCE: Final = "0.14"
 """The first version of vLLM whose second engine takes a draft model (vllm-project/vllm 24322)."""
 _WITHOUT_DRAFTS: Final = ("trtllm", "deepspeed")
@@ -128,7 +130,9 @@ def _takes_speculative_config(image: Image | None) -> bool:
     return "speculative_config" in engine_arguments(image.engine, image.engine_version)
 
 
-def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
+def tgi_environment(
+    plan: DeploymentPlan, image: Image | None = None, *, trust_remote_code: bool = False
+) -> dict[str, str]:
     """TGI's environment variables for one copy."""
     engine, limits = plan.engine, plan.limits
     prefill = max(_PREFILL_TOKENS, limits.max_input_tokens)
@@ -142,11 +146,20 @@ def tgi_environment(plan: DeploymentPlan, *, trust_remote_code: bool = False) ->
         "MAX_CONCURRENT_REQUESTS": 1 if limits.max_num_seqs == 1 else 2 * limits.max_num_seqs,
         **_tgi_dtype(plan),
         "CUDA_MEMORY_FRACTION": limits.memory_share,
+        "KV_CACHE_DTYPE": "fp8_e4m3fn" if _tgi_has_one_byte_cache(plan, image) else None,
         "CUDA_GRAPHS": 0 if engine.cuda_graphs is False else None,
         "SPECULATE": plan.draft_tokens if plan.draft == NGRAM else None,
         "HF_MODEL_TRUST_REMOTE_CODE": trust_remote_code or None,
     }
     return _as_text(variables)
+
+
+def _tgi_has_one_byte_cache(plan: DeploymentPlan, image: Image | None) -> bool:
+    """True if TGI can keep the plan's one-byte cache: by its version and the device."""
+    capability = plan.setup.instance.accelerator.compute_capability or 0.0
+    version = image.engine_version if image else ""
+    is_old = bool(version) and version_key(version) < version_key(_TGI_CACHE_DTYPE_SINCE)
+    return plan.has_one_byte_cache and capability >= _FLOAT8_SINCE and not is_old
 
 
 def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
@@ -212,7 +225,8 @@ def unsupported_settings(
     old = image is not None and bool(image.djl) and era_of(image.djl) == "A"
     missing = {"chunked_prefill": chunked and (server == "tgi" or old)}
     if server == "tgi":
-        missing |= cache | {draft: draft_model}
+        is_kept = _tgi_has_one_byte_cache(plan, image)
+        missing |= (cache if not is_kept else {}) | {draft: draft_model}
     elif server in ("vllm", "sglang"):
         pass
     elif image is not None and image.engine != "vllm":

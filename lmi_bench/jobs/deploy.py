@@ -17,16 +17,19 @@ from lmi_bench.analysis.model.profiles import profile_from_json
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
+from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.deploy.aws_jobs import job_files
-from lmi_bench.deploy.bundle import Bundle, build_bundle, write_bundle
+from lmi_bench.deploy.bundle import PROPERTIES, Bundle, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
-from lmi_bench.deploy.images import SERVERS, choose_image
+from lmi_bench.deploy.images import SERVERS, choose_image, find_image
 from lmi_bench.deploy.limits import profile_of
 from lmi_bench.deploy.option_table import Setting, effective_settings, untranslated_variables
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
+from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.settings import EndpointSettings
+from lmi_bench.deploy.variables import check_variables
 from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
 from lmi_bench.jobs.settings.deploy import DeploySettings, LimitsSettings
@@ -48,11 +51,13 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """The effective settings of an LMI container.
+    """The effective settings of a container.
 
+    server        whose settings, such as djl-serving 0.38.0
     untranslated  variables that are set but not read by LMI containers
     """
 
+    server: str
     settings: dict[str, Setting]
     untranslated: list[str]
     traps: tuple[str, ...]
@@ -136,6 +141,12 @@ def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -
 
 def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> CheckedFile:
     """Work out the effective settings and the traps. Raises InputError for mistakes."""
+    variables = None if path is None else _variables_file(path)
+    if variables is not None:
+        kind, values = variables.stem, parse_properties(read_text(variables))
+        check_variables(kind, values, allowed).raise_mistakes(str(variables))
+        found = {name: Setting(value, variables.name) for name, value in values.items()}
+        return CheckedFile(f"{kind} {find_image(kind).engine_version}", found, [], ())
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
     environ = dict(os.environ)
@@ -150,7 +161,17 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
         allowed=allowed,
     )
     verdict.raise_mistakes(source)
-    return CheckedFile(settings, untranslated_variables(environ), verdict.traps)
+    server = f"djl-serving {djl_version}"
+    return CheckedFile(server, settings, untranslated_variables(environ), verdict.traps)
+
+
+def _variables_file(path: Path) -> Path | None:
+    """The .env file of vLLM, SGLang or TGI: itself, or the one in a folder without properties."""
+    names = [f"{kind}.env" for kind in SERVERS if kind != "lmi"]
+    if not path.is_dir():
+        return path if path.name in names else None
+    found = [path / name for name in names if (path / name).is_file()]
+    return found[0] if found and not (path / PROPERTIES).exists() else None
 
 
 def wait_until_healthy(url: str, limit_s: float) -> Health:
