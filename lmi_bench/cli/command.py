@@ -24,23 +24,11 @@ _RARE = "rare"
 _OLD_NAMES = "old_names"
 _BARE = "bare"
 _FORM, _QUIET = "output_form", "is_quiet"
+_FORM_HELP = "Form of the answer: table, plain (tab-separated, all columns) or json (one document)."
+_QUIET_HELP = "Answer and warnings only, without progress and notes."
 _FORM_OPTIONS = {
-    _FORM: (
-        Form,
-        "table",
-        Option(
-            "Form of the answer: table, plain (tab-separated, all columns) or json (one document).",
-            ("--output",),
-        ),
-    ),
-    _QUIET: (
-        bool,
-        False,
-        Option(
-            "Answer and warnings only, without progress and notes.",
-            ("--quiet", "-q"),
-        ),
-    ),
+    _FORM: (Form, "table", Option(_FORM_HELP, ("--output",))),
+    _QUIET: (bool, False, Option(_QUIET_HELP, ("--quiet", "-q"))),
 }
 """What every command with figures has besides its own options."""
 _WITHOUT_FORM = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +58,7 @@ def doctor(settings: DoctorSettings, json_file: JsonFile = None) -> None:
     print_table("Doctor", rows, whole=("", "check"), left=("found, and what to mend",))
     counts = {state: diagnosis.count(state) for state in ("ok", "warn", "fail")}
     say(f"doctor: {', '.join(f'{number} {state}' for state, number in counts.items())}")
-    write_json(json_file, diagnosis.to_json(), "findings")
+    write_json(json_file, asdict(diagnosis), "findings")
     if diagnosis.exit_code:
         raise typer.Exit(diagnosis.exit_code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib.metadata
 import itertools
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,9 +35,9 @@ Outcome = tuple[State, str, str]
 _WATCH_S: Final = 0.2
 _BUSY_SHARE, _STEAL_SHARE = 0.5, 0.01  # of the cores; above, latencies are another's
 _FAST_CLOCKS: Final = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
-_FEW_STREAMS, _MANY_STREAMS = 32, 1024  # the highest default level; what large sweeps use
-_LITTLE_MEMORY_GIB, _SOME_MEMORY_GIB = 0.5, 2.0
-_LITTLE_DISK_GIB, _SOME_DISK_GIB = 0.05, 1.0
+_STREAMS: Final = 32, 1024  # the highest default level; what large sweeps use
+_MEMORY_GIB: Final = 0.5, 2.0
+_DISK_GIB: Final = 0.05, 1.0
 _FEW_PORTS: Final = 10_000
 _OLD_PROFILE_DAYS: Final = 365
 _TERMINAL_COLUMNS: Final = 80
@@ -45,13 +46,9 @@ _EXTENSIONS: Final = {
     "aarch64": ("asimd", "bf16", "sve"),
 }
 _CREDENTIALS: Final = {
-    "aws_access_key_id": "keys",
-    "sso_session": "SSO",
-    "sso_start_url": "SSO",
-    "role_arn": "a role",
-    "credential_process": "a program",
-    "web_identity_token_file": "a web identity",
-}
+    "aws_access_key_id": "keys", "sso_session": "SSO", "sso_start_url": "SSO", "role_arn": "a role",
+    "credential_process": "a program", "web_identity_token_file": "a web identity",
+}  # fmt: skip
 _CREDENTIAL_VARIABLES: Final = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -84,33 +81,16 @@ class Diagnosis:
         """1 if something fails, else 0."""
         return EXIT_FAILED if self.count("fail") else EXIT_DONE
 
-    def to_json(self) -> dict[str, Any]:
-        """The findings as plain JSON values."""
-        return {"findings": [asdict(each) for each in self.findings]}
-
 
 def doctor(settings: DoctorSettings, listener: Listener) -> Diagnosis:
     """Examine the machine, and the endpoint if one is named; raises InputError for a bad URL."""
     checks: dict[str, Callable[[], Outcome]] = {
-        "cores": _cores,
-        "load": _load,
-        "clock": _clock,
-        "open files": _open_files,
-        "receive times": _receive_times,
-        "C receiver": _receiver,
-        "processor": _processor,
-        "memory": _memory,
-        "disk": partial(_disk, settings.runs),
-        "ports": _ports,
-        "GPU": _gpu,
-        "packages": _packages,
-        "AWS credentials": _aws_credentials,
-        "AWS region": _aws_region,
-        "profiles": _profiles,
-        "prices": _prices,
-        "proxies": _proxies,
-        "terminal": _terminal,
-    }
+        "cores": _cores, "load": _load, "clock": _clock, "open files": _open_files,
+        "receive times": _receive_times, "C receiver": _receiver, "processor": _processor,
+        "memory": _memory, "disk": partial(_disk, settings.runs), "ports": _ports, "GPU": _gpu,
+        "packages": _packages, "AWS credentials": _aws_credentials, "AWS region": _aws_region,
+        "profiles": _profiles, "prices": _prices, "proxies": _proxies, "terminal": _terminal,
+    }  # fmt: skip
     if settings.target is not None:
         checks["endpoint"] = _endpoint_check(settings, settings.target, listener)
     return Diagnosis(tuple(_finding(name, check) for name, check in checks.items()))
@@ -124,38 +104,44 @@ def _finding(name: str, check: Callable[[], Outcome]) -> Finding:
         return Finding(name, "warn", f"unknown ({what})", "This check could not be made here.")
 
 
-def _by_limits(value: float, fail_below: float, warn_below: float) -> State:
-    return "fail" if value < fail_below else "warn" if value < warn_below else "ok"
+def _judged(found: str, *faults: tuple[object, str]) -> Outcome:
+    """A warning with what mends the first fault that holds; ok if none does."""
+    for holds, mend in faults:
+        if holds:
+            return "warn", found, mend
+    return "ok", found, ""
+
+
+def _by_limits(value: float, limits: tuple[float, float], found: str, mend: str) -> Outcome:
+    """Fails below the first limit, warns below the second."""
+    return ("fail", found, mend) if value < limits[0] else _judged(found, (value < limits[1], mend))
 
 
 def _cores() -> Outcome:
     usable, nominal = count_usable_cores(), os.cpu_count() or 1
-    found = f"{usable} of {plural(nominal, 'core')} usable"
-    if usable < nominal:
-        return "warn", found, "Raise the container's CPU quota or the CPU affinity to use the rest."
-    if usable == 1:
-        return "warn", found, "Give the load generator 2 cores: anything else delays its reads."
-    return "ok", found, ""
+    return _judged(
+        f"{usable} of {plural(nominal, 'core')} usable",
+        (usable < nominal, "Raise the container's CPU quota or the CPU affinity to use the rest."),
+        (usable == 1, "Give the load generator 2 cores: anything else delays its reads."),
+    )
 
 
 def _load() -> Outcome:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    found = f"load average {load:.2f} on {plural(cores, 'core')}"
+    found, steal = f"load average {load:.2f} on {plural(cores, 'core')}", 0.0
     stat = Path("/proc/stat")
-    if not stat.exists():
-        steal = 0.0
-    else:
+    if stat.exists():
         before = _processor_times(stat)
         time.sleep(_WATCH_S)
         after = _processor_times(stat)
         spent = [late - early for early, late in zip(before, after, strict=True)]
         steal = spent[7] / max(1, sum(spent[:8]))
         found += f", steal {steal:.1%} in {_WATCH_S:g} s"
-    if steal > _STEAL_SHARE:
-        return "warn", found, "Move to a machine whose cores are not shared: its pauses are in p99."
-    if load > _BUSY_SHARE * cores:
-        return "warn", found, "End other programs before you measure."
-    return "ok", found, ""
+    shared = "Move to a machine whose cores are not shared: its pauses are in p99."
+    busy = load > _BUSY_SHARE * cores
+    return _judged(
+        found, (steal > _STEAL_SHARE, shared), (busy, "End other programs before you measure.")
+    )
 
 
 def _processor_times(stat: Path) -> list[int]:
@@ -182,11 +168,12 @@ def _clock() -> Outcome:
     )
     if any(late < early for early, late in itertools.pairwise(reads)):
         return "fail", found, "Use another machine: the monotonic clock runs backwards."
-    if clock.steps:
-        return "warn", found, "Let the clock be slewed, not stepped (chronyd), while you measure."
-    if source and source not in _FAST_CLOCKS:
-        return "warn", found, "Choose a clock source that needs no system call, such as tsc."
-    return "ok", found, ""
+    is_slow = source and source not in _FAST_CLOCKS
+    return _judged(
+        found,
+        (clock.steps, "Let the clock be slewed, not stepped (chronyd), while you measure."),
+        (is_slow, "Choose a clock source that needs no system call, such as tsc."),
+    )
 
 
 def _open_files() -> Outcome:
@@ -199,21 +186,17 @@ def _open_files() -> Outcome:
         return "ok", "no hard limit", ""
     streams = max(0, hard - SPARE_DESCRIPTORS)
     found = f"hard limit {hard:,}: {plural(streams, 'concurrent stream')}"
-    state = _by_limits(streams, _FEW_STREAMS, _MANY_STREAMS)
-    needed = _MANY_STREAMS + SPARE_DESCRIPTORS
+    needed = _STREAMS[1] + SPARE_DESCRIPTORS
     mend = f"Raise the hard limit to {needed:,} or more (ulimit -Hn, LimitNOFILE, --ulimit nofile)."
-    return state, found, mend if state != "ok" else ""
+    return _by_limits(streams, _STREAMS, found, mend)
 
 
 def _receive_times() -> Outcome:
     from lmi_bench.loadgen.http.kernel_time import KernelStamps
 
-    stamps = KernelStamps()
-    try:
+    with contextlib.closing(KernelStamps()) as stamps:
         if stamps.available:
             return "ok", "the kernel stamps received packets", ""
-    finally:
-        stamps.close()
     found = "the kernel does not stamp received packets: token times are those of the read"
     return "warn", found, "Measure on Linux without a sandbox that hides SO_TIMESTAMPNS."
 
@@ -226,12 +209,8 @@ def _receiver() -> Outcome:
     try:
         path = library(SOURCE, build=False)
     except NativeUnavailableError as exc:
-        found = f"Python reads the streams, which carries fewer: {exc}"
-        return (
-            "warn",
-            found,
-            f"Install a C compiler such as gcc, or name one in {SOURCE.variable}.",
-        )
+        mend = f"Install a C compiler such as gcc, or name one in {SOURCE.variable}."
+        return "warn", f"Python reads the streams, which carries fewer: {exc}", mend
     return "ok", f"{path} is built" if path.is_file() else "is built at the first sweep", ""
 
 
@@ -243,9 +222,8 @@ def _processor() -> Outcome:
     found = cpu_info("model name") or machine
     found += f", with {', '.join(has)}" if has else ""
     found += f", without {', '.join(lacks)}" if lacks else ""
-    if wanted and not has:
-        return "warn", found, "Run the bundled engine on a processor with vector instructions."
-    return "ok", found, ""
+    mend = "Run the bundled engine on a processor with vector instructions."
+    return _judged(found, (wanted and not has, mend))
 
 
 def _memory() -> Outcome:
@@ -261,9 +239,8 @@ def _memory() -> Outcome:
         if text.isdecimal() and int(text) < total:
             free = min(free, int(text))
             found += f", the container may use {bytes_to_gib(int(text)):.1f}"
-    state = _by_limits(bytes_to_gib(free), _LITTLE_MEMORY_GIB, _SOME_MEMORY_GIB)
-    mend = f"Free memory or raise the container's limit to {_SOME_MEMORY_GIB:g} GiB or more."
-    return state, found, mend if state != "ok" else ""
+    mend = f"Free memory or raise the container's limit to {_MEMORY_GIB[1]:g} GiB or more."
+    return _by_limits(bytes_to_gib(free), _MEMORY_GIB, found, mend)
 
 
 def _disk(runs: Path) -> Outcome:
@@ -274,9 +251,8 @@ def _disk(runs: Path) -> Outcome:
     except OSError as exc:
         found = f"{runs} cannot be written ({exc.strerror})"
         return "fail", found, "Name another folder with `sweep --out`, or mend its permissions."
-    state = _by_limits(free, _LITTLE_DISK_GIB, _SOME_DISK_GIB)
-    mend = f"Make room: a long sweep writes up to {_SOME_DISK_GIB:g} GiB." if state != "ok" else ""
-    return state, f"{free:.1f} GiB free for {runs}", mend
+    mend = f"Make room: a long sweep writes up to {_DISK_GIB[1]:g} GiB."
+    return _by_limits(free, _DISK_GIB, f"{free:.1f} GiB free for {runs}", mend)
 
 
 def _ports() -> Outcome:
@@ -285,10 +261,8 @@ def _ports() -> Outcome:
         return "ok", "not listed by this system", ""
     first, last = map(int, path.read_text(encoding="ascii").split())
     found = f"{last - first + 1:,} ephemeral ports, {first} to {last}"
-    if last - first < _FEW_PORTS:
-        mend = "Widen net.ipv4.ip_local_port_range: each connection to an address takes one port."
-        return "warn", found, mend
-    return "ok", found, ""
+    mend = "Widen net.ipv4.ip_local_port_range: each connection to an address takes one port."
+    return _judged(found, (last - first < _FEW_PORTS, mend))
 
 
 def _gpu() -> Outcome:
@@ -307,9 +281,8 @@ def _gpu() -> Outcome:
         return "warn", found, "Reinstall the driver, or restart the machine, to use its GPU."
     gpus = done.stdout.strip().splitlines()
     found = f"{'; '.join(gpus) or 'nvidia-smi lists none'}; {engine}"
-    if gpus and torch and "+cpu" in torch:
-        return "warn", found, "Install torch's CUDA build: this one computes on the processor only."
-    return "ok", found, ""
+    mend = "Install torch's CUDA build: this one computes on the processor only."
+    return _judged(found, (gpus and "+cpu" in torch, mend))
 
 
 def _packages() -> Outcome:
@@ -333,11 +306,9 @@ def _packages() -> Outcome:
         f"Python {host_facts()['python']}, {len(required) - len(missing)} of {len(required)} "
         f"required packages; engine extra: {listed}"
     )
-    faults = [f"{each.name}{each.specifier}" for each in (*missing, *old)]
-    if faults:
-        named = " ".join(f"'{each}'" for each in faults)
-        return "fail" if missing else "warn", found, f"Install what is needed: pip install {named}"
-    return "ok", found, ""
+    faults = " ".join(f"'{each.name}{each.specifier}'" for each in (*missing, *old))
+    mend = f"Install what is needed: pip install {faults}"
+    return ("fail", found, mend) if missing else _judged(found, (faults, mend))
 
 
 def _aws_credentials() -> Outcome:
@@ -353,10 +324,8 @@ def _aws_credentials() -> Outcome:
         return "fail", found, "Name an existing profile in AWS_PROFILE, or unset it."
     if "AWS_ACCESS_KEY_ID" in variables and not os.environ.get("AWS_SECRET_ACCESS_KEY"):
         return "fail", f"{shown} without AWS_SECRET_ACCESS_KEY", "Set both variables, or neither."
-    if not named:
-        mend = "Run `aws configure`, for SageMaker only; a role of this machine was not asked for."
-        return "warn", shown, mend
-    return "ok", shown, ""
+    mend = "Run `aws configure`, for SageMaker only; a role of this machine was not asked for."
+    return _judged(shown, (not named, mend))
 
 
 def _aws_profiles() -> tuple[dict[str, dict[str, Any]], str, bool]:
@@ -386,18 +355,15 @@ def _aws_region() -> Outcome:
 def _profiles() -> Outcome:
     from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_0_19
 
-    found, oldest = [], 0
-    for each in (VLLM_0_19, VLLM_0_12, TGI_2023):
-        age = (_today() - dt.date.fromisoformat(each.fitted_date)).days
-        oldest = max(oldest, age)
-        found.append(
-            f"{each.name} {each.version}, fitted {each.fitted_date} ({plural(age, 'day')} ago) on "
-            f"{each.fitted_on}"
-        )
-    if oldest > _OLD_PROFILE_DAYS:
-        mend = "Calibrate on a run of today's engine version: lmi-bench calibrate RUN_DIR --out P."
-        return "warn", "; ".join(found), mend
-    return "ok", "; ".join(found), ""
+    shipped = (VLLM_0_19, VLLM_0_12, TGI_2023)
+    days = [(_today() - dt.date.fromisoformat(each.fitted_date)).days for each in shipped]
+    found = "; ".join(
+        f"{each.name} {each.version}, fitted {each.fitted_date} ({plural(age, 'day')} ago) on "
+        f"{each.fitted_on}"
+        for each, age in zip(shipped, days, strict=True)
+    )
+    mend = "Calibrate on a run of today's engine version: lmi-bench calibrate RUN_DIR --out P."
+    return _judged(found, (max(days) > _OLD_PROFILE_DAYS, mend))
 
 
 def _prices() -> Outcome:
@@ -417,8 +383,8 @@ def _prices() -> Outcome:
             f"{platform}: {len(priced)} of {len(machines)}{dates}, {old} older than {STALE_DAYS} "
             f"days, {undated} undated"
         )
-    mend = "Get today's with `lmi-bench catalog refresh`." if is_stale else ""
-    return "warn" if is_stale else "ok", "; ".join(found), mend
+    mend = "Get today's with `lmi-bench catalog refresh`."
+    return _judged("; ".join(found), (is_stale, mend))
 
 
 def _today() -> dt.date:
@@ -427,10 +393,9 @@ def _today() -> dt.date:
 
 def _proxies() -> Outcome:
     names = [each for name in _PROXIES for each in (name, name.lower()) if os.environ.get(each)]
-    if names:
-        mend = "Expect requests to AWS through the proxy; `sweep URL` connects directly."
-        return "warn", f"{', '.join(names)} set", mend
-    return "ok", "none in the environment", ""
+    mend = "Expect requests to AWS through the proxy; `sweep URL` connects directly."
+    found = f"{', '.join(names)} set" if names else "none in the environment"
+    return _judged(found, (names, mend))
 
 
 def _terminal() -> Outcome:
@@ -439,10 +404,8 @@ def _terminal() -> Outcome:
     columns = shutil.get_terminal_size().columns
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in (None, "", "dumb")
     found = f"{columns} columns, {'without' if plain else 'with'} colour"
-    if columns < _TERMINAL_COLUMNS:
-        mend = f"Widen it to {_TERMINAL_COLUMNS} columns or more: narrow tables leave columns out."
-        return "warn", found, mend
-    return "ok", found, ""
+    mend = f"Widen it to {_TERMINAL_COLUMNS} columns or more: narrow tables leave columns out."
+    return _judged(found, (columns < _TERMINAL_COLUMNS, mend))
 
 
 def _endpoint_check(

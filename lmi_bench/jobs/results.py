@@ -295,17 +295,14 @@ def of_traffic(traffic: Traffic) -> Summary:
 def of_metrics(metered: MeteredTraffic) -> Summary:
     """The summary of an engine's counters."""
     rates = metered.rates_per_s
-    hourly: tuple[float | None, ...] = ()
-    if rates:
-        by_hour: list[list[float]] = [[] for _ in range(24)]
-        for at, rate in rates:
-            by_hour[int(at // 3600) % 24].append(rate)
-        hourly = tuple(sum(each) / len(each) if each else None for each in by_hour)
+    by_hour: list[list[float]] = [[] for _ in range(24 if rates else 0)]
+    for at, rate in rates:
+        by_hour[int(at // 3600) % 24].append(rate)
     return Summary(
         kinds=metered.kinds,
         peak_per_s=max((rate for _, rate in rates), default=None) or None,
         mean_per_s=sum(rate for _, rate in rates) / len(rates) if rates else None,
-        hourly_per_s=hourly,
+        hourly_per_s=tuple(sum(each) / len(each) if each else None for each in by_hour),
         unknown=metered.unknown,
         notes=(f"lengths from the metrics of {metered.engine}",),
     )

@@ -68,7 +68,7 @@ class Watched:
 
     @property
     def dimensions(self) -> dict[str, str]:
-        """The dimensions of its metrics."""
+        """Those of its metrics."""
         if self.component is not None:
             return {"InferenceComponentName": self.component}
         return {"EndpointName": self.endpoint_name, "VariantName": self.variant}
@@ -96,13 +96,9 @@ class LevelSpan:
 
 def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
     """The spans of finished levels, those without times are left out."""
+    when = datetime.fromisoformat
     return [
-        LevelSpan(
-            line.index,
-            line.attempt,
-            datetime.fromisoformat(line.started_at),
-            datetime.fromisoformat(line.ended_at),
-        )
+        LevelSpan(line.index, line.attempt, when(line.started_at), when(line.ended_at))
         for line in lines
         if line.started_at and line.ended_at
     ]
@@ -122,31 +118,20 @@ def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[s
     from botocore.exceptions import BotoCoreError, ClientError
 
     minutes = [minute for span in spans for minute in span.minutes]
-    asked: dict[str, Any] = {
-        "StartTime": min(minutes),
-        "EndTime": max(minutes) + PERIOD,
-        "MetricDataQueries": [
-            {
-                "Id": name,
-                "MetricStat": {
-                    "Metric": {
-                        "Namespace": watched.hardware if name in _SHARES else _INVOCATIONS,
-                        "MetricName": metric,
-                        "Dimensions": [
-                            {"Name": dimension, "Value": value}
-                            for dimension, value in watched.dimensions.items()
-                        ],
-                    },
-                    "Period": int(PERIOD.total_seconds()),
-                    "Stat": statistic,
-                },
-            }
-            for name, metric, statistic in _QUERIES
-        ],
-    }
+    dimensions = [{"Name": name, "Value": value} for name, value in watched.dimensions.items()]
+
+    def query(name: str, metric: str, statistic: str) -> dict[str, Any]:
+        namespace = watched.hardware if name in _SHARES else _INVOCATIONS
+        of = {"Namespace": namespace, "MetricName": metric, "Dimensions": dimensions}
+        period_s = int(PERIOD.total_seconds())
+        return {"Id": name, "MetricStat": {"Metric": of, "Period": period_s, "Stat": statistic}}
+
+    asked = {"StartTime": min(minutes), "EndTime": max(minutes) + PERIOD}
+    queries = [query(*each) for each in _QUERIES]
     found: dict[str, dict[datetime, float]] = {}
     try:
-        for reply in client.get_paginator("get_metric_data").paginate(**asked):
+        pages = client.get_paginator("get_metric_data")
+        for reply in pages.paginate(**asked, MetricDataQueries=queries):
             for result in reply["MetricDataResults"]:
                 kept = found.setdefault(result["Id"], {})
                 pairs = zip(result["Timestamps"], result["Values"], strict=True)
@@ -157,10 +142,7 @@ def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[s
 
 
 def _of_level(
-    span: LevelSpan,
-    series: Mapping[str, Series],
-    users: Mapping[datetime, int],
-    watched: Watched,
+    span: LevelSpan, series: Mapping[str, Series], users: Mapping[datetime, int], watched: Watched
 ) -> CloudWatch:
     minutes = span.minutes
 
