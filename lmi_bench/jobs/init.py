@@ -162,15 +162,10 @@ def _stated(settings: InitSettings) -> dict[str, str]:
         if kind not in (None, by_target):
             raise InputError(f"--kind {kind} excludes --target {redact_text(settings.target)}")
         kind = by_target
-    found = {
-        "kind": kind,
-        "target": settings.target,
-        "model": settings.model,
-        "input_tokens": settings.input_tokens,
-        "output_tokens": settings.output_tokens,
-        "load": settings.concurrency if settings.rate is None else f"rate {settings.rate}",
-        "slo": ",".join(settings.slo) or None,
-    }
+    plain = ("target", "model", "input_tokens", "output_tokens")
+    found = {"kind": kind, **{name: getattr(settings, name) for name in plain}}
+    found["load"] = settings.concurrency if settings.rate is None else f"rate {settings.rate}"
+    found["slo"] = ",".join(settings.slo) or None
     return {name: value for name, value in found.items() if value is not None}
 
 

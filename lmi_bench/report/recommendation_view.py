@@ -32,12 +32,9 @@ _MORE_PRICES = (
 )
 # The most important figures; the table of figures lists all of them.
 _FIRST_FIGURES = (
-    "capacity_rate_per_s",
-    "throughput_tokens_per_s",
-    "ttft_p90_ms",
-    "itl_p50_ms",
+    "capacity_rate_per_s", "throughput_tokens_per_s", "ttft_p90_ms", "itl_p50_ms",
     "latency_per_token_p90_ms",
-)
+)  # fmt: skip
 _CONFIDENCE_TONES = {"sure": "good", "likely": "warn", "missed": "bad"}
 _PLACED = {
     "recommended", "nearest", "missed", "candidates", "rejected", "warnings", "accuracy",

@@ -52,6 +52,10 @@ class SignatureError(Exception):
         self.code = code
 
 
+def _invalid(message: str) -> SignatureError:
+    return SignatureError("InvalidSignatureException", message)
+
+
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
     """The signed parts of a request, as received.
@@ -82,15 +86,11 @@ class SignatureCheck:
         _check_date(stamp, scope[0], now or datetime.now(UTC))
         missing = {"host", "x-amz-date"} - set(signed_names)
         if missing or any(name not in headers for name in signed_names):
-            raise SignatureError(
-                "InvalidSignatureException",
-                "host and x-amz-date must be signed, and all signed sent",
-            )
+            raise _invalid("host and x-amz-date must be signed, and all signed sent")
         due = self._signature(request, headers, scope, signed_names, stamp)
         if not hmac.compare_digest(sent, due):
-            raise SignatureError(
-                "InvalidSignatureException",
-                "The request signature we calculated does not match the signature you provided.",
+            raise _invalid(
+                "The request signature we calculated does not match the signature you provided."
             )
 
     def _parse(self, authorization: str | None) -> tuple[list[str], list[str], str]:
@@ -109,10 +109,7 @@ class SignatureCheck:
                 "The security token included in the request is invalid.",
             )
         if scope[2:] != [self.service, "aws4_request"]:
-            raise SignatureError(
-                "InvalidSignatureException",
-                f"Credential should be scoped to correct service: '{self.service}'.",
-            )
+            raise _invalid(f"Credential should be scoped to correct service: '{self.service}'.")
         return scope, parts.get("SignedHeaders", "").split(";"), parts["Signature"]
 
     def _signature(
@@ -148,9 +145,7 @@ def _check_date(stamp: str, scope_date: str, now: datetime) -> None:
     except ValueError:
         raise SignatureError("IncompleteSignatureException", "no valid x-amz-date") from None
     if abs((now - signed_at).total_seconds()) > MAX_SKEW_S or not stamp.startswith(scope_date):
-        raise SignatureError(
-            "InvalidSignatureException", f"Signature expired: {stamp} is not within 5 min of now"
-        )
+        raise _invalid(f"Signature expired: {stamp} is not within 5 min of now")
 
 
 UNARY_TIMEOUT_S = 60.0

@@ -8,10 +8,12 @@ Source: the Prometheus exposition format 0.0.4.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import NamedTuple
 
 _LABELS = r'(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?'
@@ -59,31 +61,10 @@ def total(samples: Sequence[Sample], names: Sequence[str]) -> float | None:
 
 # vLLM: vllm/v1/metrics/loggers.py (0.10, and the older names of 0.6); our engine has vLLM's names.
 # TGI: router/src/infer and backends/v3/src (2.x and 3.x).
-_GAUGES: Mapping[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "tgi_batch_current_size"),
-    "waiting": ("vllm:num_requests_waiting", "tgi_queue_size"),
-    "kv_usage_frac": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-}
-_COUNTERS: Mapping[str, tuple[str, ...]] = {
-    "requests": ("vllm:request_success_total", "tgi_request_success"),
-    "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
-    "prefix_cache_hits": (
-        "vllm:prefix_cache_hits_total",
-        "vllm:prefix_cache_hits",
-        "vllm:gpu_prefix_cache_hits_total",
-        "vllm:gpu_prefix_cache_hits",
-    ),
-    "prefix_cache_queries": (
-        "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_queries",
-        "vllm:gpu_prefix_cache_queries_total",
-        "vllm:gpu_prefix_cache_queries",
-    ),
-    "prompt_tokens": ("vllm:prompt_tokens_total", "tgi_request_input_length_sum"),
-    "generation_tokens": ("vllm:generation_tokens_total", "tgi_request_generated_tokens_sum"),
-    "ttft_sum_s": ("vllm:time_to_first_token_seconds_sum",),
-    "ttft_count": ("vllm:time_to_first_token_seconds_count",),
-}
+_NAMES: Mapping[str, Mapping[str, list[str]]] = json.loads(
+    (files("lmi_bench.loadgen.watch") / "metric_names.json").read_text(encoding="utf-8")
+)
+_GAUGES, _COUNTERS = _NAMES["gauges"], _NAMES["counters"]
 _READER = SampleReader(
     [name for names in (*_GAUGES.values(), *_COUNTERS.values()) for name in names]
 )
@@ -101,7 +82,7 @@ def read_page(text: str) -> ServerSample:
     """The known metrics of a page; both mappings are empty if it has none."""
     samples = list(_READER.read(text))
 
-    def present(known: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    def present(known: Mapping[str, list[str]]) -> dict[str, float]:
         found = ((name, total(samples, names)) for name, names in known.items())
         return {name: value for name, value in found if value is not None}
 
