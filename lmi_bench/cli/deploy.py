@@ -52,6 +52,9 @@ def write(settings: DeploySettings) -> None:
             say(f"copies: {plan.copies} inference components a machine")
         elif plan.copies > 1:
             say(f"copies: LMI starts {plan.copies} workers in one container, behind one queue")
+    if not settings.server.is_kubernetes:
+        machine, most = plan.setup.instance.instance_type, settings.endpoint.max_instances
+        say(f"quota of the account: '{machine} for endpoint usage', {most or plan.instances}")
     for trap in bundle.traps:
         warn(trap)
     say(f"{settings.out}: {', '.join(bundle.files)}")

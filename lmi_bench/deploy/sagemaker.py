@@ -7,6 +7,7 @@ starts only one, each copy is an inference component.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +30,8 @@ Request = tuple[str, dict[str, Any]]
 VARIANT: Final = "AllTraffic"
 _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
 _SERVER_BYTES: Final = 4 * GIB  # of host memory for a copy, beside its weights while they load
+_WITHOUT_DISKS: Final = ("ml.p3.", "ml.inf1.", "ml.inf2.")
+_LARGEST_VOLUME_GB, _SYSTEM_GB = 512, 30  # of SageMaker's; for image and caches
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
 _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
@@ -164,6 +167,9 @@ def _config(
         "ContainerStartupHealthCheckTimeoutInSeconds": endpoint.startup_s,
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
+    if plan.setup.instance.instance_type.startswith(_WITHOUT_DISKS):
+        loaded_gb = 2 * weight_bytes(plan.setup.shape, plan.setup.dtype) / 1e9
+        variant["VolumeSizeInGB"] = min(_LARGEST_VOLUME_GB, math.ceil(loaded_gb) + _SYSTEM_GB)
     if ami:
         variant["InferenceAmiVersion"] = ami
     config: dict[str, Any] = {"EndpointConfigName": f"{endpoint.name}-config"}

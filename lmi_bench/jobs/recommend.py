@@ -272,6 +272,9 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
             instances=tuple(machines),
             degrees=settings.tensor_parallel or None,
         )
+        request, without_image = _with_images(settings, request)
+        for one in without_image if names and index == 0 else ():
+            listener.note(f"{one.instance_type} is left out: {one.reason}")
         members.append(member_of(name, request, lambda _text, _share: None))
     return share_machines(
         members,

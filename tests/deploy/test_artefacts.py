@@ -520,3 +520,12 @@ def test_sagemakers_own_jobs_get_the_plans_load_and_machines():
         framework="LMI",
     )
     assert "needs the weights on S3" in left_out[0]
+
+
+@pytest.mark.parametrize(("instance", "size_gb"), [("ml.p3.2xlarge", 37), ("ml.g5.2xlarge", None)])
+def test_a_machine_without_disks_gets_a_volume_for_the_weights(instance, size_gb):
+    """Qwen3 1.7B: 1.72e9 weights of 2 bytes, written twice, and 30 GB for the image."""
+    made = plan_from_layout("qwen3-1.7b", instance, VLLM_0_12, Stated(max_model_len=2048))
+    bundle = build_bundle(made, Server("lmi", image="0.32.0-lmi14.0.0-cu126"), ENDPOINT)
+    (variant,) = json.loads(bundle.files["sagemaker.json"])[1]["parameters"]["ProductionVariants"]
+    assert variant.get("VolumeSizeInGB") == size_gb

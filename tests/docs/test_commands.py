@@ -8,15 +8,21 @@ import functools
 import io
 import os
 import re
+import runpy
 import shlex
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
+from moto.sagemaker.models import FakeEndpointConfig, sagemaker_backends
+from moto.server import ThreadedMotoServer
 
 from lmi_bench.cli import console
 from lmi_bench.cli.main import app, main
 from lmi_bench.core.slo import join_goodput
+from tests.deploy.test_kubernetes import objects
 from tests.docs.pages import ROOT, command_lines, steps, titled_files
 from tests.end_to_end.control_plane import control_plane
 from tests.golden.scenarios import SCENARIOS
@@ -90,6 +96,28 @@ def run(*words):
     return said.getvalue(), code
 
 
+def script(words):
+    """What a written Python script prints when it is run, and its exit code."""
+    said, code = io.StringIO(), 0
+    sys.argv = words[1:]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_path(words[1], run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code or 0
+    return said.getvalue(), code
+
+
+def kubectl(words):
+    """The cluster: it takes files whose objects are valid by their kinds' schemas."""
+    files = {name: Path(name).read_text("utf-8") for name in words if name.endswith(".yaml")}
+    assert not files or objects(SimpleNamespace(files=files))
+    return "", 0
+
+
+STAND_INS = {"python": script, "kubectl": kubectl}
+
+
 def compared(line, *, varies):
     """A line as it is compared: without padding, and without figures that vary."""
     if varies:
@@ -116,6 +144,26 @@ def differences(step, said):
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("page", [ROOT / "README.md", *TUTORIALS], ids=lambda page: page.stem)
 def test_a_tutorial_does_what_it_shows(page, server, folder):
+    follow(page, server, folder)
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_deployment_guide_creates_and_removes_what_it_says(server, folder, monkeypatch):
+    """SageMaker and Auto Scaling are moto, whose list of machines ends in 2021."""
+    monkeypatch.setattr(FakeEndpointConfig, "validate_instance_type", lambda *_: None)
+    aws = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    aws.start()
+    for service in ("SAGEMAKER", "APPLICATION_AUTO_SCALING"):
+        host, port = aws.get_host_and_port()
+        monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", f"http://{host}:{port}")
+    try:
+        follow(ROOT / "docs/deployment.md", server, folder)
+        assert not sagemaker_backends["123456789012"]["us-east-1"].endpoints
+    finally:
+        aws.stop()
+
+
+def follow(page, server, folder):
     """Lines that are changed on purpose are written anew with LMI_BENCH_GOLDEN=write."""
     text, code, differing = page.read_text("utf-8"), 0, {}
     files = {"gateway.jsonl": SCENARIOS[-1].files["log.jsonl"]} | titled_files(text)
@@ -126,6 +174,9 @@ def test_a_tutorial_does_what_it_shows(page, server, folder):
             said = f"{code}"
         elif step.line.endswith("&") or step.words[0] in OTHERS:
             continue
+        elif step.words[0] in STAND_INS:
+            said, code = STAND_INS[step.words[0]](step.words)
+            assert code == 0, f"{step.line}\n{said}"
         else:
             said, code = run(*(word.replace(URL, server) for word in step.words))
             assert code in (0, 99), f"{step.line}\n{said}"

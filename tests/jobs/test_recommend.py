@@ -8,8 +8,9 @@ import pytest
 
 import lmi_bench
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.recommend import recommend
+from lmi_bench.jobs.recommend import plan_portfolio, recommend
 from lmi_bench.jobs.settings.recommend import RecommendSettings
+from tests.jobs.hearing import Hearing
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,18 @@ def test_what_the_other_profile_answers_stands_beside_the_default_one():
         found.answer.recommended.figures["capacity_rate_per_s"].value, rel=0.01
     )
     assert found.to_json()["other_profile"]["recommended"]["instance"] == "ml.g5.2xlarge"
+
+
+def test_a_portfolio_leaves_out_machines_that_no_image_runs_on(tmp_path):
+    """GB200's hosts are arm64: no SageMaker image of vLLM runs there."""
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "models: [{model: qwen3-1.7b, rate_per_s: 1, input_tokens: 64, output_tokens: 8}]"
+    )
+    grace, hearing = "ml.p6e-gb200.36xlarge", Hearing()
+    asked = RecommendSettings(portfolio=file, instance=(grace, "ml.g6e.xlarge"))
+    found = plan_portfolio(asked, hearing)
+    assert grace not in repr(found)
+    assert any(f"{grace} is left out" in text for text in hearing.notes)
+    with pytest.raises(InputError, match="arm64"):
+        plan_portfolio(replace(asked, instance=(grace,)))
