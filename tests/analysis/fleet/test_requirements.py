@@ -132,7 +132,7 @@ def test_a_commitment_to_more_than_is_needed_is_paid_for():
 
 def test_an_unpriced_machine_wins_below_the_price_that_is_named():
     unpriced = replace(LARGE, price_usd_per_hour=None)
-    answer = ask(instances=(SMALL, unpriced), objective="cost-per-1m")
+    answer = ask(instances=(SMALL, unpriced), objective="cost-per-1m", degrees=(1,))
     price = next(
         c.cost.wins_below_usd_per_machine_hour
         for c in answer.candidates
@@ -140,7 +140,7 @@ def test_an_unpriced_machine_wins_below_the_price_that_is_named():
     )
     for factor, winner in ((0.98, "ml.p4d.24xlarge"), (1.02, "ml.g5.2xlarge")):
         priced = replace(LARGE, price_usd_per_hour=price * factor)
-        again = ask(instances=(SMALL, priced), objective="cost-per-1m")
+        again = ask(instances=(SMALL, priced), objective="cost-per-1m", degrees=(1,))
         assert again.recommended.instance == winner
 
 
