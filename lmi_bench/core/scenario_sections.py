@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt,
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
 
+WeightDtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4", "mxfp4"]
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -291,7 +292,7 @@ class EngineSection(Section):
     follow_memory: bool | None = None
     max_input_tokens: PositiveInt | None = None
     max_batch_total_tokens: PositiveInt | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: WeightDtype | None = None
     kv_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     tensor_parallel: PositiveInt | Literal["max"] | None = None
     replicas: PositiveInt = 1

@@ -44,7 +44,6 @@ from lmi_bench.targets.profiles import SHIPPED
 _FEWEST_REQUESTS = 300
 _LATENCIES = 20
 _UNFITTED = ("speculation", "cuda_graphs")
-_ENGINE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +215,9 @@ def _simulated_engine(plan: SavedRecommendation) -> dict[str, Any]:
     """The planned engine for a simulated target; raises InputError if it cannot be simulated."""
     setting = plan.best.setting
     dtype = setting.dtype or plan.answer.question.dtype
-    unset = ("kv_dtype", "cuda_graphs")
-    impossible = [name for name in unset if getattr(setting, name) is not None]
-    if dtype not in _ENGINE_DTYPES:
-        impossible.append(f"dtype {dtype}")
+    impossible = [
+        name for name in ("kv_dtype", "cuda_graphs") if getattr(setting, name) is not None
+    ]
     if impossible:
         raise InputError(
             f"sim: cannot be set to the plan's {', '.join(impossible)}: verify on a real endpoint"

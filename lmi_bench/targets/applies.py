@@ -30,6 +30,7 @@ _CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
 _SMOOTHQUANT: Final = "smoothquant_alpha smoothquant_per_token smoothquant_per_channel"
 _RECORDED: Final = ("tensor_parallel", "dtype")
 """Accepted for any server: the run records them for a later calibration."""
+_COMPUTED_DTYPES: Final = ("float32", "bfloat16", "float16")
 _OPTIONS: Final = {
     "engine.tensor_parallel": "--tp",
     "engine.enforce_eager": "--graphs",
@@ -190,6 +191,11 @@ def refuse_impossible(kind: Kind, engine: EngineSection) -> None:
     for name, rule in _idle(kind, _differing(engine, _ENGINE), engine):
         if rule.always:
             raise _refusal(name, rule)
+    if kind == "bundled" and engine.dtype not in (None, *_COMPUTED_DTYPES):
+        raise InputError(
+            f"--dtype {engine.dtype}: the bundled engine takes {', '.join(_COMPUTED_DTYPES)}; "
+            "quantize its weights with --quantize"
+        )
 
 
 def idle_in_engine(kind: Kind, engine: EngineSection) -> tuple[str, ...]:

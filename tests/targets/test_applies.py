@@ -345,3 +345,14 @@ def test_a_simulated_cache_has_the_blocks_that_were_stated():
     )
     assert stated.block_size == 32
     assert usual.cache_tokens - 32 < stated.cache_tokens <= usual.cache_tokens
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int8", "int4", "mxfp4"])
+def test_narrow_weights_are_simulated_and_recorded_but_not_computed(dtype):
+    engine = EngineSection(dtype=dtype)
+    refuse_impossible("simulated", engine)
+    refuse_idle("url", ["engine.dtype"], engine)
+    with pytest.raises(
+        InputError, match=f"--dtype {dtype}: the bundled engine takes float32, .*--quantize"
+    ):
+        refuse_impossible("bundled", engine)

@@ -42,7 +42,9 @@ class StepOptions:
         metavar="on|off",
     )
     dtype: str | None = option(
-        "Weight format: float32, bfloat16 or float16.", default="bfloat16; simulated: float16"
+        "Weight format: float32, bfloat16 or float16; simulated and of an endpoint also float8, "
+        "int8, int4 or mxfp4.",
+        default="bfloat16; simulated: the published weights'",
     )
     kv_dtype: str | None = option(
         "KV-cache format (bundled): float32, bfloat16 or float16.", default="as the weights"
