@@ -52,6 +52,7 @@ from lmi_bench.core.errors import EXIT_SLO_MISSED, InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.slo import Slo
+from lmi_bench.deploy.images import machine_problem
 from lmi_bench.jobs.planned import planned_workload
 from lmi_bench.targets.profiles import find_profile
 
@@ -262,6 +263,8 @@ def drawn_cell(chance: random.Random) -> Cell | None:
     if machine.accelerator.bandwidth_bytes_per_s is None:
         return None
     if device_problem(profile, machine.accelerator) is not None:
+        return None
+    if machine_problem({profile.name.lower()}, machine) is not None:
         return None
     try:
         plan = plan_copy(layout, workload, profile, open_loop=True)
