@@ -18,7 +18,7 @@ from statistics import fmean
 
 import numpy as np
 
-from lmi_bench.analysis.results.knee import kneedle_index
+from lmi_bench.analysis.results.knee import bend_index
 from lmi_bench.analysis.results.slo_results import check_slo
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.core.level import Level, NextLevel
@@ -196,7 +196,7 @@ def _finer_levels(chain: Sequence[Level]) -> list[int]:
     if len(points) >= 3:
         loads = np.array([point.load for point in points])
         throughput = np.array([point.throughput_tokens_per_s or 0.0 for point in points])
-        bend = kneedle_index(np.log2(loads), throughput)
+        bend = bend_index(loads, throughput)
         if bend is not None:
             wanted |= {int(loads[bend] * 3 / 4), int(loads[bend] * 3 / 2)}
     slow = [p.load for p in points if (p.latency_ms_per_token or 0) > LATENCY_LIMIT_MS_PER_TOKEN]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.results.knee import KNEE_RULES, find_knees, kneedle_index
+from lmi_bench.analysis.results.knee import KNEE_RULES, bend_index, find_knees, kneedle_index
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.analysis.results.repeats import spread
 from lmi_bench.core.exchange import Exchange
@@ -84,6 +84,31 @@ def test_kneedle_finds_the_corner_of_a_broken_line(knee_at):
     x = np.arange(9.0)
     y = np.minimum(x, knee_at) + 0.05 * x
     assert kneedle_index(x, y) == knee_at
+
+
+# tok/s of four sweeps of one quiet server at 1, 2, 4 ... users
+QUIET_SERVER = [
+    (270, 415, 739, 997, 1224, 1187, 1333, 1226),
+    (258, 495, 759, 1025, 1079, 1253, 1247, 1201),
+    (275, 450, 663, 899, 1174, 1278, 1334, 1248),
+    (282, 475, 737, 1000, 1144, 1206, 1222, 1207),
+]
+
+
+@pytest.mark.parametrize("throughput", QUIET_SERVER)
+def test_repeated_sweeps_of_one_server_have_one_bend(throughput):
+    loads = 2.0 ** np.arange(8)
+    assert loads[bend_index(loads, np.array(throughput, dtype=float))] == 16
+
+
+def test_noise_of_five_percent_hardly_moves_the_bend():
+    rng = np.random.default_rng(0)
+    loads = 2.0 ** np.arange(8)
+    curve = np.mean(QUIET_SERVER, axis=0)
+    drawn = curve * np.exp(rng.normal(0, 0.05, (200, 8)))
+    found = [bend_index(loads, row) for row in drawn]
+    assert sum(i != 4 for i in found) < 20
+    assert sum(kneedle_index(np.log2(loads), row) != 4 for row in drawn) > 60
 
 
 @pytest.mark.parametrize("y", [[1, 2, 4, 8, 16], [1, 2, 3, 4, 5], [5, 5, 5, 5, 5], [5, 4, 3, 2, 1]])
