@@ -285,8 +285,8 @@ def time_attention(
                 "tokens or --heads"
             )
     found = []
-    for shape in shapes:
-        listener.note(f"{shape.tokens:,} tokens ...")
+    for done, shape in enumerate(shapes):
+        listener.progress(f"a prompt of {shape.tokens:,} tokens", done, len(shapes))
         times = measure_attention(shape, rounds=settings.rounds, threads=usable_cores())
         found.append((shape, times))
     return found

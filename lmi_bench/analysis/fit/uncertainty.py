@@ -136,7 +136,7 @@ class Uncertainty:
             factors=_factors(fit, cell, predicted, metrics, spread=spread),
             capacity_tokens_per_s=_capacity(fit, lasting),
             load_share=None if cell.rate_per_s is None else load_share(fit, lasting),
-            withheld=silence(fit, cell),
+            withheld=why_withheld(fit, cell),
         )
 
 
@@ -155,10 +155,10 @@ def metric_of(metric: str, statistic: str) -> Metric:
     return "latency_mean_s_per_token" if typical else "latency_p90_s_per_token"
 
 
-def silence(fit: Fit, cell: MeasuredLevel) -> str | None:
+def why_withheld(fit: Fit, cell: MeasuredLevel) -> str | None:
     """Why latencies are withheld at the load; None where they are not."""
     lasting = _lasting(cell)
-    if not is_silent(fit, lasting):
+    if not latency_withheld(fit, lasting):
         return None
     return (
         f"the load is {load_share(fit, lasting):.0%} of the predicted capacity: beyond "
@@ -167,7 +167,7 @@ def silence(fit: Fit, cell: MeasuredLevel) -> str | None:
 
 
 def _lasting(cell: MeasuredLevel) -> MeasuredLevel:
-    """The load with enough requests to be steady, for capacity and silence."""
+    """The load with enough requests to be steady, for capacity and latency limits."""
     most = max(cell.num_requests, _LASTING_REQUESTS * cell.replicas)
     return replace(cell, num_requests=most)
 
@@ -314,7 +314,7 @@ def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> F
     return _factors(fit, level, predict_cell(fit.profile, level), [metric])[metric]
 
 
-def is_silent(fit: Fit, cell: MeasuredLevel) -> bool:
+def latency_withheld(fit: Fit, cell: MeasuredLevel) -> bool:
     """Whether an open loop is too near its capacity for a prediction of its latency.
 
     It is not where the same copy was calibrated on at such a load.

@@ -21,7 +21,7 @@ from lmi_bench.analysis.fit.uncertainty import (
     FIGURE_METRICS,
     Estimate,
     estimates,
-    is_silent,
+    latency_withheld,
     shown_value,
 )
 from lmi_bench.analysis.fit.unstated import as_assumed, as_fitted, fit_unstated
@@ -297,7 +297,7 @@ def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
         metrics = [metric_of(key, cell) for key in FIGURES]
         found = estimates(fit, cell, metrics)
         regime = regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True))
-        silent = is_silent(fit, cell)
+        silent = latency_withheld(fit, cell)
     except InputError as exc:
         blank = _without_figures(replace(row, problem=str(exc)))
         return replace(blank, calibrated=calibrated, model_unseen=unseen)

@@ -13,7 +13,7 @@ from lmi_bench.analysis.fit.uncertainty import (
     TimeFactors,
     Uncertainty,
     metric_of,
-    silence,
+    why_withheld,
     under_load,
 )
 from lmi_bench.analysis.fleet.answer import Candidate, MemoryUse, SloOutlook
@@ -198,9 +198,9 @@ def build_candidate(
         observed = copy.simulation.at_concurrency(users)
     asked = Load(users, operating.rate_per_s if users is None else None)
     load = under_load(set_up(layout, copy.plan.workload), copy.fit.profile, asked)
-    silent = silence(copy.fit, load)
+    reason = why_withheld(copy.fit, load)
     sure = None
-    if simulate and intervals and silent is None:
+    if simulate and intervals and reason is None:
         sure = Uncertainty.of(copy.fit, load, spread=True)
     loaded = _LoadedFleet(request, layout, copy, machines, operating, observed, sure)
     rates = loaded.rates()
@@ -210,9 +210,9 @@ def build_candidate(
         (*_SHOWN, *((slo.metric, slo.statistic) for slo in request.slos))
     ):
         key = f"{metric}_{statistic}_ms"
-        figures[key] = loaded.latency(metric, statistic) if silent is None else None
-        if silent is not None:
-            withheld[key] = silent
+        figures[key] = loaded.latency(metric, statistic) if reason is None else None
+        if reason is not None:
+            withheld[key] = reason
     return Candidate(
         instance=layout.instance.instance_type,
         instances=machines,
