@@ -74,7 +74,8 @@ def fleet_roofline(answer: Recommendation, chosen: Candidate | None) -> dict[str
         )
     except LmiBenchError:
         return None
-    point = ("planned load" if question.states_load else question.load, speed.times(1 / max(1, copies)), gap)
+    name = "planned load" if question.states_load else question.load
+    point = (name, speed.times(1 / max(1, copies)), gap)
     return _roofline(setup, (question.input_tokens, question.output_tokens), [point])
 
 

@@ -13,8 +13,8 @@ from lmi_bench.analysis.fit.uncertainty import (
     TimeFactors,
     Uncertainty,
     metric_of,
-    why_withheld,
     under_load,
+    why_withheld,
 )
 from lmi_bench.analysis.fleet.answer import Candidate, MemoryUse, SloOutlook
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
