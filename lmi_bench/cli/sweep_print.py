@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
-from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of
+from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of, taken_of
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.results.slo_results import FailureRule, requests_needed
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
@@ -157,7 +157,10 @@ def _level_text(line: Level) -> str:
 def _doubt(levels: Sequence[Level], curve: SweepCurve) -> str:
     """The first reason to distrust the curve: noise, a warning, or loads that were not tried."""
     noise, name = noise_of(levels)
+    taken = taken_of(levels)
     warnings = check_levels(levels)
+    if taken > SATURATED_GAIN:
+        return f"others took {taken:.0%} of this machine's CPU time, which the server lacked"
     if noise > SATURATED_GAIN:  # a difference that hides a gain of this size
         return f"{name} differed by {noise:.0%} in throughput when it was measured again"
     if warnings:

@@ -206,6 +206,7 @@ class ServerMetrics(JsonValue):
 
     sources  addresses of the metrics pages; unreachable: those that failed, and why
     skew     requests of the busiest replica over the mean
+    cpu_taken_frac  share of this machine's CPU time that others took, if the server is on it
     """
 
     sources: Sequence[str] | None = field(default=None, metadata=OPTIONAL)
@@ -220,6 +221,7 @@ class ServerMetrics(JsonValue):
     client_minus_server_ttft_ms: float | None = field(default=None, metadata=OPTIONAL)
     requests_by_replica: Mapping[str, float | None] | None = field(default=None, metadata=OPTIONAL)
     skew: float | None = field(default=None, metadata=OPTIONAL)
+    cpu_taken_frac: float | None = field(default=None, metadata=OPTIONAL)
     warnings: Sequence[str] | None = field(default=None, metadata=OPTIONAL)
     unreachable: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
     power: Power | None = field(default=None, metadata=OPTIONAL)
@@ -448,9 +450,8 @@ class Level(JsonValue):
         return super(Level, self)._written(name)
 
     def _is_left_out(self, slot: Slot) -> bool:
-        if (
-            self.file_keys is None and slot.name in _OF_A_PRICE
-        ):  # a level without completed requests has a price but no cost
+        # a level without completed requests has a price but no cost
+        if self.file_keys is None and slot.name in _OF_A_PRICE:
             return self.price_usd_per_hour is None and getattr(self, slot.name) is None
         if slot.name in LATENCY_KEY or slot.name in ("concurrency", "rate_per_s"):
             unset = self._written(slot.name) is None
@@ -466,10 +467,10 @@ _OF_A_PRICE = (
 # The keys in a sweep's order; a question mark marks those that only some levels have.
 _KEYS = """
     level attempt stopped_by concurrency rate_per_s requests start_requests? errors errors_by_kind
-    error_examples?
-    output_tokens input_tokens wall_s throughput_tokens_per_s total_throughput_tokens_per_s
-    request_throughput_per_s steady valid invalid_reason ttft_ms ttft_from_sent_ms ttft_answer_ms?
-    reasoning_tokens? reasoning_token_share? dispatch_delay_ms itl_ms tpot_ms e2e_ms
+    error_examples? output_tokens input_tokens wall_s throughput_tokens_per_s
+    total_throughput_tokens_per_s request_throughput_per_s steady valid invalid_reason ttft_ms
+    ttft_from_sent_ms ttft_answer_ms? reasoning_tokens? reasoning_token_share? dispatch_delay_ms
+    itl_ms tpot_ms e2e_ms
     e2e_from_sent_ms latency_ms_per_token mean_concurrency little_law_ratio retries connect_ms
     tls_ms generator server? engine? unplanned_lengths? unequal_counts? cached_prompt_frac?
     without_finish_reason? sessions? max_in_flight? held? requests_by_replica?

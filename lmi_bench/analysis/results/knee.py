@@ -38,6 +38,8 @@ _MIN_LEVELS = 3
 _SHARPNESS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 _CORNERS = 97
 TTFT_LIMIT_MS = 10_000.0
+MAX_TAKEN = 0.2
+"""Share of the machine's CPU time taken by others, mean over the levels, that hides a knee."""
 MAX_NOISE = 0.2
 """Difference in throughput between attempts at a level, over their mean, that hides a knee."""
 
@@ -238,7 +240,8 @@ def saturating_fit(loads: FloatArray, throughput: FloatArray) -> FloatArray:
     scale = residual.mean(axis=1, keepdims=True)
     nearest = int(np.argmin(((residual - scale) ** 2).sum(axis=1)))
     curve = _saturating_curves(tuple(loads))[nearest]
-    return np.asarray(curve * np.exp(scale[nearest]))
+    fitted: FloatArray = curve * np.exp(scale[nearest])
+    return fitted
 
 
 @cache
@@ -247,7 +250,8 @@ def _saturating_curves(loads: tuple[float, ...]) -> FloatArray:
     sharpness = np.array(_SHARPNESS)[:, None, None]
     ratio = np.array(loads) / np.geomspace(loads[0] / 4, loads[-1] * 4, _CORNERS)[:, None]
     curves = ratio / (1 + ratio**sharpness) ** (1 / sharpness)
-    return curves.reshape(-1, len(loads))
+    flat: FloatArray = curves.reshape(-1, len(loads))
+    return flat
 
 
 def _throughputs(points: Sequence[LevelPoint]) -> FloatArray:
@@ -335,6 +339,12 @@ def _starts_late(point: LevelPoint) -> bool:
     return ttft_ms(point.line) > TTFT_LIMIT_MS
 
 
+def taken_of(levels: Sequence[Level]) -> float:
+    """Share of the machine's CPU time that others took, mean over the levels; 0 if unknown."""
+    seen = [line.server.cpu_taken_frac for line in levels if line.server is not None]
+    return float(np.mean([each or 0.0 for each in seen])) if seen else 0.0
+
+
 def noise_of(levels: Sequence[Level]) -> tuple[float, str]:
     """Largest difference between attempts at a level, over their mean throughput; its name."""
     spreads = [(line.spread.get("throughput"), line.name) for line in levels]
@@ -345,6 +355,12 @@ def _why_no_knee(curve: SweepCurve) -> str | None:
     """Why these levels cannot show a knee; None if they can."""
     if len(curve.usable) < _MIN_LEVELS:
         return f"only {len(curve.usable)} usable level(s), and a bend needs {_MIN_LEVELS}"
+    taken = taken_of([point.line for point in curve.usable])
+    if taken > MAX_TAKEN:
+        return (
+            f"other programs or the hypervisor took {taken:.0%} of this machine's CPU time. "
+            "Measure again when it is quiet"
+        )
     noise, name = noise_of([point.line for point in curve.usable])
     if noise > MAX_NOISE:
         return f"{name} differed by {noise:.0%} in throughput when it was measured again"

@@ -15,6 +15,7 @@ from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
+from lmi_bench.loadgen.watch.host_cpu import HostCpu
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 from lmi_bench.targets.bench import Bench
 
@@ -54,7 +55,7 @@ def open_pool(bench: Bench, prompts: Prompts, client: Client) -> WorkerPool | No
 
 
 def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
-    """A reader of the server's metrics, and of this machine's GPUs if the server runs here.
+    """A reader of the server's metrics, and of this machine's GPUs and CPUs if it runs here.
 
     Raises InputError for an option that does not fit the target.
     """
@@ -76,12 +77,15 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     own = bench.metrics_url
     if not urls and own is not None and why_unreadable(own, bench.metrics_headers) is None:
         urls, headers = (own,), dict(bench.metrics_headers)  # the key is for this server only
-    host = urllib.parse.urlsplit(own or "").hostname
-    power = open_gpu_power() if host in _LOCAL_HOSTS else None
-    if not urls and power is None:
+    address = urllib.parse.urlsplit(own or "")
+    if address.hostname in _LOCAL_HOSTS:
+        power, cpu = open_gpu_power(), HostCpu(address.port or 80)
+    else:
+        power = cpu = None
+    if not urls and cpu is None:
         return None
     alike = bench.scenario.workload.begins_alike
-    return ServerWatch(urls, headers=headers, power=power, shares_prefixes=alike)
+    return ServerWatch(urls, headers=headers, power=power, cpu=cpu, shares_prefixes=alike)
 
 
 def read_cloudwatch(

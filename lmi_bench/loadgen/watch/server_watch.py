@@ -20,6 +20,7 @@ from lmi_bench.core.level import ServerMetrics
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.units import MS_PER_S
 from lmi_bench.loadgen.watch.gpu_power import GpuPower
+from lmi_bench.loadgen.watch.host_cpu import HostCpu
 from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
 
 EVERY_S = 1.0
@@ -55,9 +56,10 @@ class _Replica:
 class ServerWatch:
     """Watches `/metrics` of one server or of each replica, level after level.
 
-    urls     addresses of the metrics pages; empty if only power is read
+    urls     addresses of the metrics pages; empty if only this machine is watched
     headers  HTTP headers of each scrape
     power    meter of the accelerators in this machine
+    cpu      meter of this machine's CPU time
     shares_prefixes  prompts share prefixes on purpose, so prefix cache hits are expected
     """
 
@@ -68,6 +70,7 @@ class ServerWatch:
         headers: Mapping[str, str] | None = None,
         every_s: float = EVERY_S,
         power: GpuPower | None = None,
+        cpu: HostCpu | None = None,
         shares_prefixes: bool = False,
     ) -> None:
         for url in urls:
@@ -77,6 +80,7 @@ class ServerWatch:
         self._headers = dict(headers or {})
         self._every_s = every_s
         self._power = power
+        self._cpu = cpu
         self._shares_prefixes = shares_prefixes
         self._replicas: list[_Replica] = []
         self._failed: dict[str, str] = {}
@@ -90,6 +94,8 @@ class ServerWatch:
         self._stop = threading.Event()
         if self._power is not None:
             self._power.reset()
+        if self._cpu is not None:
+            self._cpu.reset()
         first = await asyncio.to_thread(self._scrape)
         for replica, sample in zip(self._replicas, first, strict=True):
             replica.before = sample
@@ -103,6 +109,8 @@ class ServerWatch:
             return
         self._stop.set()
         await asyncio.to_thread(thread.join)
+        if self._cpu is not None:
+            self._cpu.read()
         last = await asyncio.to_thread(self._scrape)
         for replica, sample in zip(self._replicas, last, strict=True):
             replica.after = sample
@@ -120,6 +128,9 @@ class ServerWatch:
             found |= _of_servers(scraped, records, expects_hits=self._shares_prefixes)
         if self._failed:
             found["unreachable"] = dict(self._failed)
+        taken_frac = None if self._cpu is None else self._cpu.taken_frac()
+        if taken_frac is not None:
+            found["cpu_taken_frac"] = taken_frac
         metrics = ServerMetrics.from_json(found, "server") if found else None
         if self._power is None:
             return metrics

@@ -263,6 +263,7 @@ _SERVER: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
     ("client_minus_server_ttft_ms", "between", "Mean TTFT, ms", number),
     ("requests", "Requests", "", count),
     ("skew", "Busiest replica over mean", "", number),
+    ("cpu_taken_frac", "CPU time that others took", "", share),
     ("cloudwatch.invocations", "Invocations", "CloudWatch", count),
     ("cloudwatch.model_latency_mean_ms", "model, ms", "CloudWatch", number),
     ("cloudwatch.overhead_latency_mean_ms", "overhead, ms", "CloudWatch", number),

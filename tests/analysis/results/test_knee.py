@@ -12,6 +12,7 @@ from lmi_bench.analysis.results.knee import KNEE_RULES, bend_index, find_knees, 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.analysis.results.repeats import spread
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import ServerMetrics
 from lmi_bench.core.records import RequestRecord
 from tests.levels import changed, level_of
 
@@ -109,6 +110,16 @@ def test_noise_of_five_percent_hardly_moves_the_bend():
     found = [bend_index(loads, row) for row in drawn]
     assert sum(i != 4 for i in found) < 20
     assert sum(kneedle_index(np.log2(loads), row) != 4 for row in drawn) > 60
+
+
+@pytest.mark.parametrize(("taken", "recommended"), [(0.0, 1), (0.15, 1), (0.5, 0)])
+def test_no_knee_is_recommended_where_others_took_the_cpu_time(taken, recommended):
+    server = ServerMetrics(cpu_taken_frac=taken)
+    lines = [replace(each, server=server) for each in levels(P4D_24XLARGE)]
+    knees = find_knees(lines)
+    assert sum(knee.recommended for knee in knees) == recommended
+    if not recommended:
+        assert "took 50% of this machine's CPU time" in knees[0].why
 
 
 @pytest.mark.parametrize("y", [[1, 2, 4, 8, 16], [1, 2, 3, 4, 5], [5, 5, 5, 5, 5], [5, 4, 3, 2, 1]])
