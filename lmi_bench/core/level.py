@@ -470,10 +470,9 @@ _KEYS = """
     error_examples? output_tokens input_tokens wall_s throughput_tokens_per_s
     total_throughput_tokens_per_s request_throughput_per_s steady valid invalid_reason ttft_ms
     ttft_from_sent_ms ttft_answer_ms? reasoning_tokens? reasoning_token_share? dispatch_delay_ms
-    itl_ms tpot_ms e2e_ms
-    e2e_from_sent_ms latency_ms_per_token mean_concurrency little_law_ratio retries connect_ms
-    tls_ms generator server? engine? unplanned_lengths? unequal_counts? cached_prompt_frac?
-    without_finish_reason? sessions? max_in_flight? held? requests_by_replica?
+    itl_ms tpot_ms e2e_ms e2e_from_sent_ms latency_ms_per_token mean_concurrency little_law_ratio
+    retries connect_ms tls_ms generator server? engine? unplanned_lengths? unequal_counts?
+    cached_prompt_frac? without_finish_reason? sessions? max_in_flight? held? requests_by_replica?
     cached_prompt_expected? search? price_usd_per_hour? elapsed_s? spent_usd?
     usd_per_1m_output_tokens? usd_per_1m_total_tokens? instances? started_at? ended_at?
     imported_from? imported?
