@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def _print_document() -> None:
     if _answer.form == "json":
         said = {"text": _answer.text, "tables": _answer.tables}
         content = said if _answer.result is None else _answer.result
-        sys.stdout.write(json.dumps(content, indent=2, default=str) + "\n")
+        _write(json.dumps(content, indent=2, default=str) + "\n")
 
 
 def show_result(content: Any) -> None:
@@ -79,7 +80,24 @@ def stdout() -> Console:
     """The terminal, or a file as wide as a table may need."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            _discard_output()
+
+    return Output(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """Print no more: the reader has closed the pipe (`| head`), but files are still written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @functools.cache
@@ -113,7 +131,7 @@ def print_table(
     if _answer.form == "plain":
         lines = [f"# {title}", "\t".join(rows[0])]
         lines += ["\t".join(_cell(value) for value in row.values()) for row in rows]
-        sys.stdout.write("\n".join(lines) + "\n")
+        _write("\n".join(lines) + "\n")
         return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -177,7 +195,7 @@ def say(text: str) -> None:
         _answer.text += text.splitlines()
         return
     if _answer.form == "plain":
-        sys.stdout.write(text + "\n")
+        _write(text + "\n")
         return
     whole = not stdout().is_terminal or text.lstrip().startswith("lmi-bench ")
     stdout().print(text, markup=False, soft_wrap=whole)

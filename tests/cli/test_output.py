@@ -175,3 +175,18 @@ def test_all_that_is_wrong_is_said_at_once(run, args, lines):
     assert "Traceback" not in done.stderr
     said = " ".join(done.stderr.split())
     assert all(line in said for line in lines), done.stderr
+
+
+@pytest.mark.parametrize("form", ["table", "plain", "json"])
+def test_a_reader_that_ends_early_costs_no_file(form, tmp_path):
+    """As `lmi-bench predict ... --json FILE | head -1`."""
+    file = tmp_path / "answer.json"
+    arguments = [*PREDICT, "--json", str(file), "--output", form]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(
+            command(*arguments), env=environment(), stdout=closed, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, "Broken pipe" in done.stderr) == (0, False)
+    assert json.loads(file.read_text())
