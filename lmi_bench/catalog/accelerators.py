@@ -10,7 +10,7 @@ from lmi_bench.catalog.tables import Index, Row, number_or_none, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 
-LinkKind = Literal["none", "pcie", "nvlink", "neuronlink"]
+LinkKind = Literal["none", "pcie", "nvlink", "neuronlink", "xgmi"]
 
 _GIGA = 1e9
 _TERA = 1e12
@@ -40,7 +40,7 @@ class Accelerator:
     memory_bytes             as the device reports it, not the marketed size
     bandwidth_bytes_per_s    bandwidth of the device memory
     *_flop_per_s             dense peak of the matrix units in that type (INT8: operations)
-    device_link, pcie_link   between devices of a machine: NVLink or NeuronLink, and PCIe
+    device_link, pcie_link   between devices of a machine: NVLink, NeuronLink or xGMI, and PCIe
     compute_capability       CUDA's, such as 8.6
     host                     architecture of the machine's processor
     """
@@ -92,6 +92,8 @@ def _from_row(row: Row) -> Accelerator:
     device_link = NO_LINK
     if link_text.startswith("NVLink"):
         device_link = Link("nvlink", _scaled(row["link_gb_s_one_way"], _GIGA))
+    elif link_text.startswith("Infinity Fabric"):
+        device_link = Link("xgmi", _scaled(row["link_gb_s_one_way"], _GIGA))
     elif link_text.startswith("NeuronLink"):
         both_ways = _scaled(row["link_gb_s_both_ways"], _GIGA)
         device_link = Link("neuronlink", None if both_ways is None else both_ways / 2)

@@ -218,14 +218,19 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
 
 
 def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
-    """The profile to start a fit of that engine's levels from (`prior_of_engine`)."""
-    return prior_of_engine(
+    """The profile to start a fit of that engine's levels from (`prior_of_engine`).
+
+    It runs on the devices of the levels, since they were measured.
+    """
+    prior = prior_of_engine(
         engine,
         models={cell.setup.shape.name for cell in cells},
         accelerators={cell.setup.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
         marks=marks_of(cells),
     )
+    vendors = {*prior.vendors, *(cell.setup.instance.accelerator.vendor for cell in cells)}
+    return replace(prior, vendors=tuple(sorted(vendors)))
 
 
 def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:

@@ -1,12 +1,12 @@
 """Reads published tables of measured levels (CSV) as cells.
 
-There are two families. Sweeps of an endpoint: model, instance, tp, instance_count, input_tokens,
+There are three families. Sweeps of an endpoint: model, instance, tp, instance_count, input_tokens,
 output_tokens, concurrency, throughput_tokens_per_s, latency_ms_per_token; three requests a user,
 90th percentiles, rounded down to whole milliseconds if all of them are whole. Sweeps of an engine:
 model, accelerator, tp, dtype, concurrency_or_rate (`c=8`, `rate=2.5/s`), ttft_ms, itl_ms (time per
 output token), e2e_ms, engine; means, ten requests a user with lengths that vary by a tenth, or 500
-requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Other columns and empty
-fields are ignored.
+requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Tables of InferenceX:
+`inferencex_tables`. Other columns and empty fields are ignored.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lmi_bench.analysis.fit import inferencex_tables
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
@@ -78,10 +79,20 @@ def read_table(path: Path) -> list[TableRow]:
     missing = [name for name in _REQUIRED if name not in rows[0]]
     if missing:
         raise InputError(f"{path} has no column {', '.join(missing)}: it is not a table of levels")
+    if all(name in rows[0] for name in inferencex_tables.COLUMNS):
+        return [_inferencex_row(number, row) for number, row in enumerate(rows)]
     latencies = [_number(row, "latency_ms_per_token") for row in rows]
     known = [value for value in latencies if value is not None]
     whole = bool(known) and all(value == int(value) for value in known)
     return [_table_row(number, row, whole) for number, row in enumerate(rows)]
+
+
+def _inferencex_row(number: int, row: Row) -> TableRow:
+    engine = inferencex_tables.engine_of(row)
+    try:
+        return TableRow(number, engine, inferencex_tables.cell_of(row))
+    except (InputError, ValueError) as exc:
+        return TableRow(number, engine, None, str(exc))
 
 
 def _table_row(number: int, row: Row, whole: bool) -> TableRow:

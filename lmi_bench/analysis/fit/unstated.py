@@ -30,7 +30,10 @@ def fit_unstated(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """
     best = fit_cells(base, cells)
     if any(
-        cell.concurrency > cell.replicas and cell.length_spread > 0 and cell.ttft_mean_s is not None
+        cell.concurrency > cell.replicas
+        and cell.length_spread > 0
+        and not cell.lengths_stated
+        and cell.ttft_mean_s is not None
         for cell in cells
     ):
         level = [replace(cell, length_spread=0.0) for cell in best.cells]
@@ -60,7 +63,7 @@ def as_assumed(cell: MeasuredLevel, engine: str) -> MeasuredLevel:
     users in lock-step. NVIDIA's engines have FP8 caches with FP8 weights, as in the checkpoints
     that it publishes.
     """
-    if cell.rate_per_s is None:
+    if cell.rate_per_s is None and not cell.lengths_stated:
         cell = replace(cell, length_spread=0.0)
     return _narrow(cell) if _may_be_narrow(cell) and engine.startswith(_NARROW_CACHES) else cell
 

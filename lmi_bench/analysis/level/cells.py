@@ -40,7 +40,7 @@ _SLOWER_STEP = 0.05  # small against the model's error, large against a simulati
 
 @dataclass(frozen=True, slots=True)
 class CellPrediction:
-    """The predicted figures of the whole cell."""
+    """The predicted figures of the whole cell; of a cell of medians TTFT and TPOT are medians."""
 
     throughput_tokens_per_s: float
     latency_p90_s_per_token: float
@@ -135,14 +135,19 @@ def predict_cell(
     weights = np.concatenate([part.count for part in parts])
     e2e_s = np.concatenate([part.e2e_s for part in parts])
     ttft_s = np.concatenate([part.ttft_s for part in parts])
+    tokens = np.concatenate([part.tokens for part in parts])
     throughput = float(weights.sum()) * cell.output_tokens / max(part.wall_s for part in parts)
     if cell.start_left_out and cell.num_requests >= 2 * cell.concurrency:
         counted = ~np.concatenate([part.at_start for part in parts])
         weights, e2e_s, ttft_s = weights[counted], e2e_s[counted], ttft_s[counted]
+        tokens = tokens[counted]
     mean_e2e_s = float(np.average(e2e_s, weights=weights))
-    mean_ttft_s = float(np.average(ttft_s, weights=weights))
-    if cell.output_tokens > 1:
-        tpot_s = (mean_e2e_s - mean_ttft_s) / (cell.output_tokens - 1)
+    shown_ttft_s = float(np.average(ttft_s, weights=weights))
+    if cell.medians:
+        shown_ttft_s = _quantile(ttft_s, weights, 0.5)
+        tpot_s = _quantile((e2e_s - ttft_s) / np.maximum(1, tokens - 1), weights, 0.5)
+    elif cell.output_tokens > 1:
+        tpot_s = (mean_e2e_s - shown_ttft_s) / (cell.output_tokens - 1)
     else:  # no later token: the time that one would take
         users = cell.concurrency if cell.rate_per_s is None else 1
         tpot_s = _steady(model, cell).decode_step_s(min(slots, users // cell.replicas))
@@ -152,7 +157,7 @@ def predict_cell(
         throughput_tokens_per_s=throughput,
         latency_p90_s_per_token=_quantile(e2e_s, weights, 0.9) / cell.output_tokens,
         latency_mean_s_per_token=mean_e2e_s / cell.output_tokens,
-        ttft_mean_s=mean_ttft_s,
+        ttft_mean_s=shown_ttft_s,
         tpot_mean_s=tpot_s,
         peak_sequences=slots,
     )
@@ -203,6 +208,7 @@ def waits_for_slots(profile: EngineProfile, cell: MeasuredLevel) -> bool:
 class _Answers:
     """Answers of one copy or several, or groups of `count`; shape (groups,).
 
+    tokens    output tokens of each
     at_start  whether they are the first answers of a closed loop's users
     wall_s    first send to last token
     """
@@ -210,6 +216,7 @@ class _Answers:
     count: NDArray[np.float64]
     ttft_s: NDArray[np.float64]
     e2e_s: NDArray[np.float64]
+    tokens: NDArray[np.float64]
     at_start: NDArray[np.bool_]
     wall_s: float
 
@@ -261,7 +268,8 @@ def _followed(
         cached_tokens=cell.cached_tokens,
     )
     at_start = np.arange(number) < (load if isinstance(load, int) else 0)
-    return _Answers(np.ones(number), run.ttft_s, run.e2e_s, at_start, run.wall_s)
+    tokens = np.array(outputs, dtype=np.float64)
+    return _Answers(np.ones(number), run.ttft_s, run.e2e_s, tokens, at_start, run.wall_s)
 
 
 def _traced(
@@ -275,6 +283,7 @@ def _traced(
         trace.count.astype(np.float64),
         at_s[trace.first + 1] - sent_s + overhead_s,
         at_s[trace.end + 1] - sent_s + overhead_s,
+        np.full(len(sent_s), float(limits.output_tokens)),
         trace.sent < 0,
         float(at_s[-1]) + overhead_s * requests / users,
     )

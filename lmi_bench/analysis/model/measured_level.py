@@ -44,6 +44,9 @@ class MeasuredLevel:
     ttft_mean_s, tpot_mean_s     time to the first token, and of each later one
     latency_rounded_down_s       unit that the published latency was rounded down to, 0 for none
     length_spread                relative variation of output lengths around output_tokens
+    lengths_stated               the source states that variation: no fit may doubt it
+    medians                      ttft_mean_s and tpot_mean_s are medians over the requests, of
+                                 sources that state no means
     throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
                                  over wall time
     cached_tokens                tokens of each prompt that the prefix cache holds
@@ -66,6 +69,8 @@ class MeasuredLevel:
     max_sequences: int | None = None
     latency_rounded_down_s: float = 0.0
     length_spread: float = 0.0
+    lengths_stated: bool = False
+    medians: bool = False
     throughput_by_latency: bool = False
     cached_tokens: int = 0
     arrivals_s: tuple[float, ...] = ()

@@ -1,0 +1,115 @@
+"""Reads tables of the public InferenceX benchmark (CSV) as cells.
+
+Columns: hardware, framework, image, model, precision, spec_method, disaggregated, a prefill_* and a
+decode_* column each for tp, ep, dp_attention, workers and gpus, input_tokens, output_tokens,
+concurrency, date, output_tokens_per_s_per_gpu, and times such as ttft_p50_ms and tpot_p50_ms.
+
+How it measures (`sample_random_requests` and `run_benchmark_serving` of SemiAnalysisAI/InferenceX):
+a closed loop of ten requests a user with lengths drawn evenly from 80 to 100 % of the stated ones
+(`--random-range-ratio 0.8`), so 90 % in the mean; no answer ends earlier (`--ignore-eos`); two
+warm-up requests a user come before and do not count. Output tokens are given for each GPU of the
+decode pool. Without pools both pools describe the same GPUs, and their count may be tp * ep where
+the ranks are the larger of the two, as in SGLang and TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
+from lmi_bench.catalog.instances import bare_machine
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
+from lmi_bench.core.units import ms_to_s
+
+Row = Mapping[str, str]
+
+COLUMNS: Final = ("hardware", "framework", "precision", "decode_tp")
+_LEAST_SHARE: Final = 0.8  # of the stated lengths
+_MEAN_SHARE: Final = (1 + _LEAST_SHARE) / 2
+_REQUESTS_PER_USER: Final = 10
+_ENGINES: Final = (("sglang", "sglang"), ("trt", "trt"), ("vllm", "vllm"), ("atom", "atom"))
+_RACK: Final = re.compile(r"[-_](nvl?72|dgx.*|nb|cw|amd|nv)$")
+
+
+def engine_of(row: Row) -> str:
+    """The engine below a framework: `dynamo-trt` is `trt`, `mori-sglang` is `sglang`."""
+    framework = row["framework"].strip().lower()
+    return next((name for part, name in _ENGINES if part in framework), framework)
+
+
+def cell_of(row: Row) -> MeasuredLevel:
+    """The level of a line; raises InputError or ValueError where it cannot be represented."""
+    if _flag(row, "disaggregated"):
+        raise InputError("prefill and decode in separate pools are not planned yet")
+    if (row.get("spec_method") or "none") != "none":
+        raise InputError(f"speculation by {row['spec_method']} is not planned yet")
+    tensor_parallel, experts = int(row["decode_tp"]), int(row["decode_ep"] or 1)
+    if experts > 1 or _flag(row, "decode_dp_attention"):
+        raise InputError("expert parallelism and data-parallel attention are not planned yet")
+    device = _device(row)
+    stated = int(row["input_tokens"]), int(row["output_tokens"])
+    users = int(row["concurrency"])
+    input_tokens, output_tokens = (round(_MEAN_SHARE * tokens) for tokens in stated)
+    medians = bool(row.get("tpot_p50_ms"))
+    statistic = "p50" if medians else "mean"
+    return MeasuredLevel(
+        Setup(
+            find_model(row["model"]),
+            bare_machine(device, tensor_parallel),
+            tensor_parallel,
+            _dtype(row["precision"], device),
+        ),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        load=Load(users),
+        num_requests=_REQUESTS_PER_USER * users,
+        throughput_tokens_per_s=_throughput(row, stated, tensor_parallel),
+        ttft_mean_s=_seconds(row, f"ttft_{statistic}_ms"),
+        tpot_mean_s=_seconds(row, f"tpot_{statistic}_ms"),
+        length_spread=(1 - _LEAST_SHARE) / 2 / _MEAN_SHARE,
+        lengths_stated=True,
+        medians=medians,
+    )
+
+
+def _flag(row: Row, key: str) -> bool:
+    return (row.get(key) or "").strip().lower() in ("true", "1", "yes")
+
+
+def _device(row: Row) -> Accelerator:
+    """`h100`, or with its rack or provider: `gb200-nvl72`, `h200-cw`."""
+    name = _RACK.sub("", row["hardware"].strip().lower())
+    return find_accelerator("h100-sxm" if name == "h100" else name)
+
+
+def _dtype(precision: str, device: Accelerator) -> str:
+    """The number format of a precision: FP4 is NVFP4 on NVIDIA's devices, MXFP4 on others."""
+    word = precision.strip().lower()
+    if word in ("fp4", "nvfp4", "mxfp4"):
+        return "nvfp4" if device.vendor == "nvidia" else "mxfp4"
+    names = {"fp8": "float8", "bf16": "bfloat16", "fp16": "float16", "int4": "int4"}
+    return names.get(word, word)
+
+
+def _number(row: Row, key: str) -> float | None:
+    text = (row.get(key) or "").strip()
+    return float(text) if text else None
+
+
+def _seconds(row: Row, key: str) -> float | None:
+    value = _number(row, key)
+    return None if value is None else ms_to_s(value)
+
+
+def _throughput(row: Row, stated: tuple[int, int], ranks: int) -> float | None:
+    """Output tokens each second of the whole set-up, from the figure of one GPU."""
+    output = _number(row, "output_tokens_per_s_per_gpu")
+    if output is None and (both := _number(row, "tokens_per_s_per_gpu")) is not None:
+        output = both * stated[1] / sum(stated)
+    return None if output is None else output * ranks

@@ -1,0 +1,132 @@
+"""Tables of InferenceX: what a line means, by the benchmark's own source, and what it cannot be."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.analysis.fit.measured_tables import read_table
+from lmi_bench.analysis.level.cells import predict_cell
+from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
+
+FIELDS = {
+    "hardware": "b200", "framework": "sglang", "image": "", "model": "deepseek-r1",
+    "precision": "fp8", "spec_method": "none", "disaggregated": "False", "multinode": "False",
+    "prefill_tp": "8", "prefill_ep": "1", "prefill_dp_attention": "False", "prefill_workers": "0",
+    "decode_tp": "8", "decode_ep": "1", "decode_dp_attention": "False", "decode_workers": "0",
+    "prefill_gpus": "8", "decode_gpus": "8", "input_tokens": "1000", "output_tokens": "500",
+    "concurrency": "16", "date": "2026-01-13", "output_tokens_per_s_per_gpu": "100",
+    "tokens_per_s_per_gpu": "300", "ttft_mean_ms": "", "ttft_p50_ms": "300", "tpot_mean_ms": "",
+    "tpot_p50_ms": "14",
+}  # fmt: skip
+
+
+def table(tmp_path, *changes):
+    path = tmp_path / "table.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(FIELDS))
+        writer.writeheader()
+        for change in changes:
+            writer.writerow({**FIELDS, **change})
+    return read_table(path)
+
+
+def test_a_line_is_a_closed_loop_of_ten_requests_a_user_with_lengths_from_80_to_100_percent(
+    tmp_path,
+):
+    (row,) = table(tmp_path, {})
+    cell = row.cell
+    assert (cell.concurrency, cell.num_requests) == (16, 160)
+    assert (cell.input_tokens, cell.output_tokens) == (900, 450)
+    spread = cell.length_spread * cell.output_tokens
+    assert (cell.output_tokens - spread, cell.output_tokens + spread) == pytest.approx((400, 500))
+    assert cell.throughput_tokens_per_s == 800
+    assert (cell.ttft_mean_s, cell.tpot_mean_s, cell.medians) == (0.3, 0.014, True)
+
+
+def test_means_are_taken_where_a_line_states_no_median(tmp_path):
+    means = {"ttft_mean_ms": "400", "tpot_mean_ms": "15", "ttft_p50_ms": "", "tpot_p50_ms": ""}
+    (row,) = table(tmp_path, means)
+    assert (row.cell.ttft_mean_s, row.cell.tpot_mean_s, row.cell.medians) == (0.4, 0.015, False)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [
+        ("h100", "H100-SXM"), ("h200", "H200"), ("b200", "B200"), ("gb200-nvl72", "GB200"),
+        ("mi300x", "MI300X"), ("mi325x", "MI325X"), ("mi355x", "MI355X"), ("gb300", "GB300"),
+    ],
+)  # fmt: skip
+def test_hardware_has_its_name_in_the_catalog(tmp_path, hardware, name):
+    (row,) = table(tmp_path, {"hardware": hardware})
+    assert row.cell.setup.instance.accelerator.name == name
+    assert row.cell.setup.instance.num_accelerators == 8
+
+
+def test_fp4_is_nvfp4_on_nvidia_and_mxfp4_on_amd(tmp_path):
+    rows = table(
+        tmp_path,
+        {"precision": "fp4"},
+        {"precision": "fp4", "hardware": "mi355x"},
+        {},
+    )
+    assert [row.cell.setup.dtype for row in rows] == ["nvfp4", "mxfp4", "float8"]
+
+
+def test_frameworks_name_the_engine_that_runs_below_them(tmp_path):
+    names = ["dynamo-trt", "trt", "mori-sglang", "dynamo-vllm", "atom", "other"]
+    rows = table(tmp_path, *({"framework": name} for name in names))
+    assert [row.engine for row in rows] == ["trt", "trt", "sglang", "vllm", "atom", "other"]
+
+
+def test_a_line_without_output_tokens_has_its_share_of_all_tokens(tmp_path):
+    (row,) = table(tmp_path, {"output_tokens_per_s_per_gpu": ""})
+    assert row.cell.throughput_tokens_per_s == pytest.approx(8 * 300 / 3)
+
+
+def test_what_cannot_be_planned_says_why(tmp_path):
+    rows = table(
+        tmp_path,
+        {"disaggregated": "True", "prefill_workers": "1", "decode_workers": "2"},
+        {"hardware": "abacus"},
+        {"model": "no-such-model"},
+        {"decode_tp": "eight"},
+    )
+    assert all(row.cell is None and row.problem for row in rows)
+
+
+def test_medians_leave_out_the_wait_of_the_first_prompts(tmp_path):
+    """All users begin at once: one in ten requests waits for the others' prompts."""
+    medians, means = table(
+        tmp_path,
+        {},
+        {"tpot_p50_ms": "", "ttft_p50_ms": "", "ttft_mean_ms": "9", "tpot_mean_ms": "9"},
+    )
+    shown = predict_cell(GRAPH_GPU_PRIOR, medians.cell)
+    mean = predict_cell(GRAPH_GPU_PRIOR, means.cell)
+    assert shown.ttft_mean_s < 0.85 * mean.ttft_mean_s
+    assert shown.tpot_mean_s == pytest.approx(mean.tpot_mean_s, rel=0.05)
+
+
+ROOTS = Path(__file__).parents[3:6]  # of a checkout, or of a work tree beside it
+SHARED = next(
+    (path for root in ROOTS if (path := root / "shared/data/inferencex_deepseek_r1.csv").exists()),
+    Path("inferencex_deepseek_r1.csv"),
+)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the measured rows are not in ../shared/data")
+def test_in_flight_requests_of_the_measured_rows_are_their_users():
+    """Little's law: with 90 % of the stated tokens, users = throughput * latency / output."""
+    found = []
+    with SHARED.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    for line, row in zip(lines, read_table(SHARED), strict=True):
+        cell = row.cell
+        if cell is not None and line["e2e_mean_s"]:
+            in_flight = cell.throughput_tokens_per_s * float(line["e2e_mean_s"])
+            found.append(in_flight / cell.output_tokens / cell.concurrency)
+    assert len(found) > 20
+    assert sorted(found)[len(found) // 2] == pytest.approx(1, abs=0.05)
