@@ -99,6 +99,7 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     It ends as soon as an SLO is certain to be missed. Exit 99 if one is missed, 2 if one was not
     measured, for too few requests.
     """
+    from lmi_bench.analysis.fleet.verification import contradicts
     from lmi_bench.cli.plan_print import print_learned, print_verification
     from lmi_bench.cli.sweep_print import print_sweep
     from lmi_bench.jobs.verify import verify as run
@@ -115,7 +116,7 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     write_json(json_file, found.to_json(), "verification")
     if found.learned is not None:
         print_learned(found.learned)
-    elif found.outside:
+    elif contradicts(found.figures):
         say(
             "the profile does not describe this target: sweep it at several loads and plan "
             "again from that run (lmi-bench recommend RUN_DIR), or add --update-profile P.json"

@@ -24,9 +24,13 @@ _GIVE_WAY = (
     "price of", "tok/s", "basis", "limited by", "USD/1M out", "ms/token p90", "ITL p50 ms",
     "capacity req/s", "TTFT p90 ms",
 )  # fmt: skip
-"""Columns to leave out in a narrow terminal, the least important first; an SLO's column stays."""
+"""Columns to leave out in a narrow terminal, the least important first; an SLO's column stays.
+
+The last two go only after the latencies' intervals have."""
+_LAST_TO_GO = 2
 _SHOWN_CANDIDATES, _SHOWN_KINDS = 12, 8
 _SHOWN_REASONS = 6
+_INTERVAL = re.compile(r" \[[^]]*\]")
 _NUMBER = re.compile(r"\d[\d,.]*")
 _SHOWN_UNPRICED = 5
 _SHOWN_MEASUREMENTS = 2
@@ -106,16 +110,29 @@ def distinct_layouts(
 def candidate_rows(
     candidates: Sequence[Candidate], width: int
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """Rows for a terminal of this width, and the columns that are left out.
+    """Rows for a terminal of this width, and what is left out.
 
-    Every predicted figure has its interval. The SLOs' columns are never left out.
+    Before the capacity goes, the latencies' intervals do. The SLOs' columns always stay.
     """
     rows = [_row(each) for each in candidates]
     if not any(row["engine"] for row in rows):
         for row in rows:
             del row["engine"]
     held = {_title(outlook.slo) for each in candidates for outlook in each.slos}
-    return fit_columns(rows, [name for name in _GIVE_WAY if name not in held], width)
+    give_way = [name for name in _GIVE_WAY if name not in held]
+    fitting, left_out = fit_columns(rows, give_way, width)
+    if left_out and _GIVE_WAY.index(left_out[-1]) >= len(_GIVE_WAY) - _LAST_TO_GO:
+        latencies = held | {"TTFT p90 ms"}
+        bare = [
+            {
+                key: _INTERVAL.sub("", text) if key in latencies else text
+                for key, text in row.items()
+            }
+            for row in rows
+        ]
+        fitting, left_out = fit_columns(bare, give_way, width)
+        left_out.append("intervals of latencies")
+    return fitting, left_out
 
 
 def print_candidates(candidates: Sequence[Candidate], *, every_layout: bool = True) -> None:

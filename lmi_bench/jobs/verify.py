@@ -18,7 +18,7 @@ from lmi_bench.analysis.fit.from_run import (
 )
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.money import parse_availability
-from lmi_bench.analysis.fleet.verification import Verified, compare_figures
+from lmi_bench.analysis.fleet.verification import Verified, compare_figures, contradicts
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_setting import has_graphs
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
@@ -125,12 +125,11 @@ def verify(settings: VerifySettings, listener: Listener = SILENT) -> Verificatio
         return Verification(settings.recommendation, result, share, caveats=plan.answer.caveats)
     line = result.levels[-1]
     warnings = tuple(_warnings(plan, result.run, line))
-    figures = tuple(compare_figures(candidate, line, share=share))
+    figures = tuple(compare_figures(candidate, plan.answer.question, line, share=share))
     slos = tuple(check_slo(line, parse_slo(text)) for text in plan.answer.question.slos)
     learned = None
     if profile is not None and path is not None:
-        contradicted = any(each.verdict == "outside" for each in figures)
-        learned = update(plan, result.run, profile, path, contradicted=contradicted)
+        learned = update(plan, result.run, profile, path, contradicted=contradicts(figures))
     caveats, asked = plan.answer.caveats, settings.recommendation
     return Verification(asked, result, share, figures, slos, learned, caveats, warnings)
 
@@ -328,7 +327,7 @@ def update(
 ) -> Learned:
     """Fit the profile to the run's level and write it; a run that cannot be fitted changes nothing.
 
-    contradicted  figures lie outside their intervals, so the profile counts as less certain
+    contradicted  too many figures lie outside, so the profile counts as less certain
     """
     try:
         fitted, changes = _fitted(plan, run, doubted(profile) if contradicted else profile)

@@ -7,16 +7,19 @@ level alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scipy.stats import binom
+
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
-from lmi_bench.analysis.fleet.answer import Candidate
+from lmi_bench.analysis.fleet.answer import Candidate, Question
 from lmi_bench.core.level import Level
 from lmi_bench.core.slo import METRICS, STATISTICS
 
 _THROUGHPUT = "throughput_tokens_per_s"
+_OUTSIDE, _BY_CHANCE = 0.2, 0.05  # share outside an 80 % interval; chance that counts as none
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,21 @@ class Verified:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def compare_figures(candidate: Candidate, line: Level, *, share: float) -> Iterator[Verified]:
+def contradicts(figures: Sequence[Verified]) -> bool:
+    """Whether more figures lie outside than 80 % intervals leave by chance (binomial, 5 %)."""
+    known = [each for each in figures if each.verdict != "unknown"]
+    outside = sum(each.verdict == "outside" for each in known)
+    return outside > 0 and float(binom.sf(outside - 1, len(known), _OUTSIDE)) < _BY_CHANCE
+
+
+def compare_figures(
+    candidate: Candidate, question: Question, line: Level, *, share: float
+) -> Iterator[Verified]:
     """The candidate's figures against a level's line.
 
     share  of the planned load on the target, above 0 and at most 1
     """
-    yield _throughput(candidate.figures.get(_THROUGHPUT), line, share)
+    yield _throughput(candidate.figures.get(_THROUGHPUT), question, line, share)
     for metric in METRICS:
         for statistic in STATISTICS:
             name = f"{metric}_{statistic}_ms"
@@ -60,10 +72,19 @@ def _verified(name: str, figure: Estimate | None, measured: float | None) -> Ver
     return Verified(name, figure.value, figure.low, figure.high, measured)
 
 
-def _throughput(figure: Estimate | None, line: Level, share: float) -> Verified:
-    """In an open loop the arrivals decide it, so its interval is that of a Poisson count."""
+def _throughput(figure: Estimate | None, question: Question, line: Level, share: float) -> Verified:
+    """Arrivals and lengths decide an open loop's throughput, so its interval is that of their sum.
+
+    Squared relative error of the sum of n outputs with gamma gaps: (1 / burstiness + cv**2) / n;
+    cv is the relative spread of the lengths (compound renewal process).
+    """
     measured = line.steady.throughput_tokens_per_s or line.throughput_tokens_per_s
     if figure is not None and figure.low == figure.high and line.requests:
-        half = Z80 * figure.value / math.sqrt(line.requests)
+        gaps, mean = 1 / question.burstiness, question.output_tokens
+        total = sum(kind.share for kind in question.kinds)
+        spread = sum(k.share * (k.output_tokens / mean - 1) ** 2 for k in question.kinds)
+        requests = line.requests * (line.steady.share or 1.0)
+        variance = (gaps + (spread / total if total else 0.0)) / requests
+        half = Z80 * figure.value * math.sqrt(variance)
         figure = Estimate(figure.value, figure.value - half, figure.value + half)
     return _verified(_THROUGHPUT, None if figure is None else figure.times(share), measured)
