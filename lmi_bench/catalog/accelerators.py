@@ -59,6 +59,7 @@ class Accelerator:
     aliases: tuple[str, ...] = ()
     notes: str = ""
     fp32_flop_per_s: float | None = None
+    fp4_flop_per_s: float | None = None
     compute_capability: float | None = None
     host: str = "x86_64"
 
@@ -73,6 +74,7 @@ class Accelerator:
             "float16": self.fp16_flop_per_s,
             "bfloat16": self.bf16_flop_per_s,
             "float8": self.fp8_flop_per_s,
+            "float4": self.fp4_flop_per_s,
             "int8": self.int8_op_per_s,
         }
         if compute_dtype not in peaks:
@@ -111,6 +113,7 @@ def _from_row(row: Row) -> Accelerator:
         source=row["source"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         notes=row["notes"],
+        fp4_flop_per_s=_scaled(row["fp4_dense_tflops"], _TERA),
         compute_capability=number_or_none(row["compute_capability"]),
         host=row["host"],
     )

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 # Words in a model's name that do not change its shape.
 _VARIANT_WORD = re.compile(
-    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|fp\d+|bf16|int\d|\dbit|kv"
+    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|(nv|mx)?fp\d+(a\d+)?|bf16|int\d|\dbit|kv"
     r"|(quantized\.?)?(w\d+a\d+)?"
 )
 _NEAREST_SHOWN = 3

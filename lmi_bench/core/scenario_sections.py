@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt,
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
 
-WeightDtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4", "mxfp4"]
+WeightDtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4", "mxfp4", "nvfp4"]
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

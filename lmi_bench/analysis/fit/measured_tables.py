@@ -42,7 +42,8 @@ _RATE_UNIT = re.compile(r" *(/s|req(uests?)?(/s| per second)|rps|qps)$")
 _EMPTY = ("", "-", "n/a", "na", "nan", "none", "null", "?")
 _DTYPES = (
     (r"mxfp4", "mxfp4"),
-    (r"awq|gptq|int4|fp4|w4", "int4"),
+    (r"fp4", "nvfp4"),
+    (r"awq|gptq|int4|w4", "int4"),
     (r"fp8|float8|e4m3", "float8"),
     (r"int8|w8a8|smoothquant", "int8"),
     (r"bf16|bfloat16", "bfloat16"),

@@ -3,8 +3,8 @@
 If all answers have one length (`--ignore-eos`), users that began together end together, and their
 next prompts wait for each other: the first token takes as long as all of their prompts. Lengths
 that vary a little spread the users out. For ten users with prompts of 1,024 tokens the difference
-is a factor of four. Engines with FP8 weights keep the cache in 16 bits or in FP8, which holds
-twice the sequences.
+is a factor of four. Engines with FP8 or NVFP4 weights keep the cache in 16 bits or in FP8,
+which holds twice the sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from lmi_bench.core.errors import CapacityError
 
 _WORTH_IT: Final = 2.0  # least gain in cost for which a setting is assumed
 _NARROW: Final = "float8"
+_NARROW_WEIGHTS: Final = ("float8", "nvfp4")
 _NARROW_CACHES: Final = ("nim", "tensorrt", "trt")
 
 
@@ -49,7 +50,7 @@ def as_fitted(fit: Fit, cell: MeasuredLevel) -> MeasuredLevel:
     closed = [known for known in fit.cells if known.rate_per_s is None]
     if cell.rate_per_s is None and closed and not any(known.length_spread for known in closed):
         cell = replace(cell, length_spread=0.0)
-    formats = {known.setup.kv_dtype for known in fit.cells if known.setup.dtype == _NARROW}
+    formats = {known.setup.kv_dtype for known in fit.cells if known.setup.dtype in _NARROW_WEIGHTS}
     if _may_be_narrow(cell) and formats == {_NARROW}:
         cell = _narrow(cell)
     return cell
@@ -73,7 +74,7 @@ def _narrow(cell: MeasuredLevel) -> MeasuredLevel:
 
 
 def _may_be_narrow(cell: MeasuredLevel) -> bool:
-    return cell.setup.dtype == _NARROW and cell.setup.kv_dtype is None
+    return cell.setup.dtype in _NARROW_WEIGHTS and cell.setup.kv_dtype is None
 
 
 def _likelier(fit: Fit, base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:

@@ -22,10 +22,10 @@ from lmi_bench.analysis.model.memory import (
     kv_bytes_per_sequence,
     min_devices,
     weight_bytes,
-    weight_format,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
+from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.units import bytes_to_gib, s_to_ms
 
@@ -94,7 +94,7 @@ def _device_price(instance: Instance) -> float:
 def _steps_of(instance: Instance, workload: Workload) -> FourSteps:
     device, shape = instance.accelerator, workload.shape
     bandwidth = device.bandwidth_bytes_per_s
-    peak = device.peak_flop_per_s(weight_format(workload.dtype).compute_dtype)
+    peak = device.peak_flop_per_s(compute_dtype(device, workload.dtype))
     batch = kv_bytes = devices = None
     if bandwidth is not None and peak is not None:
         batch = critical_batch_size_without_cache(

@@ -26,9 +26,12 @@ _NAMED = (
     (re.compile(r"awq|gptq|int4|4bit|w4a16|w4a8"), "int4"),
     (re.compile(r"fp8|float8"), "float8"),
     (re.compile(r"mxfp4"), "mxfp4"),
+    (re.compile(r"(nv)?fp4(a\d+)?"), "nvfp4"),
 )
-_METHODS = {"fp8": "float8", "mxfp4": "mxfp4"}
+_METHODS = {"fp8": "float8", "mxfp4": "mxfp4", "quark": "mxfp4"}
+_ALGORITHMS = {"FP8": "float8", "NVFP4": "nvfp4"}  # of ModelOpt
 _BY_BITS = {4: "int4", 8: "int8"}
+_MX_GROUP = 32  # weights with one scale in MXFP4; 16 in NVFP4
 
 
 def narrow_dtype(model: str) -> str | None:
@@ -66,7 +69,7 @@ def dtype_note(model: str, stated: str | None = None) -> str | None:
 
 
 def _of_config(config: Mapping[str, Any]) -> str | None:
-    """The format of a quantized folder: AWQ, GPTQ, FP8, MXFP4, compressed-tensors."""
+    """The format of a quantized folder: AWQ, GPTQ, FP8, MXFP4, NVFP4, compressed-tensors."""
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping):
         return None
@@ -75,7 +78,10 @@ def _of_config(config: Mapping[str, Any]) -> str | None:
         weights = [each.get("weights") for each in groups.values() if isinstance(each, Mapping)]
         stated = next((each for each in weights if isinstance(each, Mapping)), {})
         if stated.get("type") == "float":
-            return "float8" if stated.get("num_bits") == 8 else None
+            four = "mxfp4" if stated.get("group_size") == _MX_GROUP else "nvfp4"
+            return {8: "float8", 4: four}.get(int(stated.get("num_bits") or 0))
     method = str(stated.get("quant_method"))
+    if method.startswith("modelopt"):
+        return _ALGORITHMS.get(str(stated.get("quant_algo")))
     bits = stated.get("bits", stated.get("num_bits"))
     return _METHODS.get(method) or (_BY_BITS.get(bits) if isinstance(bits, int) else None)

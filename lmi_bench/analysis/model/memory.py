@@ -1,8 +1,9 @@
 """Bytes of weights and KV cache on one rank, and whether they fit a device's memory.
 
 Quantized checkpoints keep embedding and output head in 16 bits. Scales and zero points count:
-4-bit AWQ stores a 16-bit scale and a 4-bit zero for 128 weights, 4.16 bits a weight; MXFP4 stores
-an 8-bit scale for 32 weights, 4.25 bits, and covers only the experts.
+4-bit AWQ stores a 16-bit scale and a 4-bit zero for 128 weights, 4.16 bits a weight; MXFP4 an 8-bit
+scale for 32 weights, 4.25 bits; NVFP4 an 8-bit scale for 16 weights, 4.5 bits. Of a mixture, the
+last two cover only the routed experts.
 
     cache of a token = 2 (key and value) * layers * KV heads on the rank * head size * bytes
 
@@ -36,8 +37,9 @@ class WeightFormat:
     """A number format of weights.
 
     bits           stored bits a weight, scales included; nominal_bits: without them
-    covers         weights in this format; the others are in 16 bits
-    compute_dtype  type of the matrix products
+    covers         weights in this format, the others are in 16 bits; experts: of a mixture, else
+                   as linear
+    compute_dtype  type of the matrix products where the device has units for it
     widening_ops   vector operations that convert a stored weight to that type: convert, scale,
                    subtract a zero point; 0 where the products read it as it is
     """
@@ -60,7 +62,8 @@ _FORMATS = {
         WeightFormat("float8", 8, 8, "linear", "float8", 0),
         WeightFormat("int8", 8, 8, "linear", "float16", 2),
         WeightFormat("int4", 4 + (16 + 4) / _AWQ_GROUP, 4, "linear", "float16", 3),
-        WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "bfloat16", 2),
+        WeightFormat("mxfp4", 4 + 8 / 32, 4, "experts", "float4", 2),
+        WeightFormat("nvfp4", 4 + 8 / 16, 4, "experts", "float4", 2),
     )
 }
 FORMAT_ALIASES = {
@@ -69,6 +72,7 @@ FORMAT_ALIASES = {
     "half": "float16",
     "bf16": "bfloat16",
     "fp8": "float8",
+    "fp4": "nvfp4",
     "awq": "int4",
 }
 
@@ -108,7 +112,7 @@ def expert_params(shape: ModelShape) -> int:
 def _covered_params(shape: ModelShape, covers: str) -> int:
     if covers == "all":
         return shape.params_total
-    if covers == "experts":
+    if covers == "experts" and shape.is_moe:
         return expert_params(shape)
     return shape.params_total - embedding_params(shape)
 
@@ -124,14 +128,23 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
     return round((covered * fmt.bits + rest * _FULL_BITS) / BITS_PER_BYTE)
 
 
-def widening_ops_per_param(shape: ModelShape, dtype: str) -> float:
-    """Vector operations to widen a weight, averaged over all parameters of the model.
+@dataclass(frozen=True, slots=True)
+class StreamedParams:
+    """Parameters that a step of many rows reads.
 
-    FP8 counts like INT8, convert and scale, for devices without FP8 units.
+    experts  of routed experts; packed: others in the weights' format; full: others in 16 bits
     """
-    fmt = weight_format(dtype)
-    ops = 2 if fmt.name == "float8" else fmt.widening_ops
-    return ops * _covered_params(shape, fmt.covers) / shape.params_total
+
+    experts: int
+    packed: int
+    full: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, dtype: str) -> StreamedParams:
+        """All but an untied input embedding."""
+        experts, streamed = expert_params(shape), streamed_params(shape)
+        covered = min(streamed, _covered_params(shape, weight_format(dtype).covers))
+        return cls(experts, covered - experts, streamed - covered)
 
 
 def streamed_params(shape: ModelShape) -> int:

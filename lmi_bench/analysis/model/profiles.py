@@ -42,8 +42,9 @@ class StepParameters:
     attention_share          rate of attention's products, relative to dense products
     rows_read_share          rate of weight reads for several rows, relative to one row: packed
                              blocks instead of a stream on processors
-    narrow_share             read and compute rate of products that widen 4-bit weights, relative
-                             to 16-bit products; with 8 bits its square root
+    narrow_share             arithmetic rate of products that widen 4-bit weights, relative to
+                             16-bit products; with 8 bits its square root
+    narrow_read_share        the same for the rate of reading these weights
     unhidden_share           part of the shorter of reads and arithmetic that adds to the longer:
                              0 on GPUs; processors hide little
     request_overhead_s       time of a request outside the steps: parsing, tokenizing, sending
@@ -68,6 +69,7 @@ class StepParameters:
     narrow_share: float = 1.0
     host_per_prompt_s: float = 0.0
     narrow_launch_s: float = 0.0
+    narrow_read_share: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -250,6 +252,9 @@ def profile_from_json(text: str) -> EngineProfile:
 def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     """The profile in a decoded document; raises ValueError, KeyError or TypeError for another."""
     values = dict(document)
+    for shares in (values["parameters"], values["log_sd"]):  # one share for both in older files
+        if "narrow_share" in shares:
+            shares.setdefault("narrow_read_share", shares["narrow_share"])
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
     for name in _TUPLES:

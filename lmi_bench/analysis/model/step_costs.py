@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_bench.analysis.model.memory import (
+    BITS_PER_BYTE,
+    StreamedParams,
     embedding_params,
-    expert_params,
     kv_bytes_per_value,
     kv_values_per_layer,
-    streamed_params,
-    weight_bytes,
     weight_format,
-    widening_ops_per_param,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.model.setup import Setup
@@ -28,12 +26,14 @@ _ALL_REDUCES_PER_LAYER = 2  # after attention and after the feed-forward
 _ACTIVATION_BYTES = 2
 _FLOP_PER_PARAMETER = 2
 _FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
-_NARROW = ("float8", "int8")
+_NARROW = ("float8", "int8", "float4")
 _STRETCH_POWER: Final = 1.5  # the step waits for the slowest of n processes, which compete
 # FP32 units beside matrix units: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100 (data sheets);
 # smaller devices have relatively more, so that the cost of widening is an upper bound there
 _MATRIX_OVER_VECTOR: Final = 16
-_NARROW_BYTES: Final = 0.5  # a weight, for which a profile states its share
+_NARROW_BITS: Final = 4  # of a weight, for which a profile states its shares
+_WIDENING_ROWS: Final = 128  # a weight is widened again for each block of rows that needs it
+_FP8_WIDENING_OPS: Final = 2  # convert and scale, as INT8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ProductCosts:
                     unread with even routing
     rows_read       factor on reads in a step of several rows
     token_s         arithmetic of a row; head_s: of the output head for a row that gives a token
-    widening_share  time to widen the weights for one block of rows / time to read them
+    widening_share  time to widen the weights for a block of `widening_rows` / time to read them
     first_s         time to widen all weights before the products
     """
 
@@ -56,6 +56,7 @@ class ProductCosts:
     token_s: float
     head_s: float
     widening_share: float
+    widening_rows: float
     first_s: float = 0.0
 
 
@@ -116,56 +117,66 @@ def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
 class _Rates:
     """Sizes of stored values, and rates that the kernels reach of a device's data sheet.
 
-    Narrow formats lose the same share of the read rate and of the product rate.
-
-    widening_ops  vector operations that convert a stored weight to the type of the products
+    weight_bytes            of a stored weight in the weights' format
+    widening_ops            vector operations that convert it to the type of the products
+    read_bytes_per_s        of 16-bit weights and the cache; weight_bytes_per_s: of those weights
+    flop_per_s              products with those weights; expert_flop_per_s: with routed experts
+    full_flop_per_s         products with the weights that stay in 16 bits
     """
 
-    bytes_per_param: float
+    weight_bytes: float
     kv_bytes_per_value: float
     widening_ops: float
     read_bytes_per_s: float
     weight_bytes_per_s: float
     flop_per_s: float
+    expert_flop_per_s: float
+    full_flop_per_s: float
     attention_flop_per_s: float
     vector_op_per_s: float
 
     @classmethod
     def of(cls, setup: Setup, parameters: StepParameters) -> _Rates:
-        shape, device = setup.shape, setup.instance.accelerator
+        device, fmt = setup.instance.accelerator, weight_format(setup.dtype)
         dtype = compute_dtype(device, setup.dtype)
-        bytes_per_param = weight_bytes(shape, setup.dtype) / shape.params_total
-        widening_ops = 0.0 if dtype == "float8" else widening_ops_per_param(shape, setup.dtype)
+        widening_ops = _widening_ops(device, setup.dtype)
         bandwidth = _known(device.bandwidth_bytes_per_s, device, "memory bandwidth")
         peak = _known(device.peak_flop_per_s(dtype), device, f"{dtype} peak")
         read_bytes_per_s = bandwidth * parameters.bandwidth_share
-        flop_per_s = peak * parameters.compute_share
-        if shape.is_moe:  # each expert sees few rows, padded to whole blocks
-            flop_per_s *= parameters.moe_share
-        narrow = 1.0
-        if widening_ops:
-            # the fewer the bits, the less of the rate of 16-bit products such kernels reach
-            narrow = parameters.narrow_share ** (_NARROW_BYTES / bytes_per_param)
+        # the fewer the bits, the less of the rates of 16-bit products kernels that widen reach
+        narrow = _NARROW_BITS / fmt.nominal_bits if widening_ops else 0.0
+        flop_per_s = peak * parameters.compute_share * parameters.narrow_share**narrow
         # attention multiplies 16-bit values whatever the weights are stored in
         wide = (device.peak_flop_per_s("float16") if dtype in _NARROW else peak) or peak
         vector_op_per_s = device.fp32_flop_per_s or wide / _MATRIX_OVER_VECTOR
         return cls(
-            bytes_per_param=bytes_per_param,
+            weight_bytes=fmt.bits / BITS_PER_BYTE,
             kv_bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
             widening_ops=widening_ops,
             read_bytes_per_s=read_bytes_per_s,
-            weight_bytes_per_s=read_bytes_per_s * narrow,
-            flop_per_s=flop_per_s * narrow,
+            weight_bytes_per_s=read_bytes_per_s * parameters.narrow_read_share**narrow,
+            flop_per_s=flop_per_s,
+            # each expert sees few rows, padded to whole blocks
+            expert_flop_per_s=flop_per_s * parameters.moe_share,
+            full_flop_per_s=(peak if fmt.covers == "all" else wide) * parameters.compute_share,
             attention_flop_per_s=wide * parameters.compute_share * parameters.attention_share,
             vector_op_per_s=vector_op_per_s * parameters.compute_share,
         )
 
 
 def compute_dtype(accelerator: Accelerator, dtype: str) -> str:
-    """Type of the products: FP8 weights are widened on devices without FP8 units."""
+    """Type of the products: FP8 and FP4 weights are widened on devices without such units."""
     wanted = weight_format(dtype).compute_dtype
-    widened = wanted == "float8" and accelerator.fp8_flop_per_s is None
+    widened = wanted in ("float8", "float4") and accelerator.peak_flop_per_s(wanted) is None
     return "float16" if widened else wanted
+
+
+def _widening_ops(accelerator: Accelerator, dtype: str) -> int:
+    """Vector operations that widen a weight on this device."""
+    fmt = weight_format(dtype)
+    if compute_dtype(accelerator, dtype) in ("float8", "float4"):
+        return 0
+    return _FP8_WIDENING_OPS if fmt.compute_dtype == "float8" else fmt.widening_ops
 
 
 def _known(value: float | None, device: Accelerator, what: str) -> float:
@@ -186,7 +197,7 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
     stretch: float = 1 + parameters.host_stretch_per_rank * waits * ranks
     stretch *= profile.host_factors.get(device.name, 1.0)
     host_s = parameters.host_per_layer_s * layers * stretch
-    if rates.widening_ops and rates.bytes_per_param < 1 and tensor_parallel > 1:
+    if rates.widening_ops and rates.weight_bytes < 1 and tensor_parallel > 1:
         host_s += parameters.narrow_launch_s * layers
     latency_s, byte_s = 0.0, 0.0
     if tensor_parallel > 1:
@@ -208,7 +219,7 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
     # experts get few rows each: their weights are widened during the products
     if not products.widening_share or not profile.widen_first_rows or shape.is_moe:
         return costs
-    wide = _widened_first(products, rates)
+    wide = _widened_first(products, setup, rates)
     return replace(costs, many=replace(costs, products=wide), many_rows=profile.widen_first_rows)
 
 
@@ -229,34 +240,42 @@ def _all_reduce(setup: Setup, parameters: StepParameters) -> tuple[float, float]
 
 def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> ProductCosts:
     shape, tensor_parallel = setup.shape, setup.tensor_parallel
-    experts, params = expert_params(shape), streamed_params(shape)
-    param_s = rates.bytes_per_param / (tensor_parallel * rates.weight_bytes_per_s)
-    layers_flop = _FLOP_PER_PARAMETER * (shape.params_active - embedding_params(shape))
-    head_flop = _FLOP_PER_PARAMETER * shape.vocab_size * shape.hidden_size
-    widening_s = rates.widening_ops / (tensor_parallel * rates.vector_op_per_s)
+    params = StreamedParams.of(shape, setup.dtype)
+    param_s = rates.weight_bytes / rates.weight_bytes_per_s
+    full_s = params.full * _ACTIVATION_BYTES / rates.read_bytes_per_s
+    read_s = (params.experts + params.packed) * param_s + full_s
+    active = shape.params_active - embedding_params(shape)
+    unread_share = 1 - shape.experts_per_token / shape.experts if params.experts else 0.0
+    routed = params.experts * (1 - unread_share)  # of a token
+    has_full = params.experts and not params.packed
+    other_flop_per_s = rates.full_flop_per_s if has_full else rates.flop_per_s
+    token_s = routed / rates.expert_flop_per_s + (active - routed) / other_flop_per_s
+    widening_s = rates.widening_ops * (params.experts + params.packed) / rates.vector_op_per_s
+    head_params = shape.vocab_size * shape.hidden_size
     return ProductCosts(
-        read_s=params * param_s,
-        expert_share=experts / params,
-        unread_share=1 - shape.experts_per_token / shape.experts if experts else 0.0,
+        read_s=read_s / tensor_parallel,
+        expert_share=params.experts * param_s / read_s,
+        unread_share=unread_share,
         rows_read=1 / parameters.rows_read_share,
-        token_s=layers_flop / (tensor_parallel * rates.flop_per_s),
-        head_s=head_flop / (tensor_parallel * rates.flop_per_s),
-        widening_share=widening_s / param_s,
+        token_s=_FLOP_PER_PARAMETER * token_s / tensor_parallel,
+        head_s=_FLOP_PER_PARAMETER * head_params / (tensor_parallel * rates.full_flop_per_s),
+        widening_share=widening_s / read_s,
+        widening_rows=_WIDENING_ROWS / (1 - unread_share),
     )
 
 
-def _widened_first(narrow: ProductCosts, rates: _Rates) -> ProductCosts:
+def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> ProductCosts:
     """Products of weights that are widened as a whole: read, written wide, and read again."""
-    growth = _ACTIVATION_BYTES / rates.bytes_per_param
-    slower = rates.weight_bytes_per_s / rates.read_bytes_per_s
+    params, ranks = StreamedParams.of(setup.shape, setup.dtype), setup.tensor_parallel
+    wide_bytes = params.packed * _ACTIVATION_BYTES
     return replace(
         narrow,
-        read_s=narrow.read_s * growth * slower,
+        read_s=(wide_bytes + params.full * _ACTIVATION_BYTES) / (ranks * rates.read_bytes_per_s),
         rows_read=1.0,
-        token_s=narrow.token_s * slower,
-        head_s=narrow.head_s * slower,
+        token_s=narrow.token_s * rates.flop_per_s / rates.full_flop_per_s,
         widening_share=0.0,
-        first_s=narrow.read_s * (1 + growth),
+        first_s=(wide_bytes + params.packed * rates.weight_bytes)
+        / (ranks * rates.weight_bytes_per_s),
     )
 
 

@@ -36,8 +36,6 @@ Column = NDArray[np.float64]
 Amount = TypeVar("Amount", float, NDArray[np.floating])
 """A number, or an array with one value for each step."""
 
-_ROWS_PER_WIDENING = 128  # a weight is widened again for each block of rows that needs it
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepColumns:
@@ -149,6 +147,7 @@ def step_sum(
     read_s, expert_share = constant(products.read_s), products.expert_share
     unread = products.unread_share
     more_read, widening = products.rows_read - 1, products.widening_share
+    widening_rows = products.widening_rows
     token_s, head_s = products.token_s, products.head_s
     decode_read_s, prompt_read_s = attention.decode_read_s, attention.prompt_read_s
     pair_s, convert_s = attention.pair_s, attention.widening_s
@@ -174,7 +173,7 @@ def step_sum(
             weights_s = weights_s * (1 - expert_share * unread**every)
         linear_s = token_s * every + head_s * (drafted + prompts)
         if widening:
-            linear_s = linear_s + widening * weights_s * -(-every // _ROWS_PER_WIDENING)
+            linear_s = linear_s + widening * weights_s * -(-every // widening_rows)
         if more_read:
             weights_s = weights_s * (1 + more_read * (every > 1))
         if window is not None:  # it bounds the pairs of a prompt of n tokens by n * window

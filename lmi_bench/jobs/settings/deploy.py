@@ -36,7 +36,8 @@ class LayoutSettings:
     )
     dtype: str | None = option(
         planning.DTYPE,
-        help="Weight format: float16, bfloat16, float32, float8, or int4 (a quantized checkpoint).",
+        help="Weight format: float16, bfloat16, float32, float8, or of a "
+        "quantized checkpoint int4, int8, mxfp4 or nvfp4.",
         group=_LAYOUT,
     )
     max_model_len: int | None = option(

@@ -43,7 +43,7 @@ class StepOptions:
     )
     dtype: str | None = option(
         "Weight format: float32, bfloat16 or float16; simulated and of an endpoint also float8, "
-        "int8, int4 or mxfp4.",
+        "int8, int4, mxfp4 or nvfp4.",
         default="bfloat16; simulated: the published weights'",
     )
     kv_dtype: str | None = option(

@@ -16,7 +16,7 @@ MODEL = Option("Model as a catalog name or folder.", ("--model", "-m"))
 INPUT_TOKENS = Option("Prompt length in tokens.", ("--input-tokens", "--isl"), group=WORKLOAD)
 OUTPUT_TOKENS = Option("Output length in tokens.", ("--output-tokens", "--osl"), group=WORKLOAD)
 DTYPE = Option(
-    "Weight format: float16, bfloat16, float32, float8, int8, int4 or mxfp4.",
+    "Weight format: float16, bfloat16, float32, float8, int8, int4, mxfp4 or nvfp4.",
     old_names=("--weight-dtype",),
     default="the checkpoint's, at most 16 bits",
     group=ENGINE,

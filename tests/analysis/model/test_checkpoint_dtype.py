@@ -22,6 +22,9 @@ PUBLISHED = [
     ("amd/Llama-3.1-70B-Instruct-FP8-KV", "llama-3.1-70b", "float8"),
     ("deepseek-ai/DeepSeek-V3", "deepseek-v3", "float8"),
     ("gpt-oss-120b", "gpt-oss-120b", "mxfp4"),
+    ("nvidia/Llama-3.1-70B-Instruct-NVFP4", "llama-3.1-70b", "nvfp4"),
+    ("nvidia/DeepSeek-R1-FP4", "deepseek-v3", "nvfp4"),
+    ("RedHatAI/Qwen3-32B-NVFP4A16", "qwen3-32b", "nvfp4"),
     ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
     ("demo-15m", "demo-15m", None),
 ]
@@ -60,6 +63,8 @@ GROUPS = {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}
         ({"quant_method": "gptq", "bits": 8}, "int8"),
         ({"quant_method": "fp8"}, "float8"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "float8"),
         ({"quant_method": "compressed-tensors", "config_groups": GROUPS}, "int4"),
         ({"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "float8"),
         ({"quant_method": "something-new"}, None),

@@ -70,6 +70,12 @@ def test_falcon_40b_in_fp32_takes_the_160_gb_of_the_post():
     assert weight_bytes(find_model("falcon-40b"), "fp32") == pytest.approx(160e9, rel=0.04)
 
 
+def test_nvfp4_stores_an_fp8_scale_for_sixteen_weights():
+    """Llama 3.1 70B: 70.55e9 weights, 2 * 128,256 * 8,192 of them embedding and head in 16 bits:
+    68.45e9 * 4.5 / 8 + 2.10e9 * 2 = 42.7e9 bytes."""
+    assert weight_bytes(find_model("llama-3.1-70b"), "nvfp4") == pytest.approx(42.7e9, rel=2e-3)
+
+
 def test_mxfp4_covers_the_experts_only():
     """gpt-oss-20b: 24 * 32 * 3 * 2880 * 2880 expert weights at 4.25 bits, the rest at 16."""
     shape = find_model("gpt-oss-20b")

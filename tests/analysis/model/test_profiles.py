@@ -62,9 +62,10 @@ def test_a_profile_warns_before_it_judges_another_engine():
 
 
 def test_a_prior_takes_from_its_base_what_it_does_not_state():
-    """vLLM before 0.8 differs in five parameters and has one more uncertainty."""
+    """vLLM before 0.8 differs in six parameters and in three uncertainties."""
     base, own = GRAPH_GPU_PRIOR.parameters, VLLM_V0_PRIOR.parameters
     differing = [name for name in PARAMETER_NAMES if getattr(base, name) != getattr(own, name)]
-    assert len(differing) == 5
-    assert VLLM_V0_PRIOR.log_sd == {**GRAPH_GPU_PRIOR.log_sd, "host_per_prompt_s": 0.7}
+    assert len(differing) == 6
+    own_sd = {"host_per_prompt_s": 0.7, "narrow_share": 0.35, "narrow_read_share": 0.35}
+    assert VLLM_V0_PRIOR.log_sd == GRAPH_GPU_PRIOR.log_sd | own_sd
     assert (VLLM_V0_PRIOR.max_batch_size, GRAPH_GPU_PRIOR.max_batch_size) == (256, 1024)

@@ -228,7 +228,7 @@ def test_fewer_bits_a_weight_read_faster():
     instance, shape = find_instance("ml.g5.2xlarge"), find_model("llama-3-8b")
     half = step_time_model_for(Setup(shape, instance, 1, "float16"), TGI_2023).explain(ONE_DECODE)
     quarter = step_time_model_for(Setup(shape, instance, 1, "int4"), TGI_2023).explain(ONE_DECODE)
-    unhindered = replace(TGI_2023, parameters=replace(TGI_2023.parameters, narrow_share=1.0))
+    unhindered = replace(TGI_2023, parameters=replace(TGI_2023.parameters, narrow_read_share=1.0))
     ideal = step_time_model_for(Setup(shape, instance, 1, "int4"), unhindered).explain(ONE_DECODE)
     assert ideal.weights_s < 0.4 * half.weights_s
     # a third of the bytes, at 0.45 ** 0.7 of the rate
