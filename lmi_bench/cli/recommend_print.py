@@ -291,6 +291,9 @@ def _figures(candidate: Candidate, answer: Recommendation) -> Iterator[str]:
             else f"; {interval(tokens)} output tok/s {_where(candidate, answer)}"
         )
         yield f"  carries {interval(carried)} req/s{within}{asked}{speed}"
+    if answer.question.objective == "latency":
+        per_token = interval(candidate.figures.get("latency_per_token_p90_ms"))
+        yield f"  latency: {per_token} ms/token p90 for {answer.question.load}"
     found = candidate.attainment
     for outlook in candidate.slos:
         key = "{}_ms".format(outlook.slo.split("<")[0])

@@ -25,7 +25,7 @@ from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machines
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
-from lmi_bench.analysis.fleet.request import Objective, RecommendRequest, Routing
+from lmi_bench.analysis.fleet.request import LONE_REQUEST, Objective, RecommendRequest, Routing
 from lmi_bench.analysis.fleet.vary import (
     AnswerChange,
     Variation,
@@ -227,6 +227,8 @@ def _load(settings: RecommendSettings, basis: Basis) -> Load | None:
     if users is not None:
         return Load(users, think_time_s=think_time_s)
     rate = basis.rate_per_s if rate is None else rate
+    if rate is None and settings.objective == "latency":
+        return LONE_REQUEST  # a batch would only add to the latency that is asked for
     return None if rate is None else Load(rate_per_s=rate)
 
 

@@ -16,6 +16,8 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
+_EQUAL = 1.03  # ratio of latencies: measured ones repeat no closer
+
 
 def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
     """The objective in closed form; smaller is better, fleets without a price last."""
@@ -36,6 +38,17 @@ def screen_order(request: RecommendRequest, fleet: Fleet) -> tuple[float, ...]:
     return (cost, -layout.copies * copy.rate_per_s)
 
 
+def ranked(request: RecommendRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates, the best first; for latency, the cheapest of those as fast as the fastest."""
+    found = sorted(candidates, key=lambda candidate: final_order(request, candidate))
+    if request.objective != "latency" or not found:
+        return found
+    fastest, _ = final_order(request, found[0])
+    equal = [each for each in found if final_order(request, each)[0] <= _EQUAL * fastest]
+    equal.sort(key=lambda each: final_order(request, each)[1])
+    return equal + found[len(equal) :]
+
+
 def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float, ...]:
     """The objective by the finished figures; smaller is better."""
 
@@ -47,7 +60,8 @@ def final_order(request: RecommendRequest, candidate: Candidate) -> tuple[float,
     cost = math.inf if cost is None else cost
     latency = figure("latency_per_token_p90_ms")
     if request.objective == "latency":
-        return (latency, cost)
+        price = candidate.price_usd_per_hour
+        return (latency, math.inf if price is None else price)
     if request.objective == "throughput":
         return (-figure("capacity_tokens_per_s") / candidate.instances, cost)
     return (cost, latency)

@@ -37,8 +37,8 @@ from lmi_bench.analysis.fleet.operating_point import (
     unloaded_ratio,
 )
 from lmi_bench.analysis.fleet.ranking import (
-    final_order,
     nearest_to_budget,
+    ranked,
     screen_order,
     split_by_budget,
     why_first,
@@ -86,19 +86,19 @@ def recommend(
     look = LongSimulation(request)
     build = _Candidates(request, intervals)
     for again in range(_MOST_ROUNDS):
-        ranked = _ranked(build, layouts, tell)
-        met = ranked.met
+        order = _ranked(build, layouts, tell)
+        met = order.met
         if not (met and request.simulate_long and request.slos):
             break
         tell("the planned load for fifteen minutes", 0.9 + 0.02 * again)
-        first = fleet_of(met[0], ranked.fleets)
+        first = fleet_of(met[0], order.fleets)
         overloaded = look.overloaded(first)
         if overloaded is None or again + 1 == _MOST_ROUNDS:
-            _add_attainment(met, ranked.fleets, look)
+            _add_attainment(met, order.fleets, look)
             break
         layouts = with_capacity(layouts, *overloaded)
-    met, in_time, fleets = ranked.met, ranked.in_time, ranked.fleets
-    rejected += ranked.rejected
+    met, in_time, fleets = order.met, order.in_time, order.fleets
+    rejected += order.rejected
     nearest: Candidate | None = None
     missed: str | None = None
     if met:
@@ -175,8 +175,7 @@ def _ranked(build: _Candidates, layouts: Sequence[Planned], tell: Progress) -> _
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
     met, too_dear = split_by_budget(request, in_time)
     rejected.extend(too_dear)
-    met.sort(key=lambda candidate: final_order(request, candidate))
-    return _Ranked(fleets, met, in_time, rejected)
+    return _Ranked(fleets, ranked(request, met), in_time, rejected)
 
 
 def prepare(request: RecommendRequest, tell: Progress) -> Prepared:

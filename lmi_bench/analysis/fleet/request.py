@@ -26,6 +26,9 @@ from lmi_bench.core.slo import Slo
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
 Routing = Literal["random", "round-robin", "least-outstanding"]
 
+LONE_REQUEST = Load(1, think_time_s=0.0)
+"""One request at a time on each copy: the load of the least latency."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecommendRequest:
@@ -109,6 +112,8 @@ class RecommendRequest:
     def describe_load(self) -> str:
         """The load for people."""
         load, burstiness = self.load, self.workload.burstiness
+        if load == LONE_REQUEST:
+            return "one request at a time on each copy"
         if load is not None and load.is_open and burstiness < 1:
             load = replace(load, arrivals="gamma", burstiness=burstiness)
         if load is not None:
