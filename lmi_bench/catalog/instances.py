@@ -16,12 +16,13 @@ from lmi_bench.core.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance type. A price of None is unknown and is never guessed.
+    """One instance type. A price of None is unknown.
 
     link                 the fastest interconnect that all its accelerators share
     host_memory_bytes    memory of the host, not of the accelerators
     price_usd_per_hour   on-demand price of one machine in `price_region`, as of `price_date`
     price_component      priced service: Hosting, Training, BatchTransform, EC2
+    price_range_usd_per_hour   of an estimated price, as `prices.hosting_price` makes it; else None
     rates_usd_per_hour   known prices of other purchase options, by kind
     neuron_cores         AWS silicon: cores that the tensor-parallel degree counts; else None
     network_bits_per_s   sustained rate of the network; None if unknown
@@ -38,6 +39,7 @@ class Instance:
     price_date: str = ""
     price_source: str = ""
     price_component: str = ""
+    price_range_usd_per_hour: tuple[float, float] | None = None
     rates_usd_per_hour: tuple[tuple[str, float], ...] = ()
     ec2_price_usd_per_hour: float | None = None
     ec2_price_source: str = ""
@@ -58,6 +60,16 @@ class Instance:
                 f"instance {self.instance_type!r}: price_usd_per_hour must be 0 or more, "
                 f"got {self.price_usd_per_hour:g}"
             )
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the price is an estimate, which every output marks with `~`."""
+        return self.price_range_usd_per_hour is not None
+
+    @property
+    def has_endpoints(self) -> bool:
+        """Whether SageMaker serves endpoints on it; EC2's own machines have no `ml.`."""
+        return self.instance_type.startswith("ml.") or not self.ec2_price_source
 
     @property
     def price_provenance(self) -> str | None:
@@ -97,16 +109,6 @@ def _link_of(row: Row, accelerator: Accelerator) -> Link:
     return accelerator.pcie_link if text.startswith("PCIe") else accelerator.device_link
 
 
-def _component_of(row: Row) -> str:
-    """The service component that the price is for, if its source says so."""
-    if not row["sagemaker_usd_per_hour"]:
-        return ""
-    for component in ("BatchTransform", "Training"):
-        if f"{component} component" in row["sagemaker_source"]:
-            return component
-    return "component not stated"
-
-
 def _from_row(row: Row) -> Instance:
     accelerator = find_accelerator(row["accelerator"])
     gbits = number_or_none(row["network_gbps"])
@@ -121,7 +123,8 @@ def _from_row(row: Row) -> Instance:
         price_region=row["sagemaker_region"],
         price_date=row["sagemaker_date"],
         price_source=row["sagemaker_source"],
-        price_component=_component_of(row),
+        price_component=row["sagemaker_component"]
+        or ("component not stated" if row["sagemaker_usd_per_hour"] else ""),
         ec2_price_usd_per_hour=number_or_none(row["ec2_usd_per_hour_us_east_1"]),
         ec2_price_source=row["ec2_source"],
         neuron_cores=int(row["neuron_cores"]) if row["neuron_cores"] else None,

@@ -1,6 +1,7 @@
 """Chooses each instance's price: the user's price list first, else SageMaker's or EC2's.
 
-A price list is YAML:
+A price list is YAML, or CSV with the same names as columns. An entry prices a machine of the
+catalog, or describes another one that is built of the catalog's accelerators:
 
     prices:
       - instance: ml.g5.2xlarge
@@ -9,24 +10,35 @@ A price list is YAML:
         date: 2026-11-01
         component: Hosting            # optional; also `source`
         savings_plan_usd_per_hour: 1.01   # optional; also reserved_ and spot_usd_per_hour
+      - machine: mi300x-8
+        accelerator: MI300X
+        accelerators: 8
+        usd_per_hour: 16.0
+        interconnect: device          # optional: device (the default), pcie, shared-pcie or none
+        network_gbit_per_s: 3200      # optional; also link_gb_per_s (one way), region, date
 """
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import re
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from lmi_bench.catalog.instances import Instance, find_instance
+from lmi_bench.catalog.accelerators import NO_LINK, find_accelerator
+from lmi_bench.catalog.instances import Instance, all_instances, bare_machine, find_instance
+from lmi_bench.catalog.tables import number_or_none, read_rows
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 
-Platform = Literal["sagemaker", "ec2"]
+Platform = Literal["sagemaker", "ec2", "file"]
 
 _RATES = {
     "savings_plan_usd_per_hour": "savings-plan",
@@ -35,21 +47,25 @@ _RATES = {
 }
 _NEEDED = ("instance", "usd_per_hour", "region", "date")
 _OPTIONAL = ("component", "source", *_RATES)
+_MACHINE = ("machine", "accelerator", "accelerators", "usd_per_hour")
+_MORE = ("interconnect", "link_gb_per_s", "network_gbit_per_s", "region", "date")
+_MOST_ACCELERATORS = 1024
 STALE_DAYS = 90
 """Age in days from which a price is called old."""
 
 
 def load_price_list(path: Path) -> dict[str, Instance]:
     """Read a user's price list: instances by type. Raises InputError that names the entry."""
+    text = read_text(path)
     try:
-        content = yaml.safe_load(read_text(path))
+        content = _table(text) if path.suffix.lower() == ".csv" else yaml.safe_load(text)
     except yaml.YAMLError as exc:
         raise InputError(f"the price list {path} is not YAML: {exc}") from exc
     entries = content.get("prices") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not entries:
         raise InputError(
             f"the price list {path} has no entries: write `prices:` and a list of mappings with "
-            f"{', '.join(_NEEDED)}"
+            f"{', '.join(_NEEDED)}, or {', '.join(_MACHINE)}"
         )
     priced: dict[str, Instance] = {}
     for index, entry in enumerate(entries):
@@ -60,20 +76,37 @@ def load_price_list(path: Path) -> dict[str, Instance]:
     return priced
 
 
+def _table(text: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a CSV file as entries, without empty cells."""
+    rows = [
+        {
+            name.strip(): yaml.safe_load(cell)
+            for name, cell in row.items()
+            if name and (cell or "").strip()
+        }
+        for row in csv.DictReader(text.splitlines())
+    ]
+    return {"prices": [row for row in rows if row]}
+
+
 def _from_entry(entry: object, where: str, path: Path) -> Instance:
     if not isinstance(entry, Mapping):
         raise InputError(f"{where}: expected a mapping with {', '.join(_NEEDED)}, got {entry!r}")
-    missing = [name for name in _NEEDED if entry.get(name) in (None, "")]
-    unknown = [str(name) for name in entry if name not in (*_NEEDED, *_OPTIONAL)]
+    is_new = "accelerator" in entry or "machine" in entry
+    needed, more = (_MACHINE, _MORE) if is_new else (_NEEDED, ())
+    missing = [name for name in needed if entry.get(name) in (None, "")]
+    unknown = [str(name) for name in entry if name not in (*needed, *_OPTIONAL, *more)]
     if missing or unknown:
         faults = [f"{', '.join(missing)} missing"] if missing else []
         faults += [f"{', '.join(unknown)} unknown"] if unknown else []
-        raise InputError(f"{where}: {'; '.join(faults)}; keys are {', '.join(_NEEDED + _OPTIONAL)}")
+        keys = ", ".join((*needed, *_OPTIONAL, *more))
+        raise InputError(f"{where}: {'; '.join(faults)}; keys are {keys}")
+    machine = _machine(entry, where) if is_new else find_instance(str(entry["instance"]))
     return replace(
-        find_instance(str(entry["instance"])),
+        machine,
         price_usd_per_hour=_price(entry, "usd_per_hour", where),
-        price_region=str(entry["region"]),
-        price_date=str(entry["date"]),
+        price_region=str(entry.get("region") or "no region"),
+        price_date=str(entry.get("date") or "undated"),
         price_component=str(entry.get("component") or "not stated"),
         price_source=str(entry.get("source") or f"price list {path.name}"),
         rates_usd_per_hour=tuple(
@@ -82,10 +115,38 @@ def _from_entry(entry: object, where: str, path: Path) -> Instance:
     )
 
 
+def _machine(entry: Mapping[Any, Any], where: str) -> Instance:
+    """A machine that the catalog does not have, of the catalog's accelerators."""
+    accelerator, count = find_accelerator(str(entry["accelerator"])), entry["accelerators"]
+    if type(count) is not int or not 1 <= count <= _MOST_ACCELERATORS:
+        raise InputError(f"{where}: accelerators must be 1 to {_MOST_ACCELERATORS}, got {count!r}")
+    kind = str(entry.get("interconnect") or "device")
+    links = {
+        "device": bare_machine(accelerator, count).link,
+        "pcie": replace(accelerator.pcie_link, is_shared=False),
+        "shared-pcie": accelerator.pcie_link,
+        "none": NO_LINK,
+    }
+    if kind not in links:
+        raise InputError(f"{where}: interconnect {kind!r}: use {', '.join(links)}")
+    link = links[kind]
+    if "link_gb_per_s" in entry:
+        link = replace(link, bytes_per_s=_price(entry, "link_gb_per_s", where) * 1e9)
+    rate = "network_gbit_per_s"
+    return replace(
+        bare_machine(accelerator, count),
+        instance_type=str(entry["machine"]),
+        link=link if count > 1 else NO_LINK,
+        network_bits_per_s=_price(entry, rate, where) * 1e9 if rate in entry else None,
+        source=where,
+    )
+
+
 def _price(entry: Mapping[Any, Any], key: str, where: str) -> float:
     value = entry[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        raise InputError(f"{where}: {key} must be a number of USD above 0, got {value!r}")
+        unit = "" if key.endswith("_s") else " of USD"
+        raise InputError(f"{where}: {key} must be a number{unit} above 0, got {value!r}")
     return float(value)
 
 
@@ -96,9 +157,14 @@ def price_day(instance: Instance) -> dt.date | None:
 
 
 def on_platform(instance: Instance, platform: Platform) -> Instance:
-    """The instance with its price on that platform; without a price if the catalog has none."""
-    if platform == "sagemaker" or instance.accelerator.vendor == "cpu":
+    """The instance with its price on that platform; without a price if none is known.
+
+    A price of SageMaker hosting is estimated where only EC2's or another component's is known.
+    """
+    if instance.accelerator.vendor == "cpu":
         return instance
+    if platform == "sagemaker":
+        return hosting_price(instance)
     generated = re.search(r"generated (\d{4}-\d{2}-\d{2})", instance.ec2_price_source)
     known = instance.ec2_price_usd_per_hour is not None
     return replace(
@@ -112,14 +178,68 @@ def on_platform(instance: Instance, platform: Platform) -> Instance:
     )
 
 
+def hosting_price(instance: Instance) -> Instance:
+    """The instance with a hosting price: stated, or estimated with its range.
+
+    estimate = price of another component, else EC2's times the median ratio of the family
+    range    = EC2's times the least and greatest ratio of all families with that letter
+    """
+    known, virtual = instance.price_usd_per_hour, instance.ec2_price_usd_per_hour
+    if instance.price_component == "Hosting" or not instance.has_endpoints or virtual is None:
+        return instance
+    family = instance.instance_type.split(".")[1]
+    kind, ratios = _letters(family), _hosting_ratios()
+    of_kind = [each for name in ratios if _letters(name) == kind for each in ratios[name]]
+    if not of_kind:
+        return instance
+    ratio = statistics.median(ratios.get(family, of_kind))
+    ends = [virtual * min(of_kind), virtual * max(of_kind)]
+    if known is not None:
+        return replace(instance, price_range_usd_per_hour=(min(known, *ends), max(known, *ends)))
+    there = on_platform(instance, "ec2")
+    return replace(
+        there,
+        price_usd_per_hour=virtual * ratio,
+        price_component=f"EC2 x {ratio:.3g}",
+        price_source=f"estimated: {virtual:g} of {there.price_source} times {ratio:.3g}, the ratio "
+        f"of hosting to EC2 ({min(of_kind):.3g} to {max(of_kind):.3g} in {kind} families)",
+        price_range_usd_per_hour=(ends[0], ends[1]),
+        rates_usd_per_hour=instance.rates_usd_per_hour,
+    )
+
+
+def _letters(family: str) -> str:
+    """The kind of a family of machines: `p` of `p5en`."""
+    return re.split(r"\d", family)[0]
+
+
+@cache
+def _hosting_ratios() -> Mapping[str, Sequence[float]]:
+    """SageMaker's price over EC2's of each family's machines, where the catalog has both."""
+    found: dict[str, list[float]] = {}
+    for row in read_rows("instances.csv"):
+        if ratio := number_or_none(row["sagemaker_to_ec2_ratio"]):
+            found.setdefault(row["instance_type"].split(".")[1], []).append(ratio)
+    return found
+
+
 def reprice(
-    instances: Iterable[Instance],
+    instances: Iterable[Instance] | None = None,
     *,
     platform: Platform = "sagemaker",
     price_list: Mapping[str, Instance] | None = None,
 ) -> tuple[Instance, ...]:
-    """The instances, each with the user's price if given, else the platform's."""
+    """The instances, each with the user's price if given, else the platform's.
+
+    instances  None: all of the platform; on `file` those of the price list, on SageMaker those
+               with endpoints
+    """
     own = price_list or {}
+    if platform == "file":
+        chosen = own.values() if instances is None else instances
+        return tuple(each for each in chosen if each.instance_type in own)
     return tuple(
-        own.get(instance.instance_type) or on_platform(instance, platform) for instance in instances
+        own.get(instance.instance_type) or on_platform(instance, platform)
+        for instance in (all_instances() if instances is None else instances)
+        if platform == "ec2" or instance.has_endpoints
     )

@@ -17,6 +17,7 @@ from lmi_bench.analysis.fleet.accelerator_comparison import (
     sharding,
 )
 from lmi_bench.analysis.fleet.day import DayResult
+from lmi_bench.analysis.fleet.money import usd_text
 from lmi_bench.analysis.fleet.portfolio import Portfolio, SharedFleet
 from lmi_bench.analysis.fleet.verification import Verified
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
@@ -366,28 +367,30 @@ def _step_row(row: FourSteps) -> dict[str, Any]:
     machine, price = row.machine, row.usd_per_hour_device
     bandwidth_price = None if row.usd_per_hour_gb_s is None else 1e3 * row.usd_per_hour_gb_s
     source = f"{machine.instance_type}, {machine.price_region}, {machine.price_date}"
+    mark = "~" if machine.is_estimated else ""
     devices = "" if row.critical_batch is None else str(row.devices or "> 64")
     return {
         "accelerator": row.accelerator,
         "1: B*": format_figure(row.critical_batch),
         "2: KV at B* GiB": format_figure(row.kv_gib),
         "3: devices": devices if row.holds or not devices else f"{devices}, no machine",
-        "4: USD/h per TB/s": format_figure(bandwidth_price),
-        "USD/h a device": format_figure(price),
+        "4: USD/h per TB/s": mark + format_figure(bandwidth_price),
+        "USD/h a device": mark + format_figure(price),
         "price of": "" if price is None else source,
     }
 
 
 def _machine_row(each: MachineFigures) -> dict[str, Any]:
     layout = each.layout
+    mark = "~" if layout.instance.is_estimated else ""
     return {
         "instance": layout.instance.instance_type,
         "TP": layout.tensor_parallel,
         "copies": layout.copies,
         "ms/token alone": format_figure(each.latency_ms_per_token),
         "tok/s full": f"{each.throughput_tokens_per_s:,.0f}",
-        "USD/1M out": format_figure(each.usd_per_1m_output),
-        "USD/h": format_figure(layout.instance.price_usd_per_hour),
+        "USD/1M out": mark + format_figure(each.usd_per_1m_output),
+        "USD/h": mark + format_figure(layout.instance.price_usd_per_hour),
     }
 
 
@@ -416,9 +419,16 @@ def print_portfolio(answer: Portfolio) -> None:
             copies = ", ".join(f"{name} (TP {degree})" for name, degree in machine)
             say(f"{group.instance} no. {place}: {copies}")
     saved = answer.separate_usd_per_hour - answer.usd_per_hour
+    shared, separate = (
+        usd_text(usd, estimated=any(fleet.estimated for fleet in fleets))
+        for usd, fleets in (
+            (answer.usd_per_hour, answer.groups),
+            (answer.separate_usd_per_hour, answer.separate),
+        )
+    )
     say(
-        f"shared: USD {answer.usd_per_hour:,.2f} per hour; an endpoint each: USD "
-        f"{answer.separate_usd_per_hour:,.2f}; sharing saves USD {saved:,.2f} per hour"
+        f"shared: USD {shared} per hour; an endpoint each: USD {separate}; "
+        f"sharing saves USD {saved:,.2f} per hour"
     )
     say(
         "a device serves one model; models on one machine fail together, and the plan does not "
@@ -435,7 +445,7 @@ def _fleet_rows(fleets: tuple[SharedFleet, ...], plan: str) -> list[dict[str, st
                 f"{name}: {need.copies} at TP {need.tensor_parallel}"
                 for name, need in zip(fleet.names, fleet.needs, strict=True)
             ),
-            "USD/h": f"{fleet.usd_per_hour:,.2f}",
+            "USD/h": usd_text(fleet.usd_per_hour, estimated=fleet.estimated),
         }
         for fleet in fleets
     ]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.money import usd_text
 from lmi_bench.analysis.fleet.vary import Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
@@ -34,7 +35,6 @@ _INTERVAL = re.compile(r" \[[^]]*\]")
 _NUMBER = re.compile(r"\d[\d,.]*")
 _SHOWN_UNPRICED = 5
 _SHOWN_MEASUREMENTS = 2
-_OTHER_PRICES = ("Training", "BatchTransform")
 _SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
 _MEASUREMENT_REQUESTS = 2000  # p90 within some per cent, although neighbouring requests correlate
 
@@ -75,7 +75,7 @@ def _other_line(other: OtherProfile, answer: Recommendation) -> str:
         return f"{start}: no fleet of the best machines carries the load"
     same = "the same fleet" if _fleet(best) == _fleet(other.best) else _fleet(other.best)
     price = other.best.price_usd_per_hour
-    cost = "" if price is None else f", USD {price:,.2f} per hour"
+    cost = "" if price is None else f", USD {_money(other.best, price)} per hour"
     carried = other.best.figures.get("capacity_rate_per_s")
     carries = "" if carried is None else f", carries {interval(carried)} req/s"
     return f"{start}: {same}{cost}{carries}"
@@ -154,6 +154,8 @@ def print_candidates(candidates: Sequence[Candidate], *, every_layout: bool = Tr
         say("?: within the SLO as predicted, not at the interval's upper end")
     if any("withheld" in row.values() for row in rows):
         say("withheld: too near to saturation to predict a latency")
+    if any(row["USD/h"].startswith("~") for row in rows):
+        say("~: an estimated price, see --explain")
     if left_out:
         say(f"no room for {', '.join(left_out)}: a wider terminal, or --json")
     if len(layouts) > len(shown):
@@ -168,8 +170,8 @@ def _row(candidate: Candidate) -> dict[str, str]:
         "fleet": f"{candidate.instances} x {candidate.instance}",
         "TP x copies": f"{candidate.tensor_parallel} x {candidate.copies}",
         "engine": candidate.setting.describe(),
-        "USD/h": _money(candidate.price_usd_per_hour),
-        "USD/1M out": _money(candidate.usd_per_1m_output_tokens),
+        "USD/h": _money(candidate, candidate.price_usd_per_hour),
+        "USD/1M out": _money(candidate, candidate.usd_per_1m_output_tokens),
         "capacity req/s": interval(candidate.figures.get("capacity_rate_per_s")),
         "tok/s": "" if served is None else f"{served.value:,.0f}",
         "TTFT p90 ms": interval(candidate.figures.get("ttft_p90_ms")),
@@ -198,8 +200,9 @@ def _title(slo: str) -> str:
     return f"{found.metric.upper() if len(found.metric) < 5 else found.metric} {found.statistic} ms"
 
 
-def _money(value: float | None) -> str:
-    return "?" if value is None else f"{value:,.2f}"
+def _money(candidate: Candidate, usd: float | None) -> str:
+    estimated = candidate.price_range_usd_per_hour is not None
+    return "?" if usd is None else usd_text(usd, estimated=estimated)
 
 
 def interval(figure: Estimate | None) -> str:
@@ -342,22 +345,26 @@ def _doubt(answer: Recommendation) -> str:
 def _cost(candidate: Candidate, answer: Recommendation) -> str:
     if candidate.price_usd_per_hour is None:
         return "price unknown"
-    text = f"USD {candidate.price_usd_per_hour:,.2f} per hour"
-    if candidate.cost.price_component in _OTHER_PRICES:
-        text += f" ({candidate.cost.price_component} price)"
+    text = f"USD {_money(candidate, candidate.price_usd_per_hour)} per hour"
+    between = candidate.price_range_usd_per_hour
+    if between is not None:
+        text += f" (estimated: {between[0]:,.2f} to {between[1]:,.2f})"
     elif FRESH_SOURCE in (candidate.price_provenance or ""):
         text += f" (price of {candidate.cost.price_date}, {candidate.cost.price_region})"
     if candidate.usd_per_month is not None:
-        text += f", {candidate.usd_per_month:,.0f} a month"
+        text += f", {'~' if between else ''}{candidate.usd_per_month:,.0f} a month"
     per_token, question = candidate.usd_per_1m_output_tokens, answer.question
     if per_token is None:
         return text
     if question.output_tokens <= _SHORT_ANSWER:
         per_request = per_token * question.output_tokens / 1e6
         per_input = 1e6 * per_request / question.input_tokens
-        text += f", {1e3 * per_request:,.4f} for 1,000 requests"
-        return f"{text}, {per_input:,.4f} for 1M input tokens {_where(candidate, answer)}"
-    return f"{text}, {per_token:,.2f} for 1M output tokens {_where(candidate, answer)}"
+        mark = "~" if between else ""
+        text += f", {mark}{1e3 * per_request:,.4f} for 1,000 requests"
+        return f"{text}, {mark}{per_input:,.4f} for 1M input tokens {_where(candidate, answer)}"
+    return (
+        f"{text}, {_money(candidate, per_token)} for 1M output tokens {_where(candidate, answer)}"
+    )
 
 
 def _where(candidate: Candidate, answer: Recommendation) -> str:

@@ -180,6 +180,7 @@ def _prices() -> Iterator[Row]:
             "region": each.price_region,
             "date": str(day) if day else "",
             "component": each.price_component,
+            "estimated": "~" if each.is_estimated else "",
             "source": each.price_source,
             "age days": (today - day).days if day else 0,
         }

@@ -76,7 +76,7 @@ def compare_accelerators(
     workload = planned_workload(
         settings.model, settings.dtype, settings.input_tokens, settings.output_tokens
     )
-    instances = repriced(all_instances(), settings.price_list)
+    instances = repriced(None, settings.price_list)
     profile = find_profile(settings.profile)
     figures, rejected = machine_figures(instances, workload, profile)
     if (text := dtype_note(settings.model, settings.dtype)) is not None:

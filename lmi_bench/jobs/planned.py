@@ -52,11 +52,25 @@ def planned_workload(
     return Workload(find_model(model), planned_dtype(model, dtype), input_tokens, output_tokens)
 
 
-def repriced(instances: Iterable[Instance], settings: PriceSettings) -> tuple[Instance, ...]:
-    """The machines with their prices: those of the user's list override the platform's."""
+def repriced(instances: Iterable[Instance] | None, settings: PriceSettings) -> tuple[Instance, ...]:
+    """The machines with their prices; None: all of the platform. Raises InputError if none is left.
+
+    Prices of the user's list override the platform's.
+    """
     price_list = None if settings.prices is None else load_price_list(settings.prices)
     platform = cast("Platform", settings.platform)
-    return reprice(instances, platform=platform, price_list=price_list)
+    asked = None if instances is None else tuple(instances)
+    found = reprice(asked, platform=platform, price_list=price_list)
+    if not found:
+        names = ", ".join(each.instance_type for each in asked or ())
+        raise InputError(f"--platform {platform} does not offer {names}: use another --platform")
+    return found
+
+
+def named_machine(name: str, settings: PriceSettings) -> Instance:
+    """A machine of the user's price list or the catalog; raises InputError for an unknown name."""
+    own = {} if settings.prices is None else load_price_list(settings.prices)
+    return own.get(name) or find_instance(name)
 
 
 def planned_speculation(settings: DraftSettings) -> Speculation | None:

@@ -38,7 +38,7 @@ from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_to_json
-from lmi_bench.catalog.instances import Instance, all_instances, find_instance
+from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
@@ -50,6 +50,7 @@ from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.planned import (
     engine_axes,
     first_dtype,
+    named_machine,
     planned_workload,
     purchase_of,
     read_workload,
@@ -183,7 +184,6 @@ def _with_images(
 def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
-    machines = all_instances() if basis.instances is None else basis.instances
     axes = engine_axes(settings.axes)
     return RecommendRequest(
         workload=basis.workload,
@@ -192,7 +192,7 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
         load=_load(settings, basis),
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
-        instances=repriced(machines, money.price_list),
+        instances=repriced(basis.instances, money.price_list),
         degrees=settings.tensor_parallel or None,
         blended_ratio=settings.blended_ratio,
         discount=settings.discount,
@@ -257,7 +257,7 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     source = str(settings.portfolio)
     file = checked(_File, read_yaml(settings.portfolio), source=source, expected=expected)
     money, names = settings.money, settings.instances
-    considered = tuple(find_instance(name) for name in names) or all_instances()
+    considered = tuple(named_machine(name, money.price_list) for name in names) or None
     requirements = requirements_of(money, settings.limits)
     machines, _ = requirements.split_by_region(repriced(considered, money.price_list))
     members = []
@@ -494,7 +494,7 @@ def _machines(
     machines = []
     for name in settings.instances:
         if name != LOCAL_NAME:
-            machines.append(find_instance(name))
+            machines.append(named_machine(name, settings.money.price_list))
         elif default is not None and default[0].instance_type == LOCAL_NAME:
             machines.append(default[0])
         else:

@@ -42,7 +42,7 @@ _PLACED = {
 }  # fmt: skip
 _PLACED_OF_CANDIDATE = {
     "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
-    "blended_3to1_as_published_reason", "setting",
+    "blended_3to1_as_published_reason", "setting", "estimated", "price_range_usd_per_hour",
     *(key for key, _, _ in (*_PRICES, *_MORE_PRICES)),
 }  # fmt: skip
 _SHOWN_CANDIDATES = 12
@@ -97,12 +97,15 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
 def _answer(chosen: Candidate) -> tuple[Headline, ...]:
     """The price, attainment and SLO verdict of the chosen candidate."""
     month, per_1m = chosen.usd_per_month, chosen.usd_per_1m_output_tokens
+    mark = "~" if _estimate(chosen) else ""
     notes = (
-        f"{usd(month)} a month" if month is not None else "",
-        f"{usd(per_1m)} per 1M output tokens" if per_1m is not None else "",
+        _estimate(chosen),
+        f"{mark}{usd(month)} a month" if month is not None else "",
+        f"{mark}{usd(per_1m)} per 1M output tokens" if per_1m is not None else "",
         chosen.price_provenance,
     )
-    price, unit = usd(chosen.price_usd_per_hour), "an hour" if chosen.price_usd_per_hour else ""
+    price = mark + usd(chosen.price_usd_per_hour)
+    unit = "an hour" if chosen.price_usd_per_hour else ""
     tiles = [Headline("Price of the fleet", price, unit, "; ".join(filter(None, notes)))]
     found = chosen.attainment
     if found is not None and found.joint_attainment is not None:
@@ -116,6 +119,14 @@ def _answer(chosen: Candidate) -> tuple[Headline, ...]:
         each = (f"{o.slo}: {_predicted(chosen, o)}, {o.confidence}" for o in chosen.slos)
         tiles.append(Headline("SLOs", value, "", "; ".join(each), tone))
     return tuple(tiles)
+
+
+def _estimate(candidate: Candidate) -> str:
+    """The range of an estimated price; empty if it is stated."""
+    between = candidate.price_range_usd_per_hour
+    if between is None:
+        return ""
+    return f"estimated: {usd(between[0])} to {usd(between[1])} an hour"
 
 
 def _predicted(chosen: Candidate, outlook: SloOutlook) -> str:
@@ -252,7 +263,7 @@ def _candidates_table(
     )
     note = (
         "Best first, with 80 % intervals. Highlighted: the one named above. A missing price is not "
-        "known and is never guessed."
+        "known; ~: an estimated price."
     )
     return table_of(
         caption, fields, candidates, note if caption else "", strong=lambda each: each == chosen
@@ -263,7 +274,8 @@ def _price_field(name: str, group: str, title: str) -> Field[Candidate]:
     def cell(candidate: Candidate) -> Cell:
         value = getattr(candidate, name)
         if value is not None:
-            return Cell(usd(value))
+            estimate = _estimate(candidate)
+            return Cell(("~" if estimate else "") + usd(value), estimate)
         reason = candidate.blended_reason if name.startswith("blended") else None
         return Cell(MISSING, reason or "not known", "na")
 

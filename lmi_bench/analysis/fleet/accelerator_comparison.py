@@ -64,6 +64,7 @@ class FourSteps:
             "usd_per_hour_device": self.usd_per_hour_device,
             "usd_per_hour_per_gb_s": self.usd_per_hour_gb_s,
             "price_of": machine.instance_type,
+            "estimated": machine.is_estimated,
             "price_source": machine.price_provenance,
         }
 
@@ -158,6 +159,7 @@ class MachineFigures:
             "latency_ms_per_token": self.latency_ms_per_token,
             "throughput_tokens_per_s": self.throughput_tokens_per_s,
             "usd_per_1m_output_tokens": self.usd_per_1m_output,
+            "estimated": layout.instance.is_estimated,
             "price_source": layout.instance.price_provenance,
         }
 

@@ -127,6 +127,15 @@ class Candidate(JsonValue):
     withheld: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def price_range_usd_per_hour(self) -> tuple[float, float] | None:
+        """Range of the fleet's estimated price; None if the price is stated or unknown."""
+        between = self.cost.machine_price_range_usd_per_hour
+        hours = self.cost.paid_machine_hours_per_hour
+        return (
+            None if between is None or hours is None else (between[0] * hours, between[1] * hours)
+        )
+
+    @property
     def meets_slos(self) -> bool:
         """Whether every SLO is expected to hold."""
         return all(outlook.confidence != "missed" for outlook in self.slos)
@@ -142,6 +151,10 @@ class Candidate(JsonValue):
                 content |= {"engine": self.setting.describe() or None, key: self.setting.to_json()}
             elif key != "withheld":
                 content[key] = {} if key == "attainment" and value is None else value
+            if key == "price_usd_per_hour":
+                between = self.price_range_usd_per_hour
+                content["estimated"] = between is not None
+                content["price_range_usd_per_hour"] = None if between is None else list(between)
         return content
 
     def _figure_json(self, name: str) -> dict[str, Any]:
@@ -164,7 +177,8 @@ class Candidate(JsonValue):
             else:
                 known["figures"][name] = Estimate.from_json(value, name)
         known["attainment"] = known["attainment"] or None
-        del known["engine"]
+        for name in ("engine", "estimated", "price_range_usd_per_hour"):  # follow from others
+            known.pop(name, None)
         known["setting"] = EngineSetting.from_json(known["setting"])
         return cls(**cls._read(known, where) | {"file_keys": None})
 
@@ -215,6 +229,8 @@ class Question(JsonValue):
 
 _RATE_UNKNOWN = "the rate is not known (add --rate):"
 _LENGTHS_ASSUMED = "the lengths are assumed, not measured"
+PRICE_ESTIMATED = "the price is an estimate (~):"
+PRICE_UNKNOWN = "no price is known for"
 _MEASUREMENT = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
 
 
@@ -275,7 +291,7 @@ class Recommendation:
     @property
     def caveats(self) -> tuple[str, ...]:
         """The warnings that the first lines of every answer repeat."""
-        begin = (_RATE_UNKNOWN, _LENGTHS_ASSUMED)
+        begin = (_RATE_UNKNOWN, _LENGTHS_ASSUMED, PRICE_ESTIMATED, PRICE_UNKNOWN)
         return tuple(text for text in self.warnings if text.startswith(begin))
 
     @property

@@ -311,6 +311,15 @@ def usd_per_1m_tokens(fleet_usd_per_hour: float | None, tokens_per_s: float | No
     return fleet_usd_per_hour * _MILLION / (SECONDS_PER_HOUR * tokens_per_s)
 
 
+def usd_text(usd: float, *, estimated: bool, digits: int = 2) -> str:
+    """A price for people, with `~` if it is an estimate.
+
+    >>> usd_text(72.7904, estimated=True), usd_text(63.296, estimated=False)
+    ('~72.79', '63.30')
+    """
+    return f"{'~' if estimated else ''}{usd:,.{digits}f}"
+
+
 def usd_per_month(fleet_usd_per_hour: float | None) -> float | None:
     """USD for a month of 730 hours; None without a price."""
     return None if fleet_usd_per_hour is None else fleet_usd_per_hour * HOURS_PER_MONTH
@@ -359,6 +368,7 @@ class Cost(JsonValue):
     availability_usd_per_hour      price of the spare machines
     failure_unit                   what fails at once
     wins_below_usd_per_machine_hour  price of an unpriced machine at which its fleet is the best
+    machine_price_range_usd_per_hour  of an estimated price; None: it is stated
     """
 
     purchase: str
@@ -377,14 +387,20 @@ class Cost(JsonValue):
     failure_unit: str
     usd_per_1m_output_tokens_at_capacity: float | None
     wins_below_usd_per_machine_hour: float | None = field(default=None, metadata=OPTIONAL)
+    machine_price_range_usd_per_hour: tuple[float, ...] | None = field(
+        default=None, metadata=OPTIONAL
+    )
 
     def describe_price(self) -> str:
         """A machine's price with its component, region and date, for people."""
         if self.machine_price_usd_per_hour is None:
             return "price unknown"
+        between = self.machine_price_range_usd_per_hour
+        shown = "" if between is None else f"; estimated, {between[0]:,.2f} to {between[1]:,.2f}"
+        price = usd_text(self.machine_price_usd_per_hour, estimated=between is not None, digits=3)
         return (
-            f"USD {self.machine_price_usd_per_hour:,.3f} a machine and hour "
-            f"({self.price_component}, {self.price_region}, {self.price_date})"
+            f"USD {price} a machine and hour ({self.price_component}, {self.price_region}, "
+            f"{self.price_date}{shown})"
         )
 
 
@@ -413,6 +429,7 @@ def fleet_cost(
         price_component=instance.price_component if priced else None,
         price_region=instance.price_region if priced else None,
         price_date=instance.price_date if priced else None,
+        machine_price_range_usd_per_hour=instance.price_range_usd_per_hour,
         availability=availability.describe(),
         machines_for_the_load=needed,
         spare_machines=machines - needed,

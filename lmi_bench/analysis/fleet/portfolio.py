@@ -61,12 +61,14 @@ class SharedFleet:
     placed: tuple[tuple[tuple[str, int], ...], ...]
     machines: int
     usd_per_hour: float
+    estimated: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
             "instance": self.instance,
             "machines": self.machines,
             "usd_per_hour": self.usd_per_hour,
+            "estimated": self.estimated,
             "models": [
                 {"name": name, "tensor_parallel": need.tensor_parallel, "copies": need.copies}
                 for name, need in zip(self.names, self.needs, strict=True)
@@ -176,7 +178,9 @@ def _fleets(
         price = purchase.usd_per_hour(instance, machines)
         if price is not None:
             names = tuple(member.name for member in members)
-            yield SharedFleet(name, names, tuple(needs), placed, machines, price)
+            yield SharedFleet(
+                name, names, tuple(needs), placed, machines, price, instance.is_estimated
+            )
 
 
 def pack(

@@ -6,14 +6,15 @@ A fleet without a price never wins on cost, nor one without a latency on latency
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lmi_bench.analysis.fleet.answer import Candidate
+from lmi_bench.analysis.fleet.answer import PRICE_ESTIMATED, PRICE_UNKNOWN, Candidate
 from lmi_bench.analysis.fleet.candidates import Fleet
 from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Rejection
+from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.units import SECONDS_PER_HOUR
 
 _EQUAL = 1.03  # ratio of latencies: measured ones repeat no closer
@@ -101,6 +102,39 @@ def _with_winning_price(request: RecommendRequest, candidate: Candidate, best: f
         best = best * tokens.value * SECONDS_PER_HOUR / 1e6
     paid_hours = cost.paid_machine_hours_per_hour
     return replace(cost, wins_below_usd_per_machine_hour=best / paid_hours) if paid_hours else cost
+
+
+def price_caveats(request: RecommendRequest, ranked: Sequence[Candidate]) -> Iterator[str]:
+    """What the first lines of the answer say about prices.
+
+    A machine without a price matters if its fleet would be the cheapest at a price of its memory
+    bandwidth that some other machine has.
+    """
+    if not ranked or not request.objective.startswith("cost"):
+        return
+    best, machines = ranked[0], {each.instance_type: each for each in request.considered}
+    if best.price_range_usd_per_hour is not None:
+        yield f"{PRICE_ESTIMATED} {best.cost.price_component}, to be checked before buying"
+    rates = {name: _bandwidth(each) for name, each in machines.items()}
+    least = min(
+        (
+            each.price_usd_per_hour / rates[name]
+            for name, each in machines.items()
+            if each.price_usd_per_hour and rates[name]
+        ),
+        default=math.inf,
+    )
+    wins: dict[str, float] = {}
+    for each in ranked:
+        price = each.cost.wins_below_usd_per_machine_hour
+        if price is not None and price >= least * rates.get(each.instance, math.inf):
+            wins[each.instance] = max(price, wins.get(each.instance, 0.0))
+    for name, price in wins.items():
+        yield f"{PRICE_UNKNOWN} {name}: below USD {price:,.2f} an hour it would be the cheapest"
+
+
+def _bandwidth(machine: Instance) -> float:
+    return machine.num_accelerators * (machine.accelerator.bandwidth_bytes_per_s or 0.0)
 
 
 def _too_close(best: Candidate, second: Candidate) -> bool:

@@ -38,6 +38,7 @@ from lmi_bench.analysis.fleet.operating_point import (
 )
 from lmi_bench.analysis.fleet.ranking import (
     nearest_to_budget,
+    price_caveats,
     ranked,
     screen_order,
     split_by_budget,
@@ -118,7 +119,10 @@ def recommend(
         candidates=tuple(met),
         rejected=tuple(rejected),
         question=_question(request),
-        warnings=tuple(_warnings(request, [*met, *([nearest] if nearest else [])])),
+        warnings=(
+            *price_caveats(request, met),
+            *_warnings(request, [*met, *([nearest] if nearest else [])]),
+        ),
         measure_next=tuple(decisive_measurements(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
     )

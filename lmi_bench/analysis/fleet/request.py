@@ -18,7 +18,8 @@ from lmi_bench.analysis.fleet.money import (
 from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.catalog.instances import Instance, all_instances
+from lmi_bench.catalog.instances import Instance
+from lmi_bench.catalog.prices import reprice
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
@@ -103,7 +104,7 @@ class RecommendRequest:
     @property
     def considered(self) -> tuple[Instance, ...]:
         """The machines to choose from: the given ones, else the whole catalog."""
-        return all_instances() if self.instances is None else self.instances
+        return reprice() if self.instances is None else self.instances
 
     def fleet_usd_per_hour(self, layout: Layout, machines: int) -> float | None:
         """USD for an hour of that many machines by the purchase; None: not known."""

@@ -67,13 +67,18 @@ class PriceSettings:
     GROUP: ClassVar = PRICES
 
     prices: Path | None = option(
-        "Prices to override the catalog: instance, usd_per_hour, region, date.", metavar="FILE.yaml"
+        "Prices to override the catalog, and other machines (YAML or CSV).", metavar="FILE"
     )
-    platform: str = option("Price platform: sagemaker or ec2.", value="sagemaker")
+    platform: str = option(
+        "Price platform: sagemaker, ec2, or file (only the machines of --prices).",
+        value="sagemaker",
+    )
 
     def __post_init__(self) -> None:
-        if self.platform not in ("sagemaker", "ec2"):
-            raise InputError(f"--platform {self.platform}: use sagemaker or ec2")
+        if self.platform not in ("sagemaker", "ec2", "file"):
+            raise InputError(f"--platform {self.platform}: use sagemaker, ec2 or file")
+        if self.platform == "file" and self.prices is None:
+            raise InputError("--platform file: give the machines with --prices FILE")
 
 
 @dataclass(frozen=True, slots=True)

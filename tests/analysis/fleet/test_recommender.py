@@ -14,8 +14,9 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_0_19
 from lmi_bench.analysis.results.latency import request_latency
-from lmi_bench.catalog.instances import all_instances, find_instance
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.catalog.prices import reprice
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
@@ -43,12 +44,12 @@ def whole_catalog():
 def test_every_machine_of_the_catalog_is_a_candidate_or_rejected_with_a_reason(whole_catalog):
     named = {c.instance for c in whole_catalog.candidates}
     named |= {r.instance_type for r in whole_catalog.rejected}
-    assert named == {instance.instance_type for instance in all_instances()}
+    assert named == {instance.instance_type for instance in reprice(platform="sagemaker")}
     assert all(rejection.reason for rejection in whole_catalog.rejected)
 
 
 def test_a_machine_without_a_price_is_listed_without_one_and_never_wins_on_cost(whole_catalog):
-    (unpriced, *_) = (c for c in whole_catalog.candidates if c.instance == "ml.p5en.48xlarge")
+    (unpriced, *_) = (c for c in whole_catalog.candidates if c.instance == "ml.p5e.48xlarge")
     assert unpriced.price_usd_per_hour is None
     assert unpriced.usd_per_1m_output_tokens is None
     assert whole_catalog.recommended.price_usd_per_hour is not None
