@@ -6,32 +6,20 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from lmi_bench.analysis.fit.from_run import LevelAccuracy
-from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
-from lmi_bench.analysis.fleet.money import usd_text
 from lmi_bench.analysis.fleet.vary import Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
-from lmi_bench.cli.console import fit_columns, note, print_table, say, stdout, warn
-from lmi_bench.core.slo import parse_slo
+from lmi_bench.cli.candidates_print import interval, money, print_candidates
+from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.jobs.recommend import Advice, OtherProfile
 from lmi_bench.report.formats import number
 
-_GIVE_WAY = (
-    "price of", "tok/s", "basis", "limited by", "USD/1M out", "ms/token p90", "ITL p50 ms",
-    "capacity req/s", "TTFT p90 ms",
-)  # fmt: skip
-"""Columns to leave out in a narrow terminal, the least important first; an SLO's column stays.
-
-The last two go only after the latencies' intervals have."""
-_LAST_TO_GO = 2
-_SHOWN_CANDIDATES, _SHOWN_KINDS = 12, 8
 _SHOWN_REASONS = 6
-_INTERVAL = re.compile(r" \[[^]]*\]")
 _NUMBER = re.compile(r"\d[\d,.]*")
 _SHOWN_UNPRICED = 5
 _SHOWN_MEASUREMENTS = 2
@@ -75,7 +63,7 @@ def _other_line(other: OtherProfile, answer: Recommendation) -> str:
         return f"{start}: no fleet of the best machines carries the load"
     same = "the same fleet" if _fleet(best) == _fleet(other.best) else _fleet(other.best)
     price = other.best.price_usd_per_hour
-    cost = "" if price is None else f", USD {_money(other.best, price)} per hour"
+    cost = "" if price is None else f", USD {money(other.best, price)} per hour"
     carried = other.best.figures.get("capacity_rate_per_s")
     carries = "" if carried is None else f", carries {interval(carried)} req/s"
     return f"{start}: {same}{cost}{carries}"
@@ -95,134 +83,6 @@ def _print_reasons(advice: Advice) -> None:
     for text in answer.warnings:
         if text not in answer.caveats:
             warn(text)
-
-
-def distinct_layouts(
-    candidates: Sequence[Candidate], *, by: Literal["instance", "accelerator"] = "instance"
-) -> list[Candidate]:
-    """The best setting of each machine (or accelerator) and degree, in the candidates' order."""
-    found: dict[tuple[str, int], Candidate] = {}
-    for each in candidates:
-        found.setdefault((getattr(each, by), each.tensor_parallel), each)
-    return list(found.values())
-
-
-def candidate_rows(
-    candidates: Sequence[Candidate], width: int
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Rows for a terminal of this width, and what is left out.
-
-    Before the capacity goes, the latencies' intervals do. The SLOs' columns always stay.
-    """
-    rows = [_row(each) for each in candidates]
-    if not any(row["engine"] for row in rows):
-        for row in rows:
-            del row["engine"]
-    held = {_title(outlook.slo) for each in candidates for outlook in each.slos}
-    give_way = [name for name in _GIVE_WAY if name not in held]
-    fitting, left_out = fit_columns(rows, give_way, width)
-    if left_out and _GIVE_WAY.index(left_out[-1]) >= len(_GIVE_WAY) - _LAST_TO_GO:
-        latencies = held | {"TTFT p90 ms"}
-        bare = [
-            {
-                key: _INTERVAL.sub("", text) if key in latencies else text
-                for key, text in row.items()
-            }
-            for row in rows
-        ]
-        fitting, left_out = fit_columns(bare, give_way, width)
-        left_out.append("intervals of latencies")
-    return fitting, left_out
-
-
-def print_candidates(candidates: Sequence[Candidate], *, every_layout: bool = True) -> None:
-    """The best layouts, with as many columns as fit the terminal.
-
-    every_layout  False: the best one of each accelerator and degree
-    """
-    layouts = distinct_layouts(candidates)
-    shown = layouts if every_layout else distinct_layouts(candidates, by="accelerator")
-    shown = shown[: _SHOWN_CANDIDATES if every_layout else _SHOWN_KINDS]
-    rows, left_out = candidate_rows(shown, stdout().width)
-    print_table(
-        "Candidates, the best first: predicted [80 % interval]",
-        rows,
-        left=("engine", "limited by", "basis", "price of"),
-        whole=("fleet",),
-    )
-    if any(value.endswith(" ?") for row in rows for value in row.values()):
-        say("?: within the SLO as predicted, not at the interval's upper end")
-    if any("withheld" in row.values() for row in rows):
-        say("withheld: too near to saturation to predict a latency")
-    if any(row["USD/h"].startswith("~") for row in rows):
-        say("~: an estimated price, see --explain")
-    if left_out:
-        say(f"no room for {', '.join(left_out)}: a wider terminal, or --json")
-    if len(layouts) > len(shown):
-        say(f"{len(layouts) - len(shown)} more layouts in the --json file")
-    if len(layouts) < len(candidates):
-        say("each layout has its best engine setting here; the others are in the --json file")
-
-
-def _row(candidate: Candidate) -> dict[str, str]:
-    served = candidate.figures.get("throughput_tokens_per_s")
-    row = {
-        "fleet": f"{candidate.instances} x {candidate.instance}",
-        "TP x copies": f"{candidate.tensor_parallel} x {candidate.copies}",
-        "engine": candidate.setting.describe(),
-        "USD/h": _money(candidate, candidate.price_usd_per_hour),
-        "USD/1M out": _money(candidate, candidate.usd_per_1m_output_tokens),
-        "capacity req/s": interval(candidate.figures.get("capacity_rate_per_s")),
-        "tok/s": "" if served is None else f"{served.value:,.0f}",
-        "TTFT p90 ms": interval(candidate.figures.get("ttft_p90_ms")),
-        "ITL p50 ms": interval(candidate.figures.get("itl_p50_ms")),
-        "ms/token p90": interval(candidate.figures.get("latency_per_token_p90_ms")),
-    }
-    for outlook in candidate.slos:
-        slo = parse_slo(outlook.slo)
-        figure = candidate.figures.get(f"{slo.metric}_{slo.statistic}_ms")
-        shown = interval(figure) if figure is not None else ""
-        mark = {"likely": " ?", "measured": " measured", "missed": " missed"}
-        title = _title(outlook.slo)
-        row.pop(title, None)
-        row[title] = shown + mark.get(outlook.confidence, "")
-    return row | {
-        "limited by": candidate.limited_by,
-        "basis": candidate.basis,
-        "price of": _price_of(candidate),
-    }
-
-
-def _title(slo: str) -> str:
-    found = parse_slo(slo)
-    if found.metric == "latency_per_token":
-        return f"ms/token {found.statistic}"
-    return f"{found.metric.upper() if len(found.metric) < 5 else found.metric} {found.statistic} ms"
-
-
-def _money(candidate: Candidate, usd: float | None) -> str:
-    estimated = candidate.price_range_usd_per_hour is not None
-    return "?" if usd is None else usd_text(usd, estimated=estimated)
-
-
-def interval(figure: Estimate | None) -> str:
-    """A prediction with its 80 % interval: `47 [41-55]`; alone if it is certain."""
-    if figure is None:
-        return "withheld"
-    low, high = number(figure.low), number(figure.high)
-    if low == high:
-        return low
-    return f"{number(figure.value)} [{low}-{high}]"
-
-
-def _price_of(candidate: Candidate) -> str:
-    """The source of a row's price: component, region, date."""
-    cost = candidate.cost
-    if cost.machine_price_usd_per_hour is None:
-        return "no price known"
-    date = str(cost.price_date).split(" (")[0]
-    component = str(cost.price_component).replace("component not stated", "")
-    return f"{cost.price_region} {date} {component}".strip()
 
 
 def rejection_lines(rejected: Sequence[Rejection], shown: int = _SHOWN_REASONS) -> Iterator[str]:
@@ -345,7 +205,7 @@ def _doubt(answer: Recommendation) -> str:
 def _cost(candidate: Candidate, answer: Recommendation) -> str:
     if candidate.price_usd_per_hour is None:
         return "price unknown"
-    text = f"USD {_money(candidate, candidate.price_usd_per_hour)} per hour"
+    text = f"USD {money(candidate, candidate.price_usd_per_hour)} per hour"
     between = candidate.price_range_usd_per_hour
     if between is not None:
         text += f" (estimated: {between[0]:,.2f} to {between[1]:,.2f})"
@@ -362,9 +222,7 @@ def _cost(candidate: Candidate, answer: Recommendation) -> str:
         mark = "~" if between else ""
         text += f", {mark}{1e3 * per_request:,.4f} for 1,000 requests"
         return f"{text}, {mark}{per_input:,.4f} for 1M input tokens {_where(candidate, answer)}"
-    return (
-        f"{text}, {_money(candidate, per_token)} for 1M output tokens {_where(candidate, answer)}"
-    )
+    return f"{text}, {money(candidate, per_token)} for 1M output tokens {_where(candidate, answer)}"
 
 
 def _where(candidate: Candidate, answer: Recommendation) -> str:

@@ -491,12 +491,10 @@ def _machines(
     """The machines named by the user; `local` is this one, measured."""
     if not settings.instances:
         return default
-    machines = []
-    for name in settings.instances:
-        if name != LOCAL_NAME:
-            machines.append(named_machine(name, settings.money.price_list))
-        elif default is not None and default[0].instance_type == LOCAL_NAME:
-            machines.append(default[0])
-        else:
-            machines.append(_this_machine(settings, find_profile(settings.profile)))
-    return tuple(machines)
+    local = default if default and default[0].instance_type == LOCAL_NAME else ()
+    return tuple(
+        named_machine(name, settings.money.price_list)
+        if name != LOCAL_NAME
+        else next(iter(local), None) or _this_machine(settings, find_profile(settings.profile))
+        for name in settings.instances
+    )
