@@ -119,10 +119,7 @@ def recommend(
         candidates=tuple(met),
         rejected=tuple(rejected),
         question=_question(request),
-        warnings=(
-            *price_caveats(request, met),
-            *_warnings(request, [*met, *([nearest] if nearest else [])]),
-        ),
+        warnings=tuple(_warnings(request, met, nearest)),
         measure_next=tuple(decisive_measurements(request, layouts, chosen)),
         missed=missed if nearest is not None else None,
     )
@@ -413,7 +410,11 @@ def _question(request: RecommendRequest) -> Question:
     )
 
 
-def _warnings(request: RecommendRequest, shown: list[Candidate]) -> Iterator[str]:
+def _warnings(
+    request: RecommendRequest, met: list[Candidate], nearest: Candidate | None
+) -> Iterator[str]:
+    yield from price_caveats(request, met)
+    shown = met if nearest is None else [*met, nearest]
     yield from dict.fromkeys(warning for candidate in shown[:1] for warning in candidate.warnings)
     yield from request.profile.notes
     if shown and shown[0].slos and any(o.confidence == "likely" for o in shown[0].slos):
