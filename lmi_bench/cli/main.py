@@ -50,7 +50,7 @@ _COMMANDS = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=Command)(_command)
-for _group in (setup.catalog, results.workload, deploy, bundled.profile):
+for _group in (setup.catalog, setup.explain, results.workload, deploy, bundled.profile):
     app.add_typer(_group)
     for _info in _group.registered_commands:
         _info.cls = Command

@@ -1,4 +1,4 @@
-"""The commands before a first sweep: doctor, init, catalog."""
+"""The commands before a first sweep: doctor, init, catalog, explain."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_INTERRUPTED
+from lmi_bench.core.units import format_figure
+from lmi_bench.jobs.settings.explain import (
+    BatchSettings,
+    BlendedSettings,
+    MemorySettings,
+    SavingsSettings,
+)
 from lmi_bench.jobs.settings.setup import (
     CatalogSettings,
     DoctorSettings,
     InitSettings,
     RefreshSettings,
 )
+
+if TYPE_CHECKING:
+    from lmi_bench.jobs.explain import Explanation
 
 _TABLES: Final = {
     "models": "List the models: parameters, layers, KV heads, context; the smallest first.",
@@ -34,6 +44,11 @@ _GIVE_WAY: Final = (
 catalog = typer.Typer(
     name="catalog",
     help="Models, machines, prices and images that are known, with their sources.",
+    no_args_is_help=True,
+)
+explain = typer.Typer(
+    name="explain",
+    help="The planner's arithmetic with its formulas: memory, batch, blended price, savings.",
     no_args_is_help=True,
 )
 
@@ -132,3 +147,55 @@ def _list(name: str, settings: CatalogSettings, json_file: Path | None) -> None:
     if table.warning:
         warn(table.warning)
     write_json(json_file, table.to_json(), name)
+
+
+@explain.command()
+@spread_options
+def memory(settings: MemorySettings, json_file: JsonFile = None) -> None:
+    """Add up weights, KV cache and overhead of a batch, in all and on each device."""
+    from lmi_bench.jobs.explain import memory as run
+
+    _explain(run(settings), json_file)
+
+
+@explain.command()
+@spread_options
+def batch(settings: BatchSettings, json_file: JsonFile = None) -> None:
+    """Print the batch at which a decode step becomes compute-bound, with and without the cache."""
+    from lmi_bench.jobs.explain import batch as run
+
+    _explain(run(settings), json_file)
+
+
+@explain.command()
+@spread_options
+def blended(settings: BlendedSettings, json_file: JsonFile = None) -> None:
+    """Print the blended price of 1M tokens, by default for 3 input tokens to an output token."""
+    from lmi_bench.jobs.explain import blended as run
+
+    _explain(run(settings), json_file)
+
+
+@explain.command()
+@spread_options
+def savings(settings: SavingsSettings, json_file: JsonFile = None) -> None:
+    """Print how much cheaper one machine is, and the throughput from which its tokens are."""
+    from lmi_bench.jobs.explain import savings as run
+
+    _explain(run(settings), json_file)
+
+
+def _explain(explained: Explanation, json_file: Path | None) -> None:
+    rows = [
+        {
+            "quantity": term.quantity,
+            "value": "never" if term.value is None else format_figure(term.value),
+            "unit": term.unit,
+            "formula": term.formula,
+        }
+        for term in explained.terms
+    ]
+    print_table(explained.title, rows, left=("quantity", "unit", "formula"))
+    for text in explained.notes:
+        say(f"note: {text}")
+    write_json(json_file, explained.to_json(), "explanation")
