@@ -161,7 +161,7 @@ def error_covariance(
         return (
             np.array([math.log2(max(cell.load.value / cell.replicas, 1e-3)) for cell in cells]),
             np.array([math.log2(cell.input_tokens) for cell in cells]),
-            np.array([cell.setup.tensor_parallel for cell in cells], dtype=np.float64),
+            np.array([hash(_split(cell)) for cell in cells]),
             np.array([hash(_machine(cell)) for cell in cells]),
             np.array([item.is_ttft for item in items]),
             np.array([item.sign * item.error_sd for item in items]),
@@ -181,6 +181,12 @@ def error_covariance(
 def measured_covariance(items: Sequence[Observation]) -> NDArray[np.float64]:
     """Covariance of measured figures about the model: its errors and the measurements' noise."""
     return error_covariance(items, items) + np.diag([item.noise_sd**2 for item in items])
+
+
+def _split(cell: MeasuredLevel) -> tuple[object, ...]:
+    """How a copy is split over devices, and whether it drafts."""
+    setup = cell.setup
+    return setup.tensor_parallel, setup.parallelism, setup.speculation
 
 
 def _machine(cell: MeasuredLevel) -> tuple[object, ...]:

@@ -9,7 +9,8 @@ a closed loop of ten requests a user with lengths drawn evenly from 80 to 100 % 
 (`--random-range-ratio 0.8`), so 90 % in the mean; no answer ends earlier (`--ignore-eos`); two
 warm-up requests a user come before and do not count. Output tokens are given for each GPU of the
 decode pool. Without pools both pools describe the same GPUs, and their count may be tp * ep where
-the ranks are the larger of the two, as in SGLang and TensorRT-LLM.
+the ranks are the larger of the two, as in SGLang and TensorRT-LLM. With MTP the scripts draft three
+tokens, one with data-parallel attention.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.parallelism import Parallelism
+from lmi_bench.analysis.model.setup import ACCEPTANCE, Setup, Speculation
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import bare_machine
 from lmi_bench.catalog.models import find_model
@@ -34,6 +36,8 @@ _LEAST_SHARE: Final = 0.8  # of the stated lengths
 _MEAN_SHARE: Final = (1 + _LEAST_SHARE) / 2
 _REQUESTS_PER_USER: Final = 10
 _ENGINES: Final = (("sglang", "sglang"), ("trt", "trt"), ("vllm", "vllm"), ("atom", "atom"))
+_HOST: Final = 8  # devices that NVLink or xGMI joins
+_HOSTS: Final[Mapping[str, int]] = {"GB200": 72, "GB300": 72}
 _RACK: Final = re.compile(r"[-_](nvl?72|dgx.*|nb|cw|amd|nv)$")
 
 
@@ -47,35 +51,54 @@ def cell_of(row: Row) -> MeasuredLevel:
     """The level of a line; raises InputError or ValueError where it cannot be represented."""
     if _flag(row, "disaggregated"):
         raise InputError("prefill and decode in separate pools are not planned yet")
-    if (row.get("spec_method") or "none") != "none":
-        raise InputError(f"speculation by {row['spec_method']} is not planned yet")
-    tensor_parallel, experts = int(row["decode_tp"]), int(row["decode_ep"] or 1)
-    if experts > 1 or _flag(row, "decode_dp_attention"):
-        raise InputError("expert parallelism and data-parallel attention are not planned yet")
-    device = _device(row)
+    setup = _setup(row, "decode", max(int(row["decode_tp"]), int(row["decode_ep"] or 1)))
     stated = int(row["input_tokens"]), int(row["output_tokens"])
     users = int(row["concurrency"])
     input_tokens, output_tokens = (round(_MEAN_SHARE * tokens) for tokens in stated)
     medians = bool(row.get("tpot_p50_ms"))
     statistic = "p50" if medians else "mean"
     return MeasuredLevel(
-        Setup(
-            find_model(row["model"]),
-            bare_machine(device, tensor_parallel),
-            tensor_parallel,
-            _dtype(row["precision"], device),
-        ),
+        setup,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         load=Load(users),
         num_requests=_REQUESTS_PER_USER * users,
-        throughput_tokens_per_s=_throughput(row, stated, tensor_parallel),
+        throughput_tokens_per_s=_throughput(row, stated, setup.devices),
         ttft_mean_s=_seconds(row, f"ttft_{statistic}_ms"),
         tpot_mean_s=_seconds(row, f"tpot_{statistic}_ms"),
         length_spread=(1 - _LEAST_SHARE) / 2 / _MEAN_SHARE,
         lengths_stated=True,
         medians=medians,
     )
+
+
+def _setup(row: Row, pool: str, ranks: int) -> Setup:
+    """One copy of a pool (`prefill` or `decode`) over so many devices."""
+    device, shape = _device(row), find_model(row["model"])
+    spreads_attention = _flag(row, f"{pool}_dp_attention")
+    a_host = _HOSTS.get(device.name, _HOST)
+    return Setup(
+        shape,
+        bare_machine(device, min(ranks, a_host)),
+        ranks,
+        _dtype(row["precision"], device),
+        speculation=_speculation(row, spreads_attention),
+        parallelism=Parallelism(
+            expert_parallel=int(row[f"{pool}_ep"] or 1) > 1,
+            attention_groups=ranks if spreads_attention else 1,
+            hosts=-(-ranks // a_host),
+        ),
+    )
+
+
+def _speculation(row: Row, spreads_attention: bool) -> Speculation | None:
+    """Tokens that the model's own layer drafts, by the benchmark's scripts; acceptance: a prior."""
+    method = (row.get("spec_method") or "none").strip().lower()
+    if method in ("none", ""):
+        return None
+    if method != "mtp":
+        raise InputError(f"speculation by {method} is not known")
+    return Speculation(1 if spreads_attention else 3, ACCEPTANCE, own=True)
 
 
 def _flag(row: Row, key: str) -> bool:

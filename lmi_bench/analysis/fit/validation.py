@@ -276,6 +276,8 @@ def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
         cell.setup.shape.name,
         cell.setup.instance.instance_type,
         cell.setup.tensor_parallel,
+        cell.setup.parallelism,
+        cell.setup.speculation,
         cell.replicas,
         cell.setup.dtype,
         cell.input_tokens,

@@ -19,6 +19,7 @@ from lmi_bench.analysis.level.layouts import slots_of
 from lmi_bench.analysis.level.queueing import follow
 from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.capacity import (
+    in_groups,
     kv_bytes_of,
     memory_plan_for,
     planned_model_for,
@@ -57,9 +58,12 @@ class CellPrediction:
 def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
     """The profile with its scheduler settings for the cell's model and machine."""
     if not profile.defaults:
-        return profile
-    cache_tokens = _cache_tokens(cell.setup, _Memory.of(profile))
-    return as_set(profile, cell.setup.shape, cell.setup.instance.accelerator, cache_tokens)
+        return in_groups(profile, cell.setup.parallelism)
+    setup = cell.setup
+    cache_tokens = _cache_tokens(setup, _Memory.of(profile))
+    return in_groups(
+        as_set(profile, setup.shape, setup.instance.accelerator, cache_tokens), setup.parallelism
+    )
 
 
 def model_of(profile: EngineProfile, cell: MeasuredLevel) -> PricedSteps:

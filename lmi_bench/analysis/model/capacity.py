@@ -19,6 +19,11 @@ from lmi_bench.analysis.model.memory import (
     weight_bytes,
     weight_format,
 )
+from lmi_bench.analysis.model.parallelism import (
+    Parallelism,
+    check_parallelism,
+    repeated_weight_bytes,
+)
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
 from lmi_bench.analysis.model.setup import Setup
@@ -46,6 +51,27 @@ def memory_plan_for(
         tensor_parallel=setup.tensor_parallel,
         reserve_bytes=profile.reserve_bytes,
         kv_bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
+        attention_groups=setup.parallelism.attention_groups,
+        pipeline=setup.parallelism.pipeline,
+        repeated_bytes=repeated_weight_bytes(
+            setup.shape, setup.dtype, setup.parallelism, setup.tensor_parallel
+        ),
+    )
+
+
+def in_groups(profile: EngineProfile, parallelism: Parallelism) -> EngineProfile:
+    """The profile with the limits of all attention groups: each has a scheduler's sequences.
+
+    Engines whose prompts pause decoding (SGLang) share out the tokens of a prompt step instead.
+    """
+    groups = parallelism.attention_groups
+    if groups == 1:
+        return profile
+    tokens = groups if profile.chunked_prefill else 1
+    return replace(
+        profile,
+        max_batch_size=groups * profile.max_batch_size,
+        max_prefill_tokens=tokens * profile.max_prefill_tokens,
     )
 
 
@@ -58,7 +84,7 @@ def scheduler_config_for(
     devices.
     """
     shape, instance = setup.shape, setup.instance
-    check_degree(instance, setup.tensor_parallel)
+    check_devices(setup)
     if max_total_tokens > shape.max_positions:
         raise CapacityError(
             f"{shape.name} takes at most {shape.max_positions:,} tokens, input and output "
@@ -66,6 +92,7 @@ def scheduler_config_for(
         )
     cache_tokens = _cache_tokens(setup, profile, max_total_tokens)
     profile = as_set(profile, shape, instance.accelerator, cache_tokens)
+    profile = in_groups(profile, setup.parallelism)
     return scheduler_with(profile, cache_tokens, max_total_tokens)
 
 
@@ -102,10 +129,10 @@ def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -
         way_out = f"; {way_out} would fit" if way_out else ""
         raise CapacityError(f"{instance.instance_type}: {plan.problem}{way_out}")
     bytes_per_token = kv_bytes_of(setup, max_total_tokens)
-    draft = None if setup.speculation is None else setup.speculation.draft
+    draft = setup.draft
     if draft is None:
         return plan.kv_budget_bytes / bytes_per_token
-    budget_bytes = plan.kv_budget_bytes - weight_bytes(draft, setup.dtype) / setup.tensor_parallel
+    budget_bytes = plan.kv_budget_bytes - weight_bytes(draft, setup.dtype) / setup.devices
     bytes_per_token += kv_bytes_of(replace(setup, shape=draft), max_total_tokens)
     if budget_bytes < bytes_per_token * max_total_tokens:
         raise CapacityError(
@@ -117,14 +144,31 @@ def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -
 
 
 def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
-    """Bytes of cache on each device for a token, averaged over a context of that length."""
+    """Bytes of cache on each device for a token, averaged over a context of that length.
+
+    With attention groups averaged over the devices too: a token is in one group.
+    """
     sequence_bytes = kv_bytes_per_sequence(
         setup.shape,
         context_tokens,
         bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
-        tensor_parallel=setup.tensor_parallel,
+        tensor_parallel=setup.attention_degree,
     )
-    return sequence_bytes / context_tokens
+    parts = setup.parallelism.attention_groups * setup.parallelism.pipeline
+    return sequence_bytes / context_tokens / parts
+
+
+def check_devices(setup: Setup) -> None:
+    """`check_degree` of a copy on all its hosts; raises CapacityError for an impossible split."""
+    check_parallelism(setup.shape, setup.parallelism, setup.tensor_parallel)
+    hosts, instance = setup.parallelism.hosts, setup.instance
+    if hosts == 1 and setup.parallelism.pipeline == 1:
+        check_degree(instance, setup.tensor_parallel)
+    elif setup.devices > hosts * instance.num_accelerators:
+        raise InputError(
+            f"{setup.devices} devices of a copy are more than {hosts} x {instance.instance_type} "
+            f"have ({hosts * instance.num_accelerators}): use more hosts or lower degrees"
+        )
 
 
 def check_degree(instance: Instance, tensor_parallel: int) -> None:
@@ -139,7 +183,7 @@ def check_degree(instance: Instance, tensor_parallel: int) -> None:
 
 def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
     """The step-time model of one copy, without speculation; raises InputError if impossible."""
-    check_degree(setup.instance, setup.tensor_parallel)
+    check_devices(setup)
     for problem in (
         device_problem(profile, setup.instance.accelerator),
         checkpoint_problem(profile, setup.shape, setup.dtype),
@@ -191,7 +235,7 @@ def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
     target, speculation = step_time_model_for(setup, profile), setup.speculation
     if speculation is None:
         return target
-    draft = speculation.draft
+    draft = setup.draft
     if draft is None:
         return SpeculativeModel(target, None, speculation)
     if draft.vocab_size != setup.shape.vocab_size:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.parallelism import Parallelism
+from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.core.errors import InputError
@@ -30,7 +31,7 @@ MEASURED: tuple[Metric, ...] = get_args(Metric)
 
 LENGTH_SPREAD = 0.1
 """Relative variation of output lengths that are drawn, or of answers that end by themselves."""
-_OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation")
+_OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation", "parallelism")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
             cell.setup.shape.name,
             cell.setup.instance.accelerator.name,
             cell.setup.tensor_parallel,
+            *filter(None, [cell.setup.parallelism.label]),
             cell.replicas,
             cell.input_tokens,
             cell.output_tokens,
@@ -153,6 +155,8 @@ def cell_to_json(cell: MeasuredLevel) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Parallelism | Speculation):
+        return value.to_json()
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -169,6 +173,10 @@ def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) 
         where = values.pop("machine")
         values["arrivals_s"] = tuple(values.get("arrivals_s", ()))
         of_setup = {name: values.pop(name) for name in _OF_SETUP if name in values}
+        if "speculation" in of_setup:
+            of_setup["speculation"] = Speculation.from_json(of_setup["speculation"])
+        if "parallelism" in of_setup:
+            of_setup["parallelism"] = Parallelism.from_json(of_setup["parallelism"])
         setup = Setup(ModelShape(**model), _machine(where, machine), **of_setup)
         load = Load(values.pop("concurrency") or None, values.pop("rate_per_s", None))
         return MeasuredLevel(setup, load=load, **values)

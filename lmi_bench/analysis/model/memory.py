@@ -263,32 +263,42 @@ def plan_memory(
     tensor_parallel: int = 1,
     reserve_bytes: float = 0.0,
     kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
+    attention_groups: int = 1,
+    pipeline: int = 1,
+    repeated_bytes: float = 0.0,
 ) -> MemoryPlan:
-    """A rank's memory, and how many sequences of the given lengths it holds."""
+    """A rank's memory, and how many sequences of the given lengths the copy holds.
+
+    attention_groups, pipeline  as in `Parallelism`; a sequence's cache is in one group, and each
+                                stage has its layers' share
+    repeated_bytes              weights beyond an even share, since groups repeat attention
+    """
+    attention_degree = max(1, tensor_parallel // attention_groups)
     plan = MemoryPlan(
         memory_bytes,
-        weight_bytes(shape, dtype) / tensor_parallel,
+        (weight_bytes(shape, dtype) / tensor_parallel + repeated_bytes) / pipeline,
         reserve_bytes,
         kv_bytes_per_sequence=0.0,
         sequences_guaranteed=0,
         sequences_expected=0,
-        problem=tensor_parallel_problem(shape, tensor_parallel),
+        problem=tensor_parallel_problem(shape, attention_degree),
     )
     if plan.problem is not None:
         return plan
 
     def kv_bytes(tokens: float) -> float:
-        return kv_bytes_per_sequence(
-            shape, tokens, bytes_per_value=kv_bytes_per_value, tensor_parallel=tensor_parallel
+        whole = kv_bytes_per_sequence(
+            shape, tokens, bytes_per_value=kv_bytes_per_value, tensor_parallel=attention_degree
         )
+        return whole / pipeline
 
     full = kv_bytes(input_tokens + output_tokens)
     half = kv_bytes(input_tokens + output_tokens / 2)
     plan = replace(
         plan,
         kv_bytes_per_sequence=full,
-        sequences_guaranteed=max(0, math.floor(plan.kv_budget_bytes / full)),
-        sequences_expected=max(0, math.floor(plan.kv_budget_bytes / half)),
+        sequences_guaranteed=attention_groups * max(0, math.floor(plan.kv_budget_bytes / full)),
+        sequences_expected=attention_groups * max(0, math.floor(plan.kv_budget_bytes / half)),
     )
     if plan.sequences_guaranteed > 0:
         return plan

@@ -13,9 +13,18 @@ from lmi_bench.analysis.model.memory import (
     BITS_PER_BYTE,
     StreamedParams,
     embedding_params,
+    expert_params,
     kv_bytes_per_value,
     kv_values_per_layer,
     weight_format,
+)
+from lmi_bench.analysis.model.parallelism import (
+    NETWORK_LATENCY_S,
+    PLAIN,
+    across_hosts,
+    attention_params,
+    busiest_rank_sd,
+    expert_exchange,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.model.setup import Setup
@@ -34,6 +43,9 @@ _MATRIX_OVER_VECTOR: Final = 16
 _NARROW_BITS: Final = 4  # of a weight, for which a profile states its shares
 _WIDENING_ROWS: Final = 128  # a weight is widened again for each block of rows that needs it
 _FP8_WIDENING_OPS: Final = 2  # convert and scale, as INT8
+# kernels of a layer with latent attention against one with KV heads: products to and from the
+# latent space, their norms, and the products that absorb keys and values, beside attention itself
+_LATENT_GAPS: Final = 1.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +77,40 @@ class AttentionCosts:
     """Attention in all layers together.
 
     decode_read_s   read of a cached token for a decoding sequence; prompt_read_s: for a prompt
-    pair_s          arithmetic of one query and key; widening_s: conversion of a cached token
+    pair_s          arithmetic of one query and key while decoding; prompt_pair_s: in a prompt,
+                    which MLA computes with whole keys and values instead of latent ones
+    widening_s      conversion of a cached token
     window          window of the sliding layers, None without any; sliding_share: their share
     """
 
     decode_read_s: float
     prompt_read_s: float
     pair_s: float
+    prompt_pair_s: float
     widening_s: float
     window: int | None
     sliding_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCosts:
+    """What a split beyond tensor parallelism changes in a step.
+
+    groups           attention groups; attention_share: attention's part of a row's products
+    stages           of the pipeline
+    busiest          standard deviations by which the busiest device exceeds the mean; 0 where all
+                     devices have a slice of each expert
+    experts          routed experts of a device; expert_share: their part of a row's products
+    rows_per_expert_row  rows of the copy for each row that a device's experts get
+    """
+
+    groups: int
+    attention_share: float
+    stages: int
+    busiest: float
+    experts: float
+    expert_share: float
+    rows_per_expert_row: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +123,7 @@ class StepCosts:
     host_s        launch of a decoding step; host_row_s: bookkeeping of a sequence
     host_token_s  preparation of a prompt token; host_prompt_s: of a prompt
     many          costs of steps with `many_rows` rows or more, where they differ
+    split         of a copy that is split beyond tensor parallelism
     """
 
     products: ProductCosts
@@ -101,6 +138,7 @@ class StepCosts:
     host_prompt_s: float
     many: StepCosts | None = None
     many_rows: int = 0
+    split: SplitCosts | None = None
 
 
 def all_reduce_factor(tensor_parallel: int, link: Link) -> float:
@@ -199,28 +237,72 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
     host_s = parameters.host_per_layer_s * layers * stretch
     if rates.widening_ops and rates.weight_bytes < 1 and tensor_parallel > 1:
         host_s += parameters.narrow_launch_s * layers
-    latency_s, byte_s = 0.0, 0.0
-    if tensor_parallel > 1:
-        latency_s, byte_s = _all_reduce(setup, parameters)
-    reduces = reduces_per_layer * layers
+    exchange_s, exchange_row_s = _exchanges(setup, parameters, reduces_per_layer)
     products = _product_costs(setup, parameters, rates)
     costs = StepCosts(
         products=products,
         attention=_attention_costs(setup, profile, rates),
         unhidden=parameters.unhidden_share,
-        gap_s=parameters.gap_per_layer_s * layers,
-        all_reduce_s=reduces * latency_s,
-        all_reduce_token_s=reduces * shape.hidden_size * _ACTIVATION_BYTES * byte_s,
+        gap_s=parameters.gap_per_layer_s * layers * (_LATENT_GAPS if shape.latent_kv_dim else 1),
+        all_reduce_s=exchange_s,
+        all_reduce_token_s=exchange_row_s,
         host_s=host_s,
-        host_row_s=parameters.host_per_sequence_s * stretch,
+        # each attention group has a scheduler for its own sequences
+        host_row_s=parameters.host_per_sequence_s * stretch / setup.parallelism.attention_groups,
         host_token_s=parameters.host_per_prompt_token_s,
         host_prompt_s=parameters.host_per_prompt_s,
+        split=_split_costs(setup),
     )
     # experts get few rows each: their weights are widened during the products
     if not products.widening_share or not profile.widen_first_rows or shape.is_moe:
         return costs
     wide = _widened_first(products, setup, rates)
     return replace(costs, many=replace(costs, products=wide), many_rows=profile.widen_first_rows)
+
+
+def _split_costs(setup: Setup) -> SplitCosts | None:
+    shape, parallelism, ranks = setup.shape, setup.parallelism, setup.tensor_parallel
+    if parallelism == PLAIN:
+        return None
+    linear = shape.params_active - embedding_params(shape)
+    routed = expert_params(shape) * shape.experts_per_token / shape.experts if shape.experts else 0
+    spreads = parallelism.expert_parallel and ranks > 1
+    return SplitCosts(
+        groups=parallelism.attention_groups,
+        attention_share=attention_params(shape) / linear,
+        stages=parallelism.pipeline,
+        busiest=busiest_rank_sd(ranks) if spreads else 0.0,
+        experts=shape.experts / ranks,
+        expert_share=routed / linear,
+        rows_per_expert_row=ranks / max(1, shape.experts_per_token),
+    )
+
+
+def _exchanges(
+    setup: Setup, parameters: StepParameters, reduces_per_layer: int
+) -> tuple[float, float]:
+    """Seconds of a step's exchanges between devices, and more for each row."""
+    shape, parallelism, ranks = setup.shape, setup.parallelism, setup.tensor_parallel
+    row_bytes = shape.hidden_size * _ACTIVATION_BYTES
+    start_s, row_s = 0.0, 0.0
+    if ranks > 1:
+        latency_s, byte_s = _all_reduce(setup, parameters)
+        reduces: float = reduces_per_layer * shape.num_layers
+        if parallelism.attention_groups > 1:
+            link_s = byte_s / all_reduce_factor(ranks, setup.instance.link)
+            sent = expert_exchange(
+                shape, parallelism, ranks, link_bytes_per_s=1 / link_s, latency_s=latency_s
+            )
+            start_s, row_s = shape.num_layers * sent.start_s, shape.num_layers * sent.row_s
+            shares = setup.attention_degree > 1  # an all-reduce after the attention of a group
+            reduces = shape.num_layers * shares / parallelism.attention_groups
+        between = across_hosts(parallelism, ranks)
+        start_s += reduces * (latency_s + between.start_s)
+        row_s += reduces * row_bytes * (byte_s + between.row_s)
+    if parallelism.pipeline > 1:  # a hop between stages for each part of the batch
+        start_s += parallelism.pipeline * NETWORK_LATENCY_S
+        row_s += (parallelism.pipeline - 1) * row_bytes / parallelism.network_bytes_per_s
+    return start_s, row_s
 
 
 def _all_reduce(setup: Setup, parameters: StepParameters) -> tuple[float, float]:
@@ -243,7 +325,9 @@ def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> P
     params = StreamedParams.of(shape, setup.dtype)
     param_s = rates.weight_bytes / rates.weight_bytes_per_s
     full_s = params.full * _ACTIVATION_BYTES / rates.read_bytes_per_s
-    read_s = (params.experts + params.packed) * param_s + full_s
+    repeated = attention_params(shape) * (setup.parallelism.attention_groups - 1)
+    repeated_s = param_s if params.packed else _ACTIVATION_BYTES / rates.read_bytes_per_s
+    read_s = (params.experts + params.packed) * param_s + full_s + repeated * repeated_s
     active = shape.params_active - embedding_params(shape)
     unread_share = 1 - shape.experts_per_token / shape.experts if params.experts else 0.0
     routed = params.experts * (1 - unread_share)  # of a token
@@ -282,17 +366,20 @@ def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> Product
 def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> AttentionCosts:
     shape, tensor_parallel = setup.shape, setup.tensor_parallel
     layers, growing = shape.num_layers, shape.growing_layers
-    values = kv_values_per_layer(shape, tensor_parallel)
+    groups = setup.parallelism.attention_groups  # a token is in the cache of one of them
+    values = kv_values_per_layer(shape, setup.attention_degree) / groups
     read_s = layers * values * rates.kv_bytes_per_value / rates.read_bytes_per_s
     shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
     # kernels without grouped heads read the cache again for each query head
     reads = 1 if shared else shape.num_heads // shape.num_kv_heads
     narrow = rates.kv_bytes_per_value < _ACTIVATION_BYTES  # each value that is read is converted
-    pair_flop = _FLOP_PER_PAIR * shape.num_heads * (shape.latent_kv_dim or shape.head_dim)
+    head_flop = layers * _FLOP_PER_PAIR * shape.num_heads
+    head_pair_s = head_flop / (tensor_parallel * rates.attention_flop_per_s)
     return AttentionCosts(
         decode_read_s=read_s * reads,
         prompt_read_s=read_s,
-        pair_s=layers * pair_flop / (tensor_parallel * rates.attention_flop_per_s),
+        pair_s=head_pair_s * (shape.latent_kv_dim or shape.head_dim),
+        prompt_pair_s=head_pair_s * shape.head_dim,
         widening_s=layers * values * narrow / rates.vector_op_per_s,
         window=shape.sliding_window if growing < layers else None,
         sliding_share=1 - growing / layers,

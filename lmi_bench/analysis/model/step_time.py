@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.step_costs import StepCosts, step_costs
+from lmi_bench.analysis.model.step_costs import SplitCosts, StepCosts, step_costs
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]
@@ -134,6 +134,43 @@ def _attended(
     return read
 
 
+def _stage_part(stages: int, rows: Amount, larger: Callable[[Amount, Amount], Amount]) -> Amount:
+    """The part of a batch in a stage at a time: 1 / stages, or a whole row."""
+    one = 0 * rows + 1.0
+    return larger(one / stages, one / larger(one, rows))
+
+
+def _prompt_part(
+    stages: int, prompts: Amount, larger: Callable[[Amount, Amount], Amount]
+) -> Amount:
+    """Time of m prompts through p stages as a part of the whole model's: (m + p - 1) / (m p)."""
+    some: Amount = larger(prompts, 0 * prompts + 1.0)
+    part: Amount = (some + (stages - 1)) / (some * stages)
+    return part
+
+
+def _fullest_group(
+    groups: int, sequences: Amount, larger: Callable[[Amount, Amount], Amount]
+) -> Amount:
+    """Sequences of the fullest group over the mean: all in one of g, or half a sequence more."""
+    mean = larger(sequences, 0 * sequences + 1.0) / groups
+    return larger(1 / mean, 1 + 0.5 / mean)
+
+
+def _busiest(
+    split: SplitCosts, unread: Amount, rows: Amount, larger: Callable[[Amount, Amount], Amount]
+) -> tuple[Amount, Amount]:
+    """Experts that the busiest device leaves unread, and the further part of a row's products.
+
+    Of E experts a device reads a binomial number, and its rows are a Poisson number; of n devices
+    the step waits for the largest.
+    """
+    spread = split.busiest * (unread * (1 - unread) / split.experts) ** 0.5
+    left = larger(unread - spread, 0 * unread)
+    more: Amount = split.busiest * (split.rows_per_expert_row / rows) ** 0.5
+    return left, split.expert_share * more
+
+
 def step_sum(
     costs: StepCosts,
     larger: Callable[[Amount, Amount], Amount],
@@ -151,11 +188,13 @@ def step_sum(
     token_s, head_s = products.token_s, products.head_s
     decode_read_s, prompt_read_s = attention.decode_read_s, attention.prompt_read_s
     pair_s, convert_s = attention.pair_s, attention.widening_s
+    prompt_pair_s = attention.prompt_pair_s
     window, sliding = attention.window, attention.sliding_share
     fixed_s = products.first_s + costs.gap_s + costs.all_reduce_s
     reduce_s = costs.all_reduce_token_s
     host_s, host_row_s = costs.host_s, costs.host_row_s
     host_token_s, host_prompt_s = costs.host_token_s, costs.host_prompt_s
+    split = costs.split
 
     def seconds(
         rows: Amount,
@@ -167,11 +206,21 @@ def step_sum(
         drafted: Amount,
         each: float,
     ) -> Seconds[Amount]:
+        sequences = rows
+        if split is not None and split.stages > 1:
+            part = _stage_part(split.stages, rows, larger)
+            rows, context, drafted = rows * part, context * part, drafted * part
+            part = _prompt_part(split.stages, prompts, larger)
+            tokens, pairs, cached = tokens * part, pairs * part, cached * part
         every = drafted + tokens
         weights_s = read_s
-        if expert_share:
-            weights_s = weights_s * (1 - expert_share * unread**every)
         linear_s = token_s * every + head_s * (drafted + prompts)
+        if expert_share:
+            left: Amount = unread**every
+            if split is not None and split.busiest:
+                left, extra = _busiest(split, left, every, larger)
+                linear_s = linear_s + token_s * every * extra
+            weights_s = weights_s * (1 - expert_share * left)
         if widening:
             linear_s = linear_s + widening * weights_s * -(-every // widening_rows)
         if more_read:
@@ -180,9 +229,15 @@ def step_sum(
             context = _attended(context, window * rows, sliding, larger)
             pairs = _attended(pairs, window * tokens, sliding, larger)
             cached = _attended(cached, window * prompts, sliding, larger)
+        if split is not None and split.groups > 1:
+            of_rows = _fullest_group(split.groups, rows, larger)
+            of_prompts = _fullest_group(split.groups, prompts, larger)
+            more: Amount = drafted * (of_rows - 1) + tokens * (of_prompts - 1)
+            linear_s = linear_s + token_s * split.attention_share * more
+            context, cached, pairs = context * of_rows, cached * of_prompts, pairs * of_prompts
         kv_s = decode_read_s * context + prompt_read_s * cached
         # each drafted token of a sequence looks at its whole context, which is read once
-        attention_s = pair_s * (context * each + pairs)
+        attention_s = pair_s * context * each + prompt_pair_s * pairs
         if convert_s:
             attention_s = attention_s + convert_s * (context + cached)
         # matrix products and attention are kernels of their own: each is bound by itself
@@ -190,7 +245,7 @@ def step_sum(
         gpu_s = longer_s + fixed_s + reduce_s * every
         if unhidden:
             gpu_s = gpu_s + unhidden * (weights_s + linear_s + kv_s + attention_s - longer_s)
-        step_s = larger(gpu_s, host_s * (rows > 0)) + host_row_s * rows
+        step_s = larger(gpu_s, host_s * (sequences > 0)) + host_row_s * sequences
         step_s = step_s + host_token_s * tokens + host_prompt_s * prompts
         return weights_s, linear_s, kv_s, attention_s, gpu_s, step_s
 
@@ -305,18 +360,20 @@ class StepTimeModel:
         seconds, attention = self._seconds, self._costs.attention
         window, sliding = attention.window, attention.sliding_share
         host_s, host_row_s = self._costs.host_s, self._costs.host_row_s
-        _, _, kv_s, pair_s, _, _ = seconds(1, 1, 0, 0, 0, 0, 1, 1.0)
-        token_s = max(kv_s, pair_s) + self._costs.unhidden * min(kv_s, pair_s)
-        known: dict[int, float] = {}
+        unhidden = self._costs.unhidden
+        known: dict[int, tuple[float, float]] = {}
 
         def price(
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
         ) -> float:
             if tokens:
                 return seconds(rows, context, prompts, tokens, pairs, cached, rows, 1.0)[5]
-            gpu_s = known.get(rows)
-            if gpu_s is None:
-                gpu_s = known[rows] = seconds(rows, 0, 0, 0, 0, 0, rows, 1.0)[4]
+            found = known.get(rows)
+            if found is None:
+                _, _, kv_s, pair_s, _, _ = seconds(rows, rows, 0, 0, 0, 0, rows, 1.0)
+                token_s = (max(kv_s, pair_s) + unhidden * min(kv_s, pair_s)) / rows
+                found = known[rows] = seconds(rows, 0, 0, 0, 0, 0, rows, 1.0)[4], token_s
+            gpu_s, token_s = found
             gpu_s += token_s * context
             if window is not None and context > rows * window:
                 gpu_s -= token_s * sliding * (context - rows * window)

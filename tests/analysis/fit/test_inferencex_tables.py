@@ -106,7 +106,7 @@ def test_medians_leave_out_the_wait_of_the_first_prompts(tmp_path):
     )
     shown = predict_cell(GRAPH_GPU_PRIOR, medians.cell)
     mean = predict_cell(GRAPH_GPU_PRIOR, means.cell)
-    assert shown.ttft_mean_s < 0.85 * mean.ttft_mean_s
+    assert shown.ttft_mean_s < 0.9 * mean.ttft_mean_s
     assert shown.tpot_mean_s == pytest.approx(mean.tpot_mean_s, rel=0.05)
 
 
