@@ -178,6 +178,11 @@ _INDEX = Index(
 )
 
 
+def endpoint_quota(instance_type: str, machines: int) -> str:
+    """The quota of an AWS account that an endpoint needs, as Service Quotas names it."""
+    return f"'{instance_type} for endpoint usage', {machines}"
+
+
 def find_instance(name: str) -> Instance:
     """Find an instance type, with or without `ml.`; raises InputError with the nearest names."""
     return _INDEX.find(name)

@@ -52,9 +52,15 @@ def write(settings: DeploySettings) -> None:
             say(f"copies: {plan.copies} inference components a machine")
         elif plan.copies > 1:
             say(f"copies: LMI starts {plan.copies} workers in one container, behind one queue")
-    if not settings.server.is_kubernetes:
-        machine, most = plan.setup.instance.instance_type, settings.endpoint.max_instances
-        say(f"quota of the account: '{machine} for endpoint usage', {most or plan.instances}")
+    if bundle.quota:
+        say(f"quota of the account: {bundle.quota}")
+    endpoint = settings.endpoint
+    if endpoint.max_instances is not None:
+        target = plan.scaling_target(endpoint.target_per_copy, endpoint.max_instances)
+        say(
+            f"autoscaling: {plan.instances} to {endpoint.max_instances} machines, at "
+            f"{target:.1f} requests at once in a copy"
+        )
     for trap in bundle.traps:
         warn(trap)
     say(f"{settings.out}: {', '.join(bundle.files)}")
@@ -66,7 +72,7 @@ def check(
     path: Annotated[
         Path | None,
         Option(
-            "serving.properties, vllm.env, sglang.env or tgi.env, its folder, or a model.tar.gz.",
+            "serving.properties, a server's .env file, the folder of one, or a model.tar.gz.",
             argument=True,
             metavar="[PATH]",
         ),

@@ -14,6 +14,7 @@ from lmi_bench.analysis.fleet.vary import Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
+from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.cli.candidates_print import interval, money, print_candidates
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.jobs.recommend import Advice, OtherProfile
@@ -126,6 +127,8 @@ def answer_lines(answer: Recommendation) -> Iterator[str]:
         yield f"recommended: {_fleet(best, with_copies=True)}"
         yield from _figures(best, answer)
         yield from _sturdier_lines(answer)
+        if best.instance.startswith("ml."):
+            yield f"  quota: {endpoint_quota(best.instance, best.instances)}"
     elif answer.nearest is not None:
         verb = "carries" if answer.missed == "the load" else "keeps"
         nearest = _fleet(answer.nearest, with_copies=True)
@@ -237,6 +240,8 @@ def _money_lines(chosen: Candidate) -> Iterator[str]:
     """The chosen fleet's price, how it is bought, and what availability adds."""
     cost = chosen.cost
     yield f"price: {cost.describe_price()}; bought {cost.purchase}"
+    if cost.purchase.startswith("savings-plan") and chosen.instance.startswith("ml."):
+        yield "  a SageMaker savings plan commits USD an hour over all machine types"
     if cost.discount and not cost.purchase.startswith("spot"):
         yield (
             f"  commitment: pays where a machine is needed for more than "

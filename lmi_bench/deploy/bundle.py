@@ -17,10 +17,11 @@ from typing import Final
 
 from lmi_bench.analysis.fleet.start_up import DOUBT, loads_in_parallel
 from lmi_bench.analysis.model.memory import weight_bytes
+from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import check_settings, era_of
-from lmi_bench.deploy.images import Image, choose_image
+from lmi_bench.deploy.images import Image, ami_of, choose_image
 from lmi_bench.deploy.kubernetes import SECRET, PodImage, kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
@@ -56,6 +57,7 @@ class Bundle:
     """Files by name, the pinned image, and warnings for the user.
 
     name            of the endpoint, or of the Kubernetes objects
+    quota           of the account that the endpoint needs; empty on Kubernetes
     has_components  True if each copy is an inference component
     """
 
@@ -64,6 +66,7 @@ class Bundle:
     name: str
     traps: tuple[str, ...] = ()
     has_components: bool = False
+    quota: str = ""
 
 
 def build_bundle(
@@ -95,9 +98,18 @@ def build_bundle(
     if written:
         raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
     environment |= stated
-    lines = (f"# {plan.describe()}", f"# {plan.basis}", *map("=".join, environment.items()))
-    files[f"{server.kind}.env"] = "\n".join((*lines, *secrets)) + "\n"
-    ami = image.ami if image else ""
+    most = endpoint.max_instances or plan.instances
+    quota = endpoint_quota(plan.setup.instance.instance_type, most)
+    comments = (f"# {plan.describe()}", f"# {plan.basis}", f"# quota of the account: {quota}")
+    lines = (*comments, *map("=".join, environment.items()), *secrets)
+    files[f"{server.kind}.env"] = "\n".join(lines) + "\n"
+    ami = image.ami if image else ami_of(address)
+    if image is None and not ami:
+        traps += (
+            "the image's CUDA version is unknown, so InferenceAmiVersion is left out; if the image "
+            "needs a newer driver, state it: "
+            "--set create_endpoint_config.ProductionVariants.0.InferenceAmiVersion=...",
+        )
     container = Container(address, environment, server.model_data_uri, ami, tuple(secrets))
     one_copy = server.kind != "lmi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
@@ -107,7 +119,7 @@ def build_bundle(
     files["deploy_boto3.py"] = _boto3_script(server.region)
     has_components = "create_inference_component" in dict(requests)
     assert endpoint.name is not None
-    return Bundle(files, address, endpoint.name, traps, has_components)
+    return Bundle(files, address, endpoint.name, traps, has_components, quota)
 
 
 def _token_advice(server: Server) -> str:

@@ -37,6 +37,8 @@ WITHOUT_FLOAT16: Final = (
 """Architectures that vLLM refuses in float16, where they overflow (its `config/model.py`)."""
 _NEAR_MISS: Final = 0.85
 _WITHOUT_VLLM: Final = ("trtllm", "deepspeed", "tnx", "scheduler")
+_JAVA_ENGINES: Final = ("rust", "onnxruntime", "pytorch")
+"""Their unknown keys are arguments of the model's translator."""
 _ROLLING_UNDER_MPI: Final = ("lmi-dist", "trtllm", "deepspeed")
 _ROLLING_OF_ERA: Final = {
     "A": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "disable"),
@@ -92,7 +94,8 @@ def check_settings(
     mistakes: list[str] = []
     traps: list[str] = []
     rolling = settings.get("option.rolling_batch", "auto").lower()
-    in_vllm = {} if rolling in _WITHOUT_VLLM else _passed_on(vllm)
+    runs_java = settings.get("engine", "Python").lower() in _JAVA_ENGINES
+    in_vllm = {} if runs_java or rolling in _WITHOUT_VLLM else _passed_on(vllm)
     for name, value in settings.items():
         option, bare = all_options().get(name), name.removeprefix(PREFIX)
         argument = in_vllm.get(_ARGUMENT_OF.get(name, name))
@@ -108,7 +111,7 @@ def check_settings(
             elif option and argument is None and era not in option.eras:
                 when = " and ".join(ERAS[letter] for letter in option.eras)
                 traps.append(f"{name} is read only {when}; here it has no effect")
-        elif not {name, bare} & {*allowed}:
+        elif not (runs_java or {name, bare} & {*allowed}):
             is_trap, line = _unknown(name, in_vllm, vllm)
             (traps if is_trap else mistakes).append(line)
     if in_vllm and settings.get("option.pipeline_parallel_degree", "1") != "1":
@@ -116,7 +119,7 @@ def check_settings(
     mistakes += _conflicts(settings, era)
     if in_vllm and settings.get("option.dtype", "") in ("fp16", "float16", "half"):
         mistakes += _float16_problems(settings.get("option.model_id", ""))
-    traps += _traps(settings, era)
+    traps += _traps(settings, era) if not runs_java else ()
     return Verdict(tuple(mistakes), tuple(traps))
 
 

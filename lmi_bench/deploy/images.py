@@ -6,6 +6,7 @@ data/regions.csv names its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -154,6 +155,13 @@ def choose_image(server: Server, instance: Instance) -> tuple[str, Image | None]
         raise InputError(f"--image {named}: {image.tag} is for {image.family}, not {server.kind}")
     check_machine(image, instance)
     return named if is_address else image.uri(server.region, server.account), image
+
+
+def ami_of(address: str) -> str:
+    """The InferenceAmiVersion for the CUDA version that an address states; empty without one."""
+    found = re.search(r"cu1\d", address)
+    known = {each.cuda[:4]: each.ami for each in all_images() if each.ami}
+    return known.get(found[0], "") if found else ""
 
 
 def machine_problem(engines: Collection[str], instance: Instance) -> str | None:

@@ -17,7 +17,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import plural
-from lmi_bench.deploy.images import Image
+from lmi_bench.deploy.images import SERVERS, Image, find_image
 from lmi_bench.deploy.settings import NOTHING, Stated
 
 _LEAST_SEQUENCES: Final = 32
@@ -69,11 +69,10 @@ class ServedLimits:
 
 
 def profile_of(image: Image | None, server: str) -> EngineProfile:
-    """The profile nearest to the engine inside an image; without one the server's newest."""
-    engine = "vllm" if server == "lmi" else server
-    if image is not None:
-        early = _EARLY_VLLM if image.djl and image.engine == "vllm" else ""
-        engine = f"{image.engine} {image.engine_version or early}"
+    """The profile nearest to the engine inside an image; None: inside the server's newest."""
+    image = image or find_image(SERVERS[server][0])
+    early = _EARLY_VLLM if image.djl and image.engine == "vllm" else ""
+    engine = f"{image.engine} {image.engine_version or early}"
     return prior_of_engine(engine, models=(), accelerators=(), open_loop=False)
 
 

@@ -171,6 +171,8 @@ def effective_settings(
     options = all_options()
     present = {variable: value for variable, value in environ.items() if value}
     regular = {option.variable: name for name, option in options.items()}
+    if era != "A":
+        regular["OPTION_ENGINE"] = "engine"
     for variable, value in present.items():
         if variable in regular or variable.startswith("OPTION_"):
             passed_on = PREFIX + variable.removeprefix("OPTION_").lower()
@@ -198,7 +200,7 @@ def untranslated_variables(environ: Mapping[str, str]) -> list[str]:
 def environment_of(settings: Mapping[str, str]) -> dict[str, str]:
     """The settings as environment variables; model id, revision and trust get their short names.
 
-    `engine` has no variable and is omitted: the container's default is right.
+    `engine` is omitted: the container's default is right, and up to 0.26 it has no variable.
     """
     options = all_options()
     return {

@@ -16,6 +16,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.tables import variant_words
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.units import plural
 from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.limits import Lengths, ServedLimits, served_limits
 from lmi_bench.deploy.settings import NOTHING, Stated
@@ -119,7 +120,7 @@ class DeploymentPlan:
         return (
             f"{setup.shape.name} ({setup.dtype}) on {self.instances} x "
             f"{setup.instance.instance_type}, {self.copies} {copies} of TP {setup.tensor_parallel} "
-            f"each, {limits.max_num_seqs} sequences per copy, requests up to "
+            f"each, {plural(limits.max_num_seqs, 'sequence')} per copy, requests up to "
             f"{limits.max_model_len:,} tokens"
         )
 
@@ -259,7 +260,9 @@ def _smallest(
     half = max(1, typical // 2)
     reasons: dict[str, None] = {}
     for longest, wanted in tried:
-        lengths = Lengths(half, max(1, typical - half), half, longest)
+        answer = max(1, typical - half)
+        prompt = min(stated.max_input_tokens or most, max(half, longest - answer))
+        lengths = Lengths(half, answer, prompt, longest)
         possible = possible_degrees(shape, instance.num_accelerators) or [1]
         for degree in [stated.tensor_parallel] if stated.tensor_parallel else possible:
             split = replace(setup, tensor_parallel=degree)

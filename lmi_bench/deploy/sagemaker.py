@@ -8,6 +8,7 @@ starts only one, each copy is an inference component.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,8 @@ _SERVER_BYTES: Final = 4 * GIB  # of host memory for a copy, beside its weights 
 _WITHOUT_DISKS: Final = ("ml.p3.", "ml.inf1.", "ml.inf2.")
 _LARGEST_VOLUME_GB, _SYSTEM_GB = 512, 30  # of SageMaker's; for image and caches
 _SCALE_OUT_S, _SCALE_IN_S = 60, 300
+_METRICS_EVERY_S: Final = 10  # the shortest
+_JAVA_ONLY: Final = (r"\uD800", r"\p{")  # in patterns of printable text, which Python has not
 _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
     True: "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution",
@@ -79,8 +82,7 @@ def endpoint_requests(
     for text in endpoint.parameters:
         _set_parameter(dict(requests), text)
     for operation, parameters in requests:
-        if operation.startswith("create"):  # SageMaker's; the others are Auto Scaling's
-            check_request(operation, parameters)
+        check_request(operation, parameters)
     return requests
 
 
@@ -111,7 +113,7 @@ def check_request(operation: str, parameters: Mapping[str, Any]) -> None:
     pascal = _pascal(operation)
     shape = _input_shape(operation)
     report = ParamValidator().validate(parameters, shape)
-    problems = [report.generate_report()] if report.has_errors() else []
+    problems = report.generate_report().splitlines()
     problems += _enum_problems(parameters, shape, "")
     if problems:
         raise InputError(f"{pascal} would be rejected: {'; '.join(problems)}")
@@ -130,7 +132,8 @@ def _pascal(operation: str) -> str:
 
 
 def _input_shape(operation: str) -> Shape:
-    shape = _service().operation_model(_pascal(operation)).input_shape
+    service = "sagemaker" if operation.startswith("create") else "application-autoscaling"
+    shape = _service(service).operation_model(_pascal(operation)).input_shape
     assert shape is not None  # every operation here takes parameters
     return shape
 
@@ -172,7 +175,14 @@ def _config(
         variant["VolumeSizeInGB"] = min(_LARGEST_VOLUME_GB, math.ceil(loaded_gb) + _SYSTEM_GB)
     if ami:
         variant["InferenceAmiVersion"] = ami
-    config: dict[str, Any] = {"EndpointConfigName": f"{endpoint.name}-config"}
+    config: dict[str, Any] = {
+        "EndpointConfigName": f"{endpoint.name}-config",
+        "MetricsConfig": {
+            "EnableEnhancedMetrics": True,
+            "EnableDetailedObservability": True,
+            "MetricPublishFrequencyInSeconds": _METRICS_EVERY_S,
+        },
+    }
     if components:
         config["ExecutionRoleArn"] = endpoint.role_arn
         most = max(plan.instances, endpoint.max_instances or plan.instances)
@@ -246,12 +256,12 @@ def _autoscaling(
 
 
 @cache
-def _service() -> ServiceModel:
-    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
+def _service(name: str) -> ServiceModel:
+    return ServiceModel(Loader().load_service_model(name, "service-2"), name)
 
 
 def _enum_problems(value: Any, shape: Shape, where: str) -> list[str]:
-    """Values outside an enumeration or above a maximum, which botocore does not check."""
+    """Values outside an enumeration, pattern or maximum, which botocore does not check."""
     kind: Any = shape
     if shape.type_name == "structure" and isinstance(value, Mapping):
         return [
@@ -268,6 +278,10 @@ def _enum_problems(value: Any, shape: Shape, where: str) -> list[str]:
             return [f"{where} {value!r} is not a value that the service knows"]
         if most is not None and len(value) > most:
             return [f"{where} has {len(value)} characters, at most {most} are allowed"]
+        pattern = shape.metadata.get("pattern")
+        is_known = pattern and not any(words in pattern for words in _JAVA_ONLY)
+        if is_known and not re.fullmatch(pattern, value):
+            return [f"{where} {value!r} does not match the service's pattern {pattern}"]
     if shape.type_name == "integer" and isinstance(value, int) and most is not None:
         return [f"{where} is {value}, at most {most} is allowed"] if value > most else []
     return []

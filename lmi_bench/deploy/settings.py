@@ -71,6 +71,11 @@ class Server:
         object.__setattr__(self, "kind", self.kind or usual)
         if self.is_kubernetes:
             self._check_kubernetes()
+        elif self.kind != "lmi" and (self.model_id or "").startswith("s3://"):
+            raise InputError(
+                f"--model-id {self.model_id}: only LMI downloads from S3; with --model-data "
+                f"SageMaker does it for {self.kind}"
+            )
         if self.model_id is not None and self.model_data_uri is not None:
             raise InputError("--model-id and --model-data both state the weights: leave one out")
         if len(self.variables) < len(self.env):

@@ -28,7 +28,8 @@ from lmi_bench.deploy.limits import profile_of
 from lmi_bench.deploy.option_table import Setting, effective_settings, untranslated_variables
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
-from lmi_bench.deploy.settings import EndpointSettings
+from lmi_bench.deploy.server_settings import unsupported_settings
+from lmi_bench.deploy.settings import EndpointSettings, Server
 from lmi_bench.deploy.variables import check_variables
 from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.serving_file import load_properties
@@ -111,6 +112,7 @@ def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> D
     )
     plan = _plan(settings, listener)
     _check_licence(plan, endpoint)
+    _check_draft(plan, server, settings.layout.draft)
     bundle = build_bundle(plan, server, endpoint, date=time.strftime("%Y%m%d", time.gmtime()))
     bundle = _with_jobs(bundle, plan, settings)
     write_bundle(bundle, settings.out)
@@ -142,14 +144,15 @@ def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -
 def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> CheckedFile:
     """Work out the effective settings and the traps. Raises InputError for mistakes."""
     variables = None if path is None else _variables_file(path)
-    if variables is not None:
-        kind, values = variables.stem, parse_properties(read_text(variables))
+    values = {} if variables is None else parse_properties(read_text(variables))
+    if variables is not None and variables.stem != "lmi":
+        kind = variables.stem
         check_variables(kind, values, allowed).raise_mistakes(str(variables))
         found = {name: Setting(value, variables.name) for name, value in values.items()}
         return CheckedFile(f"{kind} {find_image(kind).engine_version}", found, [], ())
     source = "the environment" if path is None else str(path)
-    properties = {} if path is None else load_properties(path)
-    environ = dict(os.environ)
+    properties = {} if path is None or variables else load_properties(path)
+    environ = values or dict(os.environ)
     era, vllm = container_of(djl_version)
     settings = effective_settings(properties, environ, source=source, era=era)
     if not settings:
@@ -166,8 +169,8 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
 
 
 def _variables_file(path: Path) -> Path | None:
-    """The .env file of vLLM, SGLang or TGI: itself, or the one in a folder without properties."""
-    names = [f"{kind}.env" for kind in SERVERS if kind != "lmi"]
+    """The .env file of a server: itself, or the one in a folder without properties."""
+    names = [f"{kind}.env" for kind in SERVERS]
     if not path.is_dir():
         return path if path.name in names else None
     found = [path / name for name in names if (path / name).is_file()]
@@ -233,7 +236,13 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     layout, server = settings.layout, settings.server
     saved = settings.recommendation and load_recommendation(settings.recommendation)
     machine = saved.best.instance if saved else str(layout.instance)
-    _, image = choose_image(server, find_instance(machine))
+    instance = find_instance(machine)
+    if not (server.is_kubernetes or instance.instance_type.startswith("ml.")):
+        raise InputError(
+            f"{machine} is no machine of SageMaker: take one that begins with ml., or "
+            "--platform kubernetes"
+        )
+    _, image = choose_image(server, instance)
     profile = profile_of(image, server.kind)
     if layout.profile is not None:
         profile = find_profile(layout.profile)
@@ -250,6 +259,13 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
         )
     model = str(layout.model)
     return plan_from_layout(model, machine, profile, stated, image=image, weights=weights)
+
+
+def _check_draft(plan: DeploymentPlan, server: Server, stated: str | None) -> None:
+    """Raise InputError for a stated draft that this server's files cannot express."""
+    _, image = choose_image(server, plan.setup.instance)
+    if stated and f"draft {plan.draft}" in unsupported_settings(plan, server.kind, image):
+        raise InputError(f"--draft {stated}: {server.kind} takes no such draft here; leave it out")
 
 
 def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:

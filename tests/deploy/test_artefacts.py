@@ -187,7 +187,7 @@ def test_a_component_reserves_what_loading_needs_and_no_more_than_its_share():
 
 def test_any_parameter_can_be_set_and_is_checked():
     def made(*texts):
-        endpoint = replace(STARTED, parameters=texts)
+        endpoint = replace(STARTED, parameters=texts, max_instances=2)
         one = plan(max_model_len=2048)
         return build_bundle(one, LMI, endpoint)
 
@@ -196,6 +196,8 @@ def test_any_parameter_can_be_set_and_is_checked():
         "create_model.VpcConfig={SecurityGroupIds: [sg-1], Subnets: [subnet-1]}",
         "create_endpoint_config.ProductionVariants.0.VolumeSizeInGB=200",
         "create_endpoint_config.AsyncInferenceConfig.OutputConfig.S3OutputPath=s3://b/out/",
+        "create_endpoint_config.MetricsConfig.MetricPublishFrequencyInSeconds=60",
+        "register_scalable_target.MinCapacity=0",
     )
     sent = {
         each["operation"]: each["parameters"] for each in json.loads(bundle.files["sagemaker.json"])
@@ -205,12 +207,19 @@ def test_any_parameter_can_be_set_and_is_checked():
     resources = template_of(bundle)
     assert resources["Model"]["Properties"]["VpcConfig"]["Subnets"] == ["subnet-1"]
     assert "AsyncInferenceConfig" in resources["Config"]["Properties"]
+    metrics = {"EnableEnhancedMetrics": True, "EnableDetailedObservability": True}
+    metrics |= {"MetricPublishFrequencyInSeconds": 60}
+    assert sent["create_endpoint_config"]["MetricsConfig"] == metrics
+    assert sent["register_scalable_target"]["MinCapacity"] == 0
     for text, message in (
         ("create_model.EnableNetworkIsolatoin=true", "Unknown parameter"),
         ("create_modle.X=1", "an operation of create_model"),
         ("create_model=1", r"OPERATION\.PATH"),
         ("create_endpoint_config.ProductionVariants.7.VolumeSizeInGB=1", "is no place"),
         ("create_model.Tags={", "is not YAML"),
+        ("create_model.ModelName=my_model", "'my_model' does not match the service's pattern"),
+        ("put_scaling_policy.PolicyType=Guess", "'Guess' is not a value that the service knows"),
+        ("put_scaling_policy.Target=3", "PutScalingPolicy would be rejected: Unknown parameter"),
         ("create_model.ModelName.Deeper=1", "is no place"),
     ):
         with pytest.raises(InputError, match=message):
@@ -226,6 +235,7 @@ def container():
     [
         ({"InstanceType": "ml.g5.2xlarg"}, "'ml.g5.2xlarg' is not a value that the service knows"),
         ({"InitialInstanceCount": "2"}, "Invalid type for parameter"),
+        ({"VariantName": "all_traffic"}, "'all_traffic' does not match the service's pattern"),
         ({"Instances": 2}, "Unknown parameter"),
         ({"ContainerStartupHealthCheckTimeoutInSeconds": 7200}, "at most 3600 is allowed"),
         ({"RoutingConfig": {"RoutingStrategy": "FAST"}}, "'FAST' is not a value"),

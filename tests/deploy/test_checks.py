@@ -32,6 +32,7 @@ SIZED = {"option.max_rolling_batch_size": "32", "option.output_formatter": "json
         ),
         ({"option.dtpye": "fp16"}, "unknown key option.dtpye; did you mean option.dtype?"),
         ({"dtype": "fp16"}, "unknown key dtype; did you mean option.dtype?"),
+        ({"translatorFactory": "org.example.F"}, "unknown key translatorFactory"),
         ({"option.zzz_new": "1"}, "unknown key option.zzz_new; if the engine knows it, --allow"),
         (
             {"option.max_rolling_batch_size": "many"},

@@ -38,7 +38,10 @@ KEYS = {
     "tgi": ("", "CUDA_MEMORY_FRACTION", "MAX_TOTAL_TOKENS", "SM_NUM_GPUS"),
 }
 """Prefix of a server's variables, then its share of the memory, its context, its degree."""
-REASONS = r"does not fit|does not run on|overflows in|has no bfloat16|TGI serves|(int4|the) weights"
+REASONS = (
+    r"does not fit|does not run on|overflows in|has no bfloat16|TGI serves|(int4|the) weights|"
+    r"is no machine of SageMaker"
+)
 
 
 def combinations():

@@ -61,6 +61,8 @@ SAMPLES = (
         "batch_size": "1",
     },
     {"engine": "Rust", "option.model_id": "org/model", "batch_size": "32"},
+    {"engine": "Rust", "translatorFactory": "org.example.EmbeddingFactory", "batch_size": "8"},
+    {"engine": "PyTorch", "application": "cv/image_classification", "height": "224"},
     {"option.enable_venv": "true", "option.model_id": "org/model"},
 )
 """Settings of the samples in djl-serving's user guides for vLLM, tools, LMCache, vision, LoRA."""
@@ -228,6 +230,21 @@ def test_the_region_chooses_the_registry_of_a_bundle():
     server = Server("lmi", region="eu-south-1")
     image = build_bundle(made, server, EndpointSettings("test", role)).image
     assert str(image).startswith("692866216735.dkr.ecr.eu-south-1.")
+
+
+def test_the_driver_of_an_unknown_image_follows_from_its_name_or_is_said_to_be_unknown():
+    def made(address):
+        plan = plan_from_layout("llama-2-7b", "ml.g5.2xlarge", TGI_2023, Stated(max_model_len=2048))
+        bundle = build_bundle(plan, Server("lmi", image=address), EndpointSettings("test"))
+        return bundle.files["sagemaker.json"], " ".join(bundle.traps)
+
+    for cuda, driver in (("cu136", "al2023-ami-sagemaker-inference-gpu-4-1"), ("cu121", "gpu-3-1")):
+        sent, said = made(f"123.dkr.ecr.eu-west-3.amazonaws.com/own:1.0-{cuda}")
+        assert driver in sent
+        assert "InferenceAmiVersion" not in said
+    sent, said = made("registry.example.org/own:1.0")
+    assert "InferenceAmiVersion" not in sent
+    assert "CUDA version is unknown, so InferenceAmiVersion is left out" in said
 
 
 def test_an_address_of_a_known_image_is_held_against_the_machine():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -127,8 +128,15 @@ def test_what_kubernetes_cannot_take_is_refused(change, message):
 def test_sagemakers_options_and_a_fleet_above_the_maximum_are_refused():
     layout = LayoutSettings(model="qwen3-8b", instance="ml.g6e.xlarge")
     pods = Server(platform="kubernetes")
-    with pytest.raises(InputError, match="--components and --role-arn are SageMaker's"):
-        DeploySettings(layout=layout, server=pods, endpoint=EndpointSettings(components=True))
+    for server, endpoint, message in (
+        (pods, EndpointSettings(components=True), "no effect here: leave out --components"),
+        (replace(pods, region="eu-west-1"), EndpointSettings(), "leave out --region"),
+        (pods, EndpointSettings(parameters=("create_model.A=1",)), "leave out --set"),
+        (replace(pods, prometheus="http://p"), EndpointSettings(), "--prometheus is for"),
+        (Server(prometheus="http://p"), EndpointSettings(max_instances=2), "--prometheus is for"),
+    ):
+        with pytest.raises(InputError, match=message):
+            DeploySettings(layout=layout, server=server, endpoint=endpoint)
     with pytest.raises(InputError, match="at most 1 instances are fewer than the 2 planned"):
         written(
             "qwen3-8b",

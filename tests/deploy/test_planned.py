@@ -27,6 +27,8 @@ from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.server_settings import lmi_settings, vllm_arguments
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
+from lmi_bench.jobs.deploy import write_deployment
+from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 
 ENDPOINT = EndpointSettings("test", "arn:aws:iam::111122223333:role/sagemaker")
 
@@ -228,6 +230,26 @@ def test_stated_values_override_a_recommendation():
     assert "stated: --machines 2, --dtype bfloat16, --max-model-len 8192" in made.basis
     with pytest.raises(InputError, match="800 is below the workload's longest request of 872"):
         plan_from_recommendation(answer_of(), "qwen3-8b", VLLM_0_19, Stated(max_model_len=800))
+
+
+def test_without_a_workload_a_prompt_may_fill_the_context_but_for_a_typical_answer():
+    """A typical request has 2,048 tokens, half of them an answer."""
+    limits = planned("qwen3-8b", server=Server("tgi")).limits
+    assert limits.max_input_tokens == limits.max_model_len - 1_024
+    assert planned("qwen3-8b", max_input_tokens=512).limits.max_input_tokens == 512
+
+
+def test_what_a_server_cannot_do_is_refused_where_it_is_stated(tmp_path):
+    def write(server, **layout):
+        stated = LayoutSettings("qwen3-8b", "ml.g6e.xlarge", **layout)
+        return write_deployment(DeploySettings(out=tmp_path / "o", layout=stated, server=server))
+
+    for server in (Server("tgi"), Server("lmi", image="0.33.0-tensorrtllm0.21.0-cu128")):
+        with pytest.raises(InputError, match="takes no such draft here"):
+            write(server, draft="Qwen/Qwen3-0.6B")
+    with pytest.raises(InputError, match="only LMI downloads from S3; with --model-data"):
+        Server("vllm", model_id="s3://bucket/weights/")
+    assert write(Server("tgi"), draft="ngram").plan.draft == "ngram"
 
 
 def test_the_memory_is_that_of_the_servers_version():

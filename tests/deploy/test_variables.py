@@ -61,3 +61,16 @@ def test_tgi_keeps_a_one_byte_cache_where_its_version_and_the_device_can(instanc
     bundle = bundle_of("tgi", instance, image=image)
     assert ("KV_CACHE_DTYPE=fp8_e4m3fn" in bundle.files["tgi.env"]) == is_set
     assert any("kv_dtype float8" in trap for trap in bundle.traps) != is_set
+
+
+def test_lmis_variables_are_read_as_its_container_reads_them(tmp_path):
+    write_bundle(bundle_of("lmi"), tmp_path / "files")
+    file = tmp_path / "files" / "lmi.env"
+    checked = check_file(file, "lmi28", ()).settings
+    assert checked["option.kv_cache_dtype"].value == "fp8"
+    assert checked["option.kv_cache_dtype"].origin == "OPTION_KV_CACHE_DTYPE"
+    file.write_text("OPTION_GPU_MEMORY_UTILIZATION=1.7\nOPTION_ENGINE=Python\n")
+    with pytest.raises(InputError, match="more than 0 and at most 1"):
+        check_file(file, "lmi28", ())
+    with pytest.raises(InputError, match=r"option\.engine is not read"):
+        check_file(file, "0.26.0", ())

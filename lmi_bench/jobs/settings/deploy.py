@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, option
-from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
+from lmi_bench.deploy.settings import PROMETHEUS, EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings import planning
 
 INSTANCE = Option("Machine such as ml.g5.12xlarge.")
@@ -102,13 +102,28 @@ class DeploySettings:
             raise InputError("give a file of `recommend --json`, or --model and --instance")
         if self.recommendation is not None and (layout.model or layout.instance):
             raise InputError("give a recommendation, or --model and --instance, not both")
-        endpoint, usual = self.endpoint, EndpointSettings()
-        if self.server.is_kubernetes and (
-            endpoint.components or endpoint.role_arn != usual.role_arn
-        ):
-            raise InputError("--components and --role-arn are SageMaker's: leave them out")
+        self._check_platform()
         if self.recommendation is not None and layout.typical_tokens is not None:
             raise InputError("--typical-tokens: a recommendation has its workload's; leave it out")
+
+    def _check_platform(self) -> None:
+        """Raise InputError for options of the other platform, which would have no effect."""
+        server, endpoint = self.server, self.endpoint
+        given = {
+            "--components": endpoint.components,
+            "--role-arn": endpoint.role_arn != EndpointSettings().role_arn,
+            "--region": server.region != Server().region,
+            "--set": endpoint.parameters,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if server.is_kubernetes and names:
+            raise InputError(
+                f"SageMaker's options have no effect here: leave out {', '.join(names)}"
+            )
+        if server.prometheus != PROMETHEUS and not (
+            server.is_kubernetes and endpoint.max_instances
+        ):
+            raise InputError("--prometheus is for --platform kubernetes with --max-instances")
 
 
 @dataclass(frozen=True, slots=True)
