@@ -225,7 +225,11 @@ def _cost(candidate: Candidate, answer: Recommendation) -> str:
         mark = "~" if between else ""
         text += f", {mark}{1e3 * per_request:,.4f} for 1,000 requests"
         return f"{text}, {mark}{per_input:,.4f} for 1M input tokens {_where(candidate, answer)}"
-    return f"{text}, {money(candidate, per_token)} for 1M output tokens {_where(candidate, answer)}"
+    text += f", {money(candidate, per_token)} for 1M output tokens {_where(candidate, answer)}"
+    published = candidate.blended_3to1_as_published
+    if published is not None:
+        text += f"; {money(candidate, published)} blended {question.blended_ratio:g}:1"
+    return text
 
 
 def _where(candidate: Candidate, answer: Recommendation) -> str:
@@ -242,6 +246,8 @@ def _money_lines(chosen: Candidate) -> Iterator[str]:
     yield f"price: {cost.describe_price()}; bought {cost.purchase}"
     if cost.purchase.startswith("savings-plan") and chosen.instance.startswith("ml."):
         yield "  a SageMaker savings plan commits USD an hour over all machine types"
+    if chosen.blended_reason is not None:
+        yield f"blended price: {chosen.blended_reason}"
     if cost.discount and not cost.purchase.startswith("spot"):
         yield (
             f"  commitment: pays where a machine is needed for more than "

@@ -208,6 +208,7 @@ class Question(JsonValue):
     profile: str
     calibrated: bool
     measured_loads: int
+    blended_ratio: float = 3.0
     interval: str = "80 %"
 
     @property

@@ -336,25 +336,27 @@ def blended_as_published(
     ratio: float = 3.0,
     discount: float = 0.0,
 ) -> tuple[float | None, str | None]:
-    """The blended price of the optimization-toolkit post, or None and the reason.
+    """The blended price of the optimization-toolkit post, or None; and what to know of it.
 
     blended = (1 - discount) * price / (throughput * 3600 / 1e6) / (ratio + 1)
     throughput = concurrency / p50 ITL
 
-    Valid only where input = ratio * output and all requests decode (concurrency <= slots).
+    The ratio is a convention, applied to any workload. Valid only where all requests decode
+    (concurrency <= slots).
     """
     if price_usd_per_hour is None:
         return None, "no price is known"
-    if not math.isclose(input_tokens, ratio * output_tokens, rel_tol=_SAME_RATIO):
-        return None, (
-            f"it assumes {ratio:g} input tokens for each output token; "
-            f"this workload has {input_tokens} to {output_tokens}"
-        )
     if concurrency > slots:
         return None, f"it assumes that all {concurrency:g} requests decode; {slots} can"
+    note = None
+    if not math.isclose(input_tokens, ratio * output_tokens, rel_tol=_SAME_RATIO):
+        note = (
+            f"a convention of {ratio:g} input tokens for each output token; "
+            f"this workload has {input_tokens} to {output_tokens}"
+        )
     output_cost = usd_per_1m_tokens((1 - discount) * price_usd_per_hour, concurrency / itl_p50_s)
     assert output_cost is not None
-    return output_cost / (ratio + 1), None
+    return output_cost / (ratio + 1), note
 
 
 @dataclass(frozen=True, slots=True)

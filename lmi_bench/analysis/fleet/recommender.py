@@ -396,7 +396,7 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
 
 def _question(request: RecommendRequest) -> Question:
     lengths = ("dtype", "input_tokens", "output_tokens", "kinds", "burstiness")
-    load = ("rate_per_s", "users", "think_time_s", "objective", "calibrated")
+    load = ("rate_per_s", "users", "think_time_s", "objective", "calibrated", "blended_ratio")
     return Question(
         model=request.workload.shape.name,
         **{name: getattr(request.workload, name) for name in lengths},

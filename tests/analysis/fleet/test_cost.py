@@ -42,10 +42,16 @@ def test_another_ratio_divides_by_it_plus_one():
     assert blended_as_published(**changed, ratio=1.0)[0] == pytest.approx(36 / 1.8 / 2)
 
 
+def test_the_convention_is_applied_to_the_posts_own_workload_with_a_note():
+    """The post divides by 4 for questions of 622 tokens and answers of 250."""
+    value, note = blended_as_published(**BLENDED | {"input_tokens": 622, "output_tokens": 250})
+    assert value == pytest.approx(36 / 1.8 / 4)
+    assert "3 input tokens for each output token; this workload has 622 to 250" in note
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"input_tokens": 256}, "3 input tokens for each output token"),
         ({"concurrency": 17}, "16 can"),
         ({"price_usd_per_hour": None}, "no price"),
     ],
