@@ -25,9 +25,10 @@ from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
-from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_to_json
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_from_json, profile_to_json
 
 DATA = Path(__file__).parents[1] / "lmi_bench" / "catalog" / "data"
+STATED = ("architectures", "dtypes", "compute_capability")  # in the file, not fitted
 TABLES = os.environ.get("LMI_BENCH_TABLES", "")
 
 
@@ -135,8 +136,10 @@ def main() -> None:
         if refit:
             cells = [row.cell for row in plan.rows() if row.cell is not None]
             marked = replace(rounded(profile), fitted_cells=tuple(sorted(marks_of(cells))))
-            text = profile_to_json(marked)
-            (DATA / "profiles" / plan.file).write_text(text, encoding="utf-8")
+            path = DATA / "profiles" / plan.file
+            before = profile_from_json(path.read_text(encoding="utf-8"))
+            kept = {name: getattr(before, name) for name in STATED}
+            path.write_text(profile_to_json(replace(marked, **kept)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ class Accelerator:
     *_flop_per_s             dense peak of the matrix units in that type (INT8: operations)
     device_link, pcie_link   between devices of a machine: NVLink, NeuronLink or xGMI, and PCIe
     compute_capability       CUDA's, such as 8.6
+    multiprocessors          units that run blocks of threads: SMs, AMD's compute units
     host                     architecture of the machine's processor
     """
 
@@ -60,6 +61,7 @@ class Accelerator:
     notes: str = ""
     fp32_flop_per_s: float | None = None
     fp4_flop_per_s: float | None = None
+    multiprocessors: int | None = None
     compute_capability: float | None = None
     host: str = "x86_64"
 
@@ -114,6 +116,7 @@ def _from_row(row: Row) -> Accelerator:
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         notes=row["notes"],
         fp4_flop_per_s=_scaled(row["fp4_dense_tflops"], _TERA),
+        multiprocessors=int(row["multiprocessors"]) if row["multiprocessors"] else None,
         compute_capability=number_or_none(row["compute_capability"]),
         host=row["host"],
     )

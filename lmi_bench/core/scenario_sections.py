@@ -251,6 +251,8 @@ class EngineSection(Section):
 
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
     follow_memory     adapt the blocks in use to the machine's free memory, keeping 5 % of it free
+    max_waiting_tokens decode steps after which waiting prompts may pause the running sequences, or
+                      at once as many as waiting_served_ratio times these
     recompute_on_join recompute the cache of the whole batch when a request joins it
     rope_scaling      extends the positions of the bundled engine's model, such as `linear:2`
     quantize          number format to which the bundled engine rounds the weights at loading
@@ -286,6 +288,8 @@ class EngineSection(Section):
     max_rolling_batch_size: PositiveInt | None = None
     max_rolling_batch_prefill_tokens: PositiveInt | None = None
     chunked_prefill: bool | None = None
+    max_waiting_tokens: PositiveInt | None = None
+    waiting_served_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_concurrent_requests: PositiveInt | None = None
     prefix_caching: bool | None = None
     recompute_on_join: bool | None = None

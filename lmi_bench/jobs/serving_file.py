@@ -23,6 +23,7 @@ _TGI_LIMITS: Final = {
     "MAX_INPUT_TOKENS": "max_input_tokens",
     "MAX_INPUT_LENGTH": "max_input_tokens",  # the older name
     "MAX_BATCH_PREFILL_TOKENS": "max_rolling_batch_prefill_tokens",
+    "MAX_WAITING_TOKENS": "max_waiting_tokens",
     "MAX_BATCH_TOTAL_TOKENS": "max_batch_total_tokens",
 }
 

@@ -129,7 +129,8 @@ RULES: Final = (
         "--policy dynamic",
     ),
     _with(
-        "max_rolling_batch_size chunked_prefill recompute_on_join",
+        "max_rolling_batch_size chunked_prefill recompute_on_join max_waiting_tokens "
+        "waiting_served_ratio",
         "rolling batching",
         lambda engine: engine.policy == "rolling",
         "--policy rolling",

@@ -57,6 +57,8 @@ ENGINE_VALUES = {
     "recompute_on_join": True,
     "follow_memory": True,
     "max_input_tokens": 5,
+    "max_waiting_tokens": 7,
+    "waiting_served_ratio": 0.5,
     "max_batch_total_tokens": 320,
     "dtype": "float32",
     "kv_dtype": "float32",

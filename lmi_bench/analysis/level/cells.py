@@ -124,6 +124,8 @@ def predict_cell(
         profile.max_prefill_tokens,
         profile.chunked_prefill,
         cell.cached_tokens,
+        0 if profile.chunked_prefill else profile.max_waiting_tokens,
+        profile.waiting_served_ratio,
     )
     overhead_s = profile.parameters.request_overhead_s
     if cell.rate_per_s is not None:
@@ -318,11 +320,14 @@ def mean_batch(cell: MeasuredLevel, predicted: CellPrediction) -> float:
 def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     """Output tokens each second of all copies with every slot busy, in closed form."""
     slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
-    cycle_s = _steady(model_of(profile, cell), cell, slots).cycle_s(slots)
+    steady = _steady(model_of(profile, cell), cell, slots, _scheduler(profile, cell))
+    cycle_s = steady.cycle_s(slots)
     return cell.replicas * slots * cell.output_tokens / cycle_s
 
 
-def _steady(model: PricedSteps, cell: MeasuredLevel, slots: int = 1) -> SteadyState:
+def _steady(
+    model: PricedSteps, cell: MeasuredLevel, slots: int = 1, join: SchedulerConfig | None = None
+) -> SteadyState:
     return SteadyState(
         model,
         cell.input_tokens,
@@ -330,6 +335,7 @@ def _steady(model: PricedSteps, cell: MeasuredLevel, slots: int = 1) -> SteadySt
         slots,
         open_loop=cell.rate_per_s is not None,
         cached_tokens=cell.cached_tokens,
+        join=join,
     )
 
 

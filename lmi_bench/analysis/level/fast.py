@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.step_time import StepColumns
 from lmi_bench.core.errors import CapacityError
+from lmi_bench.engine.scheduling.config import DEFAULT_WAITING_SERVED_RATIO
+from lmi_bench.engine.scheduling.join_rule import JoinRule
 
 _ROWS_PER_RUN = 4  # the time is linear in the context but for a kink: few rows sum it
 
@@ -40,6 +42,7 @@ class CopyLimits:
     max_sequences       sequences that cache and engine let run together
     max_prefill_tokens  prompt tokens of one step; with chunks, all tokens of one step
     cached_tokens       tokens of each prompt that the prefix cache holds
+    max_waiting_tokens, waiting_served_ratio  the rule for joining running sequences (`JoinRule`)
     """
 
     input_tokens: int
@@ -48,6 +51,8 @@ class CopyLimits:
     max_prefill_tokens: int
     chunked_prefill: bool
     cached_tokens: int = 0
+    max_waiting_tokens: int = 0
+    waiting_served_ratio: float = DEFAULT_WAITING_SERVED_RATIO
 
     def __post_init__(self) -> None:
         if self.max_sequences < 1:
@@ -145,6 +150,7 @@ class _ClosedLoop:
     def __init__(self, limits: CopyLimits, users: int, num_requests: int) -> None:
         first_sent = min(users, num_requests)
         self.limits = limits
+        self.join = JoinRule(limits.waiting_served_ratio, limits.max_waiting_tokens)
         self.unsent = num_requests - first_sent
         self.waiting: deque[list[int]] = deque([[-1, first_sent]])  # row of sending, count
         self.num_waiting = first_sent
@@ -161,7 +167,9 @@ class _ClosedLoop:
         decoding = running if limits.chunked_prefill else 0
         room = limits.max_sequences - running - (self.begun > 0)
         started: list[tuple[int, int]] = []  # row of sending, count
-        if self.begun or (self.num_waiting and room):
+        waits = self.num_waiting > 0 and room > 0
+        may_join = waits and self._may_join(room)
+        if self.begun or may_join:
             complete, whole, begun, prompts, tokens, pairs, cached = admit(
                 limits, decoding, room, self.num_waiting, self.begun
             )
@@ -171,12 +179,16 @@ class _ClosedLoop:
             if begun and (complete or not self.begun):
                 ((self.begun_sent, _),) = self._take(1)
             self.begun = begun
+            self.join.admitted(running)
             context = self.context if decoding else 0
             self.rows.append((1, decoding, context, prompts, tokens, pairs, cached))
             steps = 1 if decoding else 0
         else:
             steps = self.groups[0].tokens_left
+            if waits:
+                steps = min(steps, self.join.steps_to_wait)
             self._decode(steps)
+            self.join.after_decoding(steps)
         self.context += steps * running
         for group in self.groups:
             group.tokens_left -= steps
@@ -186,6 +198,14 @@ class _ClosedLoop:
             self.context += count * (limits.input_tokens + 1)
         self.peak = max(self.peak, self.running)
         self._end_groups()
+
+    def _may_join(self, room: int) -> bool:
+        limits = self.limits
+        least = self.join.least_joiners(self.running)
+        length = limits.input_tokens - limits.cached_tokens
+        return least == 0 or least <= min(
+            self.num_waiting, room, limits.max_prefill_tokens // length
+        )
 
     def _take(self, number: int) -> list[tuple[int, int]]:
         """Take waiting requests, the oldest first: rows of sending and counts."""

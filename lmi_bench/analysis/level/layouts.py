@@ -275,6 +275,7 @@ def plan_copy(
             open_loop=open_loop,
             batch_limit=config.max_rolling_batch_size,
             overhead_s=profile.parameters.request_overhead_s,
+            join=config,
         ),
     )
 

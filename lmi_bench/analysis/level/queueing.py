@@ -14,6 +14,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from lmi_bench.analysis.level.fast import prompt_part
 from lmi_bench.analysis.model.step_time import Pricer
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+from lmi_bench.engine.scheduling.join_rule import JoinRule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +79,8 @@ def follow(
     cached_tokens  tokens of each prompt that the prefix cache holds
     late           raises TooLateError as soon as one of these limits is surely broken
     """
-    copy = _Copy(price, config, late, [0] * len(late))
+    join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
+    copy = _Copy(price, config, late, [0] * len(late), join)
     requests = [_Request(n, *pair, cached_tokens) for n, pair in enumerate(lengths)]
     times_s = [0.0] * min(load, len(requests)) if isinstance(load, int) else load
     unsent = deque(requests[len(times_s) :])
@@ -146,6 +149,7 @@ class _Copy:
     config: SchedulerConfig
     late: Sequence[LateAnswers]
     late_counts: list[int]
+    join: JoinRule
     now_s: float = 0.0
     decoded_s: float = 0.0
     steps: int = 0
@@ -173,7 +177,10 @@ class _Copy:
         chunked = self.config.chunked_prefill
         if chunked:
             self._make_room()
+        before = len(self.running)
         if (self.filling or self.waiting) and (prompts := self._prompts()):
+            if len(self.running) > before:
+                self.join.admitted(before)
             return self._prefill(prompts, self.rows if chunked else 0)
         if not chunked:
             self._make_room()
@@ -205,9 +212,11 @@ class _Copy:
         """Prompts of the next step, begun ones first, each with its tokens in it."""
         budget = limit = self.config.max_rolling_batch_prefill_tokens
         chosen: list[tuple[_Request, int]] = []
+        before = len(self.running)
         while budget:
             begun = self.filling[len(chosen)] if len(chosen) < len(self.filling) else None
-            request = begun or (self.waiting[0] if self._head_fits() else None)
+            fits = begun is None and (len(self.running) > before or self._may_join())
+            request = begun or (self.waiting[0] if fits and self._head_fits() else None)
             if request is None:
                 break
             left = request.to_fill - request.computed
@@ -224,6 +233,20 @@ class _Copy:
             chosen.append((request, part))
             budget -= part
         return chosen
+
+    def _may_join(self) -> bool:
+        """Whether waiting requests may be admitted beside the running ones now."""
+        least = self.join.least_joiners(len(self.running))
+        if not least:
+            return True
+        most = self.config.max_rolling_batch_size - len(self.running)
+        if least > min(most, len(self.waiting)):
+            return False
+        heads = list(islice(self.waiting, int(least)))
+        tokens = sum(each.to_fill - each.found for each in heads)
+        reserved = self.config.kv_layout is KvLayout.CONTIGUOUS
+        cache = sum(each.to_fill + (each.output - each.produced) * reserved for each in heads)
+        return tokens <= self.config.max_rolling_batch_prefill_tokens and cache <= self.room
 
     def _head_fits(self) -> bool:
         if not self.waiting or len(self.running) >= self.config.max_rolling_batch_size:
@@ -276,8 +299,10 @@ class _Copy:
         steps = self.ending[0][0] - self.steps
         if self.config.kv_layout is KvLayout.PAGED:
             steps = max(1, min(steps, int(self.room / self.rows)))
-        until_s = None
-        if next_arrival_s is not None and not self.waiting:
+        until_s, waits = None, bool(self.waiting) and self._head_fits()
+        if waits:
+            steps = min(steps, self.join.steps_to_wait)
+        if next_arrival_s is not None and (waits or not self.waiting):
             until_s = next_arrival_s - self.now_s
         first_s = self.price(self.rows, self.context, 0, 0, 0.0, 0)
         steps, took_s = _decode_run(self.price, self.rows, self.context, steps, until_s)
@@ -296,6 +321,7 @@ class _Copy:
             found = self.since.items()
             self.gaps += [(self.now_s - at_s, count, self.now_s) for at_s, count in found if count]
         self.steps += steps
+        self.join.after_decoding(steps)
         self.context += steps * self.rows
         self.decoded_s = self.now_s
         self.since = {self.now_s: self.rows}

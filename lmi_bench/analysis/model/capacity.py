@@ -115,6 +115,8 @@ def scheduler_with(
             else max(profile.max_prefill_tokens, max_total_tokens)
         ),
         chunked_prefill=profile.chunked_prefill,
+        max_waiting_tokens=0 if profile.chunked_prefill else profile.max_waiting_tokens,
+        waiting_served_ratio=profile.waiting_served_ratio,
     )
 
 

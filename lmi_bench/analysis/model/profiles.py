@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, cell_from_json, cell_to_json
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.scheduling.config import KvLayout
+from lmi_bench.engine.scheduling.config import DEFAULT_WAITING_SERVED_RATIO, KvLayout
 
 PROFILE_SCHEMA = 1
 
@@ -111,6 +111,9 @@ class EngineProfile:
     compute_capability      lowest one of CUDA that it runs on
     shared_head_dims        head sizes whose decode step reads the cache once for all query heads
                             of a KV head; empty: all sizes
+    max_waiting_tokens, waiting_served_ratio  when waiting prompts pause decoding (`JoinRule`)
+    split_attention         whether decode attention splits a long context over several blocks;
+                            else one block reads the cache of a sequence and KV head
     defaults                rule for the scheduler's settings by model and device
                             (`engine_defaults`); empty: the settings of the profile
     machine                 figures of the machine `local`, if the fit was made on it
@@ -131,6 +134,9 @@ class EngineProfile:
     max_batch_size: int
     max_prefill_tokens: int
     chunked_prefill: bool = False
+    max_waiting_tokens: int = 0
+    waiting_served_ratio: float = DEFAULT_WAITING_SERVED_RATIO
+    split_attention: bool = True
     block_size: int = 16
     log_correlation: tuple[tuple[float, ...], ...] = ()
     host_factors: Mapping[str, float] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from lmi_bench.analysis.model.memory import (
     embedding_params,
     expert_params,
     kv_bytes_per_value,
+    kv_heads_per_rank,
     kv_values_per_layer,
     weight_format,
 )
@@ -81,6 +82,8 @@ class AttentionCosts:
                     which MLA computes with whole keys and values instead of latent ones
     widening_s      conversion of a cached token
     window          window of the sliding layers, None without any; sliding_share: their share
+    busy_rows       decoding sequences from which all multiprocessors read; fewer read slower, in
+                    proportion. At most 1: one sequence is enough
     """
 
     decode_read_s: float
@@ -90,6 +93,7 @@ class AttentionCosts:
     widening_s: float
     window: int | None
     sliding_share: float
+    busy_rows: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,4 +387,13 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
         widening_s=layers * values * narrow / rates.vector_op_per_s,
         window=shape.sliding_window if growing < layers else None,
         sliding_share=1 - growing / layers,
+        busy_rows=_busy_rows(setup, profile),
     )
+
+
+def _busy_rows(setup: Setup, profile: EngineProfile) -> float:
+    """Sequences whose blocks, one for each KV head, fill the multiprocessors; 0 if any do."""
+    processors = setup.instance.accelerator.multiprocessors
+    if profile.split_attention or processors is None:
+        return 0.0
+    return processors / kv_heads_per_rank(setup.shape, setup.tensor_parallel)

@@ -4,6 +4,7 @@
       GPU        = both(weight_bytes / (tp * bandwidth * share), flop / (tp * peak * share))
                    + both(kv_bytes / ..., attention_flop / ...) + all-reduces
                    + gap_per_layer * layers
+                 kv_bytes times max(1, multiprocessors / (B * KV heads a rank)) of eager kernels
       both(a, b) = max(a, b) + unhidden * min(a, b)      unhidden 0 on GPUs
       host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
     prefill of T = GPU + host_per_prompt_token * T + host_per_prompt a prompt
@@ -189,7 +190,7 @@ def step_sum(
     decode_read_s, prompt_read_s = attention.decode_read_s, attention.prompt_read_s
     pair_s, convert_s = attention.pair_s, attention.widening_s
     prompt_pair_s = attention.prompt_pair_s
-    window, sliding = attention.window, attention.sliding_share
+    window, sliding, busy = attention.window, attention.sliding_share, attention.busy_rows
     fixed_s = products.first_s + costs.gap_s + costs.all_reduce_s
     reduce_s = costs.all_reduce_token_s
     host_s, host_row_s = costs.host_s, costs.host_row_s
@@ -235,7 +236,10 @@ def step_sum(
             more: Amount = drafted * (of_rows - 1) + tokens * (of_prompts - 1)
             linear_s = linear_s + token_s * split.attention_share * more
             context, cached, pairs = context * of_rows, cached * of_prompts, pairs * of_prompts
-        kv_s = decode_read_s * context + prompt_read_s * cached
+        decode_s = decode_read_s * context
+        if busy > 1:  # a block for each sequence and head leaves multiprocessors idle
+            decode_s = decode_s * larger(busy / larger(rows, constant(1.0)), constant(1.0))
+        kv_s = decode_s + prompt_read_s * cached
         # each drafted token of a sequence looks at its whole context, which is read once
         attention_s = pair_s * context * each + prompt_pair_s * pairs
         if convert_s:

@@ -45,6 +45,9 @@ def _member(kind: type[_E], name: str, value: str) -> _E:
 DEFAULT_ROLLING_BATCH_SIZE: Final = 32
 """Maximum sequences in the rolling batch, as in LMI up to 0.26."""
 
+DEFAULT_WAITING_SERVED_RATIO: Final = 1.2
+"""As in TGI before 3.0."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -57,6 +60,9 @@ class SchedulerConfig:
     max_rolling_batch_prefill_tokens  maximum prompt tokens per step
     chunked_prefill                   split prompts and mix them with decode rows; otherwise a
                                       prefill step pauses decoding
+    max_waiting_tokens                decode steps after which waiting prompts may pause the running
+                                      sequences, as in TGI; 0: at once
+    waiting_served_ratio              before that, as many prompts as this times the running ones
     max_input_tokens                  maximum prompt tokens; None: limited only by max_model_len
     prefix_caching                    keep computed blocks and share them between prompts with
                                       a common prefix
@@ -80,6 +86,8 @@ class SchedulerConfig:
     max_rolling_batch_size: int = DEFAULT_ROLLING_BATCH_SIZE
     max_rolling_batch_prefill_tokens: int = 4096
     chunked_prefill: bool = False
+    max_waiting_tokens: int = 0
+    waiting_served_ratio: float = DEFAULT_WAITING_SERVED_RATIO
     max_concurrent_requests: int | None = None
     prefix_caching: bool = False
     max_input_tokens: int | None = None
@@ -112,6 +120,20 @@ class SchedulerConfig:
             )
         if self.max_batch_delay_s < 0:
             raise InputError(f"max_batch_delay_s must be 0 or more, got {self.max_batch_delay_s:g}")
+        if self.max_waiting_tokens < 0 or not self.waiting_served_ratio >= 0:
+            raise InputError(
+                f"max_waiting_tokens {self.max_waiting_tokens} and waiting_served_ratio "
+                f"{self.waiting_served_ratio:g} must be 0 or more"
+            )
+        if self.max_waiting_tokens and (
+            self.policy is not BatchingPolicy.ROLLING
+            or self.chunked_prefill
+            or self.recompute_on_join
+        ):
+            raise InputError(
+                "max_waiting_tokens needs policy rolling without chunked_prefill and "
+                "recompute_on_join"
+            )
         if self.attention_window is not None and self.attention_window < 1:
             raise InputError(f"attention_window must be at least 1, got {self.attention_window}")
         if self.recompute_on_join and (

@@ -11,6 +11,7 @@ from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 from lmi_bench.engine.scheduling.sequence import Sequence
+from lmi_bench.engine.scheduling.waiting import WaitingQueue
 
 _ORDER: Final = attrgetter("order")
 
@@ -45,6 +46,19 @@ class Residents:
             return needed <= num_free
         held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
         return needed - held <= num_free  # an idle cached block counts as free until it is shared
+
+    def can_take(self, waiting: WaitingQueue, number: float, config: SchedulerConfig) -> bool:
+        """Whether the `number` oldest requests fit one prompt step, the batch and the free blocks.
+
+        The prefix cache is not searched.
+        """
+        if number > min(len(waiting), config.max_running - len(self.running)):
+            return False
+        oldest = waiting.oldest(int(number))
+        headroom = 0 if self._contiguous else len(self.running) + len(oldest) - 1
+        blocks = sum(self._blocks_at_admission(seq) for seq in oldest) + headroom
+        tokens = sum(seq.tokens_to_fill for seq in oldest)
+        return tokens <= config.max_rolling_batch_prefill_tokens and blocks <= self.blocks.num_free
 
     def admit(self, seq: Sequence) -> None:
         """Allocate the blocks of a sequence's prompt, or of its whole length if contiguous.

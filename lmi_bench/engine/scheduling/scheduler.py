@@ -30,6 +30,7 @@ from lmi_bench.engine.scheduling.batch import (
 )
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
+from lmi_bench.engine.scheduling.join_rule import JoinRule
 from lmi_bench.engine.scheduling.request_limits import check_fits
 from lmi_bench.engine.scheduling.residents import Residents
 from lmi_bench.engine.scheduling.results import accept, check_output
@@ -57,7 +58,7 @@ class Scheduler:
         self._next_index = 0
         self._next_step_id = 0
         self._batch_slots = 0  # size of the running dynamic batch when it started
-        self._decoded_since_join = False  # False: the batch was just recomputed
+        self._join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
         self._mixes_prefill = config.chunked_prefill and config.policy is BatchingPolicy.ROLLING
         self._max_running = config.max_running
 
@@ -168,12 +169,15 @@ class Scheduler:
             decode = self._plan_decode(entries, members)
             prefill = self._plan_prefill(entries, members, now_s)
         else:
+            before = self.num_running
             prefill, decode = self._plan_prefill(entries, members, now_s), (0, 0, 0)
+            if self.num_running > before:
+                self._join.admitted(before)
             if not entries:
                 if not self._make_room():
                     return _IDLE
                 decode = self._plan_decode(entries, members)
-                self._decoded_since_join = True
+                self._join.after_decoding(1)
         if not entries:
             return self._nothing_to_run()
         batch = StepBatch(
@@ -274,9 +278,11 @@ class Scheduler:
             return 0
         if self._in_flight or self._drafter is not None or self.config.prefix_caching:
             return 0
-        if self._next_to_admit() is not None:
-            return 0
         most = min(seq.num_left for seq in residents.running) - 1
+        if self._next_to_admit() is not None:
+            if self._may_join():
+                return 0
+            most = min(most, self._join.steps_to_wait)
         if self._waiting and self.num_running < self._max_running:
             # the oldest waits for blocks, and those outside a window are freed
             until = residents.steps_until_window_frees()
@@ -290,7 +296,7 @@ class Scheduler:
         after `num_steps` rounds of `plan` and `commit`; at most `identical_decode_steps()`.
         """
         shape = self.decode_shape()
-        self._decoded_since_join = True
+        self._join.after_decoding(num_steps)
         self.stats.count_cache(*self._residents.slots_over_steps(num_steps))
         self._residents.take_steps(num_steps, token_id)
         self._next_step_id += num_steps
@@ -307,6 +313,11 @@ class Scheduler:
             return None  # nothing joins a dynamic batch before it ends
         seq = self._waiting.head()
         return seq if seq is not None and self._residents.has_room_for(seq) else None
+
+    def _may_join(self) -> bool:
+        """Whether waiting requests may be admitted beside the running ones now."""
+        least = self._join.least_joiners(self.num_running)
+        return least == 0 or self._residents.can_take(self._waiting, least, self.config)
 
     def _admit(self, seq: Sequence) -> None:
         self._waiting.pop_head()
@@ -400,6 +411,8 @@ class Scheduler:
         yield from self._residents.filling()
         if self.config.policy is BatchingPolicy.DYNAMIC:
             return  # the batch was admitted as a whole
+        if not self._may_join():
+            return
         while (seq := self._next_to_admit()) is not None:
             yield seq
             if not seq.admitted:  # the step is full
@@ -410,13 +423,11 @@ class Scheduler:
 
         False: blocks are missing, and batches in flight must be committed before a preemption.
         """
-        missing = self._residents.missing_blocks()
-        if missing and self._in_flight:
-            return False
-        while missing:
+        while self._residents.missing_blocks():
+            if self._in_flight:
+                return False
             self._send_back_youngest()
             self.stats.preemptions += 1
-            missing = self._residents.missing_blocks()
         return True
 
     def _clear_for_newcomer(self) -> bool:
@@ -428,14 +439,14 @@ class Scheduler:
         """
         residents = self._residents
         if not residents.running:
-            self._decoded_since_join = False
-        if residents.num_filling or not self._decoded_since_join or self._next_to_admit() is None:
+            self._join.decoded = 0
+        if residents.num_filling or not self._join.decoded or self._next_to_admit() is None:
             return True
         if self._in_flight:
             return False
         while residents.running:
             self._send_back_youngest()
-        self._decoded_since_join = False
+        self._join.decoded = 0
         self.stats.rebuilt_batches += 1
         return True
 
@@ -453,8 +464,7 @@ class Scheduler:
         rows = tokens = context = 0
         spare = self._residents.spare_blocks() if self._drafter is not None else 0
         for seq in self._residents.decoding():
-            position = seq.num_computed
-            pending = seq.num_pending
+            position, pending = seq.num_computed, seq.num_pending
             new_block_ids: tuple[int, ...] = ()
             if position == seq.slot_capacity:
                 new_block_ids = self._residents.grow(seq, 1)
@@ -471,18 +481,8 @@ class Scheduler:
                     kind, drafted = StepKind.VERIFY, len(draft)
                     token_ids += draft
             sampling, generated = seq.sampling, len(seq.output_token_ids) + pending
-            entry = BatchEntry(
-                seq.seq_id,
-                kind,
-                token_ids,
-                position,
-                new_block_ids,
-                True,
-                sampling,
-                drafted,
-                generated,
-            )
-            entries.append(entry)
+            step = (kind, token_ids, position, new_block_ids)
+            entries.append(BatchEntry(seq.seq_id, *step, True, sampling, drafted, generated))
             members.append(seq)
             seq.num_computed = position + 1 + drafted
             seq.num_pending = pending + 1

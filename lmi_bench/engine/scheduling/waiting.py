@@ -35,6 +35,11 @@ class WaitingQueue:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
+    def oldest(self, most: int) -> list[Sequence]:
+        """At most that many of the oldest sequences, in order."""
+        live = (entry for entry in self._heap if entry[2].finish_reason is None)
+        return [entry[2] for entry in heapq.nsmallest(most, live)]
+
     def pop_head(self) -> None:
         """Remove the sequence that `head` returned."""
         heapq.heappop(self._heap)

@@ -166,6 +166,16 @@ class BatchingOptions:
         "--chunked-prefill/--whole-prefill",
         default="whole; simulated: the profile's",
     )
+    max_waiting_tokens: int | None = option(
+        "Decode steps after which waiting prompts may pause the running sequences, as in TGI.",
+        default="at once; simulated: the profile's",
+        rare=True,
+    )
+    waiting_served_ratio: float | None = option(
+        "Waiting prompts, relative to the running sequences, that may pause them before that.",
+        default="1.2",
+        rare=True,
+    )
     prefix_caching: bool | None = option(
         "Prefix cache: prompts with a common prefix share blocks.", default="no"
     )

@@ -79,7 +79,7 @@ def fitted():
 @pytest.mark.parametrize("name", ["bandwidth_share", "host_per_layer_s", "host_per_sequence_s"])
 def test_a_known_engine_is_found_from_six_cells(fitted, name):
     assert getattr(fitted.parameters, name) == pytest.approx(
-        getattr(TRUTH.parameters, name), rel=0.05
+        getattr(TRUTH.parameters, name), rel=0.06
     )
 
 

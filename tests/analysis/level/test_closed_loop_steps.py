@@ -51,6 +51,7 @@ def test_a_trace_gives_the_scheduler_s_times(case):
             min(config.num_blocks // blocks, config.max_rolling_batch_size),
             profile.max_prefill_tokens,
             profile.chunked_prefill,
+            max_waiting_tokens=profile.max_waiting_tokens,
         ),
         users,
         3 * users,

@@ -12,12 +12,13 @@ from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
 from lmi_bench.analysis.level.queueing import follow
+from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.targets.profiles import find_profile
 
@@ -119,7 +120,8 @@ def test_an_answer_of_one_token_has_no_gap_and_prompts_are_split_where_they_may_
 
 @pytest.mark.parametrize(("slots", "prompt_tokens"), [(3, 512), (16, 512), (16, 128)])
 @pytest.mark.parametrize("users", [3, 20])
-def test_both_followers_admit_equal_whole_prompts_alike(slots, prompt_tokens, users):
+@pytest.mark.parametrize("most_waiting", [0, 5, 20])
+def test_both_followers_admit_equal_whole_prompts_alike(slots, prompt_tokens, users, most_waiting):
     """With lengths reserved and no chunks they have one rule, so their times are equal."""
 
     def price(rows, context, prompts, tokens, pairs, cached):
@@ -132,13 +134,67 @@ def test_both_followers_admit_equal_whole_prompts_alike(slots, prompt_tokens, us
         kv_layout=KvLayout.CONTIGUOUS,
         max_rolling_batch_size=slots,
         max_rolling_batch_prefill_tokens=prompt_tokens,
+        max_waiting_tokens=most_waiting,
     )
-    trace = trace_closed_loop(
-        CopyLimits(100, 50, slots, prompt_tokens, chunked_prefill=False), users, 200
-    )
+    limits = CopyLimits(100, 50, slots, prompt_tokens, False, max_waiting_tokens=most_waiting)
+    trace = trace_closed_loop(limits, users, 200)
     took_s = trace.columns.repeat * price(*trace.columns.counts)
     at_s = np.concatenate([[0.0], np.cumsum(took_s)])
     run = follow(price, config, users, [(100, 50)] * 200)
     for after, seen_s in ((trace.first, run.ttft_s), (trace.end, run.e2e_s)):
         expected_s = np.repeat(at_s[after + 1] - at_s[trace.sent + 1], trace.count)
         assert np.sort(seen_s) == pytest.approx(np.sort(expected_s), rel=1e-9)
+
+
+@pytest.mark.parametrize("most_waiting", [3, 20])
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.2])
+@pytest.mark.parametrize("load", [Load(concurrency=9), Load(rate_per_s=4.0)], ids=["users", "rate"])
+def test_the_wait_of_prompts_is_the_scheduler_s_in_the_follower(load, ratio, most_waiting):
+    """Lengths of every kind, room for about eight sequences, and prompt steps of a few prompts."""
+    config = SchedulerConfig(
+        num_blocks=2400,
+        block_size=1,
+        max_model_len=420,
+        kv_layout=KvLayout.CONTIGUOUS,
+        max_rolling_batch_size=8,
+        max_rolling_batch_prefill_tokens=450,
+        max_waiting_tokens=most_waiting,
+        waiting_served_ratio=ratio,
+    )
+    model = plan_of("llama-2-7b", "ml.g5.2xlarge", 1, 200, 60, "tgi-2023").steady.model
+    lengths = [(50 + 53 * index % 250, 5 + 17 * index % 110) for index in range(80)]
+    level = simulate_level(
+        LevelSpec(0, load, num_requests=80),
+        lambda index: PlannedRequest(index, 0.0, *lengths[index]),
+        config,
+        model,
+    )
+    sent_s = [record.sent_s for record in level.records]
+    users = load.concurrency
+    run = follow(model.pricer(), config, sent_s if users is None else users, lengths)
+    if users is not None:  # the order of answers in one step decides who sends next
+        assert run.wall_s == pytest.approx(
+            max(each.token_times_s[-1] for each in level.records), rel=0.02
+        )
+        return
+    e2e_s = [each.token_times_s[-1] - each.sent_s for each in level.records]
+    assert run.e2e_s == pytest.approx(e2e_s, rel=1e-3)
+
+
+def test_a_long_prompt_joins_after_twenty_tokens_and_a_short_queue_of_many_at_once():
+    """TGI's rule by hand, in steps of 1 s and prompts of 0.5 s: the second request of 100 tokens is
+    alone, less than floor(1.2 * 2) of 2 running ones, so it waits for their 19th decode step. Three
+    that fit one prompt step join at once."""
+    config = SchedulerConfig(
+        num_blocks=10_000,
+        block_size=1,
+        max_model_len=200,
+        kv_layout=KvLayout.CONTIGUOUS,
+        max_rolling_batch_prefill_tokens=300,
+        max_waiting_tokens=20,
+    )
+    arrivals = [0.0, 0.0, 1.0]
+    run = follow(flat, config, arrivals, [(100, 60)] * 3)
+    assert run.ttft_s.tolist() == [0.5, 0.5, pytest.approx(0.5 + 19 + 0.5 - 1.0)]
+    run = follow(flat, config, [0.0, 0.0, 1.0, 1.0], [(100, 60)] * 4)
+    assert run.ttft_s[2:] == pytest.approx([1.0, 1.0])

@@ -298,3 +298,21 @@ def test_drafted_rows_read_the_cache_once_and_look_at_it_each():
     parts = model().explain(step)
     assert parts.kv_s == pytest.approx(100 * 80 / 1e9)
     assert parts.compute_s == pytest.approx((6 * 18_000 + 2 * 4 * 10 * 300) / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "factor"), [(1, 1, 2.5), (2, 1, 1.25), (4, 1, 1), (1, 4, 10)]
+)
+def test_a_block_for_each_sequence_and_head_leaves_multiprocessors_idle(rows, ranks, factor):
+    """Llama 2 7B has 32 KV heads, an A10G 80 multiprocessors: one sequence is 32 blocks on one
+    device, 8 on each of four. Kernels that split the context read at the full rate."""
+    setup = Setup(find_model("llama-2-7b"), find_instance("ml.g5.12xlarge"), ranks, "float16")
+    step = StepShape(decode_sequences=rows, decode_tokens=rows, decode_context_tokens=rows * 3840)
+    eager, split = (
+        step_time_model_for(setup, replace(TGI_2023, split_attention=kind))
+        for kind in (False, True)
+    )
+    assert eager.explain(step).kv_s == pytest.approx(factor * split.explain(step).kv_s)
+    assert eager.pricer()(rows, rows * 3840, 0, 0, 0.0, 0) == pytest.approx(
+        eager.explain(step).total_s
+    )

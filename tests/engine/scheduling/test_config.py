@@ -36,6 +36,8 @@ def test_no_block_at_all_is_a_matter_of_memory():
         {"max_rolling_batch_size": 0},
         {"max_rolling_batch_prefill_tokens": 0},
         {"max_concurrent_requests": 0},
+        {"max_waiting_tokens": -1},
+        {"max_waiting_tokens": 20, "chunked_prefill": True},
     ],
     ids=str,
 )
