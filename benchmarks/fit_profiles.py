@@ -25,7 +25,12 @@ from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
-from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, profile_from_json, profile_to_json
+from lmi_bench.analysis.model.profiles import (
+    PARAMETER_NAMES,
+    EngineProfile,
+    profile_from_json,
+    profile_to_json,
+)
 
 DATA = Path(__file__).parents[1] / "lmi_bench" / "catalog" / "data"
 STATED = ("architectures", "dtypes", "compute_capability")  # in the file, not fitted
