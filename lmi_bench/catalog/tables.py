@@ -70,6 +70,23 @@ def _words(name: str) -> list[str]:
     return re.split(r"[\s_-]+", name.strip().lower().rsplit("/", maxsplit=1)[-1])
 
 
+def is_same_model(name: str, known: Sequence[str]) -> bool:
+    """True for one of the known names or its beginning, and not for a sibling of the same shape.
+
+    >>> is_same_model("Mistral 7B", ["mistral-7b-v0.3"])
+    True
+    >>> is_same_model("llama-3.3-70b", ["llama-3.1-70b", "meta-llama/Llama-3.1-70B"])
+    False
+    """
+    words, variants = (
+        [w for w in _words(name) if not _VARIANT_WORD.fullmatch(w)],
+        variant_words(name),
+    )
+    return not variants - variant_words(known[-1]) and any(
+        model_key(each) == model_key(name) or _words(each)[: len(words)] == words for each in known
+    )
+
+
 @dataclass(frozen=True)
 class Index(Generic[T]):
     """Finds a catalog row by any of its names.

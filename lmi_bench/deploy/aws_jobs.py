@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from lmi_bench.analysis.fleet.answer import Question, Recommendation
+from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.plan import DeploymentPlan
@@ -63,15 +65,14 @@ def job_files(
         },
     }
     left_out: tuple[str, ...] = ()
-    if weights_uri is None or not types:
-        why = (
-            "no recommended machine is among the job's" if weights_uri else "--model-data s3://..."
-        )
+    is_prefix = weights_uri is not None and not weights_uri.endswith(".tar.gz")
+    if not is_prefix or not types:
+        why = "no recommended machine is among the job's" if is_prefix else "--model-data s3://.../"
         left_out = (f"no request for a recommendation job: it needs the weights on S3 ({why})",)
     else:
         requests[_RECOMMEND] = {
             "AIRecommendationJobName": f"{stem}-recommendation",
-            "ModelSource": {"S3": {"S3Uri": f"{weights_uri.rstrip('/')}/"}},
+            "ModelSource": {"S3": {"S3Uri": f"{str(weights_uri).rstrip('/')}/"}},
             "PerformanceTarget": {"Constraints": [{"Metric": _metric(answer.question)}]},
             "InferenceSpecification": {"Framework": framework},
             "ComputeSpec": {"InstanceTypes": types},
@@ -94,7 +95,7 @@ def _workload(plan: DeploymentPlan, question: Question) -> dict[str, Any]:
     return {
         "benchmark": {"type": "aiperf"},
         "parameters": {
-            "tokenizer": plan.weights.location,
+            "tokenizer": _tokenizer(plan),
             "concurrency": users,
             "request_count": max(_LEAST_REQUESTS, _REQUESTS_PER_USER * users),
             "prompt_input_tokens_mean": question.input_tokens,
@@ -105,6 +106,14 @@ def _workload(plan: DeploymentPlan, question: Question) -> dict[str, Any]:
         },
         "tooling": {"api_standard": "openai"},
     }
+
+
+def _tokenizer(plan: DeploymentPlan) -> str:
+    """The Hub id that has the model's tokenizer: of the weights, else of the model."""
+    place, shape = plan.weights.location, plan.setup.shape
+    with suppress(InputError):  # a folder is no model of the catalog
+        return find_model_entry(shape.name).hf_id if place.startswith(("s3://", "/")) else place
+    return place
 
 
 def _deviation(values: Sequence[float], shares: Sequence[float]) -> int:

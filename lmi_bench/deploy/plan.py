@@ -7,6 +7,7 @@ from typing import Final
 
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.fleet.start_up import StartUp, estimated_start_up
+from lmi_bench.analysis.model.capacity import format_problem
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_bytes, weight_format
@@ -14,7 +15,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
-from lmi_bench.catalog.tables import variant_words
+from lmi_bench.catalog.tables import is_same_model
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import plural
 from lmi_bench.deploy.images import Image
@@ -26,6 +27,7 @@ NGRAM: Final = "ngram"
 _DRAFT_TOKENS: Final = 5
 _CONTEXT, _TYPICAL_TOKENS = 32_768, 2_048
 _FULL_BITS: Final = 16
+_AWQ_SINCE: Final = 7.5  # compute capability; vLLM's AWQ configuration
 _HEAD_ROOM: Final = 0.8
 """Share of the planned concurrency at which a copy is added, since it starts minutes later."""
 
@@ -72,8 +74,15 @@ class DeploymentPlan:
     def __post_init__(self) -> None:
         degree, instance = self.setup.tensor_parallel, self.setup.instance
         problem = tensor_parallel_problem(self.setup.shape, degree)
+        problem = problem or format_problem(self.setup.dtype, instance.accelerator)
         if problem is not None:
             raise CapacityError(problem)
+        capability = instance.accelerator.compute_capability
+        if "awq" in self.weights.location.lower() and (capability or _AWQ_SINCE) < _AWQ_SINCE:
+            raise CapacityError(
+                f"the weights {self.weights.location} need compute capability {_AWQ_SINCE:g}, "
+                f"{instance.accelerator.name} has {capability:g}: take a GPTQ checkpoint"
+            )
         if self.copies * degree > instance.num_accelerators:
             raise CapacityError(
                 f"{self.copies} copies of TP {degree} need {self.copies * degree} accelerators; "
@@ -319,14 +328,15 @@ def _hub_id(model: str) -> str:
     A Hub id is kept: the catalog has only the base of a chat or quantized variant.
     """
     try:
-        hub_id = find_model_entry(model).hf_id
+        entry = find_model_entry(model)
     except InputError:
         return model  # a folder
     if "/" in model:
         return model
-    if hub_id and not variant_words(model) - variant_words(hub_id):
+    hub_id, name = entry.hf_id, entry.shape.name
+    if hub_id and is_same_model(model, (name, hub_id)):
         return hub_id
-    base = f", only for its base, {hub_id}" if hub_id else ""
+    base = f", only for {hub_id}, of whose shape it is planned" if hub_id else ""
     raise InputError(
         f"no Hub id is known for {model}{base}: give --model-id (Hub id or s3:// prefix)"
     )

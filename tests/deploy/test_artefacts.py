@@ -465,8 +465,25 @@ class TestAVariantOfACatalogModel:
         assert made.setup.shape.name == "llama-3.1-8b"
 
     def test_a_variant_without_a_hub_id_is_not_deployed_as_its_base(self):
-        with pytest.raises(InputError, match=r"only for its base.*--model-id"):
+        with pytest.raises(InputError, match=r"only for meta-llama/Llama-3\.1-8B, .*--model-id"):
             plan("llama-3.1-8b-instruct", "ml.g5.2xlarge", max_model_len=2048)
+
+    @pytest.mark.parametrize("name", ["llama-3.3-70b", "deepseek-r1"])
+    def test_a_sibling_of_the_same_shape_is_not_deployed_in_its_place(self, name):
+        with pytest.raises(InputError, match=f"no Hub id is known for {name}, only for"):
+            plan(name, "ml.p5en.48xlarge", max_model_len=2048)
+
+    @pytest.mark.parametrize(
+        ("name", "hub_id"),
+        [
+            ("mistral-7b", "mistralai/Mistral-7B-v0.3"),
+            ("Mixtral 8x7B", "mistralai/Mixtral-8x7B-v0.1"),
+            ("llama2-7b", "meta-llama/Llama-2-7b-hf"),
+            ("gemma-3-4b-it", "google/gemma-3-4b-it"),
+        ],
+    )
+    def test_a_shorter_or_joined_name_is_the_models(self, name, hub_id):
+        assert plan(name, "ml.p5en.48xlarge", max_model_len=2048).weights.location == hub_id
 
     def test_a_recommendation_keeps_the_name_that_was_asked_for(self):
         setting = EngineSetting(dtype="int4")
@@ -500,7 +517,8 @@ def test_sagemakers_own_jobs_get_the_plans_load_and_machines():
     answer = answer_of("llama-2-13b", tensor_parallel=2, copies=4)
     question = replace(answer.question, kinds=kinds, slos=("ttft_p90<=1s",), users=24)
     answer = replace(answer, question=question)
-    made = plan_from_recommendation(answer, "llama-2-13b", VLLM_0_12)
+    own = {"weights": "s3://bucket/weights"}
+    made = plan_from_recommendation(answer, "llama-2-13b", VLLM_0_12, **own)
     files, left_out = job_files(
         made,
         answer,
@@ -519,17 +537,19 @@ def test_sagemakers_own_jobs_get_the_plans_load_and_machines():
     assert job["PerformanceTarget"] == {"Constraints": [{"Metric": "ttft-ms"}]}
     assert job["ComputeSpec"]["InstanceTypes"] == ["ml.p4d.24xlarge"]
     assert job["ModelSource"]["S3"]["S3Uri"].endswith("/weights/")
+    assert asked["tokenizer"] == "meta-llama/Llama-2-13b-hf"
     archive = json.loads(files["create-ai-benchmark-job.json"])
     assert archive["AIWorkloadConfigIdentifier"] == job["AIWorkloadConfigIdentifier"]
-    _, left_out = job_files(
-        *(made, answer),
-        name="chat",
-        role_arn=ROLE,
-        output_uri="s3://bucket/out/",
-        weights_uri=None,
-        framework="LMI",
-    )
-    assert "needs the weights on S3" in left_out[0]
+    for weights in (None, "s3://bucket/model.tar.gz"):
+        _, left_out = job_files(
+            *(made, answer),
+            name="chat",
+            role_arn=ROLE,
+            output_uri="s3://bucket/out/",
+            weights_uri=weights,
+            framework="LMI",
+        )
+        assert "needs the weights on S3" in left_out[0]
 
 
 @pytest.mark.parametrize(("instance", "size_gb"), [("ml.p3.2xlarge", 37), ("ml.g5.2xlarge", None)])

@@ -40,7 +40,7 @@ KEYS = {
 """Prefix of a server's variables, then its share of the memory, its context, its degree."""
 REASONS = (
     r"does not fit|does not run on|overflows in|has no bfloat16|TGI serves|(int4|the) weights|"
-    r"is no machine of SageMaker"
+    r"weights need|is no machine of SageMaker"
 )
 
 
@@ -110,6 +110,9 @@ def check(entry, machine, kind, variables, image, plan):
     half = dtype in ("fp16", "float16", "half") or (dtype == "auto" and not has_bfloat16)
     assert not (overflows and half and wanted == "16 bits")
     assert has_bfloat16 or dtype not in ("bf16", "bfloat16")
+    # the format's kernels exist for the device: vLLM's get_min_capability of 0.32
+    least = {"mxfp4": 8.0, "float8": 7.5}.get(wanted, 7.5 if "awq" in weights.lower() else 0.0)
+    assert device.compute_capability is None or device.compute_capability >= least
     # the image runs on the machine
     assert ("neuron" in image) == (device.vendor == "aws")
     assert ("arm64" in image) == (device.host == "arm64")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.memory import (
@@ -36,6 +37,9 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.models.shape import ModelShape, possible_degrees
+
+_SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5}
+"""The least compute capability of a format's kernels: vLLM 0.32, get_min_capability."""
 
 
 def memory_plan_for(
@@ -189,6 +193,7 @@ def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
     for problem in (
         device_problem(profile, setup.instance.accelerator),
         checkpoint_problem(profile, setup.shape, setup.dtype),
+        format_problem(setup.dtype, setup.instance.accelerator),
     ):
         if problem is not None:
             raise InputError(problem)
@@ -217,6 +222,14 @@ def device_problem(profile: EngineProfile, accelerator: Accelerator) -> str | No
     if has is not None and has < needed:
         return f"{where}: it needs compute capability {needed:g}, {accelerator.name} has {has:g}"
     return None
+
+
+def format_problem(dtype: str, accelerator: Accelerator) -> str | None:
+    """Why engines do not load weights of a format on a device; None if they do."""
+    has, needed = accelerator.compute_capability, _SINCE.get(weight_format(dtype).name, 0.0)
+    if has is None or has >= needed:
+        return None
+    return f"{dtype} weights need compute capability {needed:g}, {accelerator.name} has {has:g}"
 
 
 def checkpoint_problem(profile: EngineProfile, shape: ModelShape, dtype: str) -> str | None:
