@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Final
 
-from lmi_bench.catalog.tables import Index, Row, model_key, read_rows
+from lmi_bench.catalog.tables import Index, Row, model_key, model_words, read_rows
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import is_model_folder, shape_of_folder
+from lmi_bench.models.folder import config_file, read_object
+from lmi_bench.models.planning_config import planning_shape
 from lmi_bench.models.shape import ModelShape
 
 
@@ -44,6 +44,9 @@ _COUNTS = {
 _COUNTS_OR_NONE = {
     **{name: name for name in ("experts", "experts_per_token", "shared_experts", "latent_kv_dim")},
     "expert_ffn_size": "moe_ffn",
+    **{name: name for name in ("cacheless_layers", "state_bytes", "encoder_params")},
+    **{name: name for name in ("sparse_tokens", "sparse_layers", "index_values")},
+    **{name: name for name in ("mtp_layers", "mtp_params")},
 }
 
 
@@ -56,6 +59,7 @@ def _from_row(row: Row) -> CatalogModel:
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         source=row["source"],
         architecture=row["architecture"],
+        doubt="",
         **{name: int(row[column]) for name, column in _COUNTS.items()},
         **{name: int(row[column] or 0) for name, column in _COUNTS_OR_NONE.items()},
     )
@@ -68,16 +72,21 @@ def all_model_entries() -> tuple[CatalogModel, ...]:
     return tuple(_from_row(row) for row in read_rows("models.csv"))
 
 
+def _names(entry: CatalogModel) -> tuple[str, ...]:
+    return (entry.shape.name, entry.hf_id, *entry.shape.aliases)
+
+
 _INDEX = Index(
     "model",
     "Give a catalog name, or a folder with a config.json.",
     all_model_entries,
-    names=lambda entry: (entry.shape.name, entry.hf_id, *entry.shape.aliases),
+    names=_names,
     shown=2,
     key=model_key,
 )
 
 
+_DATE: Final = re.compile(r"\d{4}|\d{6}|thinking|preview|latest")
 _OTHER_WORK: Final = re.compile(
     r"embed|rerank|(^|[/-])(bge|e5|gte|colbert|whisper|clip|bert)(-|$)", re.IGNORECASE
 )
@@ -93,7 +102,34 @@ def find_model_entry(name: str) -> CatalogModel:
             f"model {name!r} by its name embeds, ranks or hears; only text generation by decoder "
             "models is planned"
         )
-    return _INDEX.find(name)
+    return _read_as(name) or _INDEX.find(name)
+
+
+def _read_as(name: str) -> CatalogModel | None:
+    """The only row of which the name is a dated variant or a shorter form; else None.
+
+    `Qwen3-30B-A3B-Instruct-2507` and `qwen3-30b` are `qwen3-30b-a3b`.
+    """
+    if _INDEX.has(name):
+        return None
+    words = [word for word in model_words(name) if not _DATE.fullmatch(word)]
+    found = [
+        entry
+        for entry in all_model_entries()
+        if any(model_words(each)[: len(words)] == words for each in _names(entry) if each)
+    ]
+    exact = [entry for entry in found if any(model_words(n) == words for n in _names(entry) if n)]
+    found = exact or found
+    return found[0] if len(found) == 1 and words else None
+
+
+def model_note(name: str) -> str | None:
+    """The note for the user on how a name was read, or why a shape may be wrong; else None."""
+    if config_file(name) is not None:
+        doubt = find_model(name).doubt
+        return f"{doubt}; every interval is wider" if doubt else None
+    read = _read_as(name)
+    return None if read is None else f"model {name} is read as {read.shape.name}"
 
 
 def is_gated(hub_id: str) -> bool:
@@ -111,10 +147,13 @@ def is_gated(hub_id: str) -> bool:
 
 
 def find_model(name: str) -> ModelShape:
-    """The shape of a model, given its name, Hugging Face id, alias or folder with a config.json.
+    """The shape to plan with of a name, Hugging Face id, alias, folder or config.json.
 
     Raises InputError with the nearest names, or with what the folder lacks.
     """
-    if is_model_folder(Path(name)):
-        return shape_of_folder(Path(name))
-    return find_model_entry(name).shape
+    path = config_file(name)
+    if path is None:
+        return find_model_entry(name).shape
+    folder = path.resolve().parent
+    named = folder.name if path.name == "config.json" else path.stem
+    return planning_shape(named, read_object(path), folder)

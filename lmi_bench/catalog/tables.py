@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 # Words in a model's name that do not change its shape.
 _VARIANT_WORD = re.compile(
-    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|(nv|mx)?fp\d+(a\d+)?|bf16|int\d|\dbit|kv"
+    r"hf|chat|instruct|it|base|meta|dynamic|awq|gptq|(nv|mx)?fp\d+(a\d+)?|bf16|gguf|int\d|\dbit|kv"
     r"|(quantized\.?)?(w\d+a\d+)?"
 )
 _NEAREST_SHOWN = 3
@@ -52,8 +52,12 @@ def model_key(name: str) -> str:
     >>> model_key("meta-llama/Llama-2-7b-chat-hf"), model_key("Llama 2 7B")
     ('llama27b', 'llama27b')
     """
-    words = _words(name)
-    return re.sub(r"[^a-z0-9]", "", "".join(w for w in words if not _VARIANT_WORD.fullmatch(w)))
+    return re.sub(r"[^a-z0-9]", "", "".join(model_words(name)))
+
+
+def model_words(name: str) -> list[str]:
+    """The words of a model's name without publisher, case and variant words."""
+    return [word for word in _words(name) if not _VARIANT_WORD.fullmatch(word)]
 
 
 def variant_words(name: str) -> frozenset[str]:
@@ -113,6 +117,10 @@ class Index(Generic[T]):
                 if index.setdefault(self.key(name), row) != row:
                     raise ValueError(f"two catalog rows have the key {self.key(name)!r}")
         return index
+
+    def has(self, name: str) -> bool:
+        """Whether a row has this name."""
+        return self.key(name) in self._by_key
 
     def find(self, name: str) -> T:
         """The row with this name; raises InputError with the nearest names."""

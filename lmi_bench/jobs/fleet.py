@@ -30,7 +30,6 @@ from lmi_bench.analysis.fleet.start_up import (
     parse_start_up,
 )
 from lmi_bench.analysis.level.layouts import Rejection, Workload
-from lmi_bench.analysis.model.checkpoint_dtype import dtype_note
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
@@ -39,7 +38,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.units import GIB, SECONDS_PER_HOUR
 from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
-from lmi_bench.jobs.planned import planned_workload, repriced
+from lmi_bench.jobs.planned import model_notes, planned_workload, repriced
 from lmi_bench.jobs.settings.plan import AcceleratorSettings, DaySettings
 from lmi_bench.targets.profiles import find_profile
 
@@ -79,7 +78,7 @@ def compare_accelerators(
     instances = repriced(None, settings.price_list)
     profile = find_profile(settings.profile)
     figures, rejected = machine_figures(instances, workload, profile)
-    if (text := dtype_note(settings.model, settings.dtype)) is not None:
+    for text in model_notes(settings.model, settings.dtype):
         listener.note(text)
     return AcceleratorComparison(
         workload, profile, four_steps(instances, workload), figures, rejected

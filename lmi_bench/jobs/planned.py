@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind, Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
-from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.analysis.model.speculation import acceptance_of_counts
 from lmi_bench.catalog.instances import Instance, find_instance
-from lmi_bench.catalog.models import find_model
+from lmi_bench.catalog.models import find_model, model_note
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths
@@ -43,6 +43,11 @@ def planned_setup(
     return Setup(
         find_model(model), find_instance(instance), tensor_parallel, planned_dtype(model, dtype)
     )
+
+
+def model_notes(model: str, dtype: str | None) -> tuple[str, ...]:
+    """Notes for the user on how the model was read, and on a format that was not stated."""
+    return tuple(filter(None, (model_note(model), dtype_note(model, dtype))))
 
 
 def planned_workload(

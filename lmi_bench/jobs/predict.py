@@ -17,7 +17,7 @@ from lmi_bench.analysis.fit.forecast import (
 from lmi_bench.analysis.fit.uncertainty import under_load
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.capacity import smallest_degree
-from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
+from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -31,7 +31,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import make_router
-from lmi_bench.jobs.planned import planned_speculation
+from lmi_bench.jobs.planned import model_notes, planned_speculation
 from lmi_bench.jobs.settings.load import numbers
 from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.loadgen.prompts.prompts import no_text
@@ -96,8 +96,8 @@ class Prediction:
 
 def predict(settings: PredictSettings, listener: Listener = SILENT) -> Prediction:
     """Predict each load. Raises InputError for what is unknown or cannot run."""
-    if (text := dtype_note(settings.model, settings.dtype)) is not None:
-        listener.note(text)
+    for each in model_notes(settings.model, settings.dtype):
+        listener.note(each)
     is_local = settings.instance == LOCAL_NAME
     if settings.profile is None and is_local:
         profile = BUNDLED_CPU_PRIOR

@@ -35,7 +35,7 @@ from lmi_bench.analysis.fleet.vary import (
 )
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
-from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype
+from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_to_json
 from lmi_bench.catalog.instances import Instance, find_instance
@@ -50,6 +50,7 @@ from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.planned import (
     engine_axes,
     first_dtype,
+    model_notes,
     named_machine,
     planned_workload,
     purchase_of,
@@ -264,7 +265,7 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     for index, each in enumerate(file.models):
         name = each.name or each.model
         listener.progress(name, index, len(file.models))
-        if (text := dtype_note(each.model, each.dtype)) is not None:
+        for text in model_notes(each.model, each.dtype):
             listener.note(text)
         request = RecommendRequest(
             planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
@@ -361,7 +362,7 @@ def _from_profile(settings: RecommendSettings) -> Basis:
             "and --output-tokens"
         )
     dtype = first_dtype(settings.axes)
-    notes = (default_note(settings.profile), dtype_note(model, dtype))
+    notes = (default_note(settings.profile), *model_notes(model, dtype))
     return Basis(
         find_profile(settings.profile),
         _machines(settings, default=None),

@@ -67,6 +67,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def config_file(name: str) -> Path | None:
+    """The config.json that a name means, a folder's or the file itself; None if it means none."""
+    path = Path(name)
+    if is_model_folder(path):
+        return path / "config.json"
+    return path if path.suffix == ".json" and path.is_file() else None
+
+
 def check_loadable(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise InputError if the model needs custom code."""
     named = config.get("architectures") or [""]

@@ -29,6 +29,13 @@ class ModelShape:
     params_active          parameters used per token
     architecture           as config.json names it, such as Qwen3ForCausalLM; empty: unknown
     parallel_branches      attention and MLP read the same input: one all-reduce per layer, not two
+    cacheless_layers       layers without a KV cache: linear attention, state spaces, MLP alone
+    state_bytes            constant state of a sequence in all of these, split over the ranks
+    sparse_tokens          sparse attention: tokens that a position attends to, of those before it,
+                           in `sparse_layers`; it selects them by `index_values` of every token
+    encoder_params         of `params_total`: read only for images or sound
+    mtp_layers, mtp_params heads that predict more tokens; not in `params_total`
+    doubt                  why the sizes may be wrong; empty if they are known
     """
 
     name: str
@@ -54,6 +61,15 @@ class ModelShape:
     source: str = ""
     parallel_branches: bool = False
     architecture: str = ""
+    cacheless_layers: int = 0
+    state_bytes: int = 0
+    sparse_tokens: int = 0
+    sparse_layers: int = 0
+    index_values: int = 0
+    encoder_params: int = 0
+    mtp_layers: int = 0
+    mtp_params: int = 0
+    doubt: str = ""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -86,8 +102,13 @@ class ModelShape:
     def growing_layers(self) -> int:
         """Layers whose cache grows with the whole context."""
         if self.full_attention_layers is None:
-            return self.num_layers
+            return self.cached_layers
         return self.full_attention_layers
+
+    @property
+    def cached_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.num_layers - self.cacheless_layers
 
 
 def tensor_parallel_problem(shape: ModelShape, tensor_parallel: int) -> str | None:

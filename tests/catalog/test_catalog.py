@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.catalog.accelerators import all_accelerators, find_accelerator
 from lmi_bench.catalog.instances import all_instances, find_instance
-from lmi_bench.catalog.models import all_model_entries, find_model, find_model_entry
+from lmi_bench.catalog.models import all_model_entries, find_model, find_model_entry, model_note
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
@@ -42,6 +42,32 @@ def test_every_spelling_of_a_model_finds_one_shape(name):
 )
 def test_chat_and_instruct_variants_have_their_base_models_shape(name, expected):
     assert find_model(name).name == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", "qwen3-235b-a22b"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2"),
+        ("qwen3-235b", "qwen3-235b-a22b"),
+        ("glm-4.5-air-fp8", "glm-4.5-air"),
+    ],
+)
+def test_dates_and_short_forms_find_the_only_model_that_they_can_mean(name, expected):
+    assert find_model(name).name == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "deepseek-r1-0528-qwen3-8b", "llama-3.1"])
+def test_a_form_of_several_models_is_not_guessed(name):
+    with pytest.raises(InputError, match="nearest"):
+        find_model(name)
+
+
+def test_a_name_that_was_completed_is_said():
+    assert model_note("qwen3-30b-a3b-2507") == "model qwen3-30b-a3b-2507 is read as qwen3-30b-a3b"
+    assert model_note("Qwen/Qwen3-30B-A3B") is None
 
 
 def test_every_name_and_id_of_the_catalog_finds_its_own_row():

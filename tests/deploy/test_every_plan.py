@@ -25,12 +25,17 @@ from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 KINDS = ("lmi", "vllm", "sglang", "tgi")
 FORMATS = ((None, ""), ("float16", ""), ("int4", "org/{}-AWQ"), ("int4", ""), ("float8", ""))
 MODELS = [entry for entry in all_model_entries() if entry.hf_id]
+MACHINES = [each for each in all_instances() if each.has_endpoints]
 SAMPLE = 50
 BITS = {"int4": 4, "mxfp4": 4, "float8": 8, "int8": 8, "float32": 32}  # of a weight, else 16
 CUDA_SINCE = {"cu124": (7.0, 9.0), "cu126": (5.0, 9.0), "cu128": (7.0, 12.1), "cu129": (7.0, 12.1)}
 OVERFLOWS = ("gemma-2", "gemma-3", "glm-4", "plamo-2")  # vLLM's _check_valid_dtype
 NAMED = {"awq": "int4", "gptq": "int4", "int4": "int4", "fp8": "float8", "mxfp4": "mxfp4"}
-PUBLISHED = {"gpt-oss": "mxfp4", "deepseek-v3": "float8", "deepseek-r1": "float8"}
+PUBLISHED = {
+    "gpt-oss": "mxfp4", "deepseek-v4": "mxfp4", "kimi-k3": "mxfp4", "deepseek-v3": "float8",
+    "deepseek-r1": "float8", "kimi-k2-instruct": "float8", "minimax-m2": "float8",
+    "mimo-v2": "float8", "kimi-k2-thinking": "int4", "kimi-k2.5": "int4",
+}  # fmt: skip
 KEYS = {
     "lmi": ("OPTION_", "GPU_MEMORY_UTILIZATION", "MAX_MODEL_LEN", "TENSOR_PARALLEL_DEGREE"),
     "vllm": ("SM_VLLM_", "GPU_MEMORY_UTILIZATION", "MAX_MODEL_LEN", "TENSOR_PARALLEL_SIZE"),
@@ -48,7 +53,7 @@ def combinations():
     """(model, machine, server, format, weights); the sample has every architecture and machine."""
     every = [
         (model, machine.instance_type, kind, *form)
-        for model, machine, kind, form in product(MODELS, all_instances(), KINDS, FORMATS)
+        for model, machine, kind, form in product(MODELS, MACHINES, KINDS, FORMATS)
     ]
     if os.environ.get("LMI_BENCH_WHOLE_CATALOG"):
         return every
@@ -131,13 +136,14 @@ def check(entry, machine, kind, variables, image, plan):
         assert float(settings[share]) <= max(VLLM_0_12.memory_share, VLLM_0_19.memory_share)
         room -= profile.reserve_bytes
     values = shape.latent_kv_dim or 2 * shape.head_dim * max(1, shape.num_kv_heads // shards)
-    full = shape.num_layers if shape.full_attention_layers is None else shape.full_attention_layers
+    layers = shape.num_layers - shape.cacheless_layers
+    full = layers if shape.full_attention_layers is None else shape.full_attention_layers
     if shape.sliding_window is None:
-        full = shape.num_layers
+        full = layers
     window = min(tokens, shape.sliding_window or tokens)
-    kept = full * tokens + (shape.num_layers - full) * window
+    kept = full * tokens + (layers - full) * window
     loaded = shape.params_total * BITS.get(plan.setup.dtype, 16) / 8 / shards
-    assert loaded + 2 * values * kept <= room
+    assert loaded + 2 * (values + shape.index_values) * kept <= room
 
 
 def test_every_plan_is_written_by_the_servers_rules_or_refused_in_words(tmp_path):

@@ -13,6 +13,7 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12, VLLM_0_19
 from lmi_bench.analysis.model.engine_setting import EngineSetting
+from lmi_bench.analysis.model.memory import checkpoint_format
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import all_model_entries, find_model, is_gated
 from lmi_bench.core.errors import CapacityError, InputError
@@ -319,11 +320,14 @@ def check_files(bundle, made, image, kind):
 
 
 def test_every_model_is_written_and_names_its_gate():
-    """The servers in turn; TGI has no MXFP4."""
+    """The servers in turn; TGI has no MXFP4, and no image for a B300."""
     models = [entry for entry in all_model_entries() if entry.hf_id]
     for number, entry in enumerate(models):
-        kind = ("lmi", "vllm", "sglang", "tgi")[number % (3 if "gpt-oss" in entry.hf_id else 4)]
-        bundle = written(entry.shape.name, "ml.p5en.48xlarge", Server(kind))
+        stored = checkpoint_format(entry.checkpoint_dtype)
+        large = entry.shape.params_total * stored.bits / 8 > 0.8e12
+        machine = "ml.p6-b300.48xlarge" if large else "ml.p5en.48xlarge"
+        kinds = ("lmi", "vllm", "sglang", "tgi")[: 2 if large else 3 if stored.bits < 8 else 4]
+        bundle = written(entry.shape.name, machine, Server(kinds[number % len(kinds)]))
         assert any("gated" in trap for trap in bundle.traps) == bool(entry.gated), entry.hf_id
 
 

@@ -54,6 +54,7 @@ _CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
 _SETTING_ERROR = 0.25
 _NEAR_LIMIT = 0.5  # share of the allowed sequences that run on average
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
+_UNKNOWN_SHAPE = 0.25  # an architecture that is planned by its sizes
 _UNSEEN_KIND = 0.12  # mixtures of experts, weights of few bits
 _UNSEEN_SETUP, _UNSEEN_SETUP_TTFT = 0.10, 0.30
 _FEW_BITS = 8
@@ -247,6 +248,7 @@ def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
         _UNSEEN_DEVICE * (cell.setup.instance.accelerator.name not in devices),
         _UNSEEN_MODEL * (cell.setup.shape.name not in models),
         _UNSEEN_KIND * (_kind(cell) not in kinds),
+        _UNKNOWN_SHAPE * bool(cell.setup.shape.doubt),
     )
 
 

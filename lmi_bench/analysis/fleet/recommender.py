@@ -414,6 +414,8 @@ def _warnings(
     request: RecommendRequest, met: list[Candidate], nearest: Candidate | None
 ) -> Iterator[str]:
     yield from price_caveats(request, met)
+    if request.workload.shape.doubt:
+        yield f"{request.workload.shape.doubt}; every interval is wider"
     shown = met if nearest is None else [*met, nearest]
     yield from dict.fromkeys(warning for candidate in shown[:1] for warning in candidate.warnings)
     yield from request.profile.notes

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lmi_bench.analysis.model.memory import checkpoint_format, weight_format
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.folder import is_model_folder, read_config
+from lmi_bench.models.folder import config_file, read_object
 
 USUAL_DTYPE = "float16"
 _USUAL_BITS = 16
@@ -40,8 +39,8 @@ def narrow_dtype(model: str) -> str | None:
     >>> narrow_dtype("Qwen/Qwen3-32B-AWQ"), narrow_dtype("gpt-oss-120b"), narrow_dtype("qwen3-32b")
     ('int4', 'mxfp4', None)
     """
-    if model and is_model_folder(Path(model)):
-        return _of_config(read_config(Path(model)))
+    if model and (path := config_file(model)) is not None:
+        return _of_config(read_object(path))
     words = re.split(r"[\s_./-]+", model.lower())
     for pattern, dtype in _NAMED:
         if any(pattern.fullmatch(word) for word in words):
@@ -70,7 +69,9 @@ def dtype_note(model: str, stated: str | None = None) -> str | None:
 
 def _of_config(config: Mapping[str, Any]) -> str | None:
     """The format of a quantized folder: AWQ, GPTQ, FP8, MXFP4, NVFP4, compressed-tensors."""
-    stated = config.get("quantization_config")
+    text = config.get("text_config")
+    inner = text.get("quantization_config") if isinstance(text, Mapping) else None
+    stated = config.get("quantization_config", inner)
     if not isinstance(stated, Mapping):
         return None
     groups = stated.get("config_groups")

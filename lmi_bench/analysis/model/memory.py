@@ -8,7 +8,8 @@ last two cover only the routed experts.
     cache of a token = 2 (key and value) * layers * KV heads on the rank * head size * bytes
 
 The cache of a layer with a sliding window stops growing at the window. Multi-head latent attention
-caches one vector for each token and layer, complete on every rank. Source: Kwon et al. 2023,
+caches one vector for each token and layer, complete on every rank. Linear attention and state
+spaces keep a constant state for each sequence, split over the ranks. Source: Kwon et al. 2023,
 arXiv:2309.06180, section 3; DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 
     B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
@@ -105,7 +106,7 @@ def expert_params(shape: ModelShape) -> int:
     """
     if not shape.is_moe or shape.experts == shape.experts_per_token:
         return 0
-    untouched = shape.params_total - shape.params_active
+    untouched = shape.params_total - shape.encoder_params - shape.params_active
     return untouched * shape.experts // (shape.experts - shape.experts_per_token)
 
 
@@ -114,7 +115,7 @@ def _covered_params(shape: ModelShape, covers: str) -> int:
         return shape.params_total
     if covers == "experts" and shape.is_moe:
         return expert_params(shape)
-    return shape.params_total - embedding_params(shape)
+    return shape.params_total - shape.encoder_params - embedding_params(shape)
 
 
 def weight_bytes(shape: ModelShape, dtype: str) -> int:
@@ -148,9 +149,9 @@ class StreamedParams:
 
 
 def streamed_params(shape: ModelShape) -> int:
-    """Parameters that a step of many rows reads: all but an untied input embedding."""
+    """Parameters that a step of many rows reads: no untied input embedding, and no encoder."""
     embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return shape.params_total - embedding
+    return shape.params_total - shape.encoder_params - embedding
 
 
 KV_BYTES_PER_VALUE = 2.0  # 16-bit cache, the default of every engine here
@@ -196,10 +197,24 @@ def kv_heads_per_rank(shape: ModelShape, tensor_parallel: int) -> int:
 
 
 def kv_values_per_layer(shape: ModelShape, tensor_parallel: int) -> int:
-    """Cached values of one token in one layer on each rank."""
+    """Cached values of one token in one layer on each rank; an index is complete on each."""
     if shape.latent_kv_dim:
-        return shape.latent_kv_dim
-    return 2 * kv_heads_per_rank(shape, tensor_parallel) * shape.head_dim
+        return shape.latent_kv_dim + shape.index_values
+    return 2 * kv_heads_per_rank(shape, tensor_parallel) * shape.head_dim + shape.index_values
+
+
+def limited_reads(shape: ModelShape, tensor_parallel: int) -> tuple[int | None, float]:
+    """Most tokens that limited attention reads, and its share of the cached values.
+
+    Limited are layers with a sliding window, and sparse attention but for its index.
+    """
+    if shape.sparse_tokens:
+        values = kv_values_per_layer(shape, tensor_parallel)
+        share = shape.sparse_layers / shape.cached_layers
+        return shape.sparse_tokens, share * (1 - shape.index_values / values)
+    if shape.growing_layers >= shape.cached_layers:
+        return None, 0.0
+    return shape.sliding_window, 1 - shape.growing_layers / shape.cached_layers
 
 
 def kv_bytes_per_token(
@@ -209,7 +224,7 @@ def kv_bytes_per_token(
 
     Raises CapacityError if the KV heads cannot be divided evenly.
     """
-    return shape.num_layers * kv_values_per_layer(shape, tensor_parallel) * bytes_per_value
+    return shape.cached_layers * kv_values_per_layer(shape, tensor_parallel) * bytes_per_value
 
 
 def kv_bytes_per_sequence(
@@ -219,15 +234,16 @@ def kv_bytes_per_sequence(
     bytes_per_value: float = KV_BYTES_PER_VALUE,
     tensor_parallel: int = 1,
 ) -> float:
-    """Bytes of a sequence of `context_tokens` on each rank.
+    """Bytes of a sequence of `context_tokens` on each rank, with its constant state.
 
     Llama 2 7B at 4096 tokens in FP16: 0.5 MiB * 4096 = 2 GiB.
     """
     values = kv_values_per_layer(shape, tensor_parallel)
     growing = shape.growing_layers
-    sliding = shape.num_layers - growing
+    sliding = shape.cached_layers - growing
     window = min(context_tokens, shape.sliding_window or context_tokens)
-    return values * bytes_per_value * (growing * context_tokens + sliding * window)
+    cache = values * bytes_per_value * (growing * context_tokens + sliding * window)
+    return cache + shape.state_bytes / tensor_parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,8 @@ def attention_params(shape: ModelShape) -> int:
     others = moe_layers * shape.shared_experts * each
     dense_layers = shape.num_layers - moe_layers
     others += dense_layers * _MATRICES * shape.hidden_size * shape.ffn_size
-    rest = shape.params_total - expert_params(shape) - embedding_params(shape) - others
-    return max(0, rest)
+    others += expert_params(shape) + embedding_params(shape) + shape.encoder_params
+    return max(0, shape.params_total - others)
 
 
 def rank_weight_params(shape: ModelShape, parallelism: Parallelism, tensor_parallel: int) -> float:

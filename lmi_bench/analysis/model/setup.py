@@ -85,6 +85,10 @@ def next_token_layer(shape: ModelShape) -> ModelShape:
         name=f"{shape.name} (next tokens)",
         num_layers=1,
         full_attention_layers=None,
+        cacheless_layers=0,
+        state_bytes=0,
+        sparse_layers=min(1, shape.sparse_layers),
+        encoder_params=0,
         params_total=per_layer + tables,
         params_active=active + tables,
     )

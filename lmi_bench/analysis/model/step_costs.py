@@ -17,6 +17,7 @@ from lmi_bench.analysis.model.memory import (
     kv_bytes_per_value,
     kv_heads_per_rank,
     kv_values_per_layer,
+    limited_reads,
     weight_format,
 )
 from lmi_bench.analysis.model.parallelism import (
@@ -81,7 +82,8 @@ class AttentionCosts:
     pair_s          arithmetic of one query and key while decoding; prompt_pair_s: in a prompt,
                     which MLA computes with whole keys and values instead of latent ones
     widening_s      conversion of a cached token
-    window          window of the sliding layers, None without any; sliding_share: their share
+    window          most tokens of limited attention, None without; sliding_share: its share
+    row_s           read and write of the constant state of a decoding sequence
     busy_rows       decoding sequences from which all multiprocessors read; fewer read slower, in
                     proportion. At most 1: one sequence is enough
     """
@@ -93,6 +95,7 @@ class AttentionCosts:
     widening_s: float
     window: int | None
     sliding_share: float
+    row_s: float
     busy_rows: float = 0.0
 
 
@@ -369,9 +372,10 @@ def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> Product
 
 def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> AttentionCosts:
     shape, tensor_parallel = setup.shape, setup.tensor_parallel
-    layers, growing = shape.num_layers, shape.growing_layers
+    layers = shape.cached_layers
     groups = setup.parallelism.attention_groups  # a token is in the cache of one of them
     values = kv_values_per_layer(shape, setup.attention_degree) / groups
+    window, limited = limited_reads(shape, setup.attention_degree)
     read_s = layers * values * rates.kv_bytes_per_value / rates.read_bytes_per_s
     shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
     # kernels without grouped heads read the cache again for each query head
@@ -385,8 +389,9 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
         pair_s=head_pair_s * (shape.latent_kv_dim or shape.head_dim),
         prompt_pair_s=head_pair_s * shape.head_dim,
         widening_s=layers * values * narrow / rates.vector_op_per_s,
-        window=shape.sliding_window if growing < layers else None,
-        sliding_share=1 - growing / layers,
+        window=window,
+        sliding_share=limited,
+        row_s=2 * shape.state_bytes / (tensor_parallel * rates.read_bytes_per_s),
         busy_rows=_busy_rows(setup, profile),
     )
 

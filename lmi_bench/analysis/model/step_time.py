@@ -191,6 +191,7 @@ def step_sum(
     pair_s, convert_s = attention.pair_s, attention.widening_s
     prompt_pair_s = attention.prompt_pair_s
     window, sliding, busy = attention.window, attention.sliding_share, attention.busy_rows
+    state_s = attention.row_s
     fixed_s = products.first_s + costs.gap_s + costs.all_reduce_s
     reduce_s = costs.all_reduce_token_s
     host_s, host_row_s = costs.host_s, costs.host_row_s
@@ -246,7 +247,7 @@ def step_sum(
             attention_s = attention_s + convert_s * (context + cached)
         # matrix products and attention are kernels of their own: each is bound by itself
         longer_s = larger(weights_s, linear_s) + larger(kv_s, attention_s)
-        gpu_s = longer_s + fixed_s + reduce_s * every
+        gpu_s = longer_s + fixed_s + reduce_s * every + state_s * rows
         if unhidden:
             gpu_s = gpu_s + unhidden * (weights_s + linear_s + kv_s + attention_s - longer_s)
         step_s = larger(gpu_s, host_s * (sequences > 0)) + host_row_s * sequences
@@ -304,7 +305,7 @@ class StepTimeModel:
         binding = self._binding(host_s, row_s + prompt_s, weights_s + kv_s, compute_s, all_reduce_s)
         return StepParts(
             weights_s=weights_s,
-            kv_s=kv_s,
+            kv_s=kv_s + costs.attention.row_s * rows,
             compute_s=compute_s,
             all_reduce_s=all_reduce_s,
             gap_s=costs.gap_s,

@@ -1,0 +1,167 @@
+"""Sizes of public models for planning, against published totals and arithmetic by hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+
+import pytest
+
+from lmi_bench.analysis.model.memory import (
+    kv_bytes_per_sequence,
+    kv_bytes_per_token,
+    limited_reads,
+    streamed_params,
+)
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.models.planning_config import planning_shape
+from tests.models.public_configs import CONFIGS, PUBLISHED
+
+
+def shape_of(name, **changed):
+    return planning_shape(name, CONFIGS[name] | changed)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_within_1_per_cent_of_the_published_total(name):
+    """Active ones within 5 %: cards state whole numbers, with or without the input embedding."""
+    shape, (total, active) = shape_of(name), PUBLISHED[name]
+    assert shape.params_total / 1e9 == pytest.approx(total, rel=0.01)
+    assert not shape.doubt
+    if active is not None:
+        embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+        counts = (shape.params_active, shape.params_active - embedding)
+        assert min(abs(count / 1e9 / active - 1) for count in counts) < 0.05
+
+
+def test_latent_attention_caches_one_vector_a_token_and_layer():
+    assert kv_bytes_per_token(shape_of("deepseek-v3")) == 61 * (512 + 64) * 2
+    assert kv_bytes_per_token(shape_of("kimi-k2"), tensor_parallel=8) == 61 * 576 * 2
+
+
+def test_a_hybrid_caches_its_full_layers_and_keeps_a_constant_state():
+    """Nemotron 3 Nano: 6 layers of 2 KV heads; 23 of 64 * 64 * 128 states in 32 bits and 4 taps."""
+    shape = shape_of("nemotron-3-nano")
+    state = 23 * (64 * 64 * 128 * 4 + (4096 + 2 * 8 * 128) * 4 * 2)
+    assert kv_bytes_per_sequence(shape, 10_000) == 6 * 2 * 2 * 128 * 2 * 10_000 + state
+    half = kv_bytes_per_sequence(shape, 10_000, tensor_parallel=2)
+    assert half == 6 * 2 * 1 * 128 * 2 * 10_000 + state / 2
+    assert shape.num_layers == 52
+    assert shape.growing_layers == 6
+
+
+def test_a_state_space_model_needs_no_more_memory_for_longer_requests():
+    """Mamba 2.8B: 64 layers of 5,120 channels with 16 states in 32 bits and 4 taps in 16."""
+    shape = shape_of("mamba-2.8b")
+    state = 64 * 5120 * (16 * 4 + 4 * 2)
+    assert kv_bytes_per_sequence(shape, 100) == kv_bytes_per_sequence(shape, 100_000) == state
+
+
+@pytest.mark.parametrize(
+    ("name", "full", "window"),
+    [
+        ("gpt-oss-120b", 18, 128),
+        ("llama-4-scout", 12, 8192),
+        ("gemma-3-27b", 10, 1024),
+        ("command-a", 16, 4096),
+        ("mimo-v2-flash", 9, 128),
+        ("qwen3-next-80b-a3b", 12, None),
+        ("minimax-text-01", 10, None),
+        ("jamba-1.5-mini", 4, None),
+        ("kimi-linear-48b-a3b", 7, None),
+        ("deepseek-v3", 61, None),
+    ],
+)
+def test_layers_with_the_whole_context_are_counted(name, full, window):
+    shape = shape_of(name)
+    assert (shape.growing_layers, shape.sliding_window) == (full, window)
+
+
+def test_sparse_attention_reads_its_index_of_all_tokens_and_the_cache_of_some():
+    """GLM-5: 576 values, and an FP8 index of 128 that is as large as 64 16-bit values."""
+    shape = shape_of("glm-5")
+    assert kv_bytes_per_token(shape) == 78 * (576 + 64) * 2
+    assert limited_reads(shape, 8) == (2048, pytest.approx(576 / 640))
+
+
+def test_an_encoder_takes_memory_and_is_not_read_by_text():
+    """Scout: 34 layers of 4 * 1408**2 + 2 * 1408 * 5632, and a projection."""
+    shape = shape_of("llama-4-scout")
+    layers = 34 * (4 * 1408**2 + 2 * 1408 * 5632)
+    assert layers <= shape.encoder_params <= 1.02 * layers
+    text = replace(shape, params_total=shape.params_total - shape.encoder_params, encoder_params=0)
+    assert streamed_params(shape) == streamed_params(text)
+
+
+def test_heads_that_predict_more_tokens_are_counted_apart():
+    """DeepSeek-V3's card: 671B of the main model and 14B with one more layer and its embeddings."""
+    shape = shape_of("deepseek-v3")
+    assert shape.mtp_layers == 1
+    assert 11e9 < shape.mtp_params < 14e9
+
+
+def test_an_unknown_architecture_is_planned_by_its_keys_and_says_so():
+    config = CONFIGS["phi-4"] | {"model_type": "something_new"}
+    shape = planning_shape("new", config)
+    assert shape.params_total == shape_of("phi-4").params_total
+    assert "something_new is not known" in shape.doubt
+
+
+def tensors(folder, shapes):
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        size = 2
+        for dimension in shape:
+            size *= dimension
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    return offset
+
+
+def test_without_keys_the_shapes_of_the_tensors_tell_the_size(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "something_new"}', encoding="utf-8")
+    layers = {
+        f"model.layers.{i}.{part}.weight": shape
+        for i in range(3)
+        for part, shape in {
+            "attn.q_proj": [512, 512],
+            "attn.k_proj": [256, 512],
+            "attn.v_proj": [256, 512],
+            "attn.o_proj": [512, 512],
+            "mlp.up_proj": [2048, 512],
+            "mlp.gate_proj": [2048, 512],
+            "mlp.down_proj": [512, 2048],
+        }.items()
+    }
+    num_bytes = tensors(tmp_path, {"model.embed_tokens.weight": [1000, 512], **layers})
+    shape = find_model(str(tmp_path))
+    assert shape.params_total == num_bytes // 2
+    assert (shape.num_layers, shape.hidden_size, shape.vocab_size) == (3, 512, 1000)
+    assert kv_bytes_per_token(shape) == 3 * 2 * 256 * 2
+    assert "bytes of its tensors" in shape.doubt
+
+
+def test_without_keys_or_shapes_the_index_gives_layers_and_bytes(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "something_new"}', encoding="utf-8")
+    names = {f"model.layers.{i}.x.weight": "a.safetensors" for i in range(32)}
+    index = {"metadata": {"total_size": 14_000_000_000}, "weight_map": names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    shape = find_model(str(tmp_path / "config.json"))
+    assert (shape.num_layers, shape.params_total) == (32, 7_000_000_000)
+    assert 3500 < shape.hidden_size < 4700
+
+
+def test_nothing_known_is_one_line_with_the_missing_keys(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}', encoding="utf-8")
+    with pytest.raises(InputError, match="has no num_hidden_layers, vocab_size") as caught:
+        find_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encoder_and_decoder_is_refused():
+    with pytest.raises(InputError, match="only decoders are planned"):
+        planning_shape("t5", CONFIGS["phi-4"] | {"is_encoder_decoder": True, "model_type": "t5"})
