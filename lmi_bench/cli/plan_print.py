@@ -79,6 +79,11 @@ def _explanations(prediction: Prediction) -> Iterator[str]:
     for one in prediction.simulated:
         if one.errors:
             yield f"{one.errors} of {one.requests} requests at load {one.load_name} do not fit"
+        if (hit := one.prefix_hit) is not None:
+            yield (
+                f"prefix cache at load {one.load_name}: {hit.value:.1%} of the prompt tokens found "
+                f"({hit.low:.1%} to {hit.high:.1%})"
+            )
     for any_load in (*prediction.forecasts, *prediction.simulated):
         if reason := any_load.uncertainty.withheld:
             yield f"no latency where {reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -90,6 +91,8 @@ class WorkloadSection(Section):
                    input_tokens; likewise output_lengths
     trace          recorded traffic: its lengths and, in an open loop, its times
     shared_prefix  tokens at the beginning of every prompt that are the same in all of them
+    documents      COUNTxTOKENS, such as 1000x1500: behind the shared prefix each prompt has one of
+                   so many documents of that length, the k-th most popular with a chance of 1/k
     turns          turns of a conversation, a number or a distribution: each prompt contains the
                    conversation so far, and input_tokens is what a turn adds
     conversations  file of recorded conversations: ShareGPT's `conversations`, or `messages`
@@ -106,6 +109,7 @@ class WorkloadSection(Section):
     output_lengths: str | None = None
     trace: str | None = None
     shared_prefix: Annotated[int, Field(ge=0)] = 0
+    documents: str | None = None
     turns: Annotated[str | None, BeforeValidator(_as_text)] = None
     conversations: str | None = None
     think_s: Annotated[str | None, BeforeValidator(_as_text)] = None
@@ -131,6 +135,8 @@ class WorkloadSection(Section):
         shortest = min((kind.input_tokens for kind in self.mix), default=self.input_tokens)
         if self.input_lengths is not None:
             shortest = round(parse_lengths(self.input_lengths).mean)
+        if self.documents is not None:
+            self._check_documents(shortest)
         if self.shared_prefix >= shortest and self.trace is None:
             raise ValueError(
                 f"a shared prefix of {self.shared_prefix} tokens does not fit a prompt of "
@@ -138,6 +144,23 @@ class WorkloadSection(Section):
                 f"{self.shared_prefix + shortest}"
             )
         return self
+
+    def _check_documents(self, shortest: int) -> None:
+        if self.dataset or self.trace or self.conversations or self.turns:
+            raise ValueError("documents are a part of generated single prompts")
+        if (found := self.corpus) is None:
+            raise ValueError(f"documents {self.documents!r}: write COUNTxTOKENS, such as 1000x1500")
+        if self.shared_prefix + found[1] >= shortest:
+            raise ValueError(
+                f"a shared prefix of {self.shared_prefix} tokens and a document of {found[1]} do "
+                f"not fit a prompt of {shortest}: input_tokens counts both and the question"
+            )
+
+    @property
+    def corpus(self) -> tuple[int, int] | None:
+        """Number of documents and their tokens; None without, or if they cannot be read."""
+        found = re.fullmatch(r"([1-9]\d{0,6})x([1-9]\d{0,6})", self.documents or "")
+        return None if found is None else (int(found[1]), int(found[2]))
 
     @model_validator(mode="after")
     def _whole_conversations(self) -> WorkloadSection:
@@ -157,7 +180,8 @@ class WorkloadSection(Section):
     @property
     def begins_alike(self) -> bool:
         """Whether prompts share their beginnings by design, so that a prefix cache can help."""
-        return self.has_sessions or self.shared_prefix > 0 or self.trace is not None
+        parts = self.shared_prefix or self.documents or self.trace
+        return self.has_sessions or bool(parts)
 
     @property
     def has_sessions(self) -> bool:
@@ -300,7 +324,7 @@ class EngineSection(Section):
     kv_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     tensor_parallel: PositiveInt | Literal["max"] | None = None
     replicas: PositiveInt = 1
-    router: Literal["round_robin", "least_outstanding", "random"] = "round_robin"
+    router: Literal["round_robin", "least_outstanding", "prefix_affine", "random"] = "round_robin"
     num_blocks: PositiveInt | None = None
     block_size: PositiveInt | None = None
     max_model_len: PositiveInt | None = None

@@ -1,8 +1,9 @@
 """Recorded traffic: traces of request times and lengths, and recorded conversations.
 
 Traces are read by their columns: Azure's LLM inference traces (CSV with TIMESTAMP, ContextTokens,
-GeneratedTokens) and Mooncake's (JSON lines with timestamp in ms, input_length, output_length, and
-hash_ids, one for each block of 512 prompt tokens: equal ids are equal text).
+GeneratedTokens), and JSON lines with timestamp, input_length, output_length and hash_ids, one for
+each block of prompt tokens (equal ids are equal text): Mooncake's (ms, blocks of 512) and
+Qwen-Bailian's (seconds, blocks of 16; known by its chat_id). The lengths must fit the blocks.
 
 Conversations are JSON lines, or one JSON list, of ShareGPT's `conversations` ([{"from": "human",
 "value": ...}, ...]) or of `messages` ([{"role": "user", "content": ...}, ...]). Of a recorded
@@ -103,8 +104,10 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> RecordedConversation
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")
-MOONCAKE_BLOCK_TOKENS = 512
-"""Tokens of a prompt in a block with one of Mooncake's hash ids; the last block may be shorter."""
+MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
+"""Tokens of a prompt in a block with a hash id; the last block may be shorter."""
+_BLOCK_SIZES = tuple(2**power for power in range(3, 13))  # tried where a trace's own does not fit
+_MAY_MISFIT = 0.01  # share of requests whose number of ids may differ from their blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +126,15 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of time, from 0."""
+    """Requests in order of time, from 0; block_tokens: prompt tokens of a block with a hash id."""
 
     requests: tuple[TraceRequest, ...]
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether equal text is recorded, so that a prefix cache can be simulated."""
+        return any(request.hash_ids for request in self.requests)
 
     @property
     def rate_per_s(self) -> float:
@@ -140,7 +149,8 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """Read a trace; requests without input or output tokens are left out.
 
-    Raises InputError for unknown columns, or with fewer than two different times.
+    Raises InputError for unknown columns, for hash ids that no block size fits, or with fewer than
+    two different times.
     """
     text = _text(path, "trace")
     rows = _rows(path, text)
@@ -156,7 +166,39 @@ def read_trace(path: Path) -> Trace:
     if len(kept) < 2 or kept[-1].at_s == kept[0].at_s:
         raise InputError(f"{path} holds no two requests at different times: it has no rate")
     start_s = kept[0].at_s
-    return Trace(tuple(replace(request, at_s=request.at_s - start_s) for request in kept))
+    requests = tuple(replace(request, at_s=request.at_s - start_s) for request in kept)
+    try:
+        return Trace(requests, block_tokens_of(rows[0], requests))
+    except InputError as exc:
+        raise InputError(f"{path}: {exc}") from exc
+
+
+def is_bailian(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of Qwen-Bailian's traces: times in seconds, blocks of 16 tokens."""
+    return "chat_id" in row
+
+
+def block_tokens_of(row: Mapping[str, Any], requests: Sequence[TraceRequest]) -> int:
+    """Tokens of a block: the trace's own (`block_size` in its rows), else the size that fits.
+
+    A prompt has an id for each full block, and one for the rest or none. Raises InputError if no
+    size fits.
+    """
+    usual = BAILIAN_BLOCK_TOKENS if is_bailian(row) else MOONCAKE_BLOCK_TOKENS
+    stated = row.get("block_size")
+    sizes: tuple[int, ...] = (usual, *_BLOCK_SIZES) if stated is None else (int(stated),)
+    with_ids = [request for request in requests if request.hash_ids]
+    odd: list[TraceRequest] = []
+    for size in sizes:
+        found = [r for r in with_ids if not 0 <= len(r.hash_ids) - r.input_tokens // size <= 1]
+        if len(found) <= _MAY_MISFIT * len(with_ids):
+            return size
+        odd = odd or found
+    raise InputError(
+        f"{len(odd):,} of {len(with_ids):,} requests do not fit blocks of {sizes[0]} tokens, such "
+        f"as {odd[0].input_tokens:,} prompt tokens with {len(odd[0].hash_ids):,} hash ids, and no "
+        "other size fits all: state `block_size` in each line, or leave hash_ids out"
+    )
 
 
 def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
@@ -174,7 +216,8 @@ def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
 
 def _request(row: Mapping[str, Any]) -> TraceRequest:
     if "timestamp" in row:
-        at_s = ms_to_s(float(row["timestamp"]))
+        at = float(row["timestamp"])
+        at_s = at if is_bailian(row) else ms_to_s(at)
         return TraceRequest(
             at_s,
             int(row["input_length"]),

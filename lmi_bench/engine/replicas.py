@@ -56,7 +56,8 @@ class ReplicaGroup:
                 return engine.submit(prompt_token_ids, sampling)  # raises that error
         replica = None if beside is None else beside.replica
         if replica is None:
-            replica = self._router.pick([engine.outstanding for engine in self._engines])
+            outstanding = [engine.outstanding for engine in self._engines]
+            replica = self._router.pick(outstanding, prompt_token_ids)
         generation = self._engines[replica].submit(prompt_token_ids, sampling)
         generation.replica = replica
         return generation

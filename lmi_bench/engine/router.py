@@ -1,19 +1,22 @@
 """Routing policies: choose the replica for each request.
 
-A policy sees only each replica's number of outstanding requests.
+A policy sees each replica's number of outstanding requests, and the prompt.
 """
 
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Protocol
+
+from lmi_bench.engine.scheduling.prefix_cache import block_digest
 
 
 class Router(Protocol):
     """Picks a replica for each request in turn."""
 
-    def pick(self, outstanding: Sequence[int]) -> int:
+    def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
         """The replica for the next request; `outstanding` has one count per replica."""
         ...
 
@@ -24,7 +27,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def pick(self, outstanding: Sequence[int]) -> int:
+    def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
         replica = self._next % len(outstanding)
         self._next = replica + 1
         return replica
@@ -36,22 +39,57 @@ class RandomChoice:
     def __init__(self, draws: Iterator[float]) -> None:
         self._draws = draws
 
-    def pick(self, outstanding: Sequence[int]) -> int:
+    def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
         return int(next(self._draws) * len(outstanding))
 
 
 class LeastOutstanding:
     """The replica with the fewest outstanding requests; the first one on a tie."""
 
-    def pick(self, outstanding: Sequence[int]) -> int:
+    def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
         return min(range(len(outstanding)), key=outstanding.__getitem__)
 
 
+class PrefixAffine:
+    """A replica that got the longest known beginning of the prompt, in blocks of `BLOCK` tokens.
+
+    The least loaded of them; if that has half as many requests again, and `AHEAD` more, than the
+    least loaded of all, this one. The beginnings used longest ago are forgotten.
+    """
+
+    BLOCK, AHEAD, MOST_BLOCKS = 64, 4, 200_000
+
+    def __init__(self) -> None:
+        self._replicas_of: OrderedDict[bytes, int] = OrderedDict()  # a bit for each replica
+
+    def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
+        digests: list[bytes] = []
+        holders, is_known = 0, True
+        for end in range(self.BLOCK, len(prompt) + 1, self.BLOCK):
+            before = digests[-1] if digests else b""
+            digests.append(block_digest(before, prompt[end - self.BLOCK : end]))
+            found = self._replicas_of.get(digests[-1], 0) if is_known else 0
+            is_known, holders = found != 0, found or holders
+        replicas = range(len(outstanding))
+        chosen = least = min(replicas, key=outstanding.__getitem__)
+        if holders:
+            chosen = min(replicas, key=lambda n: (not holders >> n & 1, outstanding[n]))
+            if outstanding[chosen] > 1.5 * outstanding[least] + self.AHEAD:
+                chosen = least
+        for digest in reversed(digests):  # tails are forgotten before heads
+            self._replicas_of[digest] = self._replicas_of.pop(digest, 0) | 1 << chosen
+        while len(self._replicas_of) > self.MOST_BLOCKS:
+            self._replicas_of.popitem(last=False)
+        return chosen
+
+
 def make_router(name: str, seed: int = 0) -> Router:
-    """The router called round_robin, least_outstanding or random (hyphens are accepted, too)."""
+    """The router called round_robin, least_outstanding, prefix_affine or random (or hyphens)."""
     match name.replace("-", "_"):
         case "least_outstanding":
             return LeastOutstanding()
         case "random":
             return RandomChoice(iter(random.Random(seed).random, None))
+        case "prefix_affine":
+            return PrefixAffine()
     return RoundRobin()

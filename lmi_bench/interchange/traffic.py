@@ -24,7 +24,12 @@ import numpy as np
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from lmi_bench.core.traces import (
+    BAILIAN_BLOCK_TOKENS,
+    MOONCAKE_BLOCK_TOKENS,
+    TraceRequest,
+    is_bailian,
+)
 from lmi_bench.interchange.traffic_rows import NAMES, LogFile, Row, as_object, request_line
 from lmi_bench.interchange.traffic_statistics import SharedPrefix, shared_prefix
 
@@ -146,6 +151,7 @@ class _Found:
                 whether one of them is assumed, and whether its path is of an LLM API (-1: no path)
     texts       every stride-th of the prompts
     seen        number of lines with a field that the user named
+    block_tokens  prompt tokens of a block with a hash id, in traces that have them
     unreadable  first value of each kind that was there but could not be read
     """
 
@@ -157,6 +163,7 @@ class _Found:
     prompts: int = 0
     estimated: int = 0
     is_mooncake: bool = False
+    block_tokens: int | None = None
     has_zone: bool = True
     ids: set[int] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
@@ -236,6 +243,9 @@ class _Found:
             )
         if not self.values:
             self.is_mooncake = _is_mooncake(row)
+            if self.is_mooncake or is_bailian(row):
+                usual = MOONCAKE_BLOCK_TOKENS if self.is_mooncake else BAILIAN_BLOCK_TOKENS
+                self.block_tokens = int(row.get("block_size", usual))
             self.has_zone = not isinstance(raw, str) or ":" not in raw or bool(_ZONE.search(raw))
         if at_s is None and raw is not None:
             self.unreadable.setdefault("time", raw)
@@ -283,7 +293,7 @@ class _Found:
             notes.append("times without a zone are taken as UTC")
         prefix = None
         if self.prompts > len(at_s) / 2:
-            scale = MOONCAKE_BLOCK_TOKENS if self.is_mooncake else 1 / _CHARACTERS_PER_TOKEN
+            scale = self.block_tokens or 1 / _CHARACTERS_PER_TOKEN
             prefix = shared_prefix(self.texts)
             prefix = replace(prefix, common=round(prefix.common * scale))
         else:
@@ -355,6 +365,7 @@ def _is_mooncake(row: Mapping[str, Any]) -> bool:
     at = row.get("timestamp")
     return (
         {"timestamp", "input_length", "output_length"} <= row.keys()
+        and not is_bailian(row)
         and isinstance(at, int | float)
         and ("hash_ids" in row or at < _MOONCAKE_MS_TO)
     )

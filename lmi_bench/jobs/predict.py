@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lmi_bench.analysis.fit.fit import fit_of_profile
@@ -15,6 +16,7 @@ from lmi_bench.analysis.fit.forecast import (
     simulated_forecast,
 )
 from lmi_bench.analysis.fit.uncertainty import under_load
+from lmi_bench.analysis.level.simulator import Requests
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.capacity import smallest_degree
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
@@ -29,17 +31,15 @@ from lmi_bench.core.lengths import parse_mix
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import Scenario, parse_scenario
-from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.planned import model_notes, planned_speculation
 from lmi_bench.jobs.settings.load import numbers
 from lmi_bench.jobs.settings.plan import PredictSettings
-from lmi_bench.loadgen.prompts.prompts import no_text
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.targets.profiles import default_note, find_profile
-from lmi_bench.targets.prompts import longest_request, make_prompts
+from lmi_bench.targets.prompts import PlannedPrompts, longest_request, repeats_text
 
-_REQUESTS_PER_USER, _LEAST_REQUESTS = 10, 200
+_REQUESTS_PER_USER, _LEAST, _SESSIONS = 10, 200, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,6 @@ class Prediction:
         if self.scenario is not None:
             return {
                 "workload": self.scenario.workload.model_dump(exclude_defaults=True),
-                "shared_tokens": self.settings.shared_prefix,
                 "router": self.scenario.engine.router,
             }
         first = self.forecasts[0].cell
@@ -167,18 +166,19 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
     """Unequal requests, simulated with the engine's own scheduler."""
     settings = blank.settings
     scenario = _scenario(settings)
-    shared = settings.shared_prefix
-    setup = _setup(blank, shared + 1, 1, shared)
-    prompts = make_prompts(scenario, no_text, None, "")
+    caches = settings.prefix_cache and repeats_text(scenario)
+    setup = _setup(blank, 1, 1, 0)
+    planned = PlannedPrompts(scenario)
     forecasts = []
     levels = levels_of(scenario)
     for place, level in enumerate(levels):
         listener.progress("simulated levels", place, len(levels))
         spec = replace(level, warmup_requests=0)
-
-        def request(number: int, spec: LevelSpec = spec) -> PlannedRequest:
-            return prompts.request(spec, number)
-
+        request: Requests = partial(planned.single, spec)
+        if spec.load.sessions and spec.rate_per_s is not None:
+            rate_per_s = spec.rate_per_s * planned.mean_turns
+            load = replace(spec.load, rate_per_s=rate_per_s, arrivals="trace")
+            spec, request = replace(spec, load=load), planned.at(rate_per_s, scenario.seed)
         forecasts.append(
             simulated_forecast(
                 setup,
@@ -188,6 +188,7 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
                 total_tokens=longest_request(scenario),
                 seed=scenario.seed,
                 router=make_router(scenario.engine.router),
+                prefix_caching=caches,
             )
         )
     return replace(blank, scenario=scenario, simulated=tuple(forecasts))
@@ -201,11 +202,15 @@ def _scenario(settings: PredictSettings) -> Scenario:
         "input_lengths": settings.input_lengths,
         "output_lengths": settings.output_lengths,
         "trace": None if settings.trace is None else str(settings.trace),
+        "shared_prefix": settings.shared_prefix,
+        "documents": settings.documents,
+        "turns": settings.turns,
+        "think_s": settings.think_time,
     }
     is_open = settings.trace is None and settings.rate is not None
     load: dict[str, Any] = {
         "requests_per_user": _REQUESTS_PER_USER,
-        "requests_per_level": _LEAST_REQUESTS if is_open else None,
+        "requests_per_level": (_SESSIONS if settings.turns else _LEAST) if is_open else None,
         "concurrency": settings.concurrency and _whole_numbers(settings.concurrency),
         "rate_per_s": settings.rate and _numbers("--rate", settings.rate),
         "speed": settings.speed and _numbers("--speed", settings.speed),

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from heapq import heappop, heappush
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
+from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.traces import RecordedConversation, read_conversations, read_trace
+from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues, RecordedDialogues, num_turns
+from lmi_bench.loadgen.prompts.dialogues import (
+    Dialogues,
+    MadeUpDialogues,
+    RecordedDialogues,
+    num_turns,
+)
 from lmi_bench.loadgen.prompts.prompts import (
     CHARACTERS_PER_TOKEN,
     DatasetPrompts,
@@ -20,6 +33,7 @@ from lmi_bench.loadgen.prompts.prompts import (
     PromptText,
     SyntheticPrompts,
     TracePrompts,
+    distinct_ids,
     distributions,
     load_dataset,
     mean_lengths,
@@ -27,6 +41,7 @@ from lmi_bench.loadgen.prompts.prompts import (
 
 DEMO_NAMES: Final = ("demo-15m", "demo-110m")
 DEMO_POSITIONS: Final = 2048
+_MOST_TURNS: Final = 10_000
 
 
 def weights_notes(model: str) -> list[str]:
@@ -106,7 +121,7 @@ def make_prompts(
             tokenizer=tokenizer,
             **common,
         )
-    options = common | {"shared_prefix": workload.shared_prefix}
+    options = common | {"shared_prefix": workload.shared_prefix, "corpus": workload.corpus}
     if workload.trace is not None:
         return TracePrompts(read_trace(Path(workload.trace)), text, **options)
     if workload.input_lengths is not None or workload.output_lengths is not None:
@@ -136,6 +151,100 @@ def _dialogues(
         seed=scenario.seed,
         tokenizer=tokenizer,
     )
+
+
+def repeats_text(scenario: Scenario) -> bool:
+    """Whether prompts begin alike, by design or as a trace records it."""
+    workload = scenario.workload
+    if workload.trace is not None and not workload.shared_prefix:
+        return read_trace(Path(workload.trace)).has_blocks
+    return workload.begins_alike
+
+
+class PlannedPrompts:
+    """A scenario's requests for simulations: with arrivals, and ids that tell equal text apart.
+
+    A conversation's next turn comes after a pause behind its answer, which is taken to last
+    `ANSWER_S` a token: arrivals do not depend on the simulated engine. Its earlier answers consist
+    of token id 0, as the simulator's do.
+    """
+
+    ANSWER_S = 0.03
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self._prompts = make_prompts(scenario, distinct_ids, None, "")
+
+    @property
+    def mean_turns(self) -> float:
+        """Mean number of requests of a conversation; 1 for single requests."""
+        return parse_lengths(self.scenario.workload.turns or "1").mean
+
+    def single(self, spec: LevelSpec, number: int) -> PlannedRequest:
+        """The request of a number in a closed loop."""
+        return self._prompts.request(spec, number)
+
+    def at(self, rate_per_s: float, seed: int = 0) -> Callable[[int], PlannedRequest]:
+        """The request of a number, of so many a second, for a load with a trace's arrivals."""
+        load, prompts = self.scenario.load, self._prompts
+        spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1, repeat=seed)
+        if isinstance(prompts, TracePrompts):
+            return partial(prompts.request, spec)
+        starts_s = arrival_times_s(
+            rate_per_s / self.mean_turns,
+            process=load.arrivals,
+            seed=seed,
+            burstiness=load.burstiness,
+        )
+        dialogues = prompts if isinstance(prompts, Dialogues) else None
+        places: Iterator[tuple[float, int, int]]
+        if dialogues is None:
+            places = ((at_s, number, 0) for number, at_s in enumerate(starts_s))
+        else:
+            places = _turns(dialogues, spec, starts_s)
+        known: list[tuple[float, int, int]] = []
+
+        def request(number: int) -> PlannedRequest:
+            while len(known) <= number:
+                known.append(next(places))
+            at_s, session, turn = known[number]
+            if dialogues is None:
+                return replace(prompts.request(spec, number), arrival_s=at_s)
+            *_, (said, _) = islice(_dialogue(dialogues, spec, session), turn + 1)
+            return replace(said, request_id=number, arrival_s=at_s)
+
+        return request
+
+
+def _dialogue(
+    prompts: Dialogues, spec: LevelSpec, session: int
+) -> Iterator[tuple[PlannedRequest, float]]:
+    """The requests of a conversation, each with the seconds until the next one."""
+    dialogue = prompts.begin(spec, session, session * _MOST_TURNS)
+    request = dialogue.next(None)
+    while request is not None:
+        count = request.output_tokens
+        pause_s = count * PlannedPrompts.ANSWER_S + dialogue.pause_s
+        yield request, pause_s
+        request = dialogue.next(Exchange(0.0, (0.0,), (count,), token_ids=(0,) * count))
+
+
+def _turns(
+    prompts: Dialogues, spec: LevelSpec, starts_s: Iterator[float]
+) -> Iterator[tuple[float, int, int]]:
+    """Time, conversation and turn of each request, in order of time."""
+    due: list[tuple[float, int, int]] = []
+    pauses_s: dict[int, list[float]] = {}
+    for session, start_s in enumerate(starts_s):
+        while due and due[0][0] <= start_s:
+            at_s, number, turn = heappop(due)
+            yield at_s, number, turn
+            if turn + 1 < len(pauses_s[number]):
+                heappush(due, (at_s + pauses_s[number][turn], number, turn + 1))
+            else:
+                del pauses_s[number]
+        pauses_s[session] = [pause_s for _, pause_s in _dialogue(prompts, spec, session)]
+        heappush(due, (start_s, session, 0))
 
 
 def find_tokenizer(model: str) -> Tokenizer | None:

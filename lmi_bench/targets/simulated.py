@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
@@ -20,7 +20,7 @@ from lmi_bench.core.scenario import SIMULATED_PREFIX, EngineSection, Scenario
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.simulated import SimulatedExecutor
-from lmi_bench.loadgen.prompts.prompts import PromptText, TokenIds, no_text
+from lmi_bench.loadgen.prompts.prompts import PromptText, distinct_ids, no_text
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench
@@ -39,10 +39,6 @@ from lmi_bench.targets.prompts import longest_request
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
 
-_FIRST_ID: Final = 2_000
-"""First token id of prompts, above those that the executor makes up."""
-_PROMPT_IDS: Final = 32_000
-
 
 def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
     """A model on an instance, ready to be measured in virtual time."""
@@ -55,7 +51,7 @@ def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
             + ("a data set" if workload.conversations is None else "recorded conversations")
         )
     cached = bool(scenario.engine.prefix_caching)  # only a prefix cache reads the prompts
-    words: PromptText = TokenIds(_PROMPT_IDS, first_id=_FIRST_ID) if cached else no_text
+    words: PromptText = distinct_ids if cached else no_text
     parts = open_simulated_engine(
         scenario.model, instance_type, scenario.engine, max_total_tokens=longest_request(scenario)
     )

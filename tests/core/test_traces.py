@@ -14,8 +14,8 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:48.6805900,91,0
 """
 MOONCAKE = (
-    '{"timestamp": 500, "input_length": 6755, "output_length": 500, "hash_ids": [0, 1]}\n'
-    '{"timestamp": 0, "input_length": 7319, "output_length": 490, "hash_ids": [0, 2]}\n'
+    '{"timestamp": 500, "input_length": 755, "output_length": 500, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 0, "input_length": 1019, "output_length": 490, "hash_ids": [0, 2]}\n'
 )
 
 
@@ -35,9 +35,40 @@ def test_an_azure_trace_counts_from_its_first_request(tmp_path):
 def test_a_mooncake_trace_is_in_milliseconds_and_put_in_order(tmp_path):
     trace = trace_of(tmp_path, MOONCAKE)
     assert trace.requests == (
-        TraceRequest(0.0, 7319, 490, hash_ids=(0, 2)),
-        TraceRequest(0.5, 6755, 500, hash_ids=(0, 1)),
+        TraceRequest(0.0, 1019, 490, hash_ids=(0, 2)),
+        TraceRequest(0.5, 755, 500, hash_ids=(0, 1)),
     )
+
+
+BAILIAN = """{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, LENGTHS, "hash_ids": IDS}
+{"chat_id": 160, "parent_chat_id": 159, "timestamp": 121.5, LENGTHS, "hash_ids": IDS}
+{"chat_id": 161, "parent_chat_id": -1, "timestamp": 181.0, LENGTHS, "hash_ids": IDS}
+""".replace(
+    "LENGTHS", '"input_length": 521, "output_length": 132, "type": "text", "turn": 1'
+).replace("IDS", str(list(range(33))))
+
+
+def test_a_bailian_trace_is_in_seconds_with_blocks_of_16(tmp_path):
+    """521 tokens are 32 blocks of 16 and a part of one: 33 ids."""
+    trace = trace_of(tmp_path, BAILIAN)
+    assert [r.at_s for r in trace.requests] == pytest.approx([0.0, 60.386, 119.886])
+    assert trace.block_tokens == 16
+
+
+def test_the_block_size_is_the_one_that_the_lengths_fit(tmp_path):
+    """1,019 and 755 tokens with 8 and 6 ids are blocks of 128; a stated size must fit, too."""
+    ids = MOONCAKE.replace("[0, 2]", "[0, 1, 2, 3, 4, 5, 6, 7]").replace(
+        "[0, 1]", "[9, 1, 2, 3, 4, 5]"
+    )
+    assert trace_of(tmp_path, ids).block_tokens == 128
+    stated = ids.replace('"timestamp"', '"block_size": 64, "timestamp"')
+    with pytest.raises(InputError, match=r"blocks of 64 tokens, such as 1,019 .* 8 hash ids"):
+        trace_of(tmp_path, stated)
+
+
+def test_hash_ids_that_fit_no_block_size_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no other size fits all: state `block_size`"):
+        trace_of(tmp_path, MOONCAKE.replace("[0, 1]", "[0, 1, 3, 4, 5, 6, 7, 8]"))
 
 
 def test_a_trace_is_stretched_to_another_rate(tmp_path):
@@ -53,7 +84,7 @@ def test_a_trace_is_stretched_to_another_rate(tmp_path):
         ('{"x": 1}\n', "JSON lines need the keys timestamp"),
         ("{broken\n", "neither JSON lines nor"),
         (MOONCAKE.splitlines()[0] + "\n", "no two requests at different times"),
-        (MOONCAKE.replace("7319", '"many"'), "request 2 cannot be read"),
+        (MOONCAKE.replace("1019", '"many"'), "request 2 cannot be read"),
     ],
 )
 def test_what_is_no_trace_says_why(tmp_path, text, why):

@@ -51,13 +51,21 @@ class Constant:
 
 
 class Cycling:
-    """Requests whose lengths come round again; negative numbers are the warm-up."""
+    """Requests whose lengths come round again; negative numbers are the warm-up.
+
+    Two thirds of each prompt are one of two texts, for prefix caches; the warm-up's are its own.
+    """
 
     def __init__(self, lengths) -> None:
         self._lengths = lengths
 
     def request(self, level, number):
-        return PlannedRequest(number, 0.0, *self._lengths[number % len(self._lengths)])
+        length, output = self._lengths[number % len(self._lengths)]
+        alike = 0 if number < 0 else 2 * length // 3
+        own = range((number + 10) * 1000 + 9, (number + 10) * 1000 + 9 + length - alike)
+        return PlannedRequest(
+            number, 0.0, length, output, prompt_token_ids=[*[1 + number % 2] * alike, *own]
+        )
 
 
 def run_engine(
@@ -175,6 +183,7 @@ configs = st.builds(
     max_rolling_batch_size=st.integers(1, 8),
     max_rolling_batch_prefill_tokens=st.sampled_from([16, 64, 4096]),
     chunked_prefill=st.booleans(),
+    prefix_caching=st.booleans(),
 )
 
 closed_loops = st.builds(
@@ -251,6 +260,15 @@ def test_each_policy_on_the_mixed_load(policy, load):
     spec = LevelSpec(0, load, num_requests=24)
     run = assert_same_level(spec, MIXED, config, StepTimes())
     assert [record.output_tokens for record in run.records] == [70, 20] * 12
+
+
+def test_a_prefix_cache_that_evicts_gives_the_same_times():
+    """Blocks for one request; every other prompt begins alike."""
+    config = SchedulerConfig(num_blocks=22, block_size=4, prefix_caching=True)
+    spec = LevelSpec(index=0, load=Load(rate_per_s=0.7), num_requests=60)
+    run = assert_same_level(spec, [(60, 20), (48, 9)], config, StepTimes())
+    hits = [record.exchange.cached_tokens for record in run.records]
+    assert 0 < sum(hits) < 29 * (40 + 32)  # of a cache that keeps everything
 
 
 def test_under_preemption():

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from lmi_bench.analysis.fit.fit import Fit
@@ -28,10 +29,12 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.level import LATENCY_KEY, Level
 from lmi_bench.core.load import Load
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.router import Router
 
 _SIMULATED_METRICS: Final[dict[str, Metric]] = {**FIGURE_METRICS, "ttft_p90_ms": "ttft_mean_s"}
+_PARTS, _STUDENT = 10, 1.383  # parts of a level, and the 90 % quantile for their mean
 CAUSES = {
     "bandwidth": "reading weights and cache from memory",
     "compute": "arithmetic",
@@ -79,22 +82,29 @@ class Forecast(_AtLoad):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedForecast(_AtLoad):
-    """The simulated forecast of one load; a figure with too few requests is None, too."""
+    """The simulated forecast of one load; a figure with too few requests is None, too.
+
+    prefix_hit  share of the prompt tokens found in the prefix cache, 0 to 1; None without one
+    """
 
     load: Load
     requests: int
     errors: int
+    prefix_hit: Estimate | None = None
 
     @property
     def load_name(self) -> str:
         """Users or rate, for display."""
         rate = self.load.rate_per_s
         name = f"{self.load.concurrency}" if rate is None else f"{rate:.4g}/s"
-        return f"trace, {name}" if self.load.arrivals == "trace" else name
+        is_recorded = self.load.arrivals == "trace" and not self.load.sessions
+        return f"trace, {name}" if is_recorded else name
 
     def to_json(self) -> dict[str, Any]:
         """The forecast as one object; intervals as predicted, low, high."""
-        return self._json(self.load, requests=self.requests, errors=self.errors)
+        hit = self.prefix_hit
+        more = {} if hit is None else {"prefix_hit_share": hit.to_json()}
+        return self._json(self.load, requests=self.requests, errors=self.errors, **more)
 
 
 def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
@@ -138,15 +148,16 @@ def simulated_forecast(
     total_tokens: int,
     seed: int,
     router: Router,
+    prefix_caching: bool = False,
 ) -> SimulatedForecast:
     """The forecast of one level of unequal requests. Raises InputError for what cannot run.
 
-    setup         the copies that serve; its cached tokens are the prefix that all prompts share
-    total_tokens  tokens of the longest request, input and output
+    setup           the copies that serve
+    total_tokens    tokens of the longest request, input and output
+    prefix_caching  the engine finds equal beginnings of the requests' token ids
     """
     config = scheduler_config_for(setup.setup, profile, total_tokens)
-    if setup.cached_tokens:
-        config = replace(config, prefix_caching=True)
+    config = replace(config, prefix_caching=prefix_caching)
     run = simulate_level(
         spec,
         request,
@@ -156,13 +167,16 @@ def simulated_forecast(
         replicas=setup.replicas,
         router=router,
         speculation=setup.setup.speculation,
-        shared_tokens=setup.cached_tokens,
         overhead_s=profile.parameters.request_overhead_s,
     )
     level = summarise_level(run)
-    requests = [request(number) for number in range(spec.num_requests or level.sent)]
-    sure = _uncertainty(setup, profile, spec, requests)
-    offered = (spec.rate_per_s or 0.0) * fmean(each.output_tokens for each in requests)
+    lengths = []
+    for number in range(spec.num_requests or level.sent):
+        planned = request(number)
+        lengths.append((planned.input_tokens, planned.output_tokens))
+    hit = hit_share(run.records) if prefix_caching else None
+    sure = _uncertainty(setup, profile, spec, lengths, 0.0 if hit is None else hit.value)
+    offered = (spec.rate_per_s or 0.0) * fmean(output for _, output in lengths)
     values = {key: _value(level, key) for key in _SIMULATED_METRICS}
     return SimulatedForecast(
         figures=_figures(sure, values, offered),
@@ -170,26 +184,50 @@ def simulated_forecast(
         load=spec.load,
         requests=level.sent,
         errors=level.failed,
+        prefix_hit=hit,
     )
+
+
+def hit_share(records: Sequence[RequestRecord]) -> Estimate:
+    """Share of prompt tokens that a prefix cache holds, by the means of ten parts in order of time.
+
+    The 80 % interval is Student's with nine degrees of freedom; it covers the traffic, not the
+    size of the cache, which the profile knows to about 10 %.
+    """
+    known = [each for each in records if each.exchange.cached_tokens is not None]
+    tokens = sum(each.input_tokens for each in known)
+    value = sum(each.exchange.cached_tokens or 0 for each in known) / tokens if tokens else 0.0
+    if len(known) < 2 * _PARTS:
+        return Estimate(value, 0.0, 1.0)
+    ends = [len(known) * part // _PARTS for part in range(_PARTS + 1)]
+    parts = [known[first:end] for first, end in pairwise(ends)]
+    shares = [
+        sum(each.exchange.cached_tokens or 0 for each in part)
+        / sum(each.input_tokens for each in part)
+        for part in parts
+    ]
+    half = _STUDENT * stdev(shares) / _PARTS**0.5
+    return Estimate(value, max(0.0, value - half), min(1.0, value + half))
 
 
 def _uncertainty(
     setup: MeasuredLevel,
     profile: EngineProfile,
     spec: LevelSpec,
-    requests: Sequence[PlannedRequest],
+    lengths: Sequence[tuple[int, int]],
+    prefix_hit: float,
 ) -> Uncertainty:
-    """The uncertainty of requests of the mean lengths at the same load."""
-    input_tokens = max(1, round(fmean(each.input_tokens for each in requests)))
+    """The uncertainty of requests of the mean lengths and cached tokens at the same load."""
+    input_tokens = max(1, round(fmean(prompt for prompt, _ in lengths)))
     mean = replace(
         setup,
         input_tokens=input_tokens,
-        output_tokens=max(1, round(fmean(each.output_tokens for each in requests))),
-        cached_tokens=min(setup.cached_tokens, input_tokens - 1),
+        output_tokens=max(1, round(fmean(output for _, output in lengths))),
+        cached_tokens=min(round(prefix_hit * input_tokens), input_tokens - 1),
     )
     load = under_load(mean, profile, spec.load)
-    lengths = {(each.input_tokens, each.output_tokens) for each in requests}
-    return Uncertainty.of(profile, load, list(FIGURE_METRICS.values()), spread=len(lengths) > 1)
+    spread = len(set(lengths)) > 1
+    return Uncertainty.of(profile, load, list(FIGURE_METRICS.values()), spread=spread)
 
 
 def _value(level: Level, key: str) -> float | None:

@@ -25,7 +25,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 
 Objective = Literal["cost", "cost-per-hour", "cost-per-1m", "latency", "throughput"]
-Routing = Literal["random", "round-robin", "least-outstanding"]
+Routing = Literal["random", "round-robin", "least-outstanding", "prefix-affine"]
 
 LONE_REQUEST = Load(1, think_time_s=0.0)
 """One request at a time on each copy: the load of the least latency."""

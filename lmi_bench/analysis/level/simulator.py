@@ -14,7 +14,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 
 from lmi_bench.analysis.model.setup import Speculation
@@ -35,6 +35,7 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, tokens_gained
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
+from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 
 Requests = Callable[[int], PlannedRequest]
@@ -55,12 +56,12 @@ def simulate_level(
     replicas: int = 1,
     router: Router | None = None,
     speculation: Speculation | None = None,
-    shared_tokens: int = 0,
     overhead_s: float = 0.0,
 ) -> LevelRun:
     """Run one level in predicted time.
 
-    requests         the request of a number; only its lengths count
+    requests         the request of a number: its lengths, and for prefix caching its token ids
+                     (without any, no prompt has text in common with another)
     seed             seed of the open loop's arrivals
     timeout_s        a request that takes longer ends with status `timeout`; then nothing more is
                      sent, and requests in flight run to their end
@@ -68,7 +69,6 @@ def simulate_level(
     max_error_share  share of failed requests above which nothing more is sent
     replicas         engines with a scheduler each; `router` (round robin) picks one a request
     speculation      speculation of the engine, included in `step_time`
-    shared_tokens    common first tokens of all prompts, for prefix caching
     overhead_s       time of a request outside the engine: it reaches it so long after it is sent
 
     A request that can never fit has status `refused`, one beyond max_concurrent_requests
@@ -79,7 +79,7 @@ def simulate_level(
     numbers = range(replicas) if replicas > 1 else (None,)
     if isinstance(step_time, SpeculativeModel):
         step_time = step_time.real_steps
-    engine = _Engine(scheduler_config, step_time, speculation, shared_tokens)
+    engine = _Engine(scheduler_config, step_time, speculation)
     engines = [_Replica(engine, number) for number in numbers]
     level = _Level(
         spec,
@@ -129,6 +129,7 @@ class _Request:
     error: str | None = None
     finish_reason: str | None = None
     ended_s: float | None = None
+    cached_tokens: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -147,6 +148,7 @@ class _Request:
                 finish_reason=self.finish_reason,
                 ended_s=self.ended_s,
                 replica=None if self.replica is None else self.replica.number,
+                cached_tokens=self.cached_tokens,
             ),
             input_tokens=self.planned.input_tokens,
             status=self.status,
@@ -159,7 +161,6 @@ class _Engine:
     config: SchedulerConfig
     step_time: StepTime
     speculation: Speculation | None
-    shared_tokens: int
 
     def scheduler(self) -> Scheduler:
         """An empty scheduler."""
@@ -168,13 +169,11 @@ class _Engine:
         return Scheduler(self.config, drafter=drafter)
 
     def prompt(self, request: _Request) -> Sequence[int]:
-        """Token ids: the shared ones, then its own."""
-        length = request.planned.input_tokens
-        if not self.config.prefix_caching:
-            return range(length)
-        shared = min(self.shared_tokens, length)
+        """Token ids: those of the request, else its own."""
+        if request.planned.prompt_token_ids:
+            return request.planned.prompt_token_ids
         first = _OWN_TOKENS * (request.seq_id + 1)
-        return [*range(shared), *range(first, first + length - shared)]
+        return range(first, first + request.planned.input_tokens)
 
 
 class _Replica:
@@ -212,6 +211,7 @@ class _Replica:
             SamplingParams(max_new_tokens=planned.output_tokens, ignore_eos=planned.ignore_eos),
             now_s,
         )
+        request.planned = replace(planned, prompt_token_ids=())  # large, and of no more use
         self._requests[request.seq_id] = request
         request.replica = self
 
@@ -259,6 +259,10 @@ class _Replica:
         planned = self.scheduler.plan(now_s)
         if isinstance(planned, StepBatch):
             self._batch = planned
+            if self._engine.config.prefix_caching:
+                for entry in planned.entries:
+                    if entry.begins and entry.num_generated == 0:
+                        self._requests[entry.seq_id].cached_tokens = entry.first_position
             self.next_s = now_s + self._step_time.step_time_s(planned.shape)
         else:
             self.next_s = planned.at_s if isinstance(planned, WaitUntil) else math.inf
@@ -391,7 +395,8 @@ class _Level:
         if self._stopped_by is None and both and len(self._sent) < (spec.num_requests or 0):
             self._stopped_by = "duration"
         records = with_start_marked([request.record() for request in self._sent], spec)
-        return LevelRun(spec=spec, attempt=1, records=records, stopped_by=self._stopped_by)
+        done = sum((each.scheduler.stats for each in self._replicas), SchedulerStats())
+        return LevelRun(spec, 1, records, self._stopped_by, engine=asdict(done))
 
     def _end_step(self, replica: _Replica, now_s: float) -> None:
         for _ in range(replica.end_step(now_s)):
@@ -419,7 +424,8 @@ class _Level:
 
     def _enter(self, request: _Request, now_s: float) -> bool:
         """The request reaches the engine; whether that accepted it."""
-        replica = self._replicas[self._router.pick([r.outstanding for r in self._replicas])]
+        outstanding = [replica.outstanding for replica in self._replicas]
+        replica = self._replicas[self._router.pick(outstanding, request.planned.prompt_token_ids)]
         try:
             replica.add(request, now_s, self._slack_s(now_s))
         except CapacityError as exc:

@@ -227,6 +227,7 @@ class Residents:
             seq.output_token_ids.extend([token_id] * num_steps)
             if seq.num_computed > seq.slot_capacity:
                 self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
+            self.cache_full_blocks(seq, seq.num_computed)
             self.free_outside_window(seq, seq.num_computed)
 
     def _blocks_behind(self, num_tokens: int) -> int:

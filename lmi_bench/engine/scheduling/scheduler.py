@@ -276,7 +276,7 @@ class Scheduler:
         residents = self._residents
         if not residents.running or residents.num_filling:
             return 0
-        if self._in_flight or self._drafter is not None or self.config.prefix_caching:
+        if self._in_flight or self._drafter is not None:
             return 0
         most = min(seq.num_left for seq in residents.running) - 1
         if self._next_to_admit() is not None:
@@ -284,8 +284,8 @@ class Scheduler:
                 return 0
             most = min(most, self._join.steps_to_wait)
         if self._waiting and self.num_running < self._max_running:
-            # the oldest waits for blocks, and those outside a window are freed
-            until = residents.steps_until_window_frees()
+            # the oldest waits for blocks: a window frees some, a step may complete cached ones
+            until = 0 if self.config.prefix_caching else residents.steps_until_window_frees()
             most = most if until is None else min(most, until)
         return residents.steps_that_fit(most)
 

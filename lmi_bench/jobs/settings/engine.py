@@ -202,7 +202,8 @@ class BatchingOptions:
     )
     replicas: int | None = option("Copies of the model behind one router.", default="1")
     router: str | None = option(
-        "Router of the replicas: round-robin, least-outstanding or random.", default="round-robin"
+        "Router of the replicas: round-robin, least-outstanding, prefix-affine or random.",
+        default="round-robin",
     )
     draft_acceptance: float | None = option(
         "Probability that a drafted token is accepted, 0 to 1: simulated only.", rare=True

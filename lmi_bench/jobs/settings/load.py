@@ -37,8 +37,15 @@ class WorkloadSettings:
     output_lengths: str | None = option(
         "Distribution of output lengths in tokens; same forms as --input-lengths."
     )
-    trace: Path | None = option("Recorded traffic: Azure's CSV or Mooncake's JSON lines.")
+    trace: Path | None = option(
+        "Recorded traffic: Azure's CSV, Mooncake's or Bailian's JSON lines."
+    )
     shared_prefix: int | None = option("Length in tokens of a prefix that all prompts share.")
+    documents: str | None = option(
+        "Documents, COUNTxTOKENS such as 1000x1500: one in each prompt, the k-th most popular with "
+        "a chance of 1/k.",
+        rare=True,
+    )
     ignore_eos: bool | None = option(
         "Output length: as requested, even past the model's end of text, or up to that end.",
         "--ignore-eos/--stop-at-eos",

@@ -53,13 +53,30 @@ class PredictSettings:
         "Output lengths; same forms as --input-lengths.", group=WORKLOAD
     )
     trace: Path | None = option(
-        "Recorded traffic, Azure's CSV or Mooncake's JSON lines: simulated.", group=WORKLOAD
+        "Recorded traffic, Azure's CSV, Mooncake's or Bailian's JSON lines: simulated.",
+        group=WORKLOAD,
     )
     speed: str | None = option(
         "Speed of recorded traffic: 1 as recorded, 2 twice as fast.", group=WORKLOAD
     )
     shared_prefix: int = option(
-        "Cached prefix of all prompts in tokens: simulated.", value=0, group=WORKLOAD
+        "Prefix that all prompts share in tokens: simulated.", value=0, group=WORKLOAD
+    )
+    documents: str | None = option(
+        "Documents COUNTxTOKENS, one in each prompt, such as 1000x1500: simulated.", group=WORKLOAD
+    )
+    turns: str | None = option(
+        "Turns of conversations that --rate starts; --input-tokens is what each adds: simulated.",
+        group=WORKLOAD,
+    )
+    think_time: str | None = option(
+        "Seconds between an answer and the next turn: a number or a distribution.", group=WORKLOAD
+    )
+    prefix_cache: bool = option(
+        "Prefix cache of the engine, where prompts begin alike.",
+        "--prefix-cache/--no-prefix-cache",
+        value=True,
+        group=WORKLOAD,
     )
     seed: int = option(planning.SEED, value=0)
     router: str | None = option(planning.ROUTER)
@@ -81,6 +98,11 @@ class PredictSettings:
             raise InputError("--speed applies to recorded traffic: add --trace FILE")
         if self.trace is None and (self.concurrency is None) == (self.rate is None):
             raise InputError("give either --concurrency or --rate: the load to predict for")
+        if self.turns is not None and self.rate is None:
+            raise InputError(
+                "--turns needs --rate, the conversations that start each second; for users that "
+                "talk one conversation after the other use `sweep --target sim:INSTANCE --turns`"
+            )
         if self.is_simulated:
             if self.prefix_hit:
                 raise InputError(
@@ -101,7 +123,7 @@ class PredictSettings:
     def is_simulated(self) -> bool:
         """Whether the requests differ in ways that closed forms do not cover."""
         drawn = self.mix or self.input_lengths or self.output_lengths or self.trace
-        return bool(drawn or self.shared_prefix or self.router)
+        return bool(drawn or self.shared_prefix or self.documents or self.turns or self.router)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ ENGINE_VERSION = Option(
     "Engine version that will serve, compared with the profile's.", group=ENGINE, rare=True
 )
 ROUTER = Option(
-    "Router of several copies: random, round-robin or least-outstanding.",
+    "Router of several copies: random, round-robin, least-outstanding or prefix-affine.",
     old_names=("--routing",),
     group=LOAD,
 )

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +23,7 @@ import orjson
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import LengthDistribution, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
-from lmi_bench.core.traces import MOONCAKE_BLOCK_TOKENS, Trace
+from lmi_bench.core.traces import Trace
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 CHARACTERS_PER_TOKEN = 4
@@ -114,6 +117,18 @@ class TokenIds:
         return replace(request, prompt_token_ids=tuple(ids))
 
 
+def distinct_ids(
+    request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
+) -> PlannedRequest:
+    """Ids for a simulated prefix cache, which only compares them: equal parts have equal ids."""
+    ids = array("q")
+    for part, part_draw in (*shared, (request.input_tokens, draw)):
+        count = min(part, request.input_tokens - len(ids))
+        first = 1 + part_draw.getrandbits(40) << 22  # a range of its own, beside token id 0
+        ids.extend(range(first, first + count))
+    return replace(request, prompt_token_ids=ids)
+
+
 def common_words(
     request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
 ) -> PlannedRequest:
@@ -197,6 +212,8 @@ class SyntheticPrompts:
     lengths        kinds of request, which come in exact shares, shuffled in small blocks; or a
                    function that can be pickled
     shared_prefix  tokens at the beginning that all prompts of the run have in common
+    corpus         number of documents and their tokens: each prompt has one behind the prefix, the
+                   k-th most popular with a chance of 1/k; None: no documents
     """
 
     lengths: Sequence[Lengths] | LengthsOf
@@ -206,10 +223,13 @@ class SyntheticPrompts:
     salt: str = ""
     ignore_eos: bool = True
     shared_prefix: int = 0
+    corpus: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.lengths:
             raise InputError("a workload needs at least one kind of request")
+        count = 0 if self.corpus is None else self.corpus[0]
+        self._chances = list(accumulate(1 / rank for rank in range(1, count + 1)))
         self._lengths = self.lengths if callable(self.lengths) else _Mix(tuple(self.lengths))
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
@@ -224,9 +244,16 @@ class SyntheticPrompts:
     def _place(self, level: LevelSpec) -> str:
         return f"{self.seed}/{self.salt}/{level_place(level)}"
 
-    def _shared(self, _level: LevelSpec, _number: int) -> list[Part]:
-        draw = random.Random(f"{self.seed}/{self.salt}/prefix")
-        return [(self.shared_prefix, draw)] if self.shared_prefix else []
+    def _shared(self, level: LevelSpec, number: int) -> list[Part]:
+        text = f"{self.seed}/{self.salt}"
+        parts = (
+            [(self.shared_prefix, random.Random(f"{text}/prefix"))] if self.shared_prefix else []
+        )
+        if self.corpus is not None:
+            draw = random.Random(f"{self._place(level)}/{number}/document")
+            rank = bisect(self._chances, draw.random() * self._chances[-1])
+            parts.append((self.corpus[1], random.Random(f"{text}/document {rank}")))
+        return parts
 
 
 class _Mix:
@@ -293,7 +320,7 @@ class TracePrompts(SyntheticPrompts):
         if not recorded.hash_ids or number < 0:
             return super()._shared(level, number)
         return [
-            (MOONCAKE_BLOCK_TOKENS, random.Random(f"{self._place(level)}/block {each}"))
+            (self._trace.block_tokens, random.Random(f"{self._place(level)}/block {each}"))
             for each in recorded.hash_ids
         ]
 
