@@ -25,7 +25,7 @@ from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.core.units import HOURS_PER_MONTH, format_figure, format_interval, plural
 from lmi_bench.jobs.calibrate import TABLES_VARIABLE, Calibration, ShippedErrors, Validation
-from lmi_bench.jobs.fleet import AcceleratorComparison, PlannedDay
+from lmi_bench.jobs.fleet import AcceleratorComparison, PlannedDay, PlayedPolicy
 from lmi_bench.jobs.predict import Prediction
 from lmi_bench.jobs.verify import Learned, Verification
 
@@ -317,12 +317,31 @@ def print_day(day: PlannedDay, discount: float | None) -> None:
     ]
     print_table("A day", rows, left=("fleet",))
     say(f"chosen: {'scaling' if plan.scales else 'the flat fleet'}: {plan.why}")
+    if day.policies:
+        rows = [_policy_row(each, day) for each in day.policies]
+        print_table("Policies, request by request", rows, left=("policy",))
     committed = day.commitment
     if committed is not None:
         say(
             f"commit to {plural(committed.machines, 'machine')} at {discount:.0%} off: USD "
             f"{committed.usd_per_day:,.2f} a day, {committed.unused_usd:,.2f} of it unused"
         )
+
+
+def _policy_row(policy: PlayedPolicy, day: PlannedDay) -> dict[str, Any]:
+    values = policy.to_json(day.price)
+    cost, changes = values["usd_per_day"], [after - before for _, before, after in values["events"]]
+    return {
+        "policy": policy.name,
+        "in time": f"{values['attainment']:.2%}",
+        "wait p99 s": f"{values['wait_p99_s']:,.1f}",
+        "longest wait s": f"{values['worst_wait_s']:,.0f}",
+        "most machines": values["peak_machines"],
+        "ups": sum(change > 0 for change in changes),
+        "downs": sum(change < 0 for change in changes),
+        "machine hours": f"{values['machine_hours']:,.1f}",
+        "USD a day": "" if cost is None else f"{cost:,.2f}",
+    }
 
 
 def _day_row(fleet: str, result: DayResult, day: PlannedDay) -> dict[str, Any]:

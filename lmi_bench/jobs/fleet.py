@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmi_bench.analysis.fleet.accelerator_comparison import (
     FourSteps,
     MachineFigures,
     four_steps,
     machine_figures,
+)
+from lmi_bench.analysis.fleet.autoscaling import (
+    Fleet,
+    Played,
+    binned,
+    day_arrivals_s,
+    parse_policy,
+    play,
 )
 from lmi_bench.analysis.fleet.day import (
     DAY_S,
@@ -30,17 +42,23 @@ from lmi_bench.analysis.fleet.start_up import (
     parse_start_up,
 )
 from lmi_bench.analysis.level.layouts import Rejection, Workload
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency, jumpstart_extremes
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.units import GIB, SECONDS_PER_HOUR
+from lmi_bench.core.traces import read_trace
+from lmi_bench.core.units import GIB, SECONDS_PER_HOUR, ms_to_s
+from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
 from lmi_bench.jobs.planned import model_notes, planned_workload, repriced
 from lmi_bench.jobs.settings.plan import AcceleratorSettings, DaySettings
 from lmi_bench.targets.profiles import find_profile
+
+_MOST_PLAYED: Final = 1_000_000
+"""Requests of a day that are played one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +127,29 @@ class Commitment:
 
 
 @dataclass(frozen=True, slots=True)
+class PlayedPolicy:
+    """A policy by the name that it was given, and its day."""
+
+    name: str
+    played: Played
+
+    def to_json(self, price: float | None) -> dict[str, Any]:
+        """The figures and the changes of the number of machines."""
+        played = self.played
+        hours = played.machine_hours
+        return {
+            "policy": self.name,
+            "attainment": played.attainment,
+            "wait_p99_s": float(np.quantile(played.waits_s, 0.99)),
+            "worst_wait_s": float(played.waits_s.max()),
+            "machine_hours": hours,
+            "usd_per_day": None if price is None else price * hours,
+            "peak_machines": played.peak_machines,
+            "events": [list(event) for event in played.events],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedDay:
     """The simulated day.
 
@@ -116,6 +157,7 @@ class PlannedDay:
     capacity_per_s  load that one machine carries
     price           of a machine in USD per hour, if known
     caveats         what was not known when the machine was recommended
+    policies        played request by request, the flat fleet first
     """
 
     plan: DayPlan
@@ -126,6 +168,7 @@ class PlannedDay:
     price: float | None
     commitment: Commitment | None
     caveats: tuple[str, ...] = ()
+    policies: tuple[PlayedPolicy, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `plan-day --json` writes it."""
@@ -145,6 +188,11 @@ class PlannedDay:
             "scaled": day(self.plan.scaled),
             "flat": day(self.plan.flat),
             "commitment": None if self.commitment is None else asdict(self.commitment),
+            **(
+                {"policies": [each.to_json(self.price) for each in self.policies]}
+                if self.policies
+                else {}
+            ),
         }
 
 
@@ -167,12 +215,71 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         raise InputError("plan-day needs REC.json or --capacity, req/s of one machine above 0")
     if settings.commit_discount is not None and price is None:
         raise InputError("--commit-discount needs a machine's price: add --machine-price-per-hour")
-    curve = _curve(settings, planned_per_s)
+    recorded_s = None if settings.trace is None else _recorded_day_s(settings)
+    curve = _curve(settings, planned_per_s) if recorded_s is None else binned(recorded_s)
     start_up = _start_up(settings, saved, listener)
     day = plan(curve, start_up, capacity_per_s=capacity, least_slo_share=settings.least_slo_share)
     committed = _commitment(settings.commit_discount, day, price)
     caveats = () if saved is None else saved.answer.caveats
-    return PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
+    policies: tuple[PlayedPolicy, ...] = ()
+    if settings.policy:
+        policies = tuple(_played(settings, saved, day, capacity, start_up, curve, recorded_s))
+    return PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats, policies)
+
+
+def _recorded_day_s(settings: DaySettings) -> NDArray[np.float64]:
+    """Times of a trace, repeated over the day, at `--peak` as the highest rate of five minutes."""
+    assert settings.trace is not None
+    trace = read_trace(settings.trace)
+    times_s = np.array([each.at_s for each in trace.requests])
+    if settings.peak is not None:
+        times_s *= binned(times_s).peak_per_s / settings.peak
+    length_s = float(times_s[-1]) + 1 / trace.rate_per_s
+    repeats = max(1, int(DAY_S // length_s))
+    whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
+    return np.asarray(whole[whole < DAY_S])
+
+
+def _played(
+    settings: DaySettings,
+    saved: SavedRecommendation | None,
+    day: DayPlan,
+    capacity_per_s: float,
+    start_up: StartUp,
+    curve: LoadCurve,
+    recorded_s: NDArray[np.float64] | None,
+) -> Iterator[PlayedPolicy]:
+    """The flat fleet and each policy on the same requests.
+
+    A machine is saturated at its capacity over `LATENCY_LOAD_LIMIT`, the share up to which the
+    planner loads one. Of a long day every n-th request is played on machines of an n-th of that,
+    whose queues vary more.
+    """
+    answer_s = settings.answer_time
+    if answer_s is None:
+        told = None if saved is None else saved.best.figures.get("e2e_mean_ms")
+        answer_s = 10.0 if told is None else ms_to_s(told.value)
+    arrivals_s = day_arrivals_s(curve, settings.seed) if recorded_s is None else recorded_s
+    nth = -(-len(arrivals_s) // _MOST_PLAYED)
+    saturated_per_s = capacity_per_s / LATENCY_LOAD_LIMIT / nth
+    slots = max(1, round(saturated_per_s * answer_s))
+    start_s = start_up.total_s - start_up.detection_s
+    fleet = Fleet(saturated_per_s, slots, start_s, settings.wait_limit)
+    usual = day.scaling.target_per_s
+    for text in ("flat", *settings.policy):
+        policy, machines = None, day.flat_machines
+        if text != "flat":
+            policy = parse_policy(text)
+            by_rate = policy.metric == "rate"
+            target = policy.target or (usual if by_rate else usual * answer_s)
+            policy = replace(policy, target=target / nth)
+            at_start_per_s = float(curve.rates_at(np.zeros(1))[0])
+            machines = policy.within(at_start_per_s / (target if by_rate else target / answer_s))
+        router = make_router(settings.router, settings.seed)
+        run = play(
+            arrivals_s[::nth], fleet, router, machines=machines, policy=policy, seed=settings.seed
+        )
+        yield PlayedPolicy(text, run)
 
 
 def _start_up(

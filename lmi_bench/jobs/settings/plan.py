@@ -249,10 +249,30 @@ class DaySettings:
     least_slo_share: float = option(
         "Share of the day's requests that must meet the SLOs, ramps included.", value=0.99
     )
+    policy: tuple[str, ...] = option(
+        "Autoscaler to play request by request: target-tracking or hpa, with settings such as "
+        "hpa:target=2.5,stabilization_s=300,max_machines=8; repeatable.",
+        value=(),
+    )
+    trace: Path | None = option(
+        "Recorded traffic, repeated over the day: Azure's CSV, Mooncake's or Bailian's JSON lines."
+    )
+    router: str = option(
+        planning.ROUTER, value="least-outstanding", help="Router of the machines.", group=None
+    )
+    answer_time: float | None = option(
+        "Mean time of an answer at a machine's capacity in s.", default="REC's, else 10"
+    )
+    wait_limit: float = option("Longest wait in a queue within the SLOs in s.", value=1.0)
+    seed: int = option(planning.SEED, value=0, group=None)
 
     def __post_init__(self) -> None:
         if self.load is not None and self.shape is not None:
             raise InputError("give either --load FILE.csv or --shape, not both")
+        if self.trace is not None and (self.load is not None or self.shape is not None):
+            raise InputError("--trace is the load of the day: leave --load and --shape out")
+        if self.answer_time is not None and not self.answer_time > 0:
+            raise InputError(f"--answer-time must be above 0 s, got {self.answer_time:g}")
         if self.commit_discount is not None and not 0 <= self.commit_discount < 1:
             raise InputError("--commit-discount must be at least 0 and below 1")
         if self.machine_price is not None and self.machine_price < 0:

@@ -1,0 +1,48 @@
+"""A day with autoscalers: what the settings become."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.jobs.fleet import plan_day
+from lmi_bench.jobs.settings.plan import DaySettings
+
+
+def day(**more):
+    usual = {"capacity": 5.0, "start_up": "300", "machine_price": 3.0}
+    return plan_day(DaySettings(**(usual | more)))
+
+
+def test_policies_are_played_beside_the_flat_fleet():
+    """0.8 req/s by day and 0.2 by night; 0.5 a machine. The flat fleet has two for 24 hours."""
+    policies = ("target-tracking", "hpa:max_machines=1")
+    planned = day(capacity=0.5, peak=0.8, least_share=0.25, policy=policies)
+    flat, tracking, one = planned.to_json()["policies"]
+    assert [flat["policy"], one["policy"]] == ["flat", "hpa:max_machines=1"]
+    assert flat["events"] == []
+    assert flat["machine_hours"] == pytest.approx(48, abs=0.1)
+    assert flat["usd_per_day"] == pytest.approx(3.0 * flat["machine_hours"])
+    assert tracking["machine_hours"] < flat["machine_hours"]
+    assert tracking["attainment"] > 0.8
+    assert one["attainment"] < 0.7  # a machine of 0.625 req/s for 0.8
+    assert one["peak_machines"] == 1
+
+
+def test_a_long_day_is_played_in_part(monkeypatch):
+    """86,400 requests: each fifth is played; machines and hours are those of the whole."""
+    monkeypatch.setattr("lmi_bench.jobs.fleet._MOST_PLAYED", 20_000)
+    flat, _ = day(capacity=0.6, shape="flat", peak=1.0, policy=("hpa",)).policies
+    assert flat.played.machine_hours == pytest.approx(48, abs=0.1)
+    assert len(flat.played.waits_s) == pytest.approx(86_400 / 5, rel=0.02)
+
+
+def test_a_trace_is_repeated_over_the_day(tmp_path):
+    rows = [f"2023-11-16 18:{m:02d}:00.0,374,44" for m in range(60)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    planned = day(trace=path, policy=("hpa",))
+    assert len(planned.policies[0].played.waits_s) == 24 * 60
+    assert planned.load.peak_per_s == pytest.approx(1 / 60)
+    with pytest.raises(InputError, match="leave --load and --shape out"):
+        day(trace=path, shape="flat")
