@@ -183,7 +183,8 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
         "shift: mean |change| of the text's log-probabilities. A model of random weights (the demo "
         "models) knows no text: its perplexity says nothing, the shift does. KV tokens: what the "
         "cache holds when weights and cache take the baseline's memory together. Ratios: 95 % over "
-        "rounds that sweep all variants in turn, at the highest load; price at the best level."
+        "rounds that sweep all variants in turn, at the highest load; price at the best level. "
+        f"The row {results[-1].name} is the same engine: a ratio within its interval is none."
     )
     return table_of("Variants side by side", fields, results, note)
 

@@ -24,7 +24,7 @@ from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape
 
-BASELINE = "baseline"
+BASELINE, BASELINE_AGAIN = "baseline", "baseline-again"
 
 PositiveUsd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -87,9 +87,11 @@ class Recipe(_Section):
     def _names_differ(self) -> Recipe:
         if not self.variants:
             raise ValueError("variants: name at least one combination to try")
-        names = [BASELINE, *(variant.name for variant in self.variants)]
+        names = [BASELINE, BASELINE_AGAIN, *(variant.name for variant in self.variants)]
         if len(set(names)) < len(names):
-            raise ValueError(f"variants need names of their own, none of them {BASELINE!r}")
+            raise ValueError(
+                f"variants need names of their own, none of them {BASELINE!r} or {BASELINE_AGAIN!r}"
+            )
         return self
 
     def settings(self, variant: Variant | None) -> EngineSection:

@@ -26,6 +26,7 @@ from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.optimize.recipe import (
     BASELINE,
+    BASELINE_AGAIN,
     Evaluation,
     Recipe,
     Variant,
@@ -219,6 +220,8 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
         if variant is not None and each.parts.quantized is not None:
             _keep_artefacts(recipe, variant, each, folder, listener)
         measured.append(each)
+    # the baseline against itself: what the machine alone does to a ratio
+    measured.append(replace(measured[0], name=BASELINE_AGAIN, rounds=[], sweep_s=0.0))
     _sweep_in_rounds(recipe, measured, folder, listener)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
     content = {
@@ -306,10 +309,13 @@ def _measure(
 def _sweep_in_rounds(
     recipe: Recipe, measured: Sequence[MeasuredVariant], folder: Path, listener: Listener
 ) -> None:
-    """Sweep all variants, then all again: a drift of the machine then meets every one."""
+    """Sweep all variants in turn, each round in the opposite order of the one before.
+
+    A drift of the machine then meets every variant, and the baseline both first and last.
+    """
     rounds = recipe.evaluate.rounds
     for number in range(1, rounds + 1):
-        for each in measured:
+        for each in measured if number % 2 else reversed(measured):
             quantized = each.parts.quantized
             if quantized is not None and quantized.emulated:
                 continue

@@ -81,7 +81,10 @@ def test_a_recipe_becomes_a_table_a_page_and_weights_that_serve(trained, tmp_pat
     results = {
         each["name"]: each for each in json.loads((out / "optimize.json").read_text())["variants"]
     }
-    assert list(results) == ["baseline", "int8", "int3", "fp8", "both", "ngram"]
+    assert list(results) == ["baseline", "int8", "int3", "fp8", "both", "ngram", "baseline-again"]
+    assert results["baseline-again"]["engine"] == results["baseline"]["engine"]
+    again = results["baseline-again"]["throughput_ratios"]["concurrency 2"]
+    assert again[1] <= again[0] <= again[2]
 
     quality = {name: each["quality"] for name, each in results.items()}
     base = quality["baseline"]["perplexity"]
