@@ -213,7 +213,11 @@ def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sched
                 f"{derived.block_size} tokens: raise it, or lower --block-size"
             )
         stated["num_blocks"] = budget // derived.block_size
-    return replace(derived, **{key: value for key, value in stated.items() if value is not None})
+    stated = {key: value for key, value in stated.items() if value is not None}
+    others = ("chunked_prefill", "recompute_on_join")
+    if stated["policy"] is not BatchingPolicy.ROLLING or any(map(stated.get, others)):
+        derived = replace(derived, max_waiting_tokens=0)  # a profile's rule for whole prompts
+    return replace(derived, **stated)
 
 
 def engine_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level]) -> KneeFacts:

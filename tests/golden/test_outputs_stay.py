@@ -51,6 +51,9 @@ def test_what_is_said_and_written_stays(scenario, tmp_path):
     texts, commands = outputs(scenario, tmp_path)
     folder = OUTPUTS / scenario.name
     if os.environ.get("LMI_BENCH_GOLDEN") == "write":
+        kept = read(folder) if folder.exists() else {}
+        ended = [name for name in {*texts} & {*kept} if _exit(texts[name]) != _exit(kept[name])]
+        assert not ended, f"ends with another exit code now: remove the folder first: {ended}"
         write(folder, texts)
         return
     kept = read(folder)
@@ -161,6 +164,11 @@ def read(folder: Path) -> dict[str, str]:
     """The kept texts of a scenario by name."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files}
+
+
+def _exit(text: str) -> str:
+    """The last line of what a command says, its exit code; empty for a file."""
+    return text.rstrip().rpartition("\n-- exit ")[2] if "\n-- exit " in text else ""
 
 
 def write(folder: Path, texts: dict[str, str]) -> None:

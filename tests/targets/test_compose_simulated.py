@@ -36,3 +36,23 @@ def test_how_steps_would_be_computed_is_refused_where_none_is(option, settings):
         open_simulated_engine(
             "llama-2-7b", "ml.g5.2xlarge", EngineSection(**settings), max_total_tokens=512
         )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy": "dynamic"},
+        {"policy": "none"},
+        {"chunked_prefill": True},
+        {"recompute_on_join": True},
+    ],
+)
+def test_a_profiles_rule_for_joining_is_left_out_where_none_can_join(settings):
+    """TGI's rule of 20 waiting tokens is of rolling batches with whole prompts alone."""
+
+    def opened(**stated):
+        engine = EngineSection(profile="tgi-2023", **stated)
+        return open_simulated_engine("llama-2-7b", "ml.g5.2xlarge", engine, max_total_tokens=512)
+
+    assert opened().config.max_waiting_tokens == 20
+    assert opened(**settings).config.max_waiting_tokens == 0
