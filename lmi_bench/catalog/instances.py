@@ -102,6 +102,28 @@ def bare_machine(accelerator: Accelerator, count: int) -> Instance:
     )
 
 
+def joined(instance: Instance, hosts: int) -> Instance:
+    """`hosts` machines of one type as one, with the price of all; itself for one."""
+    if hosts == 1:
+        return instance
+    ec2, price = instance.ec2_price_usd_per_hour, instance.price_usd_per_hour
+    return replace(
+        instance,
+        instance_type=f"{hosts} x {instance.instance_type}",
+        num_accelerators=hosts * instance.num_accelerators,
+        vcpus=hosts * instance.vcpus,
+        host_memory_bytes=hosts * instance.host_memory_bytes,
+        price_usd_per_hour=None if price is None else hosts * price,
+        rates_usd_per_hour=tuple(
+            (kind, hosts * rate) for kind, rate in instance.rates_usd_per_hour
+        ),
+        ec2_price_usd_per_hour=None if ec2 is None else hosts * ec2,
+        network_bits_per_s=(
+            None if instance.network_bits_per_s is None else hosts * instance.network_bits_per_s
+        ),
+    )
+
+
 def _link_of(row: Row, accelerator: Accelerator) -> Link:
     text = row["interconnect"]
     if text.startswith("none"):

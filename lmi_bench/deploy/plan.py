@@ -83,6 +83,7 @@ class DeploymentPlan:
                 f"the weights {self.weights.location} need compute capability {_AWQ_SINCE:g}, "
                 f"{instance.accelerator.name} has {capability:g}: take a GPTQ checkpoint"
             )
+        degree *= self.engine.pipeline or 1
         if self.copies * degree > instance.num_accelerators:
             raise CapacityError(
                 f"{self.copies} copies of TP {degree} need {self.copies * degree} accelerators; "
@@ -153,6 +154,11 @@ def plan_from_recommendation(
     best, question = answer.recommended, answer.question
     assert best is not None
     engine = best.setting
+    if engine.hosts or (engine.speculation is not None and engine.speculation.own):
+        raise InputError(
+            f"{engine.describe()} cannot be written as files yet: recommend with --hosts 1 and "
+            "without --draft mtp, or set it at the server by hand"
+        )
     dtype = planned_dtype(model, stated.dtype or engine.dtype or question.dtype)
     degree = stated.tensor_parallel or best.tensor_parallel
     instance = find_instance(best.instance)

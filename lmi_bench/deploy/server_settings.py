@@ -168,7 +168,10 @@ def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> 
     chunked = engine.chunked_prefill
     options = {
         "model": plan.weights.location,
-        "tensor-parallel-size": plan.setup.tensor_parallel,
+        "tensor-parallel-size": 1 if engine.dp_attention else plan.setup.tensor_parallel,
+        "data-parallel-size": plan.setup.tensor_parallel if engine.dp_attention else None,
+        "pipeline-parallel-size": engine.pipeline,
+        "enable-expert-parallel": engine.expert_parallel or None,
         "max-num-seqs": limits.max_num_seqs,
         "max-model-len": limits.max_model_len,
         "dtype": served_dtype(plan),
@@ -191,6 +194,10 @@ def sglang_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -
     options: dict[str, Any] = {
         "model-path": plan.weights.location,
         "tp-size": plan.setup.tensor_parallel,
+        "ep-size": plan.setup.tensor_parallel if engine.expert_parallel else None,
+        "dp-size": plan.setup.tensor_parallel if engine.dp_attention else None,
+        "enable-dp-attention": engine.dp_attention or None,
+        "pp-size": engine.pipeline,
         "max-running-requests": limits.max_num_seqs,
         "context-length": limits.max_model_len,
         "dtype": served_dtype(plan),
@@ -224,6 +231,7 @@ def unsupported_settings(
     cache = {f"kv_dtype {engine.kv_dtype}": plan.has_one_byte_cache}
     old = image is not None and bool(image.djl) and era_of(image.djl) == "A"
     missing = {"chunked_prefill": chunked and (server == "tgi" or old)}
+    missing[engine.split] = bool(engine.split) and server not in ("vllm", "sglang")
     if server == "tgi":
         is_kept = _tgi_has_one_byte_cache(plan, image)
         missing |= (cache if not is_kept else {}) | {draft: draft_model}

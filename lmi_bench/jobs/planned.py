@@ -16,7 +16,7 @@ from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.memory import weight_format
-from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.analysis.model.setup import ACCEPTANCE, OWN_LAYER, Setup, Speculation
 from lmi_bench.analysis.model.speculation import acceptance_of_counts
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, model_note
@@ -31,7 +31,7 @@ from lmi_bench.jobs.settings.recommend import AxisSettings, FleetLimits, Purchas
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.drafting import NGRAM_DRAFT
 
-_DRAFT_TOKENS = 4
+_DRAFT_TOKENS, _OWN_DRAFT_TOKENS = 4, 3
 _MOST_KINDS = 500
 _SEED = 20_261_121  # of lengths that are drawn from distributions
 
@@ -89,22 +89,26 @@ def planned_speculation(settings: DraftSettings) -> Speculation | None:
                 "ngram or --draft MODEL"
             )
         return None
+    own = draft == OWN_LAYER
+    if own and acceptance is None:
+        return Speculation(draft_tokens or _OWN_DRAFT_TOKENS, ACCEPTANCE, own=True)
     if acceptance is None:
         raise InputError(
             f"--draft {draft}: add --draft-acceptance, the probability (0 to 1) that a drafted "
             "token is accepted, or a run of the bundled engine that measured it"
         )
-    smaller = None if draft == NGRAM_DRAFT else find_model(draft)
+    smaller = None if own or draft == NGRAM_DRAFT else find_model(draft)
     if Path(acceptance).is_dir():
         counted, run_tokens = _measured(Path(acceptance))
-        return Speculation(draft_tokens or run_tokens, counted, smaller)
+        return Speculation(draft_tokens or run_tokens, counted, smaller, own=own)
     try:
         chance = float(acceptance)
     except ValueError:
         raise InputError(
             f"--draft-acceptance {acceptance}: neither a number from 0 to 1 nor a run folder"
         ) from None
-    return Speculation(draft_tokens or _DRAFT_TOKENS, chance, smaller)
+    count = draft_tokens or (_OWN_DRAFT_TOKENS if own else _DRAFT_TOKENS)
+    return Speculation(count, chance, smaller, own=own)
 
 
 def _measured(folder: Path) -> tuple[float, int]:
@@ -171,6 +175,10 @@ def engine_axes(settings: AxisSettings) -> EngineAxes:
         memory_shares=_listed("--memory-share", settings.memory_share, float),
         cuda_graphs=_listed("--graphs", settings.graphs, _on_off),
         copies=_listed("--replicas", settings.replicas, int),
+        expert_parallel=_listed("--ep", settings.ep, _on_off),
+        dp_attention=_listed("--dp-attention", settings.dp_attention, _on_off),
+        pipelines=_listed("--pp", settings.pp, int),
+        hosts=_listed("--hosts", settings.hosts, int),
     )
 
 

@@ -20,10 +20,12 @@ from lmi_bench.analysis.level.simulator import Requests
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.capacity import smallest_degree
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.parallelism import PLAIN, Parallelism
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.setup import PrefillPool, Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -39,6 +41,7 @@ from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.targets.profiles import default_note, find_profile
 from lmi_bench.targets.prompts import PlannedPrompts, longest_request, repeats_text
 
+_GIGABIT_BYTES = 1e9 / 8
 _REQUESTS_PER_USER, _LEAST, _SESSIONS = 10, 200, 1000
 
 
@@ -68,6 +71,17 @@ class Prediction:
             "dtype": self.setup.dtype,
             "kv_dtype": self.settings.kv_dtype,
         }
+        if self.setup.parallelism != PLAIN:
+            content["parallelism"] = self.setup.parallelism.to_json()
+        if (workers := self.settings.split.workers) is not None:
+            pool = _prefill_pool(self.settings, self.setup)
+            assert pool is not None
+            content["replicas"] = workers[1]
+            content["prefill"] = {
+                "workers": workers[0],
+                "tensor_parallel": pool.setup.tensor_parallel,
+                "link_bytes_per_s": pool.link_bytes_per_s,
+            }
         if self.setup.speculation is not None:
             content["speculation"] = self.setup.speculation.to_json()
         return {
@@ -119,6 +133,17 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
         kv_dtype=settings.kv_dtype,
         speculation=planned_speculation(settings.speculation),
     )
+    split = EngineSetting(
+        expert_parallel=settings.split.ep or None,
+        dp_attention=settings.split.dp_attention or None,
+        pipeline=None if settings.split.pp == 1 else settings.split.pp,
+        hosts=None if settings.split.hosts == 1 else settings.split.hosts,
+    )
+    if split.split and settings.tensor_parallel is None:
+        raise InputError(
+            f"{split.split}: add --tp, the devices that a copy or a stage is split over"
+        )
+    setup = replace(setup, parallelism=_parallelism(settings, split, setup))
     if settings.tensor_parallel is None:
         longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
         setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
@@ -132,6 +157,29 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     if not is_local and (text := default_note(settings.profile)) is not None:
         listener.note(text)
     return answer
+
+
+def _parallelism(settings: PredictSettings, split: EngineSetting, setup: Setup) -> Parallelism:
+    found = split.parallelism(setup.instance, setup.tensor_parallel)
+    if settings.split.network_gbps is None:
+        return found
+    return replace(found, network_bytes_per_s=settings.split.network_gbps * _GIGABIT_BYTES)
+
+
+def _prefill_pool(settings: PredictSettings, setup: Setup) -> PrefillPool | None:
+    """The workers that compute prompts, split as those that decode unless their degree differs."""
+    if settings.split.workers is None:
+        return None
+    degree = settings.split.prefill_tp or setup.tensor_parallel
+    groups = degree if setup.parallelism.attention_groups > 1 else 1
+    worker = replace(
+        setup,
+        tensor_parallel=degree,
+        parallelism=replace(setup.parallelism, attention_groups=groups),
+        speculation=None,
+    )
+    link = setup.parallelism.network_bytes_per_s
+    return PrefillPool(worker, settings.split.workers[0], link)
 
 
 def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
@@ -151,14 +199,16 @@ def _setup(
     blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int
 ) -> MeasuredLevel:
     """Requests of these lengths on the set-up, under one user."""
+    workers = blank.settings.split.workers
     return MeasuredLevel(
         blank.setup,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         load=Load(1),
         num_requests=1,
-        replicas=blank.settings.replicas,
+        replicas=blank.settings.replicas if workers is None else workers[1],
         cached_tokens=cached_tokens,
+        prefill=_prefill_pool(blank.settings, blank.setup),
     )
 
 

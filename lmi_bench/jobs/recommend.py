@@ -205,7 +205,9 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
         simulate_long=True,
         measured=basis.measured,
         calibrated=basis.accuracy is not None,
-        settings=axes.settings(dtype=basis.workload.dtype, profile=basis.profile),
+        settings=axes.settings(
+            dtype=basis.workload.dtype, profile=basis.profile, shape=basis.workload.shape
+        ),
     )
 
 

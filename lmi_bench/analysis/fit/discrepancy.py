@@ -51,6 +51,8 @@ _LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
 _PROMPT_LENGTH = 1.5  # doublings of the prompt length
 _LASTING_SHARE = 0.4  # of the error's variance: the same at all loads of a machine and degree
 _ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
+_SOFTWARE_DAYS = 45.0  # over which nightly builds of an engine change
+_ACROSS_SOFTWARE = 0.3  # correlation that remains between builds far apart
 _TTFT_ACROSS_DEGREES = 0.8  # it depends on load and prompt, not on degree
 
 
@@ -163,19 +165,23 @@ def error_covariance(
             np.array([math.log2(cell.input_tokens) for cell in cells]),
             np.array([hash(_split(cell)) for cell in cells]),
             np.array([hash(_machine(cell)) for cell in cells]),
+            np.array([math.nan if (day := cell.measured_day) is None else day for cell in cells]),
             np.array([item.is_ttft for item in items]),
             np.array([item.sign * item.error_sd for item in items]),
         )
 
-    load_l, prompt_l, degree_l, machine_l, ttft_l, sd_l = columns(left)
-    load_r, prompt_r, degree_r, machine_r, ttft_r, sd_r = columns(right)
+    load_l, prompt_l, degree_l, machine_l, day_l, ttft_l, sd_l = columns(left)
+    load_r, prompt_r, degree_r, machine_r, day_r, ttft_r, sd_r = columns(right)
     near = np.exp(-0.5 * (np.subtract.outer(load_l, load_r) / _LOAD_LENGTH) ** 2)
     shared = _LASTING_SHARE + (1 - _LASTING_SHARE) * near
     prompt = np.exp(-0.5 * (np.subtract.outer(prompt_l, prompt_r) / _PROMPT_LENGTH) ** 2)
     across = np.where(ttft_l, _TTFT_ACROSS_DEGREES, _ACROSS_DEGREES)[:, None]
     degree = np.where(np.equal.outer(degree_l, degree_r), 1.0, across)
     same = np.equal.outer(machine_l, machine_r) & np.equal.outer(ttft_l, ttft_r)
-    return np.asarray(same * degree * prompt * shared * np.outer(sd_l, sd_r), dtype=np.float64)
+    apart = np.nan_to_num(np.abs(np.subtract.outer(day_l, day_r)))
+    software = _ACROSS_SOFTWARE + (1 - _ACROSS_SOFTWARE) * np.exp(-apart / _SOFTWARE_DAYS)
+    shared = shared * degree * prompt * software
+    return np.asarray(same * shared * np.outer(sd_l, sd_r), dtype=np.float64)
 
 
 def measured_covariance(items: Sequence[Observation]) -> NDArray[np.float64]:
@@ -186,7 +192,8 @@ def measured_covariance(items: Sequence[Observation]) -> NDArray[np.float64]:
 def _split(cell: MeasuredLevel) -> tuple[object, ...]:
     """How a copy is split over devices, and whether it drafts."""
     setup = cell.setup
-    return setup.tensor_parallel, setup.parallelism, setup.speculation
+    prefill = None if cell.prefill is None else cell.prefill.setup.parallelism
+    return setup.tensor_parallel, setup.parallelism, setup.speculation, prefill
 
 
 def _machine(cell: MeasuredLevel) -> tuple[object, ...]:

@@ -172,7 +172,7 @@ def derivatives(
         down = name.endswith("_share") and logs[index] + step > 0
         moved[index] += -step if down else step
         other_profile = with_logs(profile, names, moved)
-        if _same_times(profile, other_profile, cell.setup):
+        if cell.prefill is None and _same_times(profile, other_profile, cell.setup):
             columns.append([0.0] * len(metrics))
             continue
         other = predict_cell(other_profile, cell, smooth=True)

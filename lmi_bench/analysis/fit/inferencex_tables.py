@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
 from typing import Final
 
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.parallelism import Parallelism
-from lmi_bench.analysis.model.setup import ACCEPTANCE, Setup, Speculation
+from lmi_bench.analysis.model.setup import ACCEPTANCE, PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import bare_machine
 from lmi_bench.catalog.models import find_model
@@ -49,9 +51,7 @@ def engine_of(row: Row) -> str:
 
 def cell_of(row: Row) -> MeasuredLevel:
     """The level of a line; raises InputError or ValueError where it cannot be represented."""
-    if _flag(row, "disaggregated"):
-        raise InputError("prefill and decode in separate pools are not planned yet")
-    setup = _setup(row, "decode", max(int(row["decode_tp"]), int(row["decode_ep"] or 1)))
+    setup, prefill, workers = _copy(row)
     stated = int(row["input_tokens"]), int(row["output_tokens"])
     users = int(row["concurrency"])
     input_tokens, output_tokens = (round(_MEAN_SHARE * tokens) for tokens in stated)
@@ -63,13 +63,34 @@ def cell_of(row: Row) -> MeasuredLevel:
         output_tokens=output_tokens,
         load=Load(users),
         num_requests=_REQUESTS_PER_USER * users,
-        throughput_tokens_per_s=_throughput(row, stated, setup.devices),
+        throughput_tokens_per_s=_throughput(row, stated, workers * setup.devices),
         ttft_mean_s=_seconds(row, f"ttft_{statistic}_ms"),
         tpot_mean_s=_seconds(row, f"tpot_{statistic}_ms"),
         length_spread=(1 - _LEAST_SHARE) / 2 / _MEAN_SHARE,
         lengths_stated=True,
+        replicas=workers,
+        prefill=prefill,
+        measured_day=date.fromisoformat(row["date"]).toordinal() if row.get("date") else None,
         medians=medians,
     )
+
+
+def _copy(row: Row) -> tuple[Setup, PrefillPool | None, int]:
+    """A copy, its prefill workers and the number of decode workers, each with its devices."""
+    if not _flag(row, "disaggregated"):
+        return (
+            _setup(row, "decode", max(int(row["decode_tp"]), int(row["decode_ep"] or 1))),
+            None,
+            1,
+        )
+    counts = [int(row[f"{pool}_workers"] or 0) for pool in ("prefill", "decode")]
+    if not all(counts):
+        raise InputError("the workers of its pools are not stated")
+    prefill, decode = (
+        _setup(row, pool, int(row[f"{pool}_gpus"]) // count)
+        for pool, count in zip(("prefill", "decode"), counts, strict=True)
+    )
+    return decode, PrefillPool(replace(prefill, speculation=None), counts[0]), counts[1]
 
 
 def _setup(row: Row, pool: str, ranks: int) -> Setup:

@@ -279,6 +279,7 @@ def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
         cell.setup.parallelism,
         cell.setup.speculation,
         cell.replicas,
+        cell.prefill,
         cell.setup.dtype,
         cell.input_tokens,
         cell.output_tokens,

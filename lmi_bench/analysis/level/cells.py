@@ -18,6 +18,7 @@ from lmi_bench.analysis.level.fast import CopyLimits, trace_closed_loop
 from lmi_bench.analysis.level.layouts import slots_of
 from lmi_bench.analysis.level.queueing import follow
 from lmi_bench.analysis.level.steady_state import SteadyState
+from lmi_bench.analysis.level.two_pools import TwoPools
 from lmi_bench.analysis.model.capacity import (
     in_groups,
     kv_bytes_of,
@@ -114,6 +115,8 @@ def predict_cell(
             parameters, and throughput and time per token nearly the same
     slower  factor on the time of each step of an open loop
     """
+    if cell.prefill is not None:
+        return _pooled(profile, cell, slower)
     model = model_of(profile, cell)
     profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
@@ -166,6 +169,50 @@ def predict_cell(
         ttft_mean_s=shown_ttft_s,
         tpot_mean_s=tpot_s,
         peak_sequences=slots,
+    )
+
+
+def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
+    """The two pools of a cell that has them."""
+    pool = cell.prefill
+    assert pool is not None
+    prompts = replace(cell, setup=pool.setup, prefill=None, output_tokens=1)
+    worker = profile_of(profile, prompts)
+    return TwoPools(
+        _steady(model_of(profile, prompts), prompts),
+        _steady(model_of(profile, cell), cell, slots_for(profile, cell)),
+        prefill_workers=pool.workers,
+        decode_workers=cell.replicas,
+        step_tokens=worker.max_prefill_tokens,
+        transfer_s=pool.transfer_s(cell.input_tokens),
+        overhead_s=profile.parameters.request_overhead_s,
+    )
+
+
+def _pooled(profile: EngineProfile, cell: MeasuredLevel, slower: float) -> CellPrediction:
+    """A cell of two pools, in closed form: mean and median are not told apart."""
+    pools, output, number = pools_of(profile, cell), cell.output_tokens, cell.num_requests
+    if cell.rate_per_s is None:
+        point = pools.with_users(cell.concurrency)
+        e2e_s = point.e2e_s(output)
+        # users start one behind the other and end so: that part of a cycle is not fully used
+        behind_s = min(e2e_s, cell.concurrency / pools.prompts_per_s)
+        wall_s = number / point.rate_per_s + behind_s
+    else:
+        found = pools.at_rate(cell.rate_per_s * slower)
+        point = found or pools.most
+        if found is None:  # the queue grows until the last request is sent
+            late_s = number / 2 * (1 / point.rate_per_s - 1 / cell.rate_per_s)
+            point = replace(point, ttft_s=point.ttft_s + late_s)
+        e2e_s = point.e2e_s(output)
+        wall_s = number / min(cell.rate_per_s, point.rate_per_s) + e2e_s
+    return CellPrediction(
+        throughput_tokens_per_s=number * output / wall_s,
+        latency_p90_s_per_token=e2e_s / output,
+        latency_mean_s_per_token=e2e_s / output,
+        ttft_mean_s=point.ttft_s,
+        tpot_mean_s=point.tpot_s,
+        peak_sequences=pools.decode.slots,
     )
 
 

@@ -20,10 +20,11 @@ from lmi_bench.analysis.model.capacity import (
 )
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
+from lmi_bench.analysis.model.parallelism import parallelism_problem
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.accelerators import NO_LINK, Link
-from lmi_bench.catalog.instances import Instance
+from lmi_bench.catalog.instances import Instance, joined
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.records import LevelRun
@@ -49,18 +50,26 @@ class Layout:
     @property
     def copies(self) -> int:
         """Copies on one machine: stated by the setting, else as many as it holds."""
-        return self.setting.copies or self.instance.num_accelerators // self.tensor_parallel
+        return self.setting.copies or self.instance.num_accelerators // self.devices
+
+    @property
+    def devices(self) -> int:
+        """Devices of one copy."""
+        return self.tensor_parallel * (self.setting.pipeline or 1)
 
     @property
     def fits(self) -> bool:
         """Whether the machine has the devices for all copies."""
-        return self.copies * self.tensor_parallel <= self.instance.num_accelerators
+        return 1 <= self.copies * self.devices <= self.instance.num_accelerators
 
     @property
     def engine_key(self) -> EngineKey:
         """Layouts with equal keys have equally fast copies and are simulated once."""
         link = self.instance.link if self.tensor_parallel > 1 else NO_LINK
-        return self.instance.accelerator.name, link, self.tensor_parallel, self.setting.of_a_copy
+        device = self.instance.accelerator.name
+        if self.setting.hosts:  # a copy that spans machines depends on their network
+            device += f" on {self.instance.instance_type}"
+        return device, link, self.tensor_parallel, self.setting.of_a_copy
 
     def setup(self, workload: Workload) -> Setup:
         """One copy. workload: as this layout's setting serves it."""
@@ -71,6 +80,7 @@ class Layout:
             workload.dtype,
             workload.kv_dtype,
             workload.speculation,
+            self.setting.parallelism(self.instance, self.tensor_parallel),
         )
 
     def rejected(self, reason: str) -> Rejection:
@@ -236,12 +246,18 @@ def layouts_of(
     settings: Sequence[EngineSetting] = (AS_STATED,),
 ) -> Iterator[Layout]:
     """The layouts of a machine: powers of two and the whole machine, or the given degrees."""
-    most = instance.num_accelerators
-    wanted = sorted({*_DEGREES, most}) if degrees is None else degrees
-    for degree in wanted:
-        if 1 <= degree <= most:
-            for setting in settings:
-                yield Layout(instance, degree, setting)
+    found = []
+    for setting in settings:
+        hosts = joined(instance, setting.hosts or 1)
+        most = hosts.num_accelerators // (setting.pipeline or 1)
+        wanted = sorted({*_DEGREES, most}) if degrees is None else degrees
+        found += [
+            Layout(hosts, degree, setting)
+            for degree in wanted
+            # a lone device has nothing to split
+            if 1 <= degree <= most and (degree > 1 or not setting.splits_a_stage)
+        ]
+    yield from sorted(found, key=lambda layout: layout.tensor_parallel)
 
 
 def plan_copy(
@@ -249,10 +265,14 @@ def plan_copy(
 ) -> CopyPlan:
     """The scheduler and the speed of one copy; raises InputError with the reason if impossible."""
     setting, degree = layout.setting, layout.tensor_parallel
-    problem = tensor_parallel_problem(workload.shape, degree)
+    split = setting.parallelism(layout.instance, degree)
+    problem = parallelism_problem(workload.shape, split, degree)
+    if problem is None:
+        problem = tensor_parallel_problem(workload.shape, degree // split.attention_groups)
     if problem is None and not layout.fits:
+        copies = max(1, layout.copies)
         problem = (
-            f"{layout.copies} copies at TP {degree} need {layout.copies * degree} devices, it has "
+            f"{copies} copies at TP {degree} need {copies * layout.devices} devices, it has "
             f"{layout.instance.num_accelerators}"
         )
     if problem is not None:
@@ -330,6 +350,7 @@ def split_layouts(
             rejected.append(Rejection(instance.instance_type, None, None, blanket))
             continue
         devices = instance.num_accelerators
+        devices *= max(setting.hosts or 1 for setting in settings)
         rejected.extend(
             Rejection(instance.instance_type, degree, None, f"it has {devices} device(s)")
             for degree in degrees or ()

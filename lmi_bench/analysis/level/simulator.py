@@ -79,9 +79,9 @@ def simulate_level(
     numbers = range(replicas) if replicas > 1 else (None,)
     if isinstance(step_time, SpeculativeModel):
         step_time = step_time.real_steps
-    engine = _Engine(scheduler_config, step_time, speculation)
-    engines = [_Replica(engine, number) for number in numbers]
-    level = _Level(
+    engine = SimulatedEngine(scheduler_config, step_time, speculation)
+    engines = [Replica(engine, number) for number in numbers]
+    level = LevelRunner(
         spec,
         requests,
         engines,
@@ -90,15 +90,14 @@ def simulate_level(
         max_error_share=max_error_share,
         overhead_s=overhead_s,
     )
-    if spec.rate_per_s is None:
-        level.run(n * spacing_s for n in range(level.users.concurrency))
-    else:
-        level.run(_arrivals_s(spec, requests, seed))
+    level.run(starts_s(spec, requests, seed, spacing_s))
     return level.result()
 
 
-def _arrivals_s(spec: LevelSpec, requests: Requests, seed: int) -> Iterator[float]:
-    assert spec.rate_per_s is not None
+def starts_s(spec: LevelSpec, requests: Requests, seed: int, spacing_s: float) -> Iterator[float]:
+    """Due times of an open loop's requests, or of the first ones of a closed loop's users."""
+    if spec.rate_per_s is None:
+        return (n * spacing_s for n in range(spec.concurrency or 0))
     if spec.load.arrivals == "trace":
         recorded = (requests(number).arrival_s for number in range(spec.num_requests or 0))
         limit_s = math.inf if spec.duration_s is None else spec.duration_s
@@ -115,14 +114,15 @@ def _arrivals_s(spec: LevelSpec, requests: Requests, seed: int) -> Iterator[floa
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
-    """A request that was sent, and its progress."""
+class SentRequest:
+    """A request that was sent, and its progress; part: what an engine does of it, if not all."""
 
     planned: PlannedRequest
     due_s: float
     seq_id: int
     reaches_s: float
-    replica: _Replica | None = None
+    replica: Replica | None = None
+    part: PlannedRequest | None = None
     token_times: list[float] = field(default_factory=list)
     token_counts: list[int] = field(default_factory=list)
     status: str = STATUS_OK
@@ -157,7 +157,7 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _Engine:
+class SimulatedEngine:
     config: SchedulerConfig
     step_time: StepTime
     speculation: Speculation | None
@@ -168,63 +168,64 @@ class _Engine:
         drafter = None if speculation is None else ExecutorDrafter(speculation.draft_tokens)
         return Scheduler(self.config, drafter=drafter)
 
-    def prompt(self, request: _Request) -> Sequence[int]:
+    def prompt(self, request: SentRequest) -> Sequence[int]:
         """Token ids: those of the request, else its own."""
-        if request.planned.prompt_token_ids:
-            return request.planned.prompt_token_ids
+        length = (request.part or request.planned).input_tokens
+        known = request.planned.prompt_token_ids or ()
         first = _OWN_TOKENS * (request.seq_id + 1)
-        return range(first, first + request.planned.input_tokens)
+        own = range(first, first + length - len(known))
+        return [*known, *own] if known else own
 
 
-class _Replica:
+class Replica:
     """One engine: a scheduler, and its present step or run of identical steps.
 
     next_s  time of its next event: the end of the step or run, the time that a dynamic batch waits
             for, or never
     """
 
-    def __init__(self, engine: _Engine, number: int | None) -> None:
+    def __init__(self, engine: SimulatedEngine, number: int | None) -> None:
         """number: None for the only replica"""
         self.number = number
         self.scheduler = engine.scheduler()
         self.next_s = math.inf
         self._engine = engine
         self._step_time = engine.step_time
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, SentRequest] = {}
         self._batch: StepBatch | None = None
         self._run_start_s = 0.0
         self._run_ends_s: list[float] = []  # ends of the steps of a run
-        self._run_requests: list[_Request] = []
+        self._run_requests: list[SentRequest] = []
 
     @property
     def outstanding(self) -> int:
         """Number of unanswered requests."""
         return len(self._requests)
 
-    def add(self, request: _Request, now_s: float, slack_s: float) -> None:
-        """Take a request. Raises CapacityError or OverloadedError."""
+    def add(self, request: SentRequest, now_s: float, slack_s: float) -> None:
+        """Take a request, or its part. Raises CapacityError or OverloadedError."""
         self._break_run(now_s, slack_s)
-        planned = request.planned
+        planned = request.part or request.planned
         self.scheduler.add(
             request.seq_id,
             self._engine.prompt(request),
             SamplingParams(max_new_tokens=planned.output_tokens, ignore_eos=planned.ignore_eos),
             now_s,
         )
-        request.planned = replace(planned, prompt_token_ids=())  # large, and of no more use
+        request.planned = replace(request.planned, prompt_token_ids=())  # large, of no more use
         self._requests[request.seq_id] = request
         request.replica = self
 
-    def cancel(self, request: _Request, now_s: float, slack_s: float) -> None:
+    def cancel(self, request: SentRequest, now_s: float, slack_s: float) -> None:
         """Drop a request; the present step does not stop for it."""
         self._break_run(now_s, slack_s)
         self.scheduler.finish(request.seq_id, "cancelled")
         request.finish_reason = "cancelled"
         del self._requests[request.seq_id]
 
-    def end_step(self, now_s: float) -> int:
-        """End the present step or run; returns the number of requests that ended with it."""
-        ended = 0
+    def end_step(self, now_s: float) -> list[SentRequest]:
+        """End the present step or run; returns the requests that ended with it."""
+        ended = []
         if self._run_ends_s:
             self._take_run(len(self._run_ends_s))
         elif self._batch is not None:
@@ -236,7 +237,7 @@ class _Replica:
                 if gained.finish_reason is not None:
                     request.finish_reason, request.ended_s = gained.finish_reason, now_s
                     del self._requests[gained.seq_id]
-                    ended += 1
+                    ended.append(request)
             self._batch = None
         return ended
 
@@ -319,14 +320,14 @@ class _Replica:
         self._run_ends_s = []
 
 
-class _Level:
+class LevelRunner:
     """Sends requests by the load generator's rules and keeps their results."""
 
     def __init__(
         self,
         spec: LevelSpec,
         requests: Requests,
-        replicas: list[_Replica],
+        replicas: list[Replica],
         router: Router,
         *,
         timeout_s: float | None,
@@ -345,9 +346,9 @@ class _Level:
         self._timeout_s = timeout_s
         self._max_error_share = max_error_share
         self._overhead_s = overhead_s
-        self._sent: list[_Request] = []
-        self._coming: deque[_Request] = deque()  # sent, not yet in the engine
-        self._deadlines: deque[tuple[float, _Request]] = deque()
+        self._sent: list[SentRequest] = []
+        self._coming: deque[SentRequest] = deque()  # sent, not yet in the engine
+        self._deadlines: deque[tuple[float, SentRequest]] = deque()
         self._num_ended = 0
         self._num_errors = 0
         self._stopped_by: str | None = None
@@ -374,7 +375,7 @@ class _Level:
                     self._send(now_s, next_start_s)
                 next_start_s = next(starts, math.inf)
             while self._next_coming_s() <= same_s:
-                if not self._enter(self._coming.popleft(), now_s):
+                if not self._take_next(now_s):
                     self._user_sends(now_s)
             for replica in self._replicas:
                 if replica.next_s <= same_s:
@@ -398,11 +399,14 @@ class _Level:
         done = sum((each.scheduler.stats for each in self._replicas), SchedulerStats())
         return LevelRun(spec, 1, records, self._stopped_by, engine=asdict(done))
 
-    def _end_step(self, replica: _Replica, now_s: float) -> None:
-        for _ in range(replica.end_step(now_s)):
-            self._num_ended += 1
-            self._check_stop_rules()
-            self._user_sends(now_s)
+    def _end_step(self, replica: Replica, now_s: float) -> None:
+        for _ in replica.end_step(now_s):
+            self._answered(now_s)
+
+    def _answered(self, now_s: float) -> None:
+        self._num_ended += 1
+        self._check_stop_rules()
+        self._user_sends(now_s)
 
     def _user_sends(self, now_s: float) -> None:
         """A user of the closed loop is free: it sends until the engine accepts a request."""
@@ -413,7 +417,7 @@ class _Level:
     def _send(self, now_s: float, due_s: float, index: int | None = None) -> bool:
         """Send the next request; False if the engine refused it at once."""
         number = len(self._sent) if index is None else index
-        request = _Request(self._request_at(number), due_s, number, now_s + self._overhead_s)
+        request = SentRequest(self._request_at(number), due_s, number, now_s + self._overhead_s)
         self._sent.append(request)
         if self._timeout_s is not None:
             self._deadlines.append((now_s + self._timeout_s, request))
@@ -422,7 +426,10 @@ class _Level:
         self._coming.append(request)
         return True
 
-    def _enter(self, request: _Request, now_s: float) -> bool:
+    def _take_next(self, now_s: float) -> bool:
+        return self._enter(self._coming.popleft(), now_s)
+
+    def _enter(self, request: SentRequest, now_s: float) -> bool:
         """The request reaches the engine; whether that accepted it."""
         outstanding = [replica.outstanding for replica in self._replicas]
         replica = self._replicas[self._router.pick(outstanding, request.planned.prompt_token_ids)]
@@ -467,7 +474,7 @@ class _Level:
             self._fail(request, "timeout", message)
             self._user_sends(now_s)
 
-    def _fail(self, request: _Request, kind: TargetErrorKind, message: str) -> None:
+    def _fail(self, request: SentRequest, kind: TargetErrorKind, message: str) -> None:
         request.status, request.error = kind, message
         self._num_ended += 1
         self._num_errors += 1

@@ -14,12 +14,18 @@ from typing import Any, Final
 
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
+from lmi_bench.analysis.model.parallelism import NETWORK_BYTES_PER_S, Parallelism
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Speculation
+from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.models.shape import ModelShape
 
 MOST_SETTINGS: Final = 64
 """Limit on the settings of one request: each is screened on every machine."""
+
+SPLITTING_ENGINES: Final = ("vllm", "sglang", "tensorrt-llm")
+"""Engines that spread experts over devices, in lower case."""
 
 _LAUNCH = "host_per_layer_s"
 _GRAPHS_BELOW_S = 50e-6  # a longer launch of a layer launches each kernel by itself
@@ -29,14 +35,19 @@ _FULL_BITS = 16
 _TEXTS: Final[Mapping[str, Callable[[Any], str]]] = {
     "dtype": str,
     "kv_dtype": "{} cache".format,
-    "speculation": lambda used: f"draft {'ngram' if used.draft is None else used.draft.name}",
+    "speculation": lambda used: f"draft {used.draft_name}",
     "max_batch_size": "batch {}".format,
     "max_prefill_tokens": "prefill {}".format,
     "chunked_prefill": lambda on: "chunked" if on else "whole prompts",
     "memory_share": "memory {:.0%}".format,
     "cuda_graphs": lambda on: "graphs" if on else "no graphs",
     "copies": lambda count: "1 copy" if count == 1 else f"{count} copies",
+    "expert_parallel": lambda on: "EP" if on else "no EP",
+    "dp_attention": lambda on: "DP attention" if on else "no DP attention",
+    "pipeline": "PP {}".format,
+    "hosts": "{} hosts a copy".format,
 }
+_OF_A_SPLIT: Final = ("expert_parallel", "dp_attention", "pipeline", "hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,10 @@ class EngineSetting:
     max_prefill_tokens  prompt tokens of one step; with chunked prefill the size of a chunk
     memory_share        share of a device's memory, 0 to 1
     copies              copies of the model on one machine; None: as many as its devices hold
+    expert_parallel     whole experts on each device of a copy
+    dp_attention        each device with the attention and cache of its own sequences
+    pipeline            pipeline stages, of as many devices each as the tensor-parallel degree
+    hosts               machines that one copy spans
     """
 
     dtype: str | None = None
@@ -59,12 +74,18 @@ class EngineSetting:
     memory_share: float | None = None
     cuda_graphs: bool | None = None
     copies: int | None = None
+    expert_parallel: bool | None = None
+    dp_attention: bool | None = None
+    pipeline: int | None = None
+    hosts: int | None = None
 
     def __post_init__(self) -> None:
         for flag, count in (
             ("--max-batch", self.max_batch_size),
             ("--prefill-tokens", self.max_prefill_tokens),
             ("--replicas", self.copies),
+            ("--pp", self.pipeline),
+            ("--hosts", self.hosts),
         ):
             if count is not None and count < 1:
                 raise InputError(f"{flag} must be at least 1, got {count}")
@@ -85,8 +106,26 @@ class EngineSetting:
     @property
     def of_a_step(self) -> EngineSetting:
         """The part of the setting that determines the time of a given step."""
-        return EngineSetting(
-            self.dtype, self.kv_dtype, self.speculation, cuda_graphs=self.cuda_graphs
+        return replace(
+            self.of_a_copy,
+            max_batch_size=None,
+            max_prefill_tokens=None,
+            chunked_prefill=None,
+            memory_share=None,
+        )
+
+    def parallelism(self, instance: Instance, tensor_parallel: int) -> Parallelism:
+        """The split of a copy over so many devices a stage, on as many machines as stated."""
+        hosts, network = self.hosts or 1, instance.network_bits_per_s
+        rate = NETWORK_BYTES_PER_S
+        if hosts > 1 and network is not None:
+            rate = network / 8 / instance.num_accelerators
+        return Parallelism(
+            expert_parallel=bool(self.expert_parallel),
+            attention_groups=tensor_parallel if self.dp_attention else 1,
+            pipeline=self.pipeline or 1,
+            hosts=hosts,
+            network_bytes_per_s=rate,
         )
 
     def profile(self, base: EngineProfile) -> EngineProfile:
@@ -119,6 +158,17 @@ class EngineSetting:
         values = ((text, getattr(self, name)) for name, text in _TEXTS.items())
         return ", ".join(text(value) for text, value in values if value is not None)
 
+    @property
+    def splits_a_stage(self) -> bool:
+        """Whether it changes how the devices of a stage share the work."""
+        return bool(self.expert_parallel or self.dp_attention)
+
+    @property
+    def split(self) -> str:
+        """How a copy is split beyond tensor parallelism, for display; empty if it is not."""
+        values = ((_TEXTS[name], getattr(self, name)) for name in _OF_A_SPLIT)
+        return ", ".join(text(value) for text, value in values if value)
+
     def caveats(self) -> Iterator[str]:
         """Effects of this setting that the plan does not model."""
         narrow = []
@@ -136,6 +186,11 @@ class EngineSetting:
                 f"{'graphs' if self.cuda_graphs else 'no graphs'}: the launch time is another "
                 "engine's, not the profile's: measure it"
             )
+        if self.split:
+            yield (
+                f"{self.split}: priced from sizes and data sheets; no level of this profile was "
+                "measured so: measure one before you buy"
+            )
         if self.speculation is not None:
             yield (
                 f"speculation: planned with the stated acceptance of "
@@ -146,6 +201,9 @@ class EngineSetting:
         """The differences; None: as in the question or the profile."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["replicas"] = values.pop("copies")
+        for name in _OF_A_SPLIT:  # only of copies that are split so
+            if values[name] is None:
+                del values[name]
         speculation = None if self.speculation is None else self.speculation.to_json()
         return {**values, "speculation": speculation}
 
@@ -181,11 +239,19 @@ class EngineAxes:
     memory_shares: tuple[float, ...] = ()
     cuda_graphs: tuple[bool, ...] = ()
     copies: tuple[int, ...] = ()
+    expert_parallel: tuple[bool, ...] = ()
+    dp_attention: tuple[bool, ...] = ()
+    pipelines: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
 
-    def settings(self, *, dtype: str, profile: EngineProfile) -> tuple[EngineSetting, ...]:
+    def settings(
+        self, *, dtype: str, profile: EngineProfile, shape: ModelShape | None = None
+    ) -> tuple[EngineSetting, ...]:
         """Every combination once; a value equal to the workload's or the profile's becomes None.
 
         dtype  number format of the workload's weights
+        shape  of the model: a mixture of experts is also split by experts and attention, where the
+               engine does that and the axes do not say
 
         Raises InputError for more than MOST_SETTINGS combinations or an impossible value.
         """
@@ -200,13 +266,26 @@ class EngineAxes:
             _axis(self.memory_shares, profile.memory_share),
             _axis(self.cuda_graphs, has_graphs(profile)),
             _axis(self.copies, None),
+            _axis(self.expert_parallel, False),
+            _axis(self.dp_attention, False),
+            _axis(self.pipelines, 1),
+            _axis(self.hosts, 1),
         ]
         found = dict.fromkeys(EngineSetting(*values) for values in itertools.product(*axes))
+        stated = self.expert_parallel or self.dp_attention
+        engine = profile.name.lower()
+        if shape is not None and shape.is_moe and not stated and engine in SPLITTING_ENGINES:
+            more = [replace(each, expert_parallel=True) for each in found]
+            if shape.latent_kv_dim:
+                more += [replace(each, dp_attention=True) for each in more]
+            if len(found) + len(more) <= MOST_SETTINGS:
+                found |= dict.fromkeys(more)
         if len(found) > MOST_SETTINGS:
             raise InputError(
                 f"{len(found)} combinations of engine settings, more than {MOST_SETTINGS}: give "
                 "fewer values of --dtype, --kv-dtype, --max-batch, --prefill-tokens, "
-                "--chunked-prefill, --memory-share, --graphs or --replicas"
+                "--chunked-prefill, --memory-share, --graphs, --replicas, --ep, --dp-attention, "
+                "--pp or --hosts"
             )
         return tuple(found)
 

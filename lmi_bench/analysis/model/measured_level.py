@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine
 from lmi_bench.analysis.model.parallelism import Parallelism
-from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.analysis.model.setup import PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.core.errors import InputError
@@ -31,6 +31,7 @@ MEASURED: tuple[Metric, ...] = get_args(Metric)
 
 LENGTH_SPREAD = 0.1
 """Relative variation of output lengths that are drawn, or of answers that end by themselves."""
+_WITHOUT_JSON = ("shape", "instance", "setup", "prefill")
 _OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation", "parallelism")
 
 
@@ -40,6 +41,7 @@ class MeasuredLevel:
 
     setup                        set-up of one copy
     replicas                     copies that share the load evenly
+    prefill                      workers that compute the prompts; the copies only decode
     max_sequences                largest number of sequences that ran together, if known
     latency_*_s_per_token        end-to-end time / output tokens: 90th percentile, mean
     ttft_mean_s, tpot_mean_s     time to the first token, and of each later one
@@ -52,6 +54,8 @@ class MeasuredLevel:
                                  over wall time
     cached_tokens                tokens of each prompt that the prefix cache holds
     arrivals_s                   due times of the open loop's requests, if known
+    measured_day                 day of the measurement (an ordinal), where a table has many:
+                                 engines change within weeks
     start_left_out               latencies leave out the first request of each user of a closed
                                  loop, as this program's runs do; published tables count all
     """
@@ -76,6 +80,8 @@ class MeasuredLevel:
     cached_tokens: int = 0
     arrivals_s: tuple[float, ...] = ()
     start_left_out: bool = False
+    prefill: PrefillPool | None = None
+    measured_day: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens < self.input_tokens:
@@ -114,6 +120,7 @@ def marks_of(cells: Iterable[MeasuredLevel]) -> frozenset[str]:
             cell.setup.instance.accelerator.name,
             cell.setup.tensor_parallel,
             *filter(None, [cell.setup.parallelism.label]),
+            *([] if cell.prefill is None else [f"{cell.prefill.workers} prefill"]),
             cell.replicas,
             cell.input_tokens,
             cell.output_tokens,
@@ -147,10 +154,16 @@ def cell_to_json(cell: MeasuredLevel) -> dict[str, Any]:
             value = getattr(part, item.name)
             if item.name == "load":
                 content["concurrency"] = cell.concurrency
-            elif item.name not in ("shape", "instance", "setup") and value != item.default:
+            elif item.name not in _WITHOUT_JSON and value != item.default:
                 content[item.name] = _plain(value)
     if cell.rate_per_s is not None:
         content["rate_per_s"] = cell.rate_per_s
+    if (pool := cell.prefill) is not None:
+        content["prefill"] = {
+            **cell_to_json(replace(cell, setup=pool.setup, prefill=None)),
+            "workers": pool.workers,
+            "link_bytes_per_s": pool.link_bytes_per_s,
+        }
     return content
 
 
@@ -168,6 +181,10 @@ def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) 
     """
     try:
         values = dict(content)
+        if (pool := values.pop("prefill", None)) is not None:
+            workers, link = pool["workers"], pool["link_bytes_per_s"]
+            own = {key: pool[key] for key in pool if key not in ("workers", "link_bytes_per_s")}
+            values["prefill"] = PrefillPool(cell_from_json(own, machine).setup, workers, link)
         model = dict(values.pop("model"))
         model["aliases"] = tuple(model.get("aliases", ()))
         where = values.pop("machine")

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lmi_bench.analysis.model.memory import embedding_params
-from lmi_bench.analysis.model.parallelism import PLAIN, Parallelism
+from lmi_bench.analysis.model.memory import (
+    embedding_params,
+    kv_bytes_per_sequence,
+    kv_bytes_per_value,
+)
+from lmi_bench.analysis.model.parallelism import NETWORK_BYTES_PER_S, PLAIN, Parallelism
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -50,6 +54,13 @@ class Speculation:
         if self.acceptance == 1:
             return self.draft_tokens + 1.0
         return float((1 - self.acceptance ** (self.draft_tokens + 1)) / (1 - self.acceptance))
+
+    @property
+    def draft_name(self) -> str:
+        """What drafts, for display: a model, `ngram` or `mtp`."""
+        if self.own:
+            return OWN_LAYER
+        return "ngram" if self.draft is None else self.draft.name
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -128,3 +139,33 @@ class Setup:
         if self.speculation is None:
             return None
         return next_token_layer(self.shape) if self.speculation.own else self.speculation.draft
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPool:
+    """Workers that only compute prompts; their caches move to the workers that decode.
+
+    setup             of one worker
+    link_bytes_per_s  rate at which the cache of one prompt moves
+    """
+
+    setup: Setup
+    workers: int
+    link_bytes_per_s: float = NETWORK_BYTES_PER_S
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or not self.link_bytes_per_s > 0:
+            raise InputError(
+                f"a prefill pool of {self.workers} workers with a link of "
+                f"{self.link_bytes_per_s:g} B/s: both must be above 0"
+            )
+
+    def transfer_s(self, prompt_tokens: float) -> float:
+        """Seconds in which the cache of a prompt moves: every head and layer once."""
+        setup = self.setup
+        moved = kv_bytes_per_sequence(
+            setup.shape,
+            prompt_tokens,
+            bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
+        )
+        return moved / self.link_bytes_per_s

@@ -14,6 +14,7 @@ from lmi_bench.jobs.settings.planning import (
     WORKLOAD,
     DraftSettings,
     PriceSettings,
+    SplitSettings,
     check_at_least_one,
 )
 from lmi_bench.jobs.settings.sweep import API_KEY
@@ -81,9 +82,15 @@ class PredictSettings:
     seed: int = option(planning.SEED, value=0)
     router: str | None = option(planning.ROUTER)
     speculation: DraftSettings = field(default_factory=DraftSettings)
+    split: SplitSettings = field(default_factory=SplitSettings)
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
     def __post_init__(self) -> None:
+        if self.split.workers is not None and (self.is_simulated or self.replicas > 1):
+            raise InputError(
+                "--disaggregate takes equal requests and states its own workers: leave --mix, "
+                "lengths, --trace, --shared-prefix, --router and --replicas out"
+            )
         check_at_least_one(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,

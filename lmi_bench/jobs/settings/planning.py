@@ -82,12 +82,56 @@ class PriceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitSettings:
+    """How one copy is split over devices and machines beyond its tensor-parallel degree."""
+
+    GROUP: ClassVar = ENGINE
+
+    ep: bool = option("Expert parallelism: whole experts on each device of a copy.", value=False)
+    dp_attention: bool = option(
+        "Data-parallel attention: each device has its own sequences and their cache.", value=False
+    )
+    pp: int = option("Pipeline stages, of --tp devices each.", value=1)
+    hosts: int = option("Machines that one copy spans.", value=1)
+    network_gbps: float | None = option(
+        "Network between machines in Gbit/s for each device.", default="that of the machine, or 400"
+    )
+    disaggregate: str | None = option(
+        "Workers that compute prompts, and workers that decode, such as 1:3.", metavar="P:D"
+    )
+    prefill_tp: int | None = option(
+        "Tensor-parallel degree of the workers that compute prompts.", default="--tp"
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least_one(pp=self.pp, hosts=self.hosts, prefill_tp=self.prefill_tp)
+        if self.network_gbps is not None and not self.network_gbps > 0:
+            raise InputError(f"--network-gbps must be above 0, got {self.network_gbps:g}")
+        if self.prefill_tp is not None and self.disaggregate is None:
+            raise InputError("--prefill-tp is of a prefill pool: add --disaggregate P:D")
+
+    @property
+    def workers(self) -> tuple[int, int] | None:
+        """Workers of the prefill and of the decode pool; None without pools."""
+        if self.disaggregate is None:
+            return None
+        parts = self.disaggregate.split(":")
+        if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+            raise InputError(
+                f"--disaggregate {self.disaggregate}: write the workers of both pools, such as 1:3"
+            )
+        return int(parts[0]), int(parts[1])
+
+
+@dataclass(frozen=True, slots=True)
 class DraftSettings:
     """Speculative decoding: the draft model, and the share of its tokens that is accepted."""
 
     GROUP: ClassVar = ENGINE
 
-    draft: str | None = option("Draft of speculative decoding: ngram or a smaller model.")
+    draft: str | None = option(
+        "Draft of speculative decoding: ngram, a smaller model, or mtp: the model's own layer."
+    )
     draft_tokens: int | None = option(
         "Drafted tokens that a step verifies.", default="4", rare=True
     )

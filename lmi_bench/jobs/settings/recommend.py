@@ -86,6 +86,14 @@ class AxisSettings:
     graphs: str | None = option("CUDA graphs: on, off.")
     replicas: str | None = option("Copies of the model on a machine.", default="as many as fit")
     speculation: DraftSettings = field(default_factory=DraftSettings)
+    ep: str | None = option(
+        "Expert parallelism: on, off.", default="both for mixtures, if the engine has it"
+    )
+    dp_attention: str | None = option(
+        "Data-parallel attention: on, off.", default="both for mixtures with latent attention"
+    )
+    pp: str | None = option("Pipeline stages of a copy.", default="1")
+    hosts: str | None = option("Machines that one copy spans.", default="1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,10 +86,26 @@ def test_a_line_without_output_tokens_has_its_share_of_all_tokens(tmp_path):
     assert row.cell.throughput_tokens_per_s == pytest.approx(8 * 300 / 3)
 
 
+def test_pools_have_workers_of_their_own_and_give_tokens_for_each_decoding_gpu(tmp_path):
+    pools = {
+        "disaggregated": "True", "prefill_workers": "1", "decode_workers": "2",
+        "prefill_gpus": "4", "decode_gpus": "32", "prefill_tp": "4", "decode_tp": "16",
+        "decode_ep": "16", "decode_dp_attention": "True", "spec_method": "mtp",
+    }  # fmt: skip
+    (row,) = table(tmp_path, pools)
+    cell = row.cell
+    assert (cell.prefill.workers, cell.prefill.setup.devices) == (1, 4)
+    assert (cell.replicas, cell.setup.devices, cell.setup.parallelism.hosts) == (2, 16, 2)
+    assert cell.setup.parallelism.attention_groups == 16
+    assert cell.throughput_tokens_per_s == 3200
+    assert cell.setup.speculation.own
+    assert cell.prefill.setup.speculation is None
+
+
 def test_what_cannot_be_planned_says_why(tmp_path):
     rows = table(
         tmp_path,
-        {"disaggregated": "True", "prefill_workers": "1", "decode_workers": "2"},
+        {"disaggregated": "True"},
         {"hardware": "abacus"},
         {"model": "no-such-model"},
         {"decode_tp": "eight"},

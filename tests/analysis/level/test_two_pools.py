@@ -1,0 +1,186 @@
+"""Prefill and decode in separate pools: conservation, order of events, and the closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+
+from lmi_bench.analysis.level.cells import pools_of, predict_cell
+from lmi_bench.analysis.level.pool_simulator import Pool, simulate_pools
+from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
+from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.model.measured_level import MeasuredLevel, cell_from_json, cell_to_json
+from lmi_bench.analysis.model.parallelism import Parallelism
+from lmi_bench.analysis.model.setup import PrefillPool, Setup
+from lmi_bench.catalog.accelerators import find_accelerator
+from lmi_bench.catalog.instances import bare_machine
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.load import Load
+from lmi_bench.core.records import STATUS_OK
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
+
+CONFIG = SchedulerConfig(
+    num_blocks=400,
+    block_size=16,
+    max_model_len=512,
+    kv_layout=KvLayout.PAGED,
+    max_rolling_batch_size=8,
+    max_rolling_batch_prefill_tokens=512,
+    chunked_prefill=False,
+)
+
+
+@dataclass
+class Steps:
+    """10 ms a step and 0.1 ms a prompt token; keeps the shapes of all steps."""
+
+    shapes: list
+
+    def step_time_s(self, shape):
+        self.shapes.append(shape)
+        return 0.01 + 1e-4 * shape.prefill_tokens
+
+
+def drawn(number):
+    draw = Random(number)
+    return PlannedRequest(number, 0.0, draw.randint(1, 300), draw.randint(1, 60))
+
+
+def run(load, *, workers=(2, 3), transfer_s=0.25, requests=drawn, config=CONFIG, number=60):
+    prefill, decode = Steps([]), Steps([])
+    level = simulate_pools(
+        LevelSpec(0, load=load, num_requests=number),
+        requests,
+        Pool(workers[0], config, prefill),
+        Pool(workers[1], config, decode),
+        lambda tokens: transfer_s + 1e-4 * tokens,
+    )
+    return level.records, prefill.shapes, decode.shapes
+
+
+@pytest.mark.parametrize("load", [Load(12), Load(1), Load(rate_per_s=40.0)])
+def test_every_request_is_answered_once_with_all_its_tokens(load):
+    records, _, _ = run(load)
+    assert [record.status for record in records] == [STATUS_OK] * 60
+    for record in records:
+        asked = drawn(record.request_id)
+        assert sum(record.exchange.token_counts) == asked.output_tokens
+        assert record.exchange.finish_reason == "length"
+
+
+def test_no_second_token_comes_before_the_cache_has_moved():
+    records, _, _ = run(Load(12))
+    for record in records:
+        times = record.exchange.token_times_s
+        assert list(times) == sorted(times)
+        if len(times) > 1:
+            moved_s = 0.25 + 1e-4 * record.input_tokens
+            assert times[1] - times[0] >= moved_s + 0.01 - 1e-9
+
+
+def test_prompts_are_computed_once_and_never_beside_decoding():
+    _, prefill, decode = run(Load(12))
+    assert sum(shape.prefill_tokens for shape in prefill) == sum(
+        drawn(number).input_tokens for number in range(60)
+    )
+    assert not any(shape.decode_sequences for shape in prefill)
+    assert not any(shape.prefill_tokens for shape in decode)
+
+
+def test_decode_steps_give_every_token_but_the_first():
+    records, _, _ = run(Load(12))
+    tokens = sum(sum(record.exchange.token_counts) for record in records)
+    _, _, decode = run(Load(1), workers=(1, 1))
+    assert sum(shape.decode_sequences for shape in decode) == tokens - len(records)
+
+
+def test_a_lone_request_has_the_times_of_its_parts():
+    """100 prompt tokens: 20 ms; 260 ms on the link; 9 steps of 10 ms."""
+    records, _, _ = run(Load(1), requests=lambda n: PlannedRequest(n, 0.0, 100, 10), number=3)
+    first = records[0].exchange
+    assert first.token_times_s[0] == pytest.approx(0.02)
+    assert first.token_times_s[1] == pytest.approx(0.02 + 0.26 + 0.01)
+    assert first.token_times_s[-1] == pytest.approx(0.02 + 0.26 + 9 * 0.01)
+
+
+def test_requests_that_never_fit_are_refused_and_the_others_go_on():
+    def requests(number):
+        return PlannedRequest(number, 0.0, 1000 if number == 5 else 50, 10)
+
+    records, _, _ = run(Load(4), requests=requests, number=20)
+    assert [record.request_id for record in records if record.status != STATUS_OK] == [5]
+
+
+def test_a_pool_without_workers_is_refused():
+    with pytest.raises(InputError, match="at least 1 worker"):
+        run(Load(1), workers=(0, 1))
+
+
+def cell(users, *, prompt=4000, workers=(1, 2), **more):
+    machine = bare_machine(find_accelerator("H200"), 8)
+    groups = Parallelism(True, attention_groups=8)
+    setup = Setup(find_model("deepseek-v3"), machine, 8, "float8")
+    pool = PrefillPool(replace(setup, parallelism=more.pop("prefill_split", groups)), workers[0])
+    return MeasuredLevel(
+        setup, prompt, 400, Load(users), 10 * users, replicas=workers[1], prefill=pool, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("users", "prompt"), [(1, 4000), (8, 1000), (32, 1000), (64, 4000), (100, 6000)]
+)
+def test_the_closed_form_agrees_with_the_simulation(users, prompt):
+    """Below and beyond the rate of the prefill pool, tokens and times within 12 %."""
+    level = cell(users, prompt=prompt, prefill_split=Parallelism())
+    predicted = predict_cell(GRAPH_GPU_PRIOR, level)
+    setups = (level.prefill.setup, level.setup)
+    configs = [scheduler_config_for(each, GRAPH_GPU_PRIOR, prompt + 400) for each in setups]
+    models = [planned_model_for(each, GRAPH_GPU_PRIOR) for each in setups]
+    draw = Random(1)
+    outputs = [draw.randint(360, 440) for _ in range(level.num_requests)]
+    records = simulate_pools(
+        LevelSpec(0, load=Load(users), num_requests=level.num_requests),
+        lambda number: PlannedRequest(number, 0.0, prompt, outputs[number]),
+        Pool(1, configs[0], models[0]),
+        Pool(2, replace(configs[1], max_model_len=prompt + 500), models[1]),
+        level.prefill.transfer_s,
+        overhead_s=GRAPH_GPU_PRIOR.parameters.request_overhead_s,
+    ).records
+    tokens = sum(sum(record.exchange.token_counts) for record in records)
+    wall_s = max(record.exchange.token_times_s[-1] for record in records)
+    tpot_s = sum(
+        (each.exchange.token_times_s[-1] - each.exchange.token_times_s[0])
+        / (sum(each.exchange.token_counts) - 1)
+        for each in records
+    ) / len(records)
+    assert predicted.throughput_tokens_per_s == pytest.approx(tokens / wall_s, rel=0.12)
+    assert predicted.tpot_mean_s == pytest.approx(tpot_s, rel=0.12)
+
+
+def test_more_prefill_workers_raise_a_rate_that_prompts_limit():
+    few = predict_cell(GRAPH_GPU_PRIOR, cell(400, prompt=8000, workers=(1, 4)))
+    many = predict_cell(GRAPH_GPU_PRIOR, cell(400, prompt=8000, workers=(4, 4)))
+    assert many.throughput_tokens_per_s > 1.5 * few.throughput_tokens_per_s
+    assert many.ttft_mean_s < few.ttft_mean_s
+
+
+def test_the_transfer_is_the_prompt_s_cache_over_the_link():
+    """DeepSeek-V3 caches 61 x 576 values of 2 bytes a token: 4,000 tokens are 281 MB."""
+    pool = cell(1).prefill
+    assert pool.transfer_s(4000) == pytest.approx(61 * 576 * 2 * 4000 / 50e9)
+    slow = replace(cell(1), prefill=replace(pool, link_bytes_per_s=1e9))
+    more_s = pools_of(GRAPH_GPU_PRIOR, slow).transfer_s - pool.transfer_s(4000)
+    later_s = (
+        predict_cell(GRAPH_GPU_PRIOR, slow).ttft_mean_s
+        - predict_cell(GRAPH_GPU_PRIOR, cell(1)).ttft_mean_s
+    )
+    assert later_s == pytest.approx(more_s, rel=0.01)
+
+
+def test_a_level_of_two_pools_survives_its_json():
+    level = cell(64)
+    assert cell_from_json(cell_to_json(level), None) == level
