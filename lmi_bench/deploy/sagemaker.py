@@ -379,7 +379,8 @@ def _properties(operation: str, parameters: dict[str, Any], components: bool) ->
                 model = {"ModelName": _Tag("GetAtt", "Model.ModelName")}
                 properties["ProductionVariants"] = [variant | model]
         case "create_endpoint":
-            properties = {"EndpointConfigName": _Tag("GetAtt", "Config.EndpointConfigName")}
+            del properties["EndpointName"]
+            properties["EndpointConfigName"] = _Tag("GetAtt", "Config.EndpointConfigName")
         case "create_inference_component":
             specification = properties["Specification"]
             properties |= {

@@ -198,6 +198,7 @@ def test_any_parameter_can_be_set_and_is_checked():
         "create_endpoint_config.AsyncInferenceConfig.OutputConfig.S3OutputPath=s3://b/out/",
         "create_endpoint_config.MetricsConfig.MetricPublishFrequencyInSeconds=60",
         "register_scalable_target.MinCapacity=0",
+        "create_endpoint.Tags=[{Key: team, Value: search}]",
     )
     sent = {
         each["operation"]: each["parameters"] for each in json.loads(bundle.files["sagemaker.json"])
@@ -211,6 +212,9 @@ def test_any_parameter_can_be_set_and_is_checked():
     metrics |= {"MetricPublishFrequencyInSeconds": 60}
     assert sent["create_endpoint_config"]["MetricsConfig"] == metrics
     assert sent["register_scalable_target"]["MinCapacity"] == 0
+    assert resources["Target"]["Properties"]["MinCapacity"] == 0
+    assert resources["Endpoint"]["Properties"]["Tags"] == [{"Key": "team", "Value": "search"}]
+    assert set(resources["Endpoint"]["Properties"]) == {"EndpointConfigName", "Tags"}
     for text, message in (
         ("create_model.EnableNetworkIsolatoin=true", "Unknown parameter"),
         ("create_modle.X=1", "an operation of create_model"),
