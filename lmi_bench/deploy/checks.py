@@ -13,7 +13,12 @@ from typing import Final
 
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.engine_arguments import Argument, argument_history, engine_arguments
+from lmi_bench.deploy.engine_arguments import (
+    Argument,
+    argument_history,
+    engine_arguments,
+    version_key,
+)
 from lmi_bench.deploy.images import all_images
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
@@ -35,7 +40,7 @@ WITHOUT_FLOAT16: Final = (
     *("Glm4ForCausalLM", "Plamo2ForCausalLM"),
 )
 """Architectures that vLLM refuses in float16, where they overflow (its `config/model.py`)."""
-_NEAR_MISS: Final = 0.85
+_NEAR_MISS, _NEAR = 0.85, 0.75  # where the engine's arguments are known, and where not
 _WITHOUT_VLLM: Final = ("trtllm", "deepspeed", "tnx", "scheduler")
 _JAVA_ENGINES: Final = ("rust", "onnxruntime", "pytorch")
 """Their unknown keys are arguments of the model's translator."""
@@ -77,10 +82,13 @@ def container_of(version: str) -> tuple[str, str]:
 
     version  lmi28, a tag, or a version of djl-serving, which stands for its newest image
     """
-    images = [one for one in all_images() if one.family == "lmi" and one.is_named(version)]
-    if not images:
-        return era_of(version), ""
-    return era_of(images[-1].djl), images[-1].engine_version
+    known = [one for one in all_images() if one.family == "lmi"]
+    images = [one for one in known if one.is_named(version)]
+    era = era_of(images[-1].djl if images else version)
+    if not images:  # of the last release before it, as 0.35.1
+        at = version_key(version)
+        images = [one for one in known if version_key(one.djl) <= at and era_of(one.djl) == era]
+    return era, images[-1].engine_version if images else ""
 
 
 def check_settings(
@@ -143,9 +151,13 @@ def _unknown(name: str, in_vllm: Mapping[str, Argument], vllm: str) -> tuple[boo
 
     A container drops an option that neither LMI nor its vLLM knows, without a word.
     """
-    if not in_vllm or not name.startswith(PREFIX):
+    if not name.startswith(PREFIX):
         advice = nearest(name) or f"; if the engine knows it, --allow {name}"
         return False, f"unknown key {name}{advice}"
+    if not in_vllm:
+        near = nearest(name, cutoff=_NEAR)
+        says = f"unknown key {name}{near}"
+        return not near, says if near else f"{says}: it counts only if the handler reads it"
     elsewhere = [row for row in argument_history("vllm") if PREFIX + row.name == name]
     if elsewhere:
         until = elsewhere[-1].until

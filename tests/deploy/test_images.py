@@ -131,6 +131,7 @@ def test_a_version_names_the_engine_inside():
     assert container_of("lmi20") == ("C", "0.15.1")
     assert container_of("0.36.0") == container_of("lmi28") == ("C", "0.26.0")
     assert container_of("0.26.0") == ("A", "")
+    assert container_of("0.35.1") == container_of("lmi17")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
