@@ -21,13 +21,13 @@ class Link:
     """The interconnect between the devices of one machine.
 
     bytes_per_s  per device and direction; None if no source states it
-    is_shared    PCIe only: all traffic between devices crosses one host bridge, as on the virtual
-                 machines that were measured; otherwise each pair of neighbours has its own path
+    is_shared    PCIe only: all traffic between devices crosses one host bridge; otherwise each pair
+                 of neighbours has its own path. None: unknown, planned as the latter
     """
 
     kind: LinkKind
     bytes_per_s: float | None = None
-    is_shared: bool = True
+    is_shared: bool | None = None
 
 
 NO_LINK = Link("none")

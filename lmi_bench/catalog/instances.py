@@ -80,6 +80,7 @@ class Instance:
         return f"{self.price_region}, {self.price_date}{component}: {self.price_source}"
 
 
+_SHARED: Final = {"yes": True, "no": False, "": None}
 _ONLY_VIRTUAL: Final = frozenset({"A10G"})
 
 
@@ -128,7 +129,9 @@ def _link_of(row: Row, accelerator: Accelerator) -> Link:
     text = row["interconnect"]
     if text.startswith("none"):
         return NO_LINK
-    return accelerator.pcie_link if text.startswith("PCIe") else accelerator.device_link
+    if not text.startswith("PCIe"):
+        return accelerator.device_link
+    return replace(accelerator.pcie_link, is_shared=_SHARED[row["pcie_shared"]])
 
 
 def _from_row(row: Row) -> Instance:

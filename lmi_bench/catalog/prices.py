@@ -124,7 +124,7 @@ def _machine(entry: Mapping[Any, Any], where: str) -> Instance:
     links = {
         "device": bare_machine(accelerator, count).link,
         "pcie": replace(accelerator.pcie_link, is_shared=False),
-        "shared-pcie": accelerator.pcie_link,
+        "shared-pcie": replace(accelerator.pcie_link, is_shared=True),
         "none": NO_LINK,
     }
     if kind not in links:

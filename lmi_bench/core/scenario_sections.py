@@ -273,6 +273,7 @@ class EngineSection(Section):
     of its profile; blocks and lengths follow from memory and model. The run's manifest records
     the values in use.
 
+    kv_tokens         tokens that the cache of a simulated engine holds, as its server logs it
     max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
     follow_memory     adapt the blocks in use to the machine's free memory, keeping 5 % of it free
     max_waiting_tokens decode steps after which waiting prompts may pause the running sequences, or
@@ -326,6 +327,7 @@ class EngineSection(Section):
     replicas: PositiveInt = 1
     router: Literal["round_robin", "least_outstanding", "prefix_affine", "random"] = "round_robin"
     num_blocks: PositiveInt | None = None
+    kv_tokens: PositiveInt | None = None
     block_size: PositiveInt | None = None
     max_model_len: PositiveInt | None = None
     rope_scaling: str | None = None

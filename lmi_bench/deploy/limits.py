@@ -10,7 +10,7 @@ from typing import Final
 
 from lmi_bench.analysis.level.layouts import slots_of
 from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
-from lmi_bench.analysis.model.capacity import scheduler_config_for
+from lmi_bench.analysis.model.capacity import reserve_bytes_of, scheduler_config_for
 from lmi_bench.analysis.model.engine_defaults import SGLANG, as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -118,7 +118,7 @@ def served_limits(
         max_input_tokens=stated.max_input_tokens or context - min(answer, context - 1),
         step_tokens=max(tokens, sequences),
         memory_share=profile.memory_share,
-        static_share=profile.memory_share - profile.reserve_bytes / memory_bytes,
+        static_share=profile.memory_share - reserve_bytes_of(setup, profile) / memory_bytes,
         basis=f"{plural(surely, 'request')} of {context:,} tokens always fit in a copy, "
         f"{expected} of {lengths.input_tokens:,} + {lengths.output_tokens:,} tokens are "
         f"expected to ({profile.label}, {profile.memory_share:.0%} of the memory)",

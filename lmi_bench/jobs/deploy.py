@@ -201,7 +201,8 @@ def wait_until_healthy(url: str, limit_s: float) -> Health:
 def sequence_limits(settings: LimitsSettings) -> SequenceLimits:
     """Number of sequences that fit at once. Raises InputError if no degree is possible."""
     shape, instance = find_model(settings.model), find_instance(settings.instance)
-    profile, dtype = find_profile(settings.profile), planned_dtype(settings.model, settings.dtype)
+    profile = find_profile(settings.profile, settings.kv_tokens)
+    dtype = planned_dtype(settings.model, settings.dtype)
     stated = settings.tensor_parallel
     degrees = [stated] if stated else [1, 2, 4, 8, 16]
     degrees = [each for each in degrees if each <= instance.num_accelerators]

@@ -115,7 +115,7 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     if settings.profile is None and is_local:
         profile = BUNDLED_CPU_PRIOR
     else:
-        profile = find_profile(settings.profile)
+        profile = find_profile(settings.profile, settings.kv_tokens)
     if not is_local:
         machine = find_instance(settings.instance)
     elif profile.machine is None:

@@ -365,8 +365,10 @@ def _from_profile(settings: RecommendSettings) -> Basis:
         )
     dtype = first_dtype(settings.axes)
     notes = (default_note(settings.profile), *model_notes(model, dtype))
+    if settings.kv_tokens and (len(settings.instances), len(settings.tensor_parallel)) != (1, 1):
+        raise InputError("--kv-tokens is of one layout: give one --instance and one --tp")
     return Basis(
-        find_profile(settings.profile),
+        find_profile(settings.profile, settings.kv_tokens),
         _machines(settings, default=None),
         planned_workload(model, dtype, prompt, output),
         model,

@@ -109,7 +109,7 @@ RULES: Final = (
     ),
     _bundled("rope_scaling", "reads no positions", mend="state the length with --max-model-len"),
     _bundled("quantize", "has no weights to round", mend="choose its format with --dtype"),
-    Rule(_engine("profile"), "a simulated engine", ("simulated",)),
+    Rule(_engine("profile kv_tokens"), "a simulated engine", ("simulated",)),
     Rule(
         _engine("draft_acceptance"),
         "a simulated engine: the bundled one measures how many draft tokens are accepted",
@@ -137,7 +137,7 @@ RULES: Final = (
     ),
     _with("router", "several replicas", lambda engine: engine.replicas > 1, "--replicas"),
     _with(
-        "memory_share",
+        "memory_share kv_tokens",
         "a cache whose size follows from memory, not from num_blocks",
         lambda engine: engine.num_blocks is None,
     ),

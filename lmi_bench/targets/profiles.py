@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lmi_bench.analysis.model import builtin_profiles
@@ -32,8 +33,16 @@ def default_note(name: str | None) -> str | None:
     return f"planned for {label}; --profile names another engine or a file of `calibrate`"
 
 
-def find_profile(name: str | None) -> EngineProfile:
-    """The profile with this name or in this file; None: today's engine. Raises InputError."""
+def find_profile(name: str | None, cache_tokens: int | None = None) -> EngineProfile:
+    """The profile with this name or in this file; None: today's engine. Raises InputError.
+
+    cache_tokens  tokens that the cache of a copy holds, as its server logs it; None: by memory
+    """
+    profile = _find(name)
+    return profile if cache_tokens is None else replace(profile, cache_tokens=cache_tokens)
+
+
+def _find(name: str | None) -> EngineProfile:
     name = DEFAULT_PROFILE if name is None else name
     shipped = SHIPPED.get(name.lower())
     if shipped is not None:

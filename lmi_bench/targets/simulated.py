@@ -121,7 +121,11 @@ def open_simulated_engine(
 
 
 def _with_stated_memory(profile: EngineProfile, settings: EngineSection) -> EngineProfile:
-    stated = {"memory_share": settings.memory_share, "block_size": settings.block_size}
+    stated = {
+        "memory_share": settings.memory_share,
+        "block_size": settings.block_size,
+        "cache_tokens": settings.kv_tokens,
+    }
     given: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
     return replace(profile, **given)
 

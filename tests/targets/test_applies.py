@@ -66,6 +66,7 @@ ENGINE_VALUES = {
     "replicas": 2,
     "router": "random",
     "num_blocks": 9,
+    "kv_tokens": 5000,
     "block_size": 32,
     "max_model_len": 96,
     "rope_scaling": "linear:2",

@@ -28,6 +28,7 @@ from lmi_bench.analysis.fit.discrepancy import (
     observations_of,
 )
 from lmi_bench.analysis.level.cells import predict_cell, slots_for
+from lmi_bench.analysis.model.carried import carried
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
 from lmi_bench.analysis.model.setup import Setup
@@ -197,6 +198,7 @@ def fit_cells(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """Fit the base's parameters to the cells; raises InputError without a usable figure."""
     if not observations_of(cells):
         raise InputError("calibration needs at least one measured cell with a throughput")
+    base = carried(base, (cell.setup for cell in cells))
     prior = _Prior.of(_with_best_reserve(base, cells), cells)
     profile = _fit_steps(prior)
     paged = prior.base.kv_layout is KvLayout.PAGED  # only these servers have such settings
@@ -265,6 +267,7 @@ def prior_fit(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
 
     cells  the cells to predict; their accelerators decide which host factors are free
     """
+    base = carried(base, (cell.setup for cell in cells))
     prior = _Prior.of(base, cells)
     covariance = np.diag(prior.sd**2)
     own = [index for index, name in enumerate(prior.names) if name in PARAMETER_NAMES]

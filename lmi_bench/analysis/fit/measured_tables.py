@@ -172,7 +172,7 @@ def _instance(row: Row, tensor_parallel: int) -> Instance:
     if name:
         return find_instance(name)
     accelerator = _accelerator((row.get("accelerator") or "").strip())
-    count = max(tensor_parallel, _count(row, "n_accelerators", tensor_parallel))
+    count = max(tensor_parallel, round(_number(row, "n_accelerators") or 0))  # 0: not known
     return bare_machine(accelerator, count)
 
 

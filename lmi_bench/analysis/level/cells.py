@@ -88,9 +88,12 @@ class _Memory:
 
     @classmethod
     def of(cls, profile: EngineProfile) -> _Memory:
-        memory = (profile.memory_share, profile.reserve_bytes, profile.kv_layout)
+        memory: tuple[object, ...] = (
+            *(profile.memory_share, profile.reserve_bytes, profile.kv_layout),
+            *(profile.reserves_activations, profile.cache_tokens, profile.reserve_bytes_per_token),
+        )
         limits = (profile.max_batch_size, profile.block_size, profile.defaults)
-        return cls((*memory, *limits), profile)
+        return cls((*memory, *limits, profile.max_prefill_tokens), profile)
 
 
 @lru_cache(maxsize=4096)
@@ -399,5 +402,4 @@ def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPredic
     if waiting:
         return "kv_memory"
     rows = math.ceil(mean_batch(cell, predicted))
-    model = model_of(profile, cell)
-    return model.explain(_steady(model, cell).decode_shape(rows)).binding
+    return _steady(model_of(profile, cell), cell).binding(rows)

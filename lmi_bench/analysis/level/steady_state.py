@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from lmi_bench.analysis.model.step_time import PricedSteps
+from lmi_bench.analysis.model.step_time import Binding, PricedSteps
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
@@ -70,16 +70,18 @@ class SteadyState:
     _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = self.cached_tokens
-        new = self.input_tokens - found
-        prompt = StepShape(
+        object.__setattr__(self, "new_tokens", self.input_tokens - self.cached_tokens)
+        object.__setattr__(self, "prompt_step_s", self.model.step_time_s(self.prompt_shape()))
+
+    def prompt_shape(self) -> StepShape:
+        """The step that computes one prompt."""
+        found, new = self.cached_tokens, self.new_tokens
+        return StepShape(
             prefill_sequences=1,
             prefill_tokens=new,
             prefill_context_pairs=new * found + new * (new + 1) // 2,
             prefill_context_tokens=found,
         )
-        object.__setattr__(self, "new_tokens", new)
-        object.__setattr__(self, "prompt_step_s", self.model.step_time_s(prompt))
 
     def decode_shape(self, batch: float) -> StepShape:
         """The decode step of a batch whose sequences are half through their output on average."""
@@ -203,4 +205,16 @@ class SteadyState:
             roomier = self.slots * 1.25
             if self.rate_per_s(roomier) > 1.05 * self.rate_per_s(self.slots):
                 return "batch_limit" if self.slots == self.batch_limit else "kv_memory"
-        return self.model.explain(self.decode_shape(batch)).binding
+        return self.binding(batch)
+
+    def binding(self, batch: float) -> Binding:
+        """The part of the steps that takes most of the time of a request and its prompt."""
+        parts = (
+            (self.output_tokens - 1, self.decode_shape(batch)),
+            (max(1.0, batch), self.prompt_shape()),
+        )
+        spent_s = dict[Binding, float]()
+        for steps, shape in parts:
+            for part, seconds in self.model.explain(shape).seconds_by_limit().items():
+                spent_s[part] = spent_s.get(part, 0.0) + steps * seconds
+        return max(spent_s, key=lambda part: spent_s[part])

@@ -42,6 +42,7 @@ EAGER_GPU_PRIOR: Final = _PRIOR["eager_gpu"]
 GRAPH_GPU_PRIOR: Final = _PRIOR["graph_gpu"]
 TGI_GRAPH_PRIOR: Final = _PRIOR["tgi_graph"]
 SGLANG_PRIOR: Final = _PRIOR["sglang"]
+TRT_LLM_PRIOR: Final = replace(GRAPH_GPU_PRIOR, name="TensorRT-LLM", vendors=("nvidia",))
 VLLM_V0_PRIOR: Final = _PRIOR["vllm_v0"]
 VLLM_0_6_PRIOR: Final = _PRIOR["vllm_0_6"]
 BUNDLED_CPU_PRIOR: Final = _PRIOR["bundled_cpu"]

@@ -40,26 +40,53 @@ from lmi_bench.models.shape import ModelShape, possible_degrees
 
 _SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5}
 """The least compute capability of a format's kernels: vLLM 0.32, get_min_capability."""
+_ACTIVATION_BYTES, _LOGIT_BYTES = 2, 4
 
 
 def memory_plan_for(
     setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
 ) -> MemoryPlan:
     """One rank's memory under the engine's share and reserve."""
-    return plan_memory(
+    plan_with = partial(
+        plan_memory,
         setup.shape,
         memory_bytes=setup.instance.accelerator.memory_bytes * profile.memory_share,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         dtype=setup.dtype,
         tensor_parallel=setup.tensor_parallel,
-        reserve_bytes=profile.reserve_bytes,
         kv_bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
         attention_groups=setup.parallelism.attention_groups,
         pipeline=setup.parallelism.pipeline,
         repeated_bytes=repeated_weight_bytes(
             setup.shape, setup.dtype, setup.parallelism, setup.tensor_parallel
         ),
+    )
+    plan = plan_with(reserve_bytes=reserve_bytes_of(setup, profile))
+    if profile.cache_tokens is None:
+        return plan
+    cache_bytes = profile.cache_tokens * kv_bytes_of(setup, input_tokens + output_tokens)
+    return plan_with(reserve_bytes=plan.memory_bytes - plan.weight_bytes - cache_bytes)
+
+
+def reserve_bytes_of(setup: Setup, profile: EngineProfile) -> float:
+    """Memory of a device that is neither for weights nor for the cache.
+
+    The constant of the profile, and what a step of the most tokens holds at once: residual and
+    normed input (2 * hidden), gate, up and their product (3 * width / TP) in 16 bits for each
+    token, and logits in 32 bits with a copy for each sequence, as in the dummy step with which
+    vLLM measures it at start (`determine_available_memory`).
+    """
+    if profile.reserves_activations and not profile.reserve_bytes_per_token:
+        return profile.reserve_bytes
+    shape, limits = setup.shape, as_set(profile, setup.shape, setup.instance.accelerator)
+    if profile.reserve_bytes_per_token:
+        return profile.reserve_bytes + limits.max_prefill_tokens * profile.reserve_bytes_per_token
+    width = max(shape.ffn_size, shape.experts_per_token * shape.expert_ffn_size)
+    token_bytes = _ACTIVATION_BYTES * (2 * shape.hidden_size + 3 * width / setup.tensor_parallel)
+    logits = min(limits.max_batch_size, limits.max_prefill_tokens) * shape.vocab_size
+    return (
+        profile.reserve_bytes + limits.max_prefill_tokens * token_bytes + 2 * _LOGIT_BYTES * logits
     )
 
 

@@ -93,7 +93,11 @@ class EngineProfile:
     accelerators, models    names in the fit; other devices are an extrapolation
     vendors                 vendors of the devices that the engine runs on
     memory_share            limit on the engine's share of a device's memory
-    reserve_bytes           part of that memory for runtime and activations
+    reserve_bytes           part of that memory for the runtime, and for activations where
+                            reserves_activations is False: then they are planned by the model and
+                            the tokens of a step. reserve_bytes_per_token: for a token of a step
+    cache_tokens            tokens that the cache of a copy holds, as the server logs it; None: by
+                            memory
     kv_layout               how the engine reserves the cache at admission
     log_sd                  standard deviation of each parameter's logarithm; absent: exact
     log_correlation         of these logarithms, rows in the order of PARAMETER_NAMES; empty: none
@@ -138,6 +142,9 @@ class EngineProfile:
     waiting_served_ratio: float = DEFAULT_WAITING_SERVED_RATIO
     split_attention: bool = True
     block_size: int = 16
+    reserves_activations: bool = True
+    reserve_bytes_per_token: float = 0.0
+    cache_tokens: int | None = None
     log_correlation: tuple[tuple[float, ...], ...] = ()
     host_factors: Mapping[str, float] = field(default_factory=dict)
     host_factor_log_sd: float = 0.0

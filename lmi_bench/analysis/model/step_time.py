@@ -109,6 +109,16 @@ class StepParts:
     total_s: float
     binding: Binding
 
+    def seconds_by_limit(self) -> dict[Binding, float]:
+        """The step's seconds by what they go to; gaps between kernels go to nothing."""
+        memory_s, serial_s = self.weights_s + self.kv_s, self.host_per_sequence_s
+        serial_s += self.host_per_prompt_token_s
+        kernels_s = max(memory_s, self.compute_s)
+        if self.host_s > kernels_s + self.all_reduce_s:
+            return {"host": self.host_s + serial_s}
+        of_kernels: Binding = "bandwidth" if memory_s >= self.compute_s else "compute"
+        return {of_kernels: kernels_s, "link": self.all_reduce_s, "host": serial_s}
+
 
 Counted = Callable[
     [Amount, Amount, Amount, Amount, Amount, Amount, Amount, float], "Seconds[Amount]"

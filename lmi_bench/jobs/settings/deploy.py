@@ -140,6 +140,7 @@ class LimitsSettings:
         "Factor by which RoPE scaling extends the trained positions.", value=1.0
     )
     profile: str | None = option(planning.PROFILE, group=None)
+    kv_tokens: int | None = option(planning.KV_TOKENS, group=None)
 
     def __post_init__(self) -> None:
         if self.rope_factor < 1:

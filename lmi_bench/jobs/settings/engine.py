@@ -49,6 +49,11 @@ class StepOptions:
     kv_dtype: str | None = option(
         "KV-cache format (bundled): float32, bfloat16 or float16.", default="as the weights"
     )
+    kv_tokens: int | None = option(
+        "Tokens that the KV cache of a copy holds, as its server logs them (simulated).",
+        default="from memory",
+        rare=True,
+    )
     num_blocks: int | None = option("Number of KV-cache blocks.", default="from memory", rare=True)
     block_size: int | None = option(
         "Size of a KV-cache block in tokens.", default="64; simulated: the profile's", rare=True

@@ -83,6 +83,7 @@ class PredictSettings:
     router: str | None = option(planning.ROUTER)
     speculation: DraftSettings = field(default_factory=DraftSettings)
     split: SplitSettings = field(default_factory=SplitSettings)
+    kv_tokens: int | None = option(planning.KV_TOKENS)
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
     def __post_init__(self) -> None:

@@ -30,6 +30,12 @@ PROFILE = Option(
     default="vllm-0.12",
     group=ENGINE,
 )
+KV_TOKENS = Option(
+    "Tokens that the KV cache of one copy holds, as vLLM logs it (`GPU KV cache size`).",
+    default="by memory",
+    group=ENGINE,
+    rare=True,
+)
 ENGINE_VERSION = Option(
     "Engine version that will serve, compared with the profile's.", group=ENGINE, rare=True
 )

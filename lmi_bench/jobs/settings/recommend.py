@@ -156,6 +156,7 @@ class RecommendSettings:
         group=MACHINES,
     )
     profile: str | None = option(planning.PROFILE)
+    kv_tokens: int | None = option(planning.KV_TOKENS)
     engine_version: str | None = option(planning.ENGINE_VERSION)
     machine_price: float | None = option(
         planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True

@@ -8,7 +8,7 @@ import pytest
 
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, narrow_dtype, planned_dtype
 from lmi_bench.analysis.model.memory import weight_bytes
-from lmi_bench.catalog.models import find_model
+from lmi_bench.catalog.models import find_model, model_note
 from lmi_bench.catalog.tables import variant_words
 from lmi_bench.core.errors import InputError
 
@@ -83,3 +83,17 @@ def test_words_that_tell_a_variant_from_its_base():
     assert variant_words("Llama-3.1-8B-Instruct") == {"instruct"}
     assert variant_words("meta-llama/Llama-2-7b-hf") == frozenset()
     assert variant_words("google/gemma-3-1b-it") == {"it"}
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "dated"),
+    [
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b", True),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", True),
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b", False),
+        ("google/gemma-2-9b-it", "gemma-2-9b", False),
+    ],
+)
+def test_a_variant_and_a_dated_release_have_the_base_s_shape(name, base, dated):
+    assert find_model(name).name == base
+    assert (model_note(name) is not None) == dated

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
+from lmi_bench.analysis.model.capacity import (
+    memory_plan_for,
+    reserve_bytes_of,
+    scheduler_config_for,
+)
+from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.memory import (
     checkpoint_format,
     expert_params,
@@ -12,7 +21,9 @@ from lmi_bench.analysis.model.memory import (
     weight_bytes,
     weight_format,
 )
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
+from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import tensor_parallel_problem
@@ -153,3 +164,25 @@ def test_no_number_of_devices_holds_a_model_whose_heads_allow_one():
     """Falcon 7B has 71 heads and 14.4 GB of weights."""
     shape = find_model("falcon-7b")
     assert min_devices(shape, memory_bytes=8e9, batch=1, tokens_per_sequence=512) is None
+
+
+SMALL = Setup(find_model("llama-2-7b"), find_instance("ml.g5.2xlarge"), 1, "float16")
+V1_SERVER = replace(GRAPH_GPU_PRIOR, defaults=V1)
+
+
+def test_the_reserve_is_a_constant_and_the_activations_of_a_step():
+    """vLLM on 24 GB: steps of 2,048 tokens, 256 sequences. By hand 2,048 * 2 bytes * (2 * 4,096 +
+    3 * 11,008) = 169 MB, and logits of 256 * 32,000 * 8 bytes = 66 MB."""
+    more = reserve_bytes_of(SMALL, V1_SERVER) - V1_SERVER.reserve_bytes
+    assert more == pytest.approx(0.169e9 + 0.066e9, rel=0.01)
+    plan = memory_plan_for(SMALL, V1_SERVER, input_tokens=256, output_tokens=256)
+    assert 5 < plan.kv_budget_bytes / 2**30 < 6
+
+
+@pytest.mark.parametrize("tokens", [5_000, 200_000])
+def test_the_server_s_own_line_replaces_the_plan_of_its_memory(tokens):
+    """`GPU KV cache size: N tokens` of one copy: N // 512 requests of 512, whatever memory says."""
+    stated = replace(V1_SERVER, cache_tokens=tokens)
+    plan = memory_plan_for(SMALL, stated, input_tokens=256, output_tokens=256)
+    assert plan.sequences_guaranteed == tokens // 512
+    assert scheduler_config_for(SMALL, stated, 512).cache_tokens == pytest.approx(tokens, abs=16)

@@ -195,15 +195,16 @@ def test_the_catalog_s_falcons_have_parallel_branches_and_llamas_none():
 def test_over_pcie_every_rank_crosses_the_one_bridge():
     """2 (n - 1) / n on NVLink, 2 (n - 1) through a bridge that n devices share."""
     assert all_reduce_factor(8, Link("nvlink", 1.0)) == pytest.approx(14 / 8)
-    assert all_reduce_factor(8, Link("pcie", 1.0)) == pytest.approx(14)
+    assert all_reduce_factor(8, Link("pcie", 1.0, is_shared=True)) == pytest.approx(14)
     assert all_reduce_factor(8, Link("pcie", 1.0, is_shared=False)) == pytest.approx(14 / 8)
 
 
-def test_a_bare_machine_s_pcie_devices_reach_each_other_and_rented_ones_share_a_bridge():
+def test_pcie_is_shared_where_that_was_measured_and_unknown_elsewhere():
     """A10G are in AWS's virtual machines alone; L40S of other machines stand beside switches."""
     assert not bare_machine(find_accelerator("L40S"), 4).link.is_shared
     assert bare_machine(find_accelerator("A10G"), 4).link.is_shared
-    assert find_instance("ml.g6e.12xlarge").link.is_shared
+    names = ("ml.g5.48xlarge", "ml.g6e.12xlarge", "ml.g7e.48xlarge")
+    assert [find_instance(name).link.is_shared for name in names] == [True, None, False]
 
 
 def test_ranks_without_a_link_are_refused():
