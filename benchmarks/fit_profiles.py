@@ -3,8 +3,9 @@
     python benchmarks/fit_profiles.py            errors of the shipped profiles on their tables
     python benchmarks/fit_profiles.py --refit    fit again and write catalog/data/profiles/*.json
 
-TGI (2023) is fitted to the JumpStart tables, which ship. vLLM's profiles are fitted to two tables
-that may not ship and are found through LMI_BENCH_TABLES; without them they are left as they are.
+TGI (2023) is fitted to the JumpStart tables, which ship. The others are fitted to tables that may
+not ship: two in the folder LMI_BENCH_TABLES, and InferenceX's beside it. Without them they are left
+as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,12 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
-from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
+from lmi_bench.analysis.model.builtin_profiles import (
+    EAGER_GPU_PRIOR,
+    GRAPH_GPU_PRIOR,
+    SGLANG_PRIOR,
+    TRT_LLM_PRIOR,
+)
 from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
 from lmi_bench.analysis.model.profiles import (
@@ -39,42 +46,90 @@ TABLES = os.environ.get("LMI_BENCH_TABLES", "")
 
 @dataclass(frozen=True)
 class Plan:
-    """One profile: its file, its prior and the rows it is fitted to."""
+    """One profile: its file, its prior and the rows it is fitted to.
+
+    devices  of InferenceX's rows, of which the newest of each level counts
+    """
 
     file: str
     prior: EngineProfile
-    table: Path
+    tables: tuple[Path, ...]
     engines: tuple[str, ...]
     fitted_on: str
+    devices: tuple[str, ...] = ()
 
     def rows(self) -> list[TableRow]:
-        return [row for row in read_table(self.table) if row.engine in self.engines]
+        rows = [row for table in self.tables for row in read_table(table)]
+        mine = [row for row in rows if row.engine in self.engines and self._is_fitted(row)]
+        if not self.devices:
+            return mine
+        return list({level_of(row): row for row in mine}.values())  # nightly runs repeat
+
+    def _is_fitted(self, row: TableRow) -> bool:
+        """Without speculation, whose acceptance no table states."""
+        cell = row.cell
+        return (
+            cell is not None
+            and cell.setup.speculation is None
+            and (not self.devices or cell.setup.instance.accelerator.name in self.devices)
+        )
+
+
+def level_of(row: TableRow) -> tuple[object, ...]:
+    cell = row.cell
+    assert cell is not None
+    return cell.setup, cell.input_tokens, cell.output_tokens, cell.concurrency
 
 
 def plans() -> list[Plan]:
     jumpstart = Plan(
         "tgi_2023.json",
         EAGER_GPU_PRIOR,
-        DATA / "published" / "jumpstart_concurrency.csv",
+        (DATA / "published" / "jumpstart_concurrency.csv",),
         ("",),
         "95 cells of the JumpStart tables: Llama 2 7B, FP16, A10G and A100 40 GB",
     )
     if not TABLES:
         return [jumpstart]
     closed, open_ = (Path(TABLES) / f"h100_vllm_{kind}_loop.csv" for kind in ("closed", "open"))
+    inferencex = (Path(TABLES).parent / "inferencex_deepseek_r1.csv",)
     return [
         jumpstart,
+        *(
+            Plan(
+                file,
+                replace(prior, version="2026", vendors=(vendor,)),
+                inferencex,
+                (engine,),
+                f"InferenceX's rows of DeepSeek-R1 on {' and '.join(devices)}",
+                devices,
+            )
+            for file, prior, engine, devices, vendor in (
+                ("sglang_b200.json", SGLANG_PRIOR, "sglang", ("B200",), "nvidia"),
+                ("sglang_mi300x.json", SGLANG_PRIOR, "sglang", ("MI300X",), "amd"),
+                ("sglang_mi355x.json", SGLANG_PRIOR, "sglang", ("MI355X",), "amd"),
+                ("trt_llm.json", TRT_LLM_PRIOR, "trt", ("H200", "B200"), "nvidia"),
+            )
+        ),
+        Plan(
+            "vllm.json",
+            replace(GRAPH_GPU_PRIOR, version="0.12 to 0.19", defaults=V1),
+            (closed, open_),
+            ("vllm 0.12.0", "vllm"),
+            "149 cells on H100: a closed loop of Qwen3 32B BF16 and Llama 3.1 70B FP8, TP 2 to 8, "
+            "and an open loop of Llama 3.1 8B and Mixtral 8x7B FP16",
+        ),
         Plan(
             "vllm_0_12.json",
             replace(GRAPH_GPU_PRIOR, version="0.12", defaults=V1),
-            closed,
+            (closed,),
             ("vllm 0.12.0", "vllm"),
             "135 cells of a closed loop on H100: Qwen3 32B BF16, Llama 3.1 70B FP8, TP 2 to 8",
         ),
         Plan(
             "vllm_0_19.json",
             replace(GRAPH_GPU_PRIOR, version="0.19", defaults=V1),
-            open_,
+            (open_,),
             ("vllm",),
             "14 cells of an open loop on H100: Llama 3.1 8B at TP 1, Mixtral 8x7B at TP 2, FP16",
         ),
@@ -134,16 +189,27 @@ def rounded(profile: EngineProfile) -> EngineProfile:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="of the file with this in its name")
     parser.add_argument("--refit", action="store_true", help="write the profiles")
-    refit = parser.parse_args().refit
+    given = parser.parse_args()
+    refit = given.refit
     for plan in plans():
+        if given.only not in plan.file:
+            continue
         profile = fit(plan)
         if refit:
             cells = [row.cell for row in plan.rows() if row.cell is not None]
-            marked = replace(rounded(profile), fitted_cells=tuple(sorted(marks_of(cells))))
+            marked = replace(
+                rounded(profile),
+                fitted_cells=tuple(sorted(marks_of(cells))),
+                # cells of one type of device near its limit do not tell the constant of all types
+                reserve_bytes=plan.prior.reserve_bytes,
+            )
             path = DATA / "profiles" / plan.file
-            before = profile_from_json(path.read_text(encoding="utf-8"))
-            kept = {name: getattr(before, name) for name in STATED}
+            kept: dict[str, Any] = {}
+            if path.exists():
+                before = profile_from_json(path.read_text(encoding="utf-8"))
+                kept = {name: getattr(before, name) for name in STATED}
             path.write_text(profile_to_json(replace(marked, **kept)), encoding="utf-8")
 
 

@@ -136,6 +136,11 @@ _INDEX = Index(
 )
 
 
+def is_accelerator(name: str) -> bool:
+    """Whether the catalog has an accelerator of exactly this name."""
+    return any(name == each.name for each in all_accelerators())
+
+
 def find_accelerator(name: str) -> Accelerator:
     """Find an accelerator by name or alias; raises InputError with the nearest names."""
     return _INDEX.find(name)

@@ -36,6 +36,7 @@ _TABLES: Final = {
     "accelerators": "List the accelerators: memory, bandwidth and dense peaks; the smallest first.",
     "prices": "List the on-demand prices of a machine with region and date; the cheapest first.",
     "images": "List the container images by family and date.",
+    "profiles": "List the engine profiles: what each was fitted on; priors were not fitted.",
 }
 _GIVE_WAY: Final = (
     "network Gbit/s", "component", "layers", "gated", "arch", "link", "vendor", "host GiB",

@@ -333,6 +333,8 @@ _TABLES = (
     PublishedTable("tgi-2023", "jumpstart_concurrency.csv", ("",), True),
     PublishedTable("tgi-2023", "jumpstart_min_latency.csv", ("",), True),
     PublishedTable("tgi-2023", "jumpstart_max_throughput.csv", ("",), True),
+    PublishedTable("vllm", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
+    PublishedTable("vllm", "h100_vllm_open_loop.csv", ("vllm",), False),
     PublishedTable("vllm-0.12", "h100_vllm_closed_loop.csv", ("vllm 0.12.0", "vllm"), False),
     PublishedTable("vllm-0.19", "h100_vllm_open_loop.csv", ("vllm",), False),
 )

@@ -22,6 +22,7 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.deploy.images import all_images
 from lmi_bench.jobs.settings.setup import CatalogSettings, RefreshSettings
+from lmi_bench.targets.profiles import SHIPPED
 
 Row = dict[str, Any]
 
@@ -61,10 +62,10 @@ class Refreshed:
 
 
 def catalog_table(name: str, settings: CatalogSettings) -> CatalogTable:
-    """The rows of `models`, `instances`, `accelerators`, `prices` or `images` that match."""
+    """The matching rows of a table: `models`, `instances`, `profiles` ..."""
     tables = {
         "models": _models, "instances": _instances, "accelerators": _accelerators,
-        "prices": _prices, "images": _images,
+        "prices": _prices, "images": _images, "profiles": _profiles,
     }  # fmt: skip
     rows = [row for row in tables[name]() if _matches(row, settings)]
     old = [row for row in rows if name == "prices" and row["age days"] > STALE_DAYS]
@@ -102,6 +103,19 @@ def _matches(row: Row, settings: CatalogSettings) -> bool:
         return False
     least = settings.min_memory_gib
     return least is None or row["memory GiB"] >= least
+
+
+def _profiles() -> Iterator[Row]:
+    for name, profile in SHIPPED.items():
+        yield {
+            "profile": name,
+            "engine": profile.label,
+            "date": profile.fitted_date if profile.accelerators else "",
+            "figures": len(profile.fitted_cells),
+            "devices": ", ".join(profile.accelerators) or f"any of {', '.join(profile.vendors)}",
+            "models": ", ".join(profile.models) or "any",
+            "source": profile.fitted_on,
+        }
 
 
 def _models() -> Iterator[Row]:

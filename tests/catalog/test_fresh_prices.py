@@ -252,7 +252,7 @@ def test_a_broken_file_is_one_line_until_it_is_written_again(tmp_path, data, tex
         ("models", {"family": "llama"}, "llama-3.2-1b", "B params"),
         ("instances", {"gpu": "h100", "min_memory_gib": 100.0}, "ml.p5.48xlarge", "count"),
         ("instances", {"family": "g5"}, "ml.g5.xlarge", "count"),
-        ("accelerators", {"min_memory_gib": 75.0}, "A100-80", "memory GiB"),
+        ("accelerators", {"min_memory_gib": 75.0}, "H100-PCIe", "memory GiB"),
         ("prices", {"platform": "ec2", "region": "us-east-1"}, "ml.g4dn.xlarge", "USD/h"),
         ("images", {"family": "vllm", "platform": "sagemaker"}, "vllm", "family"),
     ],

@@ -31,12 +31,12 @@ def test_the_default_is_vllm_and_that_of_tgi_its_own():
     ("target", "label"),
     [
         ({"kind": "http", "server": "vllm 0.11.1"}, "vLLM 0.11.1"),
-        ({"kind": "http", "server": "vllm"}, "vLLM 0.12"),
+        ({"kind": "http", "server": "vllm"}, "vLLM 0.12 to 0.19"),
         ({"kind": "http", "server": "sglang 0.5.6"}, "SGLang 0.5.6"),
         ({"kind": "http", "server": "TGI 3.3.6"}, "TGI 3.3.6"),
         ({"kind": "http", "server": "TGI 1.4.0"}, "TGI 1.4.0"),
-        ({"kind": "http", "server": "an OpenAI-compatible server"}, "vLLM 0.12"),
-        ({"kind": "sagemaker"}, "vLLM 0.12"),
+        ({"kind": "http", "server": "an OpenAI-compatible server"}, "vLLM 0.12 to 0.19"),
+        ({"kind": "sagemaker"}, "vLLM 0.12 to 0.19"),
         ({"kind": "simulated", "profile": "TGI 1.x (2023)"}, "TGI 1.x (2023)"),
     ],
 )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
+from lmi_bench.analysis.model.carried import generation, generations
 from lmi_bench.analysis.model.engine_defaults import V1, vllm_defaults
 from lmi_bench.analysis.model.profiles import (
     EngineProfile,
     profile_from_document,
     profile_from_json,
 )
+from lmi_bench.catalog.accelerators import find_accelerator, is_accelerator
+from lmi_bench.catalog.models import all_model_entries
 
 _PROFILES = files("lmi_bench.catalog") / "data" / "profiles"
 
@@ -42,7 +45,8 @@ EAGER_GPU_PRIOR: Final = _PRIOR["eager_gpu"]
 GRAPH_GPU_PRIOR: Final = _PRIOR["graph_gpu"]
 TGI_GRAPH_PRIOR: Final = _PRIOR["tgi_graph"]
 SGLANG_PRIOR: Final = _PRIOR["sglang"]
-TRT_LLM_PRIOR: Final = replace(GRAPH_GPU_PRIOR, name="TensorRT-LLM", vendors=("nvidia",))
+TRT_LLM_PRIOR: Final = _PRIOR["trt_llm"]
+TGI_3_PRIOR: Final = _PRIOR["tgi_3"]
 VLLM_V0_PRIOR: Final = _PRIOR["vllm_v0"]
 VLLM_0_6_PRIOR: Final = _PRIOR["vllm_0_6"]
 BUNDLED_CPU_PRIOR: Final = _PRIOR["bundled_cpu"]
@@ -50,8 +54,17 @@ SERVED_CPU_PRIOR: Final = _PRIOR["served_cpu"]
 
 # Fitted by benchmarks/fit_profiles.py --refit, which prints their errors.
 TGI_2023: Final = profile_from_json(_read("tgi_2023"))
+VLLM: Final = profile_from_json(_read("vllm"))
 VLLM_0_12: Final = profile_from_json(_read("vllm_0_12"))
 VLLM_0_19: Final = profile_from_json(_read("vllm_0_19"))
+SGLANG_B200: Final = profile_from_json(_read("sglang_b200"))
+SGLANG_MI300X: Final = profile_from_json(_read("sglang_mi300x"))
+SGLANG_MI355X: Final = profile_from_json(_read("sglang_mi355x"))
+TRT_LLM: Final = profile_from_json(_read("trt_llm"))
+_FITTED: Final = (
+    *(TGI_2023, VLLM, VLLM_0_12, VLLM_0_19),
+    *(SGLANG_B200, SGLANG_MI300X, SGLANG_MI355X, TRT_LLM),
+)
 
 _EAGER_ENGINES = ("tgi", "text-generation-inference", "huggingface", "deepspeed")
 _TRT_LLM: Final = ("tensorrt", "trt")
@@ -60,6 +73,7 @@ _LEAST_LOG_SD = 0.05
 _V1_OF_VLLM: Final = (0, 8)
 _OVERLAPPED_VLLM: Final = (0, 6)
 _GRAPHS_OF_TGI: Final = (2, 0)
+_CHUNKS_OF_TGI: Final = (3, 0)
 _VERSION = re.compile(r"\bv?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
@@ -86,11 +100,14 @@ def prior_of_engine(
     if eager and (version is None or version < _GRAPHS_OF_TGI):
         general, kin = EAGER_GPU_PRIOR, [TGI_2023]
     elif eager:
-        general = TGI_GRAPH_PRIOR
+        assert version is not None
+        general = TGI_GRAPH_PRIOR if version < _CHUNKS_OF_TGI else TGI_3_PRIOR
     elif engine.startswith("sglang"):
-        general = SGLANG_PRIOR
+        general, kin = SGLANG_PRIOR, [SGLANG_B200, SGLANG_MI300X, SGLANG_MI355X]
     elif engine.startswith(_TRT_LLM) and version is not None and version < _SERVED_TRT_LLM:
-        general = _PRIOR["trt_llm"]
+        general = _PRIOR["trt_llm_alone"]
+    elif engine.startswith(_TRT_LLM):
+        general, kin = TRT_LLM_PRIOR, [TRT_LLM]
     elif engine.startswith("vllm"):
         if version is not None and version < _V1_OF_VLLM:
             v0 = VLLM_V0_PRIOR if version < _OVERLAPPED_VLLM else VLLM_0_6_PRIOR
@@ -99,10 +116,34 @@ def prior_of_engine(
         kin = [VLLM_0_19, VLLM_0_12] if open_loop else [VLLM_0_12, VLLM_0_19]
         if version is not None:
             kin.sort(key=partial(_distance, version))
-    for profile in kin:
+        kin = [VLLM, *kin]
+    for profile in _akin(kin, models, accelerators):
         if not _has_seen(profile, models, accelerators, marks):
             return _widened(profile, general)
     return general
+
+
+def _akin(
+    kin: Sequence[EngineProfile], models: Collection[str], accelerators: Collection[str]
+) -> list[EngineProfile]:
+    """Those for the vendor of the devices, of their generation first.
+
+    Profiles that were fitted to mixtures alone are left out for a dense model.
+    """
+    devices = [find_accelerator(name) for name in accelerators if is_accelerator(name)]
+    own = {generation(device) for device in devices}
+    found = [
+        profile
+        for profile in kin
+        if all(device.vendor in profile.vendors for device in devices)
+        and (not _mixtures_only(profile.models) or (models and _mixtures_only(models)))
+    ]
+    return sorted(found, key=lambda profile: own.isdisjoint(generations(profile)))
+
+
+def _mixtures_only(models: Collection[str]) -> bool:
+    shapes = [entry.shape for entry in all_model_entries() if entry.shape.name in models]
+    return bool(shapes) and all(shape.is_moe for shape in shapes)
 
 
 def _has_seen(
@@ -150,5 +191,5 @@ def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
 
 def shipped_profile(provenance: str) -> EngineProfile | None:
     """The profile with this provenance among those that ship."""
-    known = (*_PRIOR.values(), TGI_2023, VLLM_0_12, VLLM_0_19)
+    known = (*_PRIOR.values(), *_FITTED)
     return next((each for each in known if each.provenance == provenance), None)

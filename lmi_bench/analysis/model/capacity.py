@@ -261,7 +261,7 @@ def format_problem(dtype: str, accelerator: Accelerator) -> str | None:
 
 def checkpoint_problem(profile: EngineProfile, shape: ModelShape, dtype: str) -> str | None:
     """Why the engine does not load a model in a number format; None if it does."""
-    other = "use the profile of an engine that does, such as --profile vllm-0.12"
+    other = "use the profile of an engine that does, such as --profile vllm"
     if profile.architectures and shape.architecture not in ("", *profile.architectures):
         return f"{profile.label} does not load {shape.name} ({shape.architecture}): {other}"
     if profile.dtypes and weight_format(dtype).name not in profile.dtypes:

@@ -14,7 +14,7 @@ from typing import Final
 
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
+from lmi_bench.catalog.accelerators import Accelerator, find_accelerator, is_accelerator
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 
@@ -47,17 +47,20 @@ def carried(profile: EngineProfile, setups: Iterable[Setup]) -> EngineProfile:
 
 def _other_generation(profile: EngineProfile, device: Accelerator) -> bool:
     """Whether the profile was fitted, but to no device of this generation."""
-    known = set()
-    for name in profile.accelerators:
-        try:
-            known.add(_generation(find_accelerator(name)))
-        except InputError:
-            return False  # this machine's processor
-    return bool(known) and _generation(device) not in known
+    known = generations(profile)
+    return bool(known) and generation(device) not in known
 
 
-def _generation(device: Accelerator) -> tuple[str, int]:
-    return device.vendor, int(device.compute_capability or 0)
+def generations(profile: EngineProfile) -> frozenset[tuple[str, int, bool]]:
+    """Of the devices that the profile was fitted to; empty for a prior or a processor."""
+    names = filter(is_accelerator, profile.accelerators)
+    return frozenset(generation(find_accelerator(name)) for name in names)
+
+
+def generation(device: Accelerator) -> tuple[str, int, bool]:
+    """Vendor, CUDA's major capability, and whether it has FP4 units (AMD states no capability)."""
+    capability = int(device.compute_capability or 0)
+    return device.vendor, capability, device.fp4_flop_per_s is not None
 
 
 def _first_mixture(profile: EngineProfile, setup: Setup) -> bool:

@@ -225,9 +225,17 @@ class EngineProfile:
 
 
 def _same_version(one: str, other: str) -> bool:
-    """Whether one version is a prefix of the other: 0.12 of v0.12.0, not 0.1 of 0.12."""
-    parts = [text.strip().lower().removeprefix("v").split(".") for text in (one, other)]
-    return all(left == right for left, right in zip(*parts, strict=False))
+    """Whether one version is a prefix of the other: 0.12 of v0.12.0, not 0.1 of 0.12.
+
+    `other` may be a range, such as `0.12 to 0.19`, with versions of two parts.
+    """
+    first, _, last = other.partition(" to ")
+    own, low, high = (
+        text.strip().lower().removeprefix("v").split(".") for text in (one, first, last)
+    )
+    if last and all(part.isdecimal() for part in (*own[:2], *low, *high)):
+        return [*map(int, low)] <= [*map(int, own[:2])] <= [*map(int, high)]
+    return all(left == right for left, right in zip(own, low, strict=False))
 
 
 def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:

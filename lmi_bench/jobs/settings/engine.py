@@ -214,8 +214,8 @@ class BatchingOptions:
         "Probability that a drafted token is accepted, 0 to 1: simulated only.", rare=True
     )
     profile: str | None = option(
-        "Timing profile (simulated): a file of `calibrate`, or vllm-0.12, vllm-0.19, tgi-2023.",
-        default="vllm-0.12",
+        "Timing profile (simulated): a file of `calibrate`, or one of `catalog profiles`.",
+        default="vllm",
     )
 
 

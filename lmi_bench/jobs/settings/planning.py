@@ -26,8 +26,8 @@ KV_DTYPE = Option(
 )
 TENSOR_PARALLEL = Option("Tensor-parallel degree: devices of one copy.", ("--tp",), group=MACHINES)
 PROFILE = Option(
-    "Engine profile: a file of `calibrate`, or vllm-0.12, vllm-0.19, tgi-2023.",
-    default="vllm-0.12",
+    "Engine profile: a file of `calibrate`, or one of `catalog profiles`.",
+    default="vllm",
     group=ENGINE,
 )
 KV_TOKENS = Option(

@@ -27,6 +27,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
     TGI_2023,
+    VLLM,
     VLLM_0_12,
     VLLM_0_19,
     VLLM_V0_PRIOR,
@@ -164,9 +165,10 @@ def test_the_version_decides_between_generations_and_for_the_nearest_profile():
         old = prior_for(engine)
         assert not old.chunked_prefill
         assert old.parameters.gap_per_layer_s > 2 * VLLM_0_19.parameters.gap_per_layer_s
-    assert prior_for("vllm 0.10.1").version == VLLM_0_12.version
-    assert prior_for("vllm 0.21.0").version == VLLM_0_19.version
-    assert prior_for("vllm").version == VLLM_0_12.version
+    for engine in ("vllm", "vllm 0.10.1", "vllm 0.21.0"):
+        assert prior_for(engine).version == VLLM.version
+    seen = {"marks": set(VLLM.fitted_cells) - set(VLLM_0_19.fitted_cells)}
+    assert prior_for("vllm 0.13", **seen).version == VLLM_0_19.version
     assert prior_for("tgi 1.4.0").parameters == TGI_2023.parameters
     later = prior_for("tgi 2.0.4").parameters
     assert later.host_per_layer_s < 0.1 * TGI_2023.parameters.host_per_layer_s

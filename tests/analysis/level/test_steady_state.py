@@ -117,8 +117,8 @@ def test_an_engine_s_own_limit_is_named_apart_from_the_cache():
 
 
 def test_what_binds_is_where_the_request_s_seconds_go_its_prompt_included():
-    """70B over the one bridge of 8 A10G. By hand: 622 tokens * 8,192 * 2 bytes * 160 all-reduces are
-    1.63 GB, 14 times over 32 GB/s * 0.55 1.3 s a prompt; a decode step reads 5 GB in 10 ms. A lone
+    """70B over the one bridge of 8 A10G: 622 tokens * 8,192 * 2 bytes * 160 all-reduces are 1.63
+    GB, 14 times over 32 GB/s * 0.55 1.3 s a prompt; a decode step reads 5 GB in 10 ms. A lone
     request with few prompt tokens reads weights."""
     workload = Workload(find_model("llama-3-70b"), "int4", 622, 50)
     layout = Layout(find_instance("ml.g5.48xlarge"), 8)

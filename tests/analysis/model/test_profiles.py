@@ -10,9 +10,18 @@ import pytest
 from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
     GRAPH_GPU_PRIOR,
+    SGLANG_B200,
+    SGLANG_MI300X,
+    SGLANG_MI355X,
+    SGLANG_PRIOR,
+    TGI_3_PRIOR,
     TGI_2023,
+    TRT_LLM,
+    TRT_LLM_PRIOR,
+    VLLM,
     VLLM_0_12,
     VLLM_V0_PRIOR,
+    prior_of_engine,
 )
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, profile_from_json, profile_to_json
 from lmi_bench.core.errors import InputError
@@ -52,6 +61,35 @@ def test_a_longer_version_of_the_same_release_is_no_other():
     assert VLLM_0_12.warnings_for(accelerator="H100-SXM", engine_version="v0.12.0") == []
     (other,) = VLLM_0_12.warnings_for(accelerator="H100-SXM", engine_version="0.1")
     assert "not for version 0.1" in other
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [("0.11.2", 0), ("0.12.0", 1), ("v0.19", 1), ("1.0", 0)]
+)
+def test_a_fit_of_several_versions_is_for_those_between_them(version, known):
+    assert VLLM.version == "0.12 to 0.19"
+    warnings = VLLM.warnings_for(accelerator="H100-SXM", engine_version=version)
+    assert len(warnings) == 1 - known
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "model", "name"),
+    [
+        ("sglang 0.5", "B200", "deepseek-v3", SGLANG_B200),
+        ("sglang 0.5", "MI325X", "deepseek-v3", SGLANG_MI300X),
+        ("sglang 0.5", "MI355X", "deepseek-v3", SGLANG_MI355X),
+        ("sglang 0.5", "H100-SXM", "qwen3-32b", SGLANG_PRIOR),
+        ("trt", "H200", "deepseek-v3", TRT_LLM),
+        ("tensorrt-llm 1.0", "H100-SXM", "qwen3-32b", TRT_LLM_PRIOR),
+        ("vllm 0.15", "B200", "gpt-oss-120b", VLLM),
+        ("tgi 3.2", "H100-SXM", "qwen3-32b", TGI_3_PRIOR),
+    ],
+)
+def test_the_nearest_profile_of_an_engine_is_the_start_of_its_fit(engine, device, model, name):
+    """Of the vendor, the generation first; one that saw mixtures alone is for mixtures."""
+    known = {"models": {model}, "accelerators": {device}, "marks": {"other cells"}}
+    found = prior_of_engine(engine, **known, open_loop=False)
+    assert found.fitted_on == name.fitted_on
 
 
 def test_a_profile_warns_before_it_judges_another_engine():
