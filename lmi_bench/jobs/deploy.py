@@ -38,6 +38,7 @@ from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 from lmi_bench.targets.drafting import refuse_sagemaker_draft
 from lmi_bench.targets.profiles import find_profile
 
+_LICENSED: Final = "meta-llama/"
 _PROBE_EVERY_S: Final = 1.0
 
 
@@ -269,12 +270,12 @@ def _check_draft(plan: DeploymentPlan, server: Server, stated: str | None) -> No
 
 
 def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:
-    """Raises InputError if a licence must be accepted first: the Hub asks for the same."""
+    """Raises InputError if a licence must be accepted first, as for Meta's models."""
     try:
-        gated = find_model_entry(plan.setup.shape.name).gated
+        asks = find_model_entry(plan.setup.shape.name).hf_id.startswith(_LICENSED)
     except InputError:
         return  # a folder: its licence was accepted at download
-    if gated and not endpoint.accept_eula:
+    if asks and not endpoint.accept_eula:
         raise InputError(
             f"{plan.setup.shape.name} has a licence of its own: read it, then add --accept-eula"
         )
