@@ -23,7 +23,7 @@ from lmi_bench.analysis.fit.uncertainty import (
 )
 from lmi_bench.analysis.level.cells import predict_cell, regime_of
 from lmi_bench.analysis.level.simulator import simulate_level
-from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
+from lmi_bench.analysis.model.capacity import outside_s, planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.results.latency import summarise_level
@@ -167,7 +167,7 @@ def simulated_forecast(
         replicas=setup.replicas,
         router=router,
         speculation=setup.setup.speculation,
-        overhead_s=profile.parameters.request_overhead_s,
+        overhead_s=outside_s(profile, setup.setup.shape),
     )
     level = summarise_level(run)
     lengths = []

@@ -23,6 +23,7 @@ from lmi_bench.analysis.model.capacity import (
     in_groups,
     kv_bytes_of,
     memory_plan_for,
+    outside_s,
     planned_model_for,
     scheduler_config_for,
     scheduler_with,
@@ -133,7 +134,7 @@ def predict_cell(
         0 if profile.chunked_prefill else profile.max_waiting_tokens,
         profile.waiting_served_ratio,
     )
-    overhead_s = profile.parameters.request_overhead_s
+    overhead_s = outside_s(profile, cell.setup.shape)
     if cell.rate_per_s is not None:
         parts = [_open_loop(profile, cell, _slowed(model.pricer(), slower))]
     else:
@@ -188,7 +189,7 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
         decode_workers=cell.replicas,
         step_tokens=worker.max_prefill_tokens,
         transfer_s=pool.transfer_s(cell.input_tokens),
-        overhead_s=profile.parameters.request_overhead_s,
+        overhead_s=outside_s(profile, cell.setup.shape),
     )
 
 
@@ -320,7 +321,7 @@ def _followed(
         _scheduler(profile, cell),
         load,
         [(cell.input_tokens, output) for output in outputs],
-        overhead_s=profile.parameters.request_overhead_s,
+        overhead_s=outside_s(profile, cell.setup.shape),
         cached_tokens=cell.cached_tokens,
     )
     at_start = np.arange(number) < (load if isinstance(load, int) else 0)

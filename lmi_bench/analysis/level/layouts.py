@@ -15,6 +15,7 @@ from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.model.capacity import (
     checkpoint_problem,
     device_problem,
+    outside_s,
     planned_model_for,
     scheduler_config_for,
 )
@@ -294,7 +295,7 @@ def plan_copy(
             slots=slots_of(config, workload.input_tokens, workload.output_tokens),
             open_loop=open_loop,
             batch_limit=config.max_rolling_batch_size,
-            overhead_s=profile.parameters.request_overhead_s,
+            overhead_s=outside_s(profile, workload.shape),
             join=config,
         ),
     )
