@@ -97,6 +97,7 @@ def served_limits(
     room = cache_tokens / max(1.0, lengths.batch)
     if lengths.are_means:
         room = max(room, min(cache_tokens, _LONGER_THAN_MEAN * lengths.longest))
+    room = min(room, cache_tokens / setup.parallelism.attention_groups)  # a request is in one
     room = min(shape.max_positions, int(room) // _CONTEXT_STEP * _CONTEXT_STEP)
     context = stated.max_model_len or max(lengths.longest, room)
     surely, most = max(1, cache_tokens // context), config.max_rolling_batch_size

@@ -168,7 +168,8 @@ def plan_from_recommendation(
         draft = NGRAM if speculation.draft is None else _hub_id(speculation.draft.name)
     elif draft is not None:
         speculation = _speculation(draft)
-    setup = Setup(find_model(model), instance, degree, dtype, engine.kv_dtype, speculation)
+    split = engine.parallelism(instance, degree)
+    setup = Setup(find_model(model), instance, degree, dtype, engine.kv_dtype, speculation, split)
     batch = best.memory.mean_batch_per_copy
     lengths = Lengths(
         question.input_tokens,

@@ -165,18 +165,18 @@ def _tgi_has_one_byte_cache(plan: DeploymentPlan, image: Image | None) -> bool:
 def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
     """The arguments of `vllm serve` for one copy; the value of a switch is true."""
     engine, limits = plan.engine, plan.limits
-    chunked = engine.chunked_prefill
+    chunked, groups = engine.chunked_prefill, plan.setup.parallelism.attention_groups
     options = {
         "model": plan.weights.location,
         "tensor-parallel-size": 1 if engine.dp_attention else plan.setup.tensor_parallel,
         "data-parallel-size": plan.setup.tensor_parallel if engine.dp_attention else None,
         "pipeline-parallel-size": engine.pipeline,
         "enable-expert-parallel": engine.expert_parallel or None,
-        "max-num-seqs": limits.max_num_seqs,
+        "max-num-seqs": -(-limits.max_num_seqs // groups),
         "max-model-len": limits.max_model_len,
         "dtype": served_dtype(plan),
         "quantization": _quantization(plan),
-        "max-num-batched-tokens": limits.step_tokens,
+        "max-num-batched-tokens": -(-limits.step_tokens // groups),
         "enable-chunked-prefill": chunked or None,
         "no-enable-chunked-prefill": chunked is False or None,
         "gpu-memory-utilization": limits.memory_share,
