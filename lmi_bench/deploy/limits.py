@@ -5,7 +5,7 @@ They start from the workload's lengths, and from the memory that this version of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_bench.analysis.level.layouts import slots_of
@@ -25,6 +25,7 @@ _LEAST_SEQUENCES: Final = 32
 _EARLY_VLLM: Final = "0.5"  # in LMI's images that state no version, of 2024
 _CONTEXT_STEP: Final = 256
 _LONGER_THAN_MEAN: Final = 4
+_MOST_SHARE: Final = 0.9  # SGLang's profile takes the whole device, which leaves no room for graphs
 _RESERVING: Final = ("neuronx", "deepspeed")
 """Families whose sequences reserve the cache of a whole context."""
 
@@ -73,7 +74,8 @@ def profile_of(image: Image | None, server: str) -> EngineProfile:
     image = image or find_image(SERVERS[server][0])
     early = _EARLY_VLLM if image.djl and image.engine == "vllm" else ""
     engine = f"{image.engine} {image.engine_version or early}"
-    return prior_of_engine(engine, models=(), accelerators=(), open_loop=False)
+    prior = prior_of_engine(engine, models=(), accelerators=(), open_loop=False)
+    return replace(prior, memory_share=min(prior.memory_share, _MOST_SHARE))
 
 
 def served_limits(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from lmi_bench.catalog.instances import Instance
@@ -66,6 +67,7 @@ def lmi_settings(
         "option.gpu_memory_utilization": limits.memory_share if is_vllm else None,
         "option.enforce_eager": None if engine.cuda_graphs is None else not engine.cuda_graphs,
         "option.kv_cache_dtype": "fp8" if plan.has_one_byte_cache else None,
+        "option.enable_expert_parallel": _lmi_splits_experts(plan, image) or None,
         **_lmi_draft(plan, image),
         "option.trust_remote_code": trust_remote_code or None,
         "option.parallel_loading": parallel_loading or None,
@@ -122,6 +124,13 @@ def _lmi_draft(plan: DeploymentPlan, image: Image | None) -> dict[str, Any]:
         "option.speculative_draft_model": plan.draft,
         "option.speculative_length": plan.draft_tokens,
     }
+
+
+def _lmi_splits_experts(plan: DeploymentPlan, image: Image | None) -> bool:
+    """True if LMI's vLLM keeps whole experts on each device, as planned."""
+    known = "" if image is None or image.engine != "vllm" else image.engine_version
+    takes = image is None or "enable_expert_parallel" in engine_arguments("vllm", known)
+    return bool(plan.engine.expert_parallel) and takes
 
 
 def _takes_speculative_config(image: Image | None) -> bool:
@@ -231,7 +240,10 @@ def unsupported_settings(
     cache = {f"kv_dtype {engine.kv_dtype}": plan.has_one_byte_cache}
     old = image is not None and bool(image.djl) and era_of(image.djl) == "A"
     missing = {"chunked_prefill": chunked and (server == "tgi" or old)}
-    missing[engine.split] = bool(engine.split) and server not in ("vllm", "sglang")
+    split = engine.split
+    if server == "lmi" and _lmi_splits_experts(plan, image):
+        split = replace(engine, expert_parallel=None).split
+    missing[split] = bool(split) and server not in ("vllm", "sglang")
     if server == "tgi":
         is_kept = _tgi_has_one_byte_cache(plan, image)
         missing |= (cache if not is_kept else {}) | {draft: draft_model}

@@ -255,9 +255,10 @@ def test_what_a_server_cannot_do_is_refused_where_it_is_stated(tmp_path):
 
 def test_the_memory_is_that_of_the_servers_version():
     image = next(each for each in all_images() if "-lmi29." in each.tag)
-    assert profile_of(image, "lmi").label == "vLLM 0.19"
+    assert profile_of(image, "lmi").label == "vLLM 0.12 to 0.19"
     old = next(each for each in all_images() if "-lmi18." in each.tag)
-    assert profile_of(old, "lmi").label == "vLLM 0.12"
+    assert profile_of(old, "lmi").label == "vLLM 0.12 to 0.19"
+    assert profile_of(None, "sglang").memory_share <= 0.9
     assert profile_of(None, "tgi").name == "TGI"
     oldest = Server("lmi", image="lmi10")
     whole = planned("llama-2-7b", server=oldest).limits
@@ -267,6 +268,24 @@ def test_the_memory_is_that_of_the_servers_version():
     long = planned("llama-3.1-8b")
     assert long.limits.max_model_len == 32_768
     assert "32,768 of the model's 131,072 tokens" in long.warnings[0]
+
+
+def test_whole_experts_on_a_device_are_written_where_the_engine_of_the_image_can():
+    """Of expert parallelism and data-parallel attention, LMI has an option for the first."""
+    made = planned("mixtral-8x7b", "ml.p4d.24xlarge", tensor_parallel=8)
+    experts = replace(made, engine=EngineSetting(expert_parallel=True))
+    both = replace(made, engine=EngineSetting(expert_parallel=True, dp_attention=True))
+    for plan, image, is_set, said in (
+        (experts, None, True, ""),
+        (both, None, True, "do not set DP attention"),
+        (experts, "0.33.0-tensorrtllm0.21.0-cu128", False, "do not set EP"),
+        (made, None, False, ""),
+    ):
+        bundle = build_bundle(plan, Server("lmi", image=image), ENDPOINT)
+        properties = bundle.files["serving.properties"]
+        assert ("option.enable_expert_parallel=true" in properties) == is_set
+        missing = [trap for trap in bundle.traps if "files do not set" in trap]
+        assert [said in trap for trap in missing] == ([True] if said else [])
 
 
 def test_a_batch_that_reserves_its_cache_is_what_surely_fits():
