@@ -11,8 +11,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import dataclass, field, replace
 
 from lmi_bench.core.clock import settle
 from lmi_bench.core.errors import EngineError, InputError
@@ -44,6 +43,7 @@ class TokenEvent:
     top_logprobs: tuple[Ranked, ...] | None = None
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Generation:
     """One request in the engine, from `submit` to its end.
 
@@ -54,38 +54,20 @@ class Generation:
     submitted_s ...     times on the loop's clock
     """
 
-    __slots__ = (
-        "_ended",
-        "_engine",
-        "_error",
-        "_news",
-        "accepted_tokens",
-        "drafted_tokens",
-        "events",
-        "finish_reason",
-        "finished_s",
-        "first_scheduled_s",
-        "first_token_s",
-        "replica",
-        "seq_id",
-        "submitted_s",
-    )
-
-    def __init__(self, engine: AsyncEngine, seq_id: int, submitted_s: float) -> None:
-        self.seq_id = seq_id
-        self.replica: int | None = None
-        self.events: list[TokenEvent] = []
-        self.finish_reason: str | None = None
-        self.drafted_tokens = 0
-        self.accepted_tokens = 0
-        self.submitted_s = submitted_s
-        self.first_scheduled_s: float | None = None
-        self.first_token_s: float | None = None
-        self.finished_s: float | None = None
-        self._engine = engine
-        self._error: EngineError | None = None
-        self._ended = asyncio.Event()
-        self._news: asyncio.Event | None = None  # created when something first iterates
+    _engine: AsyncEngine
+    seq_id: int
+    submitted_s: float
+    replica: int | None = None
+    events: list[TokenEvent] = field(default_factory=list)
+    finish_reason: str | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    _error: EngineError | None = None
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event | None = None  # created when something first iterates
 
     @property
     def queue_s(self) -> float | None:
@@ -200,12 +182,7 @@ class AsyncEngine:
         self._task = asyncio.create_task(self._run(), name="engine")
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         assert self._task is not None
         self._task.cancel()
         try:

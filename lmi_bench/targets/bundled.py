@@ -49,7 +49,6 @@ from lmi_bench.targets.loading import (
 )
 from lmi_bench.targets.parts import (
     EngineParts,
-    LoadedModel,
     close_all,
     degree_of,
     replica_facts,
@@ -69,6 +68,7 @@ from lmi_bench.targets.quantizing import (
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+    from lmi_bench.targets.parts import LoadedModel
 
 
 def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | None) -> Bench:

@@ -20,10 +20,11 @@ from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.models.folder import read_config, shape_of_folder
 from lmi_bench.targets.applies import runs_on_gpu
 from lmi_bench.targets.back_ends import BackEnd
-from lmi_bench.targets.parts import LoadedModel, close_all
+from lmi_bench.targets.parts import close_all
 
 if TYPE_CHECKING:
     from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+    from lmi_bench.targets.parts import LoadedModel
 
 _KEPT_MEMORY_FRAC: Final = 0.05  # share of memory that --follow-memory leaves free
 

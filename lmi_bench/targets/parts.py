@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.model.capacity import outside_s, step_time_model_for, theory_batch
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -37,34 +37,11 @@ from lmi_bench.targets.drafting import speculation_facts
 from lmi_bench.targets.prompts import lengths_of, make_prompts
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.torch_backend.static.build import PreparedSteps
+    from lmi_bench.engine.torch_backend.executor import TorchExecutor
+    from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
     from lmi_bench.engine.torch_backend.static.forward import StepDifference as StepDifference
 
-
-class LoadedModel(Executor, Protocol):
-    """A model as an executor of the bundled engine has loaded it, over one rank or several."""
-
-    model_shape: ModelShape
-    num_blocks: int
-    free_memory_bytes: int
-    kv_cache_bytes: int
-    kv_dtype: str
-    weights_description: str
-    weight_bytes: int
-    quantized: QuantizedBytes | None
-    prepared: PreparedSteps | None
-
-    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Log-probabilities of a continuation after given tokens."""
-        ...
-
-    async def compare_prepared(self) -> list[StepDifference]:
-        """Compare prepared decode steps with eager ones."""
-        ...
-
-    async def time_products(self, rows: int) -> float | None:
-        """Seconds of a decode step's matrix products."""
-        ...
+    LoadedModel = TorchExecutor | ParallelExecutor  # a model over one rank or several
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ the text has become easier to predict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from lmi_bench.core.errors import InputError
@@ -49,26 +49,22 @@ class _Pace:
             self.tried = _KEPT * self.tried + held + wrong
 
 
+@dataclass(frozen=True, slots=True)
 class AdaptiveDrafter:
     """Wraps a drafter and limits its drafts to the length that pays.
 
     guess_cost_frac  time to draft and verify one token, as a share of a plain step
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        num_tokens: int,
-        *,
-        guess_cost_frac: float = DEFAULT_GUESS_COST,
-        probe_every: int = PROBE_EVERY,
-    ) -> None:
-        if guess_cost_frac <= 0:
-            raise InputError(f"guess_cost_frac must be above 0, got {guess_cost_frac:g}")
-        self.drafter = drafter
-        self._num_tokens = num_tokens
-        self._cost = guess_cost_frac
-        self._probe_every = probe_every
+    drafter: Drafter
+    num_tokens: int
+    _: KW_ONLY
+    guess_cost_frac: float = DEFAULT_GUESS_COST
+    probe_every: int = PROBE_EVERY
+
+    def __post_init__(self) -> None:
+        if self.guess_cost_frac <= 0:
+            raise InputError(f"guess_cost_frac must be above 0, got {self.guess_cost_frac:g}")
 
     def __call__(self, seq: Sequence, most: int) -> tuple[int, ...]:
         """At most `most` draft tokens; none while drafting does not pay."""
@@ -76,12 +72,11 @@ class AdaptiveDrafter:
             seq.pace = _Pace()
         pace = seq.pace
         pace.update(seq.num_accepted, seq.num_rejected)
-        wanted = best_draft_length(
-            pace.held / pace.tried, self._cost, most=min(most, self._num_tokens)
-        )
+        chance, most = pace.held / pace.tried, min(most, self.num_tokens)
+        wanted = best_draft_length(chance, self.guess_cost_frac, most=most)
         if not wanted:
             pace.idle += 1
-            if pace.idle < self._probe_every:
+            if pace.idle < self.probe_every:
                 return ()
             wanted = 1
         pace.idle = 0

@@ -103,9 +103,12 @@ class SchedulerConfig:
             "batch_size",
             "max_rolling_batch_size",
             "max_rolling_batch_prefill_tokens",
+            "max_concurrent_requests",
+            "attention_window",
         ):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
         if self.max_input_tokens is not None and not (
             1 <= self.max_input_tokens < self.max_model_len
         ):
@@ -125,26 +128,15 @@ class SchedulerConfig:
                 f"max_waiting_tokens {self.max_waiting_tokens} and waiting_served_ratio "
                 f"{self.waiting_served_ratio:g} must be 0 or more"
             )
-        if self.max_waiting_tokens and (
-            self.policy is not BatchingPolicy.ROLLING
-            or self.chunked_prefill
-            or self.recompute_on_join
-        ):
+        whole_prompts = self.policy is BatchingPolicy.ROLLING and not self.chunked_prefill
+        if self.max_waiting_tokens and (not whole_prompts or self.recompute_on_join):
             raise InputError(
                 "max_waiting_tokens needs policy rolling without chunked_prefill and "
                 "recompute_on_join"
             )
-        if self.attention_window is not None and self.attention_window < 1:
-            raise InputError(f"attention_window must be at least 1, got {self.attention_window}")
-        if self.recompute_on_join and (
-            self.policy is not BatchingPolicy.ROLLING or self.chunked_prefill or self.prefix_caching
-        ):
+        if self.recompute_on_join and (not whole_prompts or self.prefix_caching):
             raise InputError(
                 "recompute_on_join needs policy rolling without chunked_prefill and prefix_caching"
-            )
-        if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
-            raise InputError(
-                f"max_concurrent_requests must be at least 1, got {self.max_concurrent_requests}"
             )
 
     @property

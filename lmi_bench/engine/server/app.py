@@ -92,13 +92,9 @@ def build_app(
     middlewares = [failure_middleware(model_name), *([delay] if overhead_s else [])]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state, encode_chat)
-    sagemaker = SageMakerRoutes(
-        lmi, openai, model_name=model_name, check=signature_check, unary_timeout_s=unary_timeout_s
-    )
-    lmi.add_to(app)
-    openai.add_to(app)
-    TgiRoutes(state).add_to(app)
-    sagemaker.add_to(app)
+    sagemaker = SageMakerRoutes(lmi, openai, model_name, signature_check, unary_timeout_s)
+    for routes in (lmi, openai, TgiRoutes(state), sagemaker):
+        routes.add_to(app)
     add_metrics(app, state)
     return app
 
@@ -155,8 +151,9 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    watching = None if engine is None else asyncio.ensure_future(engine.failed())
-    if watching is not None:
+    watching = None
+    if engine is not None:
+        watching = asyncio.ensure_future(engine.failed())
         watching.add_done_callback(lambda _: stop.set())
     async with listening(app, host, port, shutdown_timeout_s=shutdown_timeout_s) as where:
         for number in _STOP_SIGNALS:
@@ -167,7 +164,7 @@ async def serve(
         finally:
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
-            if watching is not None and not watching.done():
+            if watching is not None:
                 watching.cancel()
     if engine is not None and engine.error is not None:
         raise engine.error
@@ -214,15 +211,12 @@ def _cannot_listen(host: str, port: int, exc: OSError) -> InputError:
 _CLIENTS_OWN = (HttpProcessingError, web.RequestPayloadError)
 
 
-class _WithoutClientsOwn(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        exc = record.exc_info[1] if record.exc_info else None
-        return not isinstance(exc, _CLIENTS_OWN)
+def _is_our_own(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], _CLIENTS_OWN))
 
 
 def connection_logger() -> logging.Logger:
     """A logger for `web.AppRunner` that reports only server bugs, with their tracebacks."""
     logger = logging.getLogger(__name__)
-    if not logger.filters:
-        logger.addFilter(_WithoutClientsOwn())
+    logger.addFilter(_is_our_own)  # adding it again has no effect
     return logger

@@ -54,12 +54,8 @@ def lmi_failure(exc: Exception, model_name: str) -> tuple[int, dict[str, Any]]:
 
 def openai_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body of a failure on an OpenAI route."""
-    if isinstance(exc, EngineError):
-        status = 500
-    elif isinstance(exc, OverloadedError):
-        status = 503
-    else:
-        status = 404 if isinstance(exc, UnknownModelError) else 400
+    kinds = ((EngineError, 500), (OverloadedError, 503), (UnknownModelError, 404))
+    status = next((status for kind, status in kinds if isinstance(exc, kind)), 400)
     return status, _openai_body(status, str(exc))
 
 
@@ -71,11 +67,6 @@ def tgi_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(exc, OverloadedError):
         return 429, {"error": "Model is overloaded", "error_type": "overloaded"}
     return 422, {"error": f"Input validation error: {exc}", "error_type": "validation"}
-
-
-def tgi_unhealthy() -> dict[str, Any]:
-    """The body of TGI's `/health` after the engine has failed."""
-    return {"error": "unhealthy", "error_type": "healthcheck"}
 
 
 def failure_middleware(model_name: str) -> Middleware:

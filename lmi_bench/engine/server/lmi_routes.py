@@ -104,29 +104,23 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
 _FINISH_REASONS = {"cancelled": "abort"}  # all others have the same name in LMI
 
 
+@dataclass(frozen=True, slots=True)
 class RollingBatchReply:
     """One answer in the rolling-batch format: one line per token."""
 
-    def __init__(
-        self,
-        call: LmiCall,
-        answer: Answer,
-        state: ServerState,
-        formatters: Formatters = NO_FORMATTERS,
-    ) -> None:
-        self._call = call
-        self._answer = answer
-        self._state = state
-        self._formatters = formatters
+    call: LmiCall
+    answer: Answer
+    state: ServerState
+    formatters: Formatters = NO_FORMATTERS
 
     def lines(self, pieces: list[Piece]) -> bytes:
         """One line per token, even if its text is empty; the last one ends the answer."""
         lines: list[dict[str, Any]] = [{"token": self._token(piece)} for piece in pieces]
-        if self._answer.finish_reason is not None:
+        if self.answer.finish_reason is not None:
             if not lines:  # stopped before its first token
                 lines = [{"token": {"id": -1, "text": "", "log_prob": None}}]
             lines[-1] |= {"generated_text": self._generated_text()}
-            if self._call.details:
+            if self.call.details:
                 lines[-1] |= {"details": self._details()}
         return b"".join([self._line(line) for line in lines])
 
@@ -136,49 +130,49 @@ class RollingBatchReply:
 
     def failure_line(self, exc: EngineError) -> bytes:
         """The line that ends a stream (status 200 already sent) when the engine fails."""
-        _, body = lmi_failure(exc, self._state.model_name)
+        _, body = lmi_failure(exc, self.state.model_name)
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
 
     def whole(self) -> dict[str, Any]:
         """The body of an unstreamed reply."""
         body: dict[str, Any] = {"generated_text": self._generated_text()}
-        if self._call.details:
+        if self.call.details:
             body["details"] = self._unstreamed_details()
-        return self._formatters.reply(body)
+        return self.formatters.reply(body)
 
     def _unstreamed_details(self) -> dict[str, Any]:
-        pieces = self._answer.pieces
+        pieces = self.answer.pieces
         details = self._details() | {"tokens": [self._token(piece) for piece in pieces]}
-        if self._call.sampling.top_logprobs:
+        if self.call.sampling.top_logprobs:
             details["top_tokens"] = [self._ranked(piece) for piece in pieces]
         return details
 
     def _ranked(self, piece: Piece) -> list[dict[str, Any]]:
         return [
-            {"id": token_id, "text": self._state.codec.decode([token_id]), "log_prob": logprob}
+            {"id": token_id, "text": self.state.codec.decode([token_id]), "log_prob": logprob}
             for token_id, logprob in piece.ranked
         ]
 
     def _line(self, line: dict[str, Any]) -> bytes:
-        return orjson.dumps(self._formatters.reply(line), option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(self.formatters.reply(line), option=orjson.OPT_APPEND_NEWLINE)
 
     def _token(self, piece: Piece) -> dict[str, Any]:
         token = {"id": piece.token_id, "text": piece.text, "log_prob": piece.logprob}
-        if piece.token_id in self._state.codec.eos_token_ids:
+        if piece.token_id in self.state.codec.eos_token_ids:
             token["special_token"] = True
         return token
 
     def _generated_text(self) -> str:
-        text = self._answer.text
-        return self._call.inputs + text if self._call.return_full_text else text
+        text = self.answer.text
+        return self.call.inputs + text if self.call.return_full_text else text
 
     def _details(self) -> dict[str, Any]:
-        reason = self._answer.finish_reason or "error"
+        reason = self.answer.finish_reason or "error"
         return {
             "finish_reason": _FINISH_REASONS.get(reason, reason),
-            "generated_tokens": len(self._answer.pieces),
-            "inputs": self._call.inputs,
-            "engine": _engine_details(self._answer.generation),
+            "generated_tokens": len(self.answer.pieces),
+            "inputs": self.call.inputs,
+            "engine": _engine_details(self.answer.generation),
         }
 
 
@@ -193,12 +187,12 @@ class AsyncReply(RollingBatchReply):
         """One line with the text of all its tokens."""
         first = pieces[0] if pieces else Piece(-1, "", None)
         text = "".join([piece.text for piece in pieces])
-        ended = self._answer.finish_reason is not None
+        ended = self.answer.finish_reason is not None
         line = {
             "index": 0,
             "token": _token(first, text),
             "generated_text": self._generated_text() if ended else None,
-            "details": self._streamed_details() if ended and self._call.details else None,
+            "details": self._streamed_details() if ended and self.call.details else None,
         }
         return self._line(line)
 
@@ -208,19 +202,19 @@ class AsyncReply(RollingBatchReply):
 
     def _unstreamed_details(self) -> dict[str, Any]:
         return {
-            "finish_reason": self._answer.stop_string,
-            "generated_tokens": len(self._answer.pieces),
-            "seed": self._call.sampling.seed,
+            "finish_reason": self.answer.stop_string,
+            "generated_tokens": len(self.answer.pieces),
+            "seed": self.call.sampling.seed,
             "prefill": [],
-            "tokens": [_token(piece, piece.text) for piece in self._answer.pieces],
+            "tokens": [_token(piece, piece.text) for piece in self.answer.pieces],
         }
 
     def _streamed_details(self) -> dict[str, Any]:
         return {
-            "finish_reason": openai_finish_reason(self._answer.finish_reason),
-            "seed": self._call.sampling.seed,
-            "generated_tokens": len(self._answer.pieces) + 1,
-            "input_length": len(self._answer.prompt.token_ids),
+            "finish_reason": openai_finish_reason(self.answer.finish_reason),
+            "seed": self.call.sampling.seed,
+            "generated_tokens": len(self.answer.pieces) + 1,
+            "input_length": len(self.answer.prompt.token_ids),
         }
 
 
@@ -246,18 +240,13 @@ def _engine_details(generation: Generation) -> dict[str, Any]:
     return details
 
 
+@dataclass(frozen=True, slots=True)
 class LmiRoutes:
     """Handlers over one served model."""
 
-    def __init__(
-        self,
-        state: ServerState,
-        reply_type: type[RollingBatchReply] = RollingBatchReply,
-        formatters: Formatters = NO_FORMATTERS,
-    ) -> None:
-        self._state = state
-        self._reply_type = reply_type
-        self._formatters = formatters
+    state: ServerState
+    reply_type: type[RollingBatchReply] = RollingBatchReply
+    formatters: Formatters = NO_FORMATTERS
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_route("GET", "/ping", self.ping)
@@ -267,16 +256,16 @@ class LmiRoutes:
 
     async def ping(self, request: web.Request) -> web.Response:
         """200 while the engine works, else 500."""
-        if self._state.engine.error is not None:
+        if self.state.engine.error is not None:
             return json_response({"status": "Unhealthy"}, status=500)
         return json_response({"status": "Healthy"})
 
     async def predictions(self, request: web.Request) -> web.StreamResponse:
         """`/invocations` under the model's name."""
         model = request.match_info["model"]
-        if model != self._state.model_name:
+        if model != self.state.model_name:
             raise UnknownModelError(
-                f"model {model!r} is not served here: use {self._state.model_name!r}"
+                f"model {model!r} is not served here: use {self.state.model_name!r}"
             )
         return await self.invocations(request)
 
@@ -284,9 +273,9 @@ class LmiRoutes:
         self, request: web.Request, envelope: Envelope = PLAIN
     ) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
-        state = self._state
+        state = self.state
         body = load_json_object(await request.read())
-        body = self._formatters.request(body, state.codec)
+        body = self.formatters.request(body, state.codec)
         call = read_lmi_call(body, state.codec.eos_token_ids)
         token_ids = await state.encode(call.inputs, call.truncate)
         answer = state.submit(
@@ -294,7 +283,7 @@ class LmiRoutes:
         )
         try:
             headers = state.ignored_header(call.ignored)
-            reply = self._reply_type(call, answer, state, self._formatters)
+            reply = self.reply_type(call, answer, state, self.formatters)
             if call.stream:
                 return await send_stream(
                     request,

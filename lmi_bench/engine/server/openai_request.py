@@ -68,11 +68,6 @@ class OpenAiCall:
     chat_options: Mapping[str, Any] = field(default_factory=dict)
     echo: bool = False
 
-    @property
-    def logprobs(self) -> bool:
-        """True if the reply contains log-probabilities."""
-        return self.sampling.logprobs
-
 
 def read_completion_call(body: bytes, eos_token_ids: tuple[int, ...]) -> OpenAiCall:
     """Read a completion's body. Raises InputError that names the invalid field."""

@@ -58,15 +58,18 @@ class OpenAiReply(ABC):
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         """The protocol's own fields of a chunk's choice."""
 
-    @abstractmethod
     def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         """The protocol's own fields of an unstreamed choice."""
+        return self._stream_choice(text, pieces, number)
 
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One chunk for one engine event of a choice, even if it adds no text."""
         text = "".join([piece.text for piece in pieces])
         own = self._stream_choice(text, pieces, number)
-        return self._chunk(self._choice(own, pieces, number))
+        tail = b"}\n\n"
+        if self._call.continuous_usage:
+            tail = b',"usage":' + orjson.dumps(self._usage()) + tail
+        return self._prefix + orjson.dumps([self._choice(own, pieces, number)]) + tail
 
     def last_events(self) -> bytes:
         """The usage chunk, if requested, and the end marker."""
@@ -88,12 +91,6 @@ class OpenAiReply(ABC):
             choices.append(self._choice(own, answer.pieces, number))
         head = self._head | {"object": self.whole_object}
         return head | {"choices": choices, "usage": self._usage()}
-
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        tail = b"}\n\n"
-        if self._call.continuous_usage:
-            tail = b',"usage":' + orjson.dumps(self._usage()) + tail
-        return self._prefix + orjson.dumps([choice]) + tail
 
     def _choice(self, own: dict[str, Any], pieces: list[Piece], number: int) -> dict[str, Any]:
         answer = self._answers[number]
@@ -131,11 +128,8 @@ class CompletionReply(OpenAiReply):
         self._text_offsets = [0] * len(answers)
 
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        logprobs = self._logprobs(pieces, number) if self._call.logprobs else None
+        logprobs = self._logprobs(pieces, number) if self._call.sampling.logprobs else None
         return {"text": text, "logprobs": logprobs}
-
-    def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        return self._stream_choice(text, pieces, number)
 
     def _logprobs(self, pieces: list[Piece], number: int) -> dict[str, Any]:
         tokens = [self._codec.decode([piece.token_id]) for piece in pieces]
@@ -194,7 +188,7 @@ class ChatReply(OpenAiReply):
         return {"message": message, "logprobs": self._logprobs(pieces)}
 
     def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
-        if not self._call.logprobs:
+        if not self._call.sampling.logprobs:
             return None
         return {"content": [self._logprob(piece) for piece in pieces]}
 

@@ -156,10 +156,10 @@ _ERROR_TYPE = "x-amzn-ErrorType"
 _AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
 
-
 _Handler = Callable[[web.Request, Envelope], Awaitable[web.StreamResponse]]
 
 
+@dataclass(frozen=True, slots=True)
 class SageMakerRoutes:
     """Handlers that pass requests on to the other routes.
 
@@ -167,20 +167,11 @@ class SageMakerRoutes:
     unary_timeout_s  timeout of InvokeEndpoint; the stream has none here
     """
 
-    def __init__(
-        self,
-        lmi: LmiRoutes,
-        openai: OpenAiRoutes,
-        *,
-        model_name: str,
-        check: SignatureCheck | None = None,
-        unary_timeout_s: float = UNARY_TIMEOUT_S,
-    ) -> None:
-        self._lmi = lmi
-        self._openai = openai
-        self._model_name = model_name
-        self._check = check
-        self._unary_timeout_s = unary_timeout_s
+    lmi: LmiRoutes
+    openai: OpenAiRoutes
+    model_name: str
+    check: SignatureCheck | None = None
+    unary_timeout_s: float = UNARY_TIMEOUT_S
 
     def add_to(self, app: web.Application) -> None:
         path = "/endpoints/{endpoint}/invocations"
@@ -190,7 +181,7 @@ class SageMakerRoutes:
     async def invoke(self, request: web.Request) -> web.StreamResponse:
         """The container's whole response, even if it streams."""
         try:
-            async with asyncio.timeout(self._unary_timeout_s):
+            async with asyncio.timeout(self.unary_timeout_s):
                 response = await self._answer(request, _AT_ONCE)
         except TimeoutError:
             return _model_error(0, b"", "Model container did not answer in time.")
@@ -214,10 +205,10 @@ class SageMakerRoutes:
             return _aws_error(400, "ValidationError", f"the body is too large: {exc.text}")
         except web.RequestPayloadError as exc:
             return closing(_aws_error(400, "ValidationError", unreadable(exc)))
-        if self._check is not None:
+        if self.check is not None:
             url = request.rel_url
             try:
-                self._check.verify(
+                self.check.verify(
                     SignedRequest(
                         request.method, url.raw_path, url.raw_query_string, request.headers, body
                     )
@@ -228,7 +219,7 @@ class SageMakerRoutes:
         try:
             return await handler(request, envelope)
         except FAILURES as exc:
-            status, error = openai_failure(exc) if is_openai else lmi_failure(exc, self._model_name)
+            status, error = openai_failure(exc) if is_openai else lmi_failure(exc, self.model_name)
             return _model_error(status, orjson.dumps(error))
 
     def _route(self, body: bytes) -> tuple[bool, _Handler]:
@@ -238,10 +229,10 @@ class SageMakerRoutes:
         except orjson.JSONDecodeError:
             keys = ()
         if isinstance(keys, dict) and "prompt" in keys:
-            return True, self._openai.completions
+            return True, self.openai.completions
         if isinstance(keys, dict) and "messages" in keys and "inputs" not in keys:
-            return True, self._openai.chat
-        return False, self._lmi.invocations
+            return True, self.openai.chat
+        return False, self.lmi.invocations
 
 
 def credentials_check(access_key: str | None, secret_key: str | None) -> SignatureCheck:

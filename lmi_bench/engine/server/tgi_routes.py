@@ -21,7 +21,7 @@ from lmi_bench import __version__
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.codec import Codec
-from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure, tgi_unhealthy
+from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
 from lmi_bench.engine.server.streaming import complete_all, end_all, send_stream, submit_choices
 from lmi_bench.engine.server.tgi_request import (
@@ -160,7 +160,7 @@ class TgiRoutes:
         """200 without a body while the engine works, as in vLLM too; else 503."""
         if self._state.engine.error is None:
             return web.Response()
-        return json_response(tgi_unhealthy(), status=503)
+        return json_response({"error": "unhealthy", "error_type": "healthcheck"}, status=503)
 
     async def info(self, request: web.Request) -> web.Response:
         return json_response(
@@ -185,8 +185,7 @@ class TgiRoutes:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """The whole answer as one object."""
         body = read_tgi_body(await request.read())
-        reply, headers = await self._whole(body)
-        return json_response(reply, headers=headers)
+        return await self._whole(body)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         """One event per token."""
@@ -199,10 +198,9 @@ class TgiRoutes:
             body = replace(body, return_full_text=True)
         if body.stream:
             return await self._stream(request, body)
-        reply, headers = await self._whole(body)
-        return json_response([reply], headers=headers)
+        return await self._whole(body, in_array=True)
 
-    async def _whole(self, body: TgiBody) -> tuple[dict[str, Any], dict[str, str]]:
+    async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
         state, start_s = self._state, asyncio.get_running_loop().time()
         count = num_answers(body)
         prompt = await self._prompt(body, logprobs=body.details or count > 1)
@@ -212,7 +210,8 @@ class TgiRoutes:
             await complete_all(answers)
             headers = _timing_headers(body, answers[0], start_s, queued_s)
             reply = whole_reply(answers, state.codec, body)
-            return reply, headers | state.ignored_header(body.ignored)
+            headers |= state.ignored_header(body.ignored)
+            return json_response([reply] if in_array else reply, headers=headers)
         finally:
             end_all(state, answers)
 

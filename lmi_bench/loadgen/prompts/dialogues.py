@@ -18,10 +18,10 @@ from lmi_bench.core.lengths import Pauses, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.traces import RecordedConversation, read_conversations
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts.prompts import (
     Prompts,
     TextCounter,
-    Tokenizer,
     estimated_tokens,
     level_place,
     text_request,

@@ -25,6 +25,7 @@ from lmi_bench.core.lengths import LengthDistribution, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.traces import Trace
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.engine.tokenizer import Tokenizer
 
 CHARACTERS_PER_TOKEN = 4
 """Rough length of a token of English text, for a data set without a tokenizer."""
@@ -40,23 +41,6 @@ _EVERYDAY = """
     member law car city name
 """
 _WORDS = _EVERYDAY.split()
-
-
-class Tokenizer(Protocol):
-    """The tokenizer functions that prompts need."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text as the server sees them, a begin-of-text token included."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids."""
-        ...
 
 
 class Prompts(Protocol):
