@@ -115,7 +115,6 @@ class GpuModel:
             block_size=BLOCK_SIZE,
             num_blocks=self.num_blocks,
             free_memory_bytes=0,
-            kv_bytes_per_block=self.cache.shape.bytes_per_block,
             kv_cache_bytes=self.cache.nbytes,
             kv_dtype="bfloat16",
             weights_description=str(PRECISION),

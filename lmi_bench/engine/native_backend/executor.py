@@ -75,7 +75,6 @@ class NativeForward:
         return logits
 
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
-        """The token with the highest logit, for each sampled row."""
         token_ids = array("i", bytes(4 * sum(rows.sampled for rows in sequences)))
         self._step(sequences, likeliest=token_ids.buffer_info()[0])
         return token_ids.tolist()
@@ -120,8 +119,7 @@ class NativeForward:
             raise EngineError(f"a step of {len(ids):,} rows does not fit in memory")
 
 
-PORTABLE: Final = "portable"
-"""Kernels with generic vectors, for processors other than x86."""
+PORTABLE: Final = "portable"  # kernels with generic vectors, for processors other than x86
 
 
 def step_library(
@@ -224,7 +222,6 @@ def _load(
         block_size=settings.block_size,
         num_blocks=blocks,
         free_memory_bytes=free,
-        kv_bytes_per_block=layout.bytes_per_block,
         kv_cache_bytes=cache_bytes,
         kv_dtype=dtype_name(layout.dtype),
         weights_description=f"{settings.dtype}, kernels {variant or compiled.variants()[0]}, "

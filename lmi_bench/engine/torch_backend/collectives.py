@@ -1,8 +1,8 @@
 """Sums and concatenations across the ranks of a tensor-parallel group.
 
 One interface, two implementations: shared memory on one machine, and torch.distributed (NCCL
-between GPUs, gloo elsewhere). Every rank receives identical bits, so ranks that run the same steps
-stay identical without further communication.
+between GPUs, gloo elsewhere). All ranks make the same calls in the same order. Every rank receives
+identical bits, so ranks that run the same steps stay identical without further communication.
 
 Shared memory: every rank has a region in each of two slots. A call writes this rank's part into its
 region of the call's slot, sets this rank's flag to the call's number, waits until all flags have
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, distributed
@@ -48,28 +48,6 @@ class Transport(StrEnum):
     SHARED_MEMORY = "shared_memory"
     GLOO = "gloo"
     NCCL = "nccl"
-
-
-class Collectives(Protocol):
-    """Collective operations; all ranks make the same calls in the same order.
-
-    rank  this rank, from 0; degree: number of ranks
-    """
-
-    rank: int
-    degree: int
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks, in place; x is contiguous and has the same shape on every rank."""
-        ...
-
-    def gather_columns(self, x: Tensor) -> Tensor:
-        """Concatenate the ranks' columns: (rows, columns) each to (rows, degree * columns)."""
-        ...
-
-    def close(self) -> None:
-        """Release the connection between the ranks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +79,12 @@ class DistributedCollectives:
         )
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the ranks, in place; x is contiguous and has the same shape on every rank."""
         distributed.all_reduce(x)
         return x
 
     def gather_columns(self, x: Tensor) -> Tensor:
+        """Concatenate the ranks' columns: (rows, columns) each to (rows, degree * columns)."""
         parts = [torch.empty_like(x) for _ in range(self.degree)]
         distributed.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=1)
@@ -213,10 +193,8 @@ class SharedMemoryCollectives:
         self._call = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks, in place; every rank adds in rank order.
-
-        Raises EngineError if the group was aborted.
-        """
+        """Sum over the ranks, in place; every rank adds in rank order. Raises EngineError if the
+        group was aborted."""
         flat = x.view(-1)
         most = REGION_BYTES // x.element_size()
         for start in range(0, flat.shape[0], most):
@@ -296,3 +274,6 @@ class SharedMemoryCollectives:
                 raise EngineError("the tensor-parallel group was aborted")
             time.sleep(sleep_s)
             sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+
+
+Collectives = DistributedCollectives | SharedMemoryCollectives

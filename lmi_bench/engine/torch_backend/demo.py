@@ -116,10 +116,8 @@ def _config(shape: _DemoShape) -> dict[str, Any]:
 
 
 def _weights(shape: _DemoShape) -> dict[str, Tensor]:
-    """Normal weights with variance 1 / inputs, which keep the scale of activations.
-
-    Embeddings are smaller: with tied ones the model would otherwise repeat the last token.
-    """
+    """Normal weights with variance 1 / inputs, which keep the scale of activations. Embeddings are
+    smaller: with tied ones the model would otherwise repeat the last token."""
     generator = torch.Generator().manual_seed(_SEED)
 
     def normal(rows: int, columns: int, std: float) -> Tensor:

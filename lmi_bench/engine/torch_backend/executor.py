@@ -38,7 +38,6 @@ class ModelNumbers:
     model_shape         the model, named after its folder
     num_blocks          cache blocks of `block_size` tokens
     free_memory_bytes   free after loading the weights, before allocating the cache
-    kv_bytes_per_block  keys and values of one block, all layers
     kv_cache_bytes      size of all blocks
     kv_dtype            number format of the cache
     weights_description formats of weights and arithmetic, for the start-up line
@@ -51,7 +50,6 @@ class ModelNumbers:
     block_size: int
     num_blocks: int
     free_memory_bytes: int
-    kv_bytes_per_block: int
     kv_cache_bytes: int
     kv_dtype: str
     weights_description: str
@@ -117,38 +115,32 @@ class TorchExecutor(ModelNumbers):
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Run one step in the worker thread. Raises EngineError if it fails."""
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._worker, self._runner.run, batch)
+            return await self._in_worker(self._runner.run, batch)
         except LmiBenchError:
             raise
         except RuntimeError as exc:  # raised by torch, also when out of memory
             raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Natural log-probability of each token of `continuation` after `given`.
-
-        Raises EngineError if the executor has sequences.
-        """
-        loop = asyncio.get_running_loop()
-        token_ids = [*given, *continuation]
-        return await loop.run_in_executor(self._worker, self._runner.score, token_ids, len(given))
+        """Natural log-probability of each token of `continuation` after `given`. Raises EngineError
+        if the executor has sequences."""
+        return await self._in_worker(self._runner.score, [*given, *continuation], len(given))
 
     async def compare_prepared(self) -> list[StepDifference]:
         """Compare prepared with ordinary steps, one for each shape; empty without prepared steps.
         Call only while the executor has no sequences."""
-        if self._forwards is None:
-            return []
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, self._forwards.compare)
+        return [] if self._forwards is None else await self._in_worker(self._forwards.compare)
 
     async def time_products(self, rows: int) -> float | None:
         """Seconds for the matrix products of a decode step with `rows` sequences; None if another
         back end has the weights. Call only while no step runs."""
         if self._forwards is None:
             return None
-        loop, model = asyncio.get_running_loop(), self._forwards.eager.model
-        return await loop.run_in_executor(self._worker, product_time_s, model, rows)
+        return await self._in_worker(product_time_s, self._forwards.eager.model, rows)
+
+    async def _in_worker(self, work: Callable[..., Result], *args: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *args)
 
     @property
     def step_counts(self) -> tuple[int, int] | None:
@@ -173,10 +165,8 @@ def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
 def start_worker(
     name: str, threads: int, work: Callable[[], Result]
 ) -> tuple[ThreadPoolExecutor, Result]:
-    """A worker thread that computes with `threads` threads, and the result of its first work.
-
-    The worker ends if that work fails.
-    """
+    """A worker thread that computes with `threads` threads, and the result of its first work. The
+    worker ends if that work fails."""
     worker = ThreadPoolExecutor(
         1,
         thread_name_prefix=f"lmi-bench-{name}",
@@ -217,7 +207,6 @@ def _load(
         block_size=settings.block_size,
         num_blocks=forwards.eager.num_blocks,
         free_memory_bytes=free,
-        kv_bytes_per_block=layout.bytes_per_block,
         kv_cache_bytes=forwards.eager.cache.nbytes,
         kv_dtype=dtype_name(layout.dtype),
         weights_description=str(precision),

@@ -53,7 +53,6 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages."""
         return sum(pages.nbytes for pages in (*self.keys, *self.values))
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:

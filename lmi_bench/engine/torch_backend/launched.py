@@ -41,10 +41,8 @@ class RankWatch:
     """This rank's connections: rank 0 has one to every other rank, the others one to rank 0."""
 
     def __init__(self, rank: int, degree: int) -> None:
-        """Connect; every rank calls this after joining the process group.
-
-        Raises EngineError if the ranks cannot connect.
-        """
+        """Connect; every rank calls this after joining the process group. Raises EngineError if the
+        ranks cannot connect."""
         self._degree = degree
         self._to: dict[int, socket.socket] = {}
         try:
@@ -89,7 +87,8 @@ class RankWatch:
             while len(self._to) < self._degree - 1:
                 connection, _ = listener.accept()
                 connection.settimeout(_CONNECT_S)
-                said = _read_exactly(connection, _SECRET_BYTES + _RANK_BYTES)
+                with connection.makefile("rb") as file:
+                    said = file.read(_SECRET_BYTES + _RANK_BYTES)
                 if not hmac.compare_digest(said[:_SECRET_BYTES], secret):
                     connection.close()  # not one of our ranks
                     continue
@@ -115,14 +114,6 @@ def _listener() -> socket.socket:
     return listener
 
 
-def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read `count` bytes, or fewer if the other side closes."""
-    read = b""
-    while len(read) < count and (part := connection.recv(count - len(read))):
-        read += part
-    return read
-
-
 def _kept_alive(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -146,10 +137,8 @@ class Launch:
 
 
 def launch_of(environ: Mapping[str, str]) -> Launch | None:
-    """Read torchrun's variables; None without them, or if there is only one rank.
-
-    Raises InputError for values that are not numbers.
-    """
+    """Read torchrun's variables; None without them, or if there is only one rank. Raises InputError
+    for values that are not numbers."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -162,23 +151,6 @@ def launch_of(environ: Mapping[str, str]) -> Launch | None:
     if degree < 2:
         return None
     return Launch(rank, degree, local_rank, max(1, local_degree))
-
-
-class _ProgressForwarder:
-    """Forwards rank 0's loading progress."""
-
-    def __init__(self) -> None:
-        self.progress: Progress | None = None
-
-    def send(self, answer: RankAnswer, /) -> None:
-        if self.progress is not None and answer.progress is not None:
-            self.progress(*answer.progress)
-
-    def recv(self) -> Any:
-        raise EngineError("a launched rank receives requests over torch.distributed")
-
-    def poll(self) -> bool:
-        return False
 
 
 class LaunchedRanks:
@@ -194,8 +166,8 @@ class LaunchedRanks:
         """threads  total for all ranks on this host"""
         self.degree = launch.degree
         self.transport = _transport(device)
-        self._forwarder = _ProgressForwarder()
-        self._worker = _join(launch, device, self._forwarder, threads)
+        self._progress: Progress | None = None
+        self._worker = _join(launch, device, threads, self._report)
         self._watch = RankWatch(launch.rank, launch.degree)
         self._open = True
 
@@ -205,8 +177,6 @@ class LaunchedRanks:
         return self._watch.sentinels
 
     def ask(self, request: Request[T]) -> T:
-        """Run a request on every rank; returns rank 0's answer. Raises EngineError if a rank has
-        ended."""
         try:
             _broadcast((request, False))
             return request(self._worker)
@@ -214,8 +184,7 @@ class LaunchedRanks:
             raise self._watch.explained(exc) from exc
 
     def ask_each(self, request: Request[T], progress: Progress | None = None) -> list[T]:
-        """Run a request on every rank; returns all answers in rank order."""
-        self._forwarder.progress = progress
+        self._progress = progress
         answers: list[Any] = [None] * self.degree
         try:
             _broadcast((request, True))
@@ -223,19 +192,18 @@ class LaunchedRanks:
         except RuntimeError as exc:
             raise self._watch.explained(exc) from exc
         for rank, answer in enumerate(answers):
-            if isinstance(answer.error, InputError):
-                raise answer.error
-            if answer.error is not None:
-                raise EngineError(f"rank {rank} of {self.degree}: {answer.error}")
+            answer.check(rank, self.degree)
         return [answer.result for answer in answers]
 
     def ask_first(self, request: Request[T]) -> T:
-        """Run a request on rank 0 only."""
         return request(self._worker)
 
     def end_of(self, rank: int) -> EngineError:
-        """The error for a rank that has ended."""
         return self._watch.end_of(rank)
+
+    def _report(self, done_bytes: int, total_bytes: int) -> None:
+        if self._progress is not None:
+            self._progress(done_bytes, total_bytes)
 
     def close(self) -> None:
         """Stop the other ranks. May be called again."""
@@ -257,7 +225,7 @@ def follow(launch: Launch, device: str, *, threads: int) -> None:
     Raises a failed step's error, or EngineError if rank 0 has ended: the process then ends, and
     the launcher ends the others on its host.
     """
-    worker = _join(launch, device, _ProgressForwarder(), threads)
+    worker = _join(launch, device, threads)
     watch = RankWatch(launch.rank, launch.degree)
     try:
         _follow(worker)
@@ -286,7 +254,9 @@ def _transport(device: str) -> Transport:
     return Transport.NCCL if device.startswith("cuda") else Transport.GLOO
 
 
-def _join(launch: Launch, device: str, forwarder: _ProgressForwarder, threads: int) -> RankWorker:
+def _join(
+    launch: Launch, device: str, threads: int, report: Progress = lambda *_: None
+) -> RankWorker:
     """Connect to the other ranks as the launcher's variables specify."""
     torch.set_num_threads(max(1, threads // launch.local_degree))
     backend = "gloo"
@@ -296,7 +266,7 @@ def _join(launch: Launch, device: str, forwarder: _ProgressForwarder, threads: i
     distributed.init_process_group(
         backend, init_method="env://", rank=launch.rank, world_size=launch.degree, timeout=_PATIENCE
     )
-    worker = RankWorker(launch.rank, launch.degree, forwarder, device_number=launch.local_rank)
+    worker = RankWorker(launch.rank, launch.degree, launch.local_rank, report)
     worker.use(DistributedCollectives(None, launch.rank, launch.degree))
     return worker
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -34,29 +35,6 @@ class Linear(ABC):
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         """linear(x) * factor."""
         return self(x).mul_(factor)
-
-
-class Norm(Protocol):
-    """Normalises rows."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The learned parameters."""
-        ...
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Norm:
-        """The same norm with other parameters, for a compiled step."""
-        ...
-
-
-class Mlp(Protocol):
-    """The feed-forward part of a layer."""
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """mlp(x) + residual."""
-        ...
 
 
 class PlainLinear(Linear):
@@ -127,9 +105,11 @@ class RmsNorm:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The learned parameters."""
         return (self._weight,)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> RmsNorm:
+        """The same norm with other parameters, for a compiled step."""
         return RmsNorm(tensors[0], self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -140,32 +120,35 @@ class RmsNorm:
         return normed
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerNorm:
     """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450)."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        self._weight = weight
-        self._bias = bias
-        self._eps = eps
+    weight: Tensor
+    bias: Tensor
+    eps: float
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self._weight, self._bias)
+        return (self.weight, self.bias)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> LayerNorm:
-        return LayerNorm(tensors[0], tensors[1], self._eps)
+        return LayerNorm(tensors[0], tensors[1], self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+Norm = RmsNorm | LayerNorm
+
+
+@dataclass(slots=True, eq=False)
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202."""
 
-    def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
-        self.gate = gate
-        self.up = up
-        self.down = down
+    gate: Linear
+    up: Linear
+    down: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
         """The layer without a residual, as an expert needs it."""
@@ -175,79 +158,76 @@ class GatedMlp:
         return self.down.add(self.up.multiply(x, self.gate.silu(x)), residual)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class GeluMlp:
     """down(gelu(up(x))), with the exact gelu."""
 
-    def __init__(self, up: Linear, down: Linear) -> None:
-        self._up = up
-        self._down = down
+    up: Linear
+    down: Linear
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._down.add(functional.gelu(self._up(x)), residual)
+        return self.down.add(functional.gelu(self.up(x)), residual)
 
 
 EVERY_EXPERT_ROWS: Final = 64
 """Maximum rows of a GPU step that go through every expert, chosen or not."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ExpertMlp:
     """sum over the chosen experts of weight_e * expert_e(x) (Jiang et al. 2024, arXiv:2401.04088).
 
     The weights are the softmax over all experts' scores in float32; `renormalise` scales the
     weights of a row's chosen experts to sum to 1. Experts are added in index order, so a row's
     result does not depend on the other rows of its step.
+
+    join  combines the partial results of all ranks
     """
 
-    def __init__(
-        self,
-        router: Linear,
-        experts: Sequence[GatedMlp],
-        experts_per_token: int,
-        *,
-        renormalise: bool,
-        join: Callable[[Tensor], Tensor],
-    ) -> None:
-        """join  combines the partial results of all ranks"""
-        self._router = router
-        self._experts = experts
-        self._experts_per_token = experts_per_token
-        self._renormalise = renormalise
-        self._join = join
+    router: Linear
+    experts: Sequence[GatedMlp]
+    experts_per_token: int
+    renormalise: bool
+    join: Callable[[Tensor], Tensor]
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        scores = torch.softmax(self._router(x), dim=-1, dtype=torch.float32)
-        weights, chosen = scores.topk(self._experts_per_token, dim=-1)
-        if self._renormalise:
+        scores = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
+        weights, chosen = scores.topk(self.experts_per_token, dim=-1)
+        if self.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         if x.is_cuda and (len(x) <= EVERY_EXPERT_ROWS or torch.cuda.is_current_stream_capturing()):
             out = self.of_every_expert(x, weights, chosen)
         else:
             out = self.of_chosen_experts(x, weights, chosen)
-        return self._join(out).add_(residual)
+        return self.join(out).add_(residual)
 
     def of_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Send every row through every expert, with weight 0 for experts that it did not choose.
 
         weights, chosen  shape (rows, experts per token)
         """
-        factors = x.new_zeros(len(x), len(self._experts))
+        factors = x.new_zeros(len(x), len(self.experts))
         factors = factors.scatter_(1, chosen, weights.to(x.dtype))
         out = torch.zeros_like(x)
-        for number, expert in enumerate(self._experts):
+        for number, expert in enumerate(self.experts):
             out += expert(x) * factors[:, number, None]
         return out
 
     def of_chosen_experts(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Run each expert on the rows that chose it; arguments as in `of_every_expert`."""
         by_expert = chosen.flatten().argsort(stable=True)
-        rows = by_expert // self._experts_per_token
+        rows = by_expert // self.experts_per_token
         factors = weights.to(x.dtype).flatten()[by_expert, None]
-        counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         out = torch.zeros_like(x)
         first = 0
-        for expert, count in zip(self._experts, counts, strict=True):
+        for expert, count in zip(self.experts, counts, strict=True):
             if count:
                 part = slice(first, first + count)
                 out.index_add_(0, rows[part], expert(x[rows[part]]) * factors[part])
                 first += count
         return out
+
+
+Mlp = GatedMlp | GeluMlp | ExpertMlp
+"""The feed-forward part of a layer; `add(x, residual)` is mlp(x) + residual."""

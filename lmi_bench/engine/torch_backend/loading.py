@@ -10,7 +10,7 @@ several ranks store the same head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -129,9 +129,7 @@ class RankCheckpoint(Checkpoint):
 
     def _check_whole(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise InputError if a size that should be split is stored at the rank's size already.
-
-        Packed values and scales are skipped: their sizes are fractions of the model's own.
-        """
+        Packed values and scales are skipped: their sizes are fractions of the model's own."""
         if not name.endswith((".weight", ".bias")):
             return
         for size in shape:
@@ -161,73 +159,64 @@ class RowParallelLinear(Linear):
         return self._collectives.all_reduce(y)
 
 
-Embedding = Callable[[Tensor], Tensor]
-"""Token ids to rows, shape (tokens,) to (tokens, hidden)."""
+Embedding = Callable[[Tensor], Tensor]  # token ids to rows, shape (tokens,) to (tokens, hidden)
 
-Head = Callable[[Tensor], Tensor]
-"""Rows to logits, shape (rows, hidden) to (rows, vocab)."""
+Head = Callable[[Tensor], Tensor]  # rows to logits, shape (rows, hidden) to (rows, vocab)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class VocabularyEmbedding:
     """Each rank looks up the ids of its part and leaves other rows zero; the ranks' sum is the
-    whole."""
+    whole. `weight` has the shape (part.rows, hidden)."""
 
-    def __init__(self, weight: Tensor, part: VocabularyPart, collectives: Collectives) -> None:
-        """weight  shape (part.rows, hidden)"""
-        self._weight = weight
-        self._part = part
-        self._collectives = collectives
+    weight: Tensor
+    part: VocabularyPart
+    collectives: Collectives
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        here = (token_ids >= self._part.start) & (token_ids < self._part.stop)
-        rows = self._weight[(token_ids - self._part.start).masked_fill_(~here, 0)]
-        return self._collectives.all_reduce(rows.mul_(here[:, None]))
+        here = (token_ids >= self.part.start) & (token_ids < self.part.stop)
+        rows = self.weight[(token_ids - self.part.start).masked_fill_(~here, 0)]
+        return self.collectives.all_reduce(rows.mul_(here[:, None]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class VocabularyHead:
     """Logits of each rank's part of the vocabulary, concatenated on all ranks."""
 
-    def __init__(self, head: Linear, part: VocabularyPart, collectives: Collectives) -> None:
-        self._head = head
-        self._part = part
-        self._collectives = collectives
+    head: Linear
+    part: VocabularyPart
+    collectives: Collectives
 
     def __call__(self, x: Tensor) -> Tensor:
-        logits = self._collectives.gather_columns(self._head(x))
-        return logits[:, : self._part.vocab_size]
+        logits = self.collectives.gather_columns(self.head(x))
+        return logits[:, : self.part.vocab_size]
 
 
 Joined = Callable[[list[Tensor]], Tensor]
 """Joins the rows of several projections in the model's order."""
 
 
+@dataclass(eq=False)
 class WeightLoader:
     """Layers of one model, named as in its checkpoint; sizes are checked when read.
 
     One of several ranks loads a RankCheckpoint: its spec has this rank's heads and MLP size, and
     partial sums of a layer are added over the ranks.
+
+    collectives  of the ranks that share the model; None: one device has all of it
+    held_bytes   bytes of the weights loaded so far, as stored in memory
     """
 
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        checkpoint: Checkpoint,
-        precision: Precision,
-        device: torch.device,
-        collectives: Collectives | None = None,
-    ) -> None:
-        """collectives  of the ranks that share the model; None: one device has all of it"""
-        self.spec = spec
-        self.precision = precision
-        self.device = device
-        self.held_bytes = 0
-        """Bytes of the weights loaded so far, as stored in memory."""
-        self._checkpoint = checkpoint
-        self._collectives = collectives
+    spec: DecoderSpec
+    checkpoint: Checkpoint
+    precision: Precision
+    device: torch.device
+    collectives: Collectives | None = None
+    held_bytes: int = field(default=0, init=False)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor in the compute format, rounded to the stored format first."""
-        stored = self._checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
+        stored = self.checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
         return stored.to(self.precision.compute)
 
     def linear(
@@ -253,12 +242,12 @@ class WeightLoader:
             return whole if arrange is None else arrange(whole)
 
         offset = joined([self.tensor(f"{name}.bias", n) for name, n in parts]) if bias else None
-        if self._collectives is None or self._stored_columns(names[0]) == columns:
+        if self.collectives is None or self._stored_columns(names[0]) == columns:
             return self.matrix(parts, columns, offset, joined)
-        if self._collectives.rank > 0:
+        if self.collectives.rank > 0:
             offset = None  # a sum over the ranks must contain the bias once
         linear = self.matrix(parts, columns, offset, joined)
-        return RowParallelLinear(linear, self._collectives) if summed else linear
+        return RowParallelLinear(linear, self.collectives) if summed else linear
 
     def matrix(
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
@@ -275,11 +264,11 @@ class WeightLoader:
 
     def join(self, partial: Tensor) -> Tensor:
         """Sum of the ranks' partial results, in place."""
-        return partial if self._collectives is None else self._collectives.all_reduce(partial)
+        return partial if self.collectives is None else self.collectives.all_reduce(partial)
 
     def _stored_columns(self, name: str) -> int:
         """Inputs of the whole matrix; this rank may have a part."""
-        return self._checkpoint.stored_shape(f"{name}.weight")[1]
+        return self.checkpoint.stored_shape(f"{name}.weight")[1]
 
     def norm(self, name: str) -> Norm:
         """The model's kind of norm over its hidden features."""
@@ -298,18 +287,17 @@ class WeightLoader:
         head_weight = head_rows.to(self.precision.compute)
         self.held_bytes += rows.nbytes + head_weight.nbytes
         head = make_linear(head_weight)
-        if self._collectives is None:
+        if self.collectives is None:
             return rows.__getitem__, head
-        checkpoint, collectives = self._checkpoint, self._collectives
-        assert isinstance(checkpoint, RankCheckpoint)  # the pair that build_model makes
-        part = checkpoint.vocabulary
-        sharded = VocabularyEmbedding(rows, part, collectives)
-        return sharded, VocabularyHead(head, part, collectives)
+        assert isinstance(self.checkpoint, RankCheckpoint)  # the pair that build_model makes
+        part = self.checkpoint.vocabulary
+        sharded = VocabularyEmbedding(rows, part, self.collectives)
+        return sharded, VocabularyHead(head, part, self.collectives)
 
     def _vocabulary_rows(self, name: str) -> Tensor:
         hidden = self.spec.hidden_size
-        if isinstance(self._checkpoint, RankCheckpoint):
-            rows = self._checkpoint.vocabulary_rows(name, hidden)
+        if isinstance(self.checkpoint, RankCheckpoint):
+            rows = self.checkpoint.vocabulary_rows(name, hidden)
         else:
-            rows = self._checkpoint.tensor(name, self.spec.vocab_size, hidden)
+            rows = self.checkpoint.tensor(name, self.spec.vocab_size, hidden)
         return rows.to(self.device, self.precision.stored)

@@ -60,10 +60,8 @@ def check_weights_fit(name: str, weight_bytes: int, device: torch.device) -> Non
 def blocks_that_fit(
     free_bytes: int, memory_share: float, bytes_per_block: int, *, most: int | None = None
 ) -> int:
-    """Cache blocks within `memory_share` (0 to 1) of the free memory, at most `most`.
-
-    Raises InputError for a share outside (0, 1], CapacityError if not even one fits.
-    """
+    """Cache blocks within `memory_share` (0 to 1) of the free memory, at most `most`. Raises
+    InputError for a share outside (0, 1], CapacityError if not even one fits."""
     if not 0 < memory_share <= 1:
         raise InputError(f"memory_share must be above 0 and at most 1, got {memory_share:g}")
     blocks = int(free_bytes * memory_share) // bytes_per_block

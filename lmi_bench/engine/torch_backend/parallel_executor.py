@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
+from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.quantization import sum_quantized
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import (
@@ -202,18 +203,12 @@ class RankGroup:
                     answer: RankAnswer = self._connections[rank].recv()
                 except (EOFError, OSError):
                     raise self.end_of(rank) from None
-                if answer.error is not None:
-                    raise self._failure(rank, answer.error)
+                answer.check(rank, self.degree)
                 if answer.progress is None:
                     results[rank] = answer.result
                 elif progress is not None:
                     progress(*answer.progress)
         return [results[rank] for rank in wanted]
-
-    def _failure(self, rank: int, error: LmiBenchError) -> LmiBenchError:
-        if isinstance(error, InputError):
-            return error
-        return EngineError(f"rank {rank} of {self.degree}: {error}")
 
     def end_of(self, rank: int) -> EngineError:
         """The error for a rank that has ended or is ending."""
@@ -239,9 +234,7 @@ def measure_all_reduces(
     ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
 ) -> list[float]:
     """Seconds of one all-reduce for each size, the median over `rounds` rounds of up to 100 calls.
-
-    Raises InputError if shared memory does not work here, or there are too few GPUs.
-    """
+    Raises InputError if shared memory does not work here, or there are too few GPUs."""
     device = "cpu"
     if transport == Transport.NCCL:
         device = "cuda"
@@ -258,8 +251,7 @@ def measure_all_reduces(
                 f"the system's shared memory (/dev/shm) has no room for {ranks} ranks: enlarge it, "
                 "or use --transport gloo"
             )
-    group = RankGroup(ranks, Transport(transport), threads=1)
-    try:
+    with closing(RankGroup(ranks, Transport(transport), threads=1)) as group:
         calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
         return group.ask(
             partial(
@@ -270,8 +262,6 @@ def measure_all_reduces(
                 device=device,
             )
         )
-    finally:
-        group.close()
 
 
 class ParallelExecutor(ModelNumbers):
@@ -286,7 +276,7 @@ class ParallelExecutor(ModelNumbers):
         super().__init__(**vars(numbers))
         self._group = group
         self._worker = worker
-        self.transport = group.transport
+        self.transport, self.process_ids = group.transport, group.process_ids
 
     @classmethod
     def load(
@@ -313,9 +303,10 @@ class ParallelExecutor(ModelNumbers):
             _check_gpus(settings, tensor_parallel)
         source = read_model(folder)
         check_degree(source.shape.name, source.spec, tensor_parallel)
-        worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
-        group: RankGroup | LaunchedRanks | None = None
-        try:
+        with ExitStack() as after_failure:
+            worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
+            after_failure.callback(worker.shutdown)
+            group: RankGroup | LaunchedRanks
             if launch is not None:
                 group = LaunchedRanks(launch, settings.device, threads=settings.threads_in_use)
             else:
@@ -325,12 +316,10 @@ class ParallelExecutor(ModelNumbers):
                     threads=max(1, settings.threads_in_use // tensor_parallel),
                     first_device=settings.first_device,
                 )
-            return cls._loaded(source, settings, group, worker, progress, tell)
-        except BaseException:
-            if group is not None:
-                group.close()
-            worker.shutdown()
-            raise
+            after_failure.callback(group.close)
+            loaded = cls._loaded(source, settings, group, worker, progress, tell)
+            after_failure.pop_all()
+        return loaded
 
     @classmethod
     def _loaded(
@@ -343,10 +332,9 @@ class ParallelExecutor(ModelNumbers):
         tell: Tell | None,
     ) -> ParallelExecutor:
         """The executor over started ranks: each loads its part and allocates its cache."""
+        parameters = source.shape.params_total
         precision = group.ask_first(
-            partial(
-                RankWorker.choose_precision, settings=settings, parameters=source.shape.params_total
-            )
+            partial(RankWorker.choose_precision, settings=settings, parameters=parameters)
         )
         calibration = Calibration(source, settings.quantize, settings.dtype, settings.place, tell)
         plan = worker.submit(prepare, calibration, degree=group.degree).result()
@@ -372,7 +360,6 @@ class ParallelExecutor(ModelNumbers):
             block_size=settings.block_size,
             num_blocks=blocks,
             free_memory_bytes=free[0] if shares_memory else sum(free),
-            kv_bytes_per_block=sum(room.bytes_per_block for room in rooms),
             kv_cache_bytes=sum(num_bytes for num_bytes, _ in taken),
             kv_dtype=dtype_name(settings.cache_dtype(precision.stored)),
             weights_description=str(precision),
@@ -382,17 +369,11 @@ class ParallelExecutor(ModelNumbers):
         )
         return cls(numbers, group, worker)
 
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """Process ids in rank order."""
-        return self._group.process_ids
-
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Run one step on all ranks. Raises EngineError with the number of a failed rank."""
         return await self._ask(partial(RankWorker.run, batch=batch))
 
     async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """As TorchExecutor.score."""
         tokens = (*given, *continuation)
         return await self._ask(partial(RankWorker.score, token_ids=tokens, num_given=len(given)))
 

@@ -72,9 +72,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def bfloat16_is_slow() -> bool:
     """True if this processor multiplies bfloat16 matrices clearly slower than float32 ones.
-
-    Measured (takes milliseconds), because a virtual machine's flags may hide features.
-    """
+    Measured (takes milliseconds), because a virtual machine's flags may hide features."""
     return _matmul_time_s(torch.bfloat16) > _SLOW_RATIO * _matmul_time_s(torch.float32)
 
 
@@ -92,7 +90,6 @@ def shortest_time_s(work: Callable[[], object]) -> float:
 
 
 def time_s(work: Callable[[], object]) -> float:
-    """Seconds of one run."""
     start_s = time.perf_counter()
     work()
     return time.perf_counter() - start_s

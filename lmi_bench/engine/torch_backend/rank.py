@@ -12,12 +12,13 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
-from lmi_bench.core.errors import EngineError, LmiBenchError
+from lmi_bench.core.errors import EngineError, InputError, LmiBenchError
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import (
@@ -32,7 +33,6 @@ from lmi_bench.engine.torch_backend.collectives import (
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner
@@ -43,7 +43,7 @@ from lmi_bench.engine.torch_backend.static.build import (
     make_forwards,
 )
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
-from lmi_bench.engine.torch_backend.weights import ModelSource
+from lmi_bench.engine.torch_backend.weights import ModelSource, Progress
 
 T = TypeVar("T")
 Request = Callable[["RankWorker"], T]
@@ -62,6 +62,13 @@ class RankAnswer:
     error: LmiBenchError | None = None
     progress: tuple[int, int] | None = None
 
+    def check(self, rank: int, degree: int) -> None:
+        """Raise the error, if there is one; unless it is the user's, with the rank's number."""
+        if isinstance(self.error, InputError):
+            raise self.error
+        if self.error is not None:
+            raise EngineError(f"rank {rank} of {degree}: {self.error}")
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -76,16 +83,6 @@ class Room:
     quantized: QuantizedBytes | None = None
 
 
-class Line(Protocol):
-    """A rank's connection to its parent process."""
-
-    def send(self, answer: RankAnswer, /) -> None: ...
-
-    def recv(self) -> Any: ...
-
-    def poll(self) -> bool: ...
-
-
 def run_rank(
     rank: int, degree: int, threads: int, device_number: int, connection: Connection
 ) -> None:
@@ -97,65 +94,74 @@ def run_rank(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(threads)
-    worker = RankWorker(rank, degree, connection, device_number=device_number)
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        connection.send(RankAnswer(progress=(done_bytes, total_bytes)))
+
+    # nothing is sent during a step: readable input means that the pipe is closed
+    worker = RankWorker(rank, degree, device_number, report, orphaned=connection.poll)
     try:
-        worker.serve()
+        _serve(worker, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent process has ended
     finally:
         worker.close()
 
 
+def _serve(worker: RankWorker, connection: Connection) -> None:
+    while True:
+        request, answer_wanted = connection.recv()
+        if request is None:
+            return
+        try:
+            result = request(worker)
+        except LmiBenchError as exc:
+            connection.send(RankAnswer(error=exc))
+        except Exception as exc:  # noqa: BLE001 - the parent process receives any error
+            text = f"{type(exc).__name__}: {exc}"
+            connection.send(RankAnswer(error=EngineError(text)))
+        else:
+            if answer_wanted:
+                connection.send(RankAnswer(result))
+
+
 class RankWorker:
-    """One rank's model, cache and runner. Its public methods are the requests."""
+    """One rank's model, cache and runner. Its public methods are the requests.
+
+    device_number  this rank's GPU on its host
+    report         called with loading progress: bytes read, and all bytes of this rank
+    orphaned       True if the parent process has ended; only for shared memory
+    """
 
     def __init__(
-        self, rank: int, degree: int, connection: Line, *, device_number: int | None = None
+        self,
+        rank: int,
+        degree: int,
+        device_number: int,
+        report: Progress,
+        orphaned: Callable[[], bool] = lambda: False,
     ) -> None:
-        """device_number  this rank's GPU on its host; None: the rank's number"""
         self._rank = rank
         self._degree = degree
-        self._connection = connection
-        self._device_number = rank if device_number is None else device_number
+        self._device_number = device_number
+        self._send_progress = report
+        self._orphaned = orphaned
         self._collectives: Collectives | None = None
-        self._device = torch.device("cpu")
-        self._model: Decoder | None = None
-        self._layout: KvLayoutShape | None = None
-        self._precision: Precision | None = None
+        self._make_forwards: Callable[..., Forwards] | None = None
         self._runner: ModelRunner | None = None
         self._forwards: Forwards | None = None
         self._reported_s = 0.0
 
-    def serve(self) -> None:
-        """Handle requests until one is None."""
-        while True:
-            request, answer_wanted = self._connection.recv()
-            if request is None:
-                return
-            try:
-                result = request(self)
-            except LmiBenchError as exc:
-                self._connection.send(RankAnswer(error=exc))
-            except Exception as exc:  # noqa: BLE001 - the parent process receives any error
-                text = f"{type(exc).__name__}: {exc}"
-                self._connection.send(RankAnswer(error=EngineError(text)))
-            else:
-                if answer_wanted:
-                    self._connection.send(RankAnswer(result))
-
     def close(self) -> None:
-        """Release the connection between the ranks."""
         if self._collectives is not None:
             self._collectives.close()
 
     def use(self, collectives: Collectives) -> None:
-        """Use these collectives to reach the other ranks."""
         self._collectives = collectives
 
     def join(self, where: Segment | Meeting) -> None:
         if isinstance(where, Segment):
-            # nothing is sent during a step: readable input means that the pipe is closed
-            self._collectives = SharedMemoryCollectives(where, self._rank, self._connection.poll)
+            self._collectives = SharedMemoryCollectives(where, self._rank, self._orphaned)
             return
         if where.transport is Transport.NCCL:
             torch.cuda.set_device(self._device_number)
@@ -176,47 +182,39 @@ class RankWorker:
         plan: QuantizePlan | None,
     ) -> Room:
         """Load this rank's part, on its own device."""
-        self._device, self._precision = self._place(settings.device), precision
-        self._model = model = build_model(
+        place = self._place(settings.device)
+        model = build_model(
             source.folder,
             source.spec,
             precision,
-            self._device,
+            place,
             self._report if self._rank == 0 else None,
             collectives=self._joined(),
             plan=plan,
         )
         dtype = settings.cache_dtype(precision.stored)
-        self._layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
-        return Room(
-            free_memory_bytes(self._device),
-            self._layout.bytes_per_block,
-            model.held_bytes,
-            model.quantized,
+        layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
+        self._make_forwards = partial(
+            make_forwards, model, layout, device=place, precision=precision
         )
+        free_bytes = free_memory_bytes(place)
+        return Room(free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized)
 
     def _report(self, done_bytes: int, total_bytes: int) -> None:
         now_s = time.monotonic()
         if done_bytes == total_bytes or now_s >= self._reported_s + _REPORT_EVERY_S:
             self._reported_s = now_s
-            self._connection.send(RankAnswer(progress=(done_bytes, total_bytes)))
+            self._send_progress(done_bytes, total_bytes)
 
     def take_cache(
         self, num_blocks: int, sampling_seed: int, steps: StepSettings, quantize: str
     ) -> tuple[int, PreparedSteps | None]:
         """Allocate the cache blocks and prepare decode steps; returns the cache's bytes, and the
         prepared steps."""
-        if self._model is None or self._layout is None or self._precision is None:
+        if self._make_forwards is None:
             raise EngineError("no weights are loaded")
-        self._forwards = forwards = make_forwards(
-            self._model,
-            self._layout,
-            num_blocks,
-            self._device,
-            self._precision,
-            steps,
-            tensor_parallel=self._degree,
-            quantize=quantize,
+        self._forwards = forwards = self._make_forwards(
+            num_blocks, settings=steps, tensor_parallel=self._degree, quantize=quantize
         )
         self._runner = ModelRunner(forwards.forward, sampling_seed=sampling_seed)
         return forwards.eager.cache.nbytes, forwards.prepared
@@ -229,7 +227,6 @@ class RankWorker:
         return self._loaded().score(token_ids, num_given)
 
     def compare(self) -> list[StepDifference]:
-        """Compare prepared with eager steps."""
         return [] if self._forwards is None else self._forwards.compare()
 
     def time_all_reduces(

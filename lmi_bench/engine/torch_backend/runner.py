@@ -8,7 +8,7 @@ own layout.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -40,11 +40,9 @@ class Forward(Protocol):
 
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Logits of the sampled rows in sequence order, shape (sampled rows, vocab)."""
-        ...
 
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
         """The token with the highest logit, for each sampled row."""
-        ...
 
 
 class TorchForward:
@@ -77,13 +75,11 @@ class TorchForward:
         return token_ids
 
 
+@dataclass(slots=True)
 class _SequenceState:
-    __slots__ = ("block_table", "history", "last_sampled")
-
-    def __init__(self, cached_token_ids: Sequence[int]) -> None:
-        self.block_table: list[int] = []
-        self.history = list(cached_token_ids)  # ids whose keys and values are in the cache
-        self.last_sampled: int | None = None
+    history: list[int]  # ids whose keys and values are in the cache
+    block_table: list[int] = field(default_factory=list)
+    last_sampled: int | None = None
 
 
 class ModelRunner:
@@ -98,10 +94,6 @@ class ModelRunner:
         self._forward = forward
         self._sampling_seed = sampling_seed
         self._states: dict[int, _SequenceState] = {}
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self._states)
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> list[StepOutput]:
@@ -137,11 +129,9 @@ class ModelRunner:
     @torch.inference_mode()
     def score(self, token_ids: Sequence[int], num_given: int) -> list[float]:
         """Natural log-probabilities of `token_ids[num_given:]`, each given all tokens before it.
-
-        Overwrites the cache from its first block on: the runner must have no sequences.
-        """
+        Overwrites the cache from its first block on: the runner must have no sequences."""
         if self._states:
-            raise EngineError(f"{self.num_sequences} sequences are in the cache: score before")
+            raise EngineError(f"{len(self._states)} sequences are in the cache: score before")
         size = self._forward.block_size
         blocks = tuple(range(-(-len(token_ids) // size)))
         sampled = len(token_ids) - num_given + 1
@@ -156,7 +146,7 @@ class ModelRunner:
     def _advance(self, entry: BatchEntry) -> SequenceRows:
         """Update a sequence's state for this entry and return its rows."""
         if entry.begins:
-            self._states[entry.seq_id] = _SequenceState(entry.cached_token_ids)
+            self._states[entry.seq_id] = _SequenceState(list(entry.cached_token_ids))
         state = self._states.get(entry.seq_id)
         if state is None or len(state.history) < entry.first_position:
             raise EngineError(

@@ -68,10 +68,8 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
 
 
 def probabilities(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
-    """The distribution that each row draws from, shape (rows, vocab), float32.
-
-    No row may be greedy.
-    """
+    """The distribution that each row draws from, shape (rows, vocab), float32. No row may be
+    greedy."""
     scores = _penalised(logits.float(), rows)
     scores = scores / _column([row.sampling.temperature for row in rows], scores)
     _keep_top_k(scores, [row.sampling.top_k for row in rows])

@@ -167,11 +167,8 @@ class Checkpoint:
 
 
 def _first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:
-    """Index of the first NaN or infinity; None without one.
-
-    Checks the sum first, which needs no memory: it is finite unless there is such a value or the
-    sum overflows float32.
-    """
+    """Index of the first NaN or infinity; None without one. Checks the sum first, which needs no
+    memory: it is finite unless there is such a value or the sum overflows float32."""
     if tensor.dtype not in _SUMMED or bool(tensor.sum(dtype=torch.float32).isfinite()):
         return None
     places = (~tensor.isfinite()).nonzero()

@@ -61,10 +61,8 @@ class TritonStep:
         self._norm = _rms(model.norm)
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
-        """Store every row's keys and values; returns its logits.
-
-        Raises EngineError if a kernel does not compile for this GPU or exceeds its resources.
-        """
+        """Store every row's keys and values; returns its logits. Raises EngineError if a kernel
+        does not compile for this GPU or exceeds its resources."""
         try:
             return self._run(buffers)
         except TritonError as exc:

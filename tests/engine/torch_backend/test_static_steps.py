@@ -23,7 +23,7 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.forward import (
     CudaGraphRecorder,
-    PlainRecorder,
+    Recorder,
     StepBuffers,
     StepResult,
     prepare_shapes,
@@ -87,7 +87,7 @@ def test_every_input_starts_where_compiled_code_expects_it():
         assert tensor.data_ptr() % 16 == 0
 
 
-class Recorded(PlainRecorder):
+class Recorded(Recorder):
     """Remembers the order of recording, and runs each step once as a capture's warm-up does."""
 
     def __init__(self) -> None:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -47,8 +46,7 @@ from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.weights import Checkpoint, ModelSource, Tell
 from lmi_bench.models.spec import DecoderSpec
 
-SAMPLED_ROWS: Final = 256
-"""Input rows kept per matrix; maxima and means are over all rows."""
+SAMPLED_ROWS: Final = 256  # input rows kept per matrix; maxima and means are over all rows
 _BLOCK_SIZE: Final = 64
 
 
@@ -82,13 +80,12 @@ class Inputs:
             self.rows = torch.cat((self.rows, wide[chosen]))
 
 
+@dataclass(slots=True)
 class Recording:
-    """Inputs by the first name of each matrix."""
+    """Inputs by the first name of each matrix; `share` is the fraction of rows to keep."""
 
-    def __init__(self, share: float) -> None:
-        """share  fraction of rows to keep"""
-        self._share = share
-        self.inputs: dict[str, Inputs] = {}
+    share: float
+    inputs: dict[str, Inputs] = field(default_factory=dict)
 
     def note(self, name: str, x: Tensor) -> None:
         """Record rows x as inputs of the matrix `name`."""
@@ -98,7 +95,7 @@ class Recording:
             zeros = torch.zeros(x.shape[1], device=x.device)
             rows = torch.empty(0, x.shape[1], device=x.device)
             self.inputs[name] = Inputs(rows, zeros, zeros.clone())
-        self.inputs[name].note(x, self._share)
+        self.inputs[name].note(x, self.share)
 
 
 class _RecordedLinear(Linear):
@@ -124,10 +121,11 @@ class _RecordedLinear(Linear):
         return self._noted(x).multiply(x, factor)
 
 
+@dataclass(eq=False)
 class _RecordingLoader(WeightLoader):
     """As WeightLoader; its matrices record their inputs."""
 
-    recording: Recording
+    recording: Recording = field(kw_only=True)
 
     def matrix(
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
@@ -261,10 +259,8 @@ _VERSION: Final = 1  # of the factors: increment when their computation changes
 def calibration_sequences(
     folder: Path, text_file: Path | None, spec: DecoderSpec
 ) -> list[list[int]]:
-    """A text as token ids, split into sequences of at most 128 tokens.
-
-    Raises InputError if the file cannot be read or is too short.
-    """
+    """A text as token ids, split into sequences of at most 128 tokens. Raises InputError if the
+    file cannot be read or is too short."""
     text = read_text(text_file, CALIBRATION)
     token_ids = Tokenizer.from_folder(folder).encode(text)
     length = min(SEQUENCE_TOKENS, spec.max_positions)
@@ -297,13 +293,10 @@ class Calibration:
             return path
         factors = self._find_all(group_size, self.record())
         place.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(prefix=".factors-", dir=place)
-        os.close(handle)
-        try:
+        with tempfile.TemporaryDirectory(prefix=".factors-", dir=place) as beside:
+            unfinished = Path(beside) / path.name
             save_file(factors, unfinished)
-            Path(unfinished).replace(path)
-        finally:
-            Path(unfinished).unlink(missing_ok=True)
+            unfinished.replace(path)
         return path
 
     def record(self) -> Recording:
@@ -315,8 +308,7 @@ class Calibration:
         total = sum(len(sequence) for sequence in sequences)
         recording = Recording(min(1.0, SAMPLED_ROWS / max(1, total)))
         with Checkpoint(folder) as checkpoint:
-            load = _RecordingLoader(spec, checkpoint, precision, device)
-            load.recording = recording
+            load = _RecordingLoader(spec, checkpoint, precision, device, recording=recording)
             model = build_with(load, folder)
         blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
         layout = KvLayoutShape.of(model.shape, _BLOCK_SIZE, precision.compute)

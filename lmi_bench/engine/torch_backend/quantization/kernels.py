@@ -101,17 +101,15 @@ def _int8(precision: Precision, device: torch.device) -> Kernels:
     weight = round_int8(_probe_weight())
     rows = _probe_rows(16).to(precision.compute)
     in_bytes = Kernels(_weight_only(Int8ByBytes), "int8 kernel, activations in two bytes")
-    by_bytes: QuantizedLinear | None = None
-    if _works(lambda: Int8ByBytes(weight, None)(rows), rows, weight):
-        by_bytes = Int8ByBytes(weight, None)
+    byte_kernel_works = _works(lambda: Int8ByBytes(weight, None)(rows), rows, weight)
     if precision.stored != torch.bfloat16:  # torch's own kernel would round the activations
-        return plain if by_bytes is None else in_bytes
+        return in_bytes if byte_kernel_works else plain
     kernel_rows = _kernel_rows(Int8WeightOnly, weight, rows)
-    own = Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
-    if by_bytes is not None and _decode_cost(
-        by_bytes, precision.compute
-    ) < _MAX_SLOWDOWN * _decode_cost(own, precision.compute):
-        return in_bytes
+    if byte_kernel_works:
+        own = Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
+        own_cost = _decode_cost(own, precision.compute)
+        if _decode_cost(Int8ByBytes(weight, None), precision.compute) < _MAX_SLOWDOWN * own_cost:
+            return in_bytes
     return Kernels(
         _weight_only(Int8WeightOnly, kernel_rows=kernel_rows),
         _switch_words("torch's int8 kernel", kernel_rows),

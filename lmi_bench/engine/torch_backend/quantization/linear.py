@@ -223,8 +223,7 @@ class W8A8ByIntMm(W8A8Emulated):
 
 
 KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
-KERNEL_PANEL: Final = 64
-"""Outputs per panel in the kernel's AVX-512 layout."""
+KERNEL_PANEL: Final = 64  # outputs per panel in the kernel's AVX-512 layout
 _PANELS_AT_ONCE: Final = 8
 _MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
 
@@ -330,8 +329,7 @@ def kernel_layout_is_known() -> bool:
 
 
 _SMALLEST_FP8: Final = 1e-12
-FP8_GPU_SIDE: Final = 16
-"""A GPU's product needs both sides of a weight to be a multiple of this."""
+FP8_GPU_SIDE: Final = 16  # a GPU's product needs both sides of a weight to be a multiple of this
 
 _FIRST_CAPABILITY: Final = (8, 9)  # Ada; Hopper is 9.0
 

@@ -7,7 +7,7 @@ stored quantized; embeddings, head, norms and the routers of experts stay floats
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,10 +73,8 @@ def check_group_size(name: str, spec: DecoderSpec, degree: int) -> int:
 def stored_plan(
     folder: Path, config: Mapping[str, Any], spec: DecoderSpec, degree: int
 ) -> QuantizePlan | None:
-    """The plan of a folder with quantized weights; None for other folders.
-
-    Raises InputError for an unknown format, CapacityError if ranks would split a group.
-    """
+    """The plan of a folder with quantized weights; None for other folders. Raises InputError for an
+    unknown format, CapacityError if ranks would split a group."""
     stated = config.get("quantization_config")
     if not stated:
         return None
@@ -131,30 +129,22 @@ def _matrix_inputs(spec: DecoderSpec, degree: int) -> tuple[int, ...]:
 
 COLUMN_FACTORS: Final = "column_factors"
 """Suffix of the factors of a matrix's columns; its inputs were divided by them."""
-OUTPUT_DIVISORS: Final = "output_divisors"
-"""Suffix of the divisors of a norm's or matrix's outputs."""
+OUTPUT_DIVISORS: Final = "output_divisors"  # suffix of the divisors of a norm's or matrix's outputs
 LARGEST_INPUT: Final = "largest_input"
 """Suffix of the largest input in calibration, a single number."""
 
 
+@dataclass(eq=False)
 class QuantizingLoader(WeightLoader):
     """As WeightLoader, with matrices rounded by a plan.
 
     A plan with the scheme `none` only moves scales: the model's function stays the same.
     """
 
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        checkpoint: Checkpoint,
-        precision: Precision,
-        device: torch.device,
-        collectives: Collectives | None,
-        plan: QuantizePlan,
-    ) -> None:
-        super().__init__(spec, checkpoint, precision, device, collectives)
-        self._plan = plan
-        self._kernels = choose_kernels(plan.settings, precision, device)
+    plan: QuantizePlan = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._kernels = choose_kernels(self.plan.settings, self.precision, self.device)
         self._held_bytes = 0
         self._float_bytes = 0
         self._errors: dict[str, float] = {}
@@ -163,7 +153,7 @@ class QuantizingLoader(WeightLoader):
     def quantized(self) -> QuantizedBytes:
         """Bytes and errors of the matrices loaded so far."""
         return QuantizedBytes(
-            self._plan.settings.scheme,
+            self.plan.settings.scheme,
             self._held_bytes,
             self._float_bytes,
             self._kernels.words,
@@ -176,28 +166,28 @@ class QuantizingLoader(WeightLoader):
 
     def smoothed(self, name: str, *shape: int) -> Tensor:
         """A tensor in float32, with calibration factors applied to columns and outputs."""
-        stored = self._checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
-        return apply_factors(self._checkpoint, name, stored.float())
+        stored = self.checkpoint.tensor(name, *shape).to(self.device, self.precision.stored)
+        return apply_factors(self.checkpoint, name, stored.float())
 
     def matrix(
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
     ) -> Linear:
         first = parts[0][0]
         floats_stay = not is_quantized_name(first, self.spec) or (
-            self._plan.stored and f"{first}.weight" in self._checkpoint
+            self.plan.stored and f"{first}.weight" in self.checkpoint
         )
-        if floats_stay or self._plan.settings.scheme is Scheme.NONE:
+        if floats_stay or self.plan.settings.scheme is Scheme.NONE:
             return super().matrix(parts, columns, bias, joined)
         rows = sum(count for _, count in parts)
-        if self._plan.stored:
+        if self.plan.stored:
             weight = self._stored(parts, columns, joined)
         else:
             floats = joined([self.smoothed(f"{name}.weight", n, columns) for name, n in parts])
-            weight = round_weight(floats, self._plan.settings, self._plan.group_size)
+            weight = round_weight(floats, self.plan.settings, self.plan.group_size)
             self._errors[first] = relative_error(weight.floats(), floats)
         largest = None
-        if f"{first}.{LARGEST_INPUT}" in self._checkpoint:
-            largest = self._checkpoint.tensor(f"{first}.{LARGEST_INPUT}").to(self.device)
+        if f"{first}.{LARGEST_INPUT}" in self.checkpoint:
+            largest = self.checkpoint.tensor(f"{first}.{LARGEST_INPUT}").to(self.device)
         linear = self._kernels.make(weight, bias, largest)
         self._held_bytes += linear.nbytes
         self._float_bytes += rows * columns * self.precision.stored.itemsize
@@ -206,10 +196,10 @@ class QuantizingLoader(WeightLoader):
 
     def _stored_columns(self, name: str) -> int:
         for suffix, side in (("weight", 1), ("qweight", 0), ("int8", 1), ("fp8", 1)):
-            if f"{name}.{suffix}" in self._checkpoint:
-                return self._checkpoint.stored_shape(f"{name}.{suffix}")[side]
-        if f"{name}.packed_3bit" in self._checkpoint:
-            return self._checkpoint.stored_shape(f"{name}.packed_3bit")[1] * 8 // 3
+            if f"{name}.{suffix}" in self.checkpoint:
+                return self.checkpoint.stored_shape(f"{name}.{suffix}")[side]
+        if f"{name}.packed_3bit" in self.checkpoint:
+            return self.checkpoint.stored_shape(f"{name}.packed_3bit")[1] * 8 // 3
         return super()._stored_columns(name)
 
     def _stored(
@@ -227,8 +217,8 @@ class QuantizingLoader(WeightLoader):
 
     def _stored_one(self, name: str, rows: int, columns: int) -> QuantizedWeight:
         take = self._take
-        groups = columns // (self._plan.group_size or columns)
-        match self._plan.settings.scheme:
+        groups = columns // (self.plan.group_size or columns)
+        match self.plan.settings.scheme:
             case Scheme.INT8 | Scheme.SMOOTHQUANT:
                 values = take(f"{name}.int8", rows, columns)
                 return RowWeight(values, take(f"{name}.scale", rows).float())
@@ -250,7 +240,7 @@ class QuantizingLoader(WeightLoader):
         )
 
     def _take(self, name: str, *shape: int) -> Tensor:
-        return self._checkpoint.tensor(name, *shape).to(self.device)
+        return self.checkpoint.tensor(name, *shape).to(self.device)
 
 
 def apply_factors(
@@ -317,10 +307,8 @@ def build_model(
         opened = RankCheckpoint(folder, spec, collectives, progress, beside=beside)
         spec = rank_spec(spec, collectives.degree)
     with opened as checkpoint:
-        if plan is None:
-            load = WeightLoader(spec, checkpoint, precision, device, collectives)
-        else:
-            load = QuantizingLoader(spec, checkpoint, precision, device, collectives, plan)
+        common = (spec, checkpoint, precision, device, collectives)
+        load = WeightLoader(*common) if plan is None else QuantizingLoader(*common, plan=plan)
         model = build_with(load, folder)
         checkpoint.finish()
     return model

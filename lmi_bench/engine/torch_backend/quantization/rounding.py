@@ -56,7 +56,6 @@ class GroupedWeight:
         return self.values.shape[1] // self.scale.shape[1]
 
     def floats(self) -> Tensor:
-        """The dequantized weight, float32."""
         rows, groups = self.scale.shape
         centred = self.values.view(rows, groups, -1).float() - self.zeros[..., None]
         return (centred * self.scale[..., None]).view(rows, -1)

@@ -91,16 +91,7 @@ def fitted(
     return tuple(sorted(whole))
 
 
-def fitting(
-    shapes: Iterable[StaticShape], *, max_tokens: int, block_size: int
-) -> tuple[StaticShape, ...]:
-    """The shapes within the maximum length: an artefact may have longer ones."""
-    longest = rounded_up(max_tokens, block_size)
-    return tuple(sorted(shape for shape in shapes if shape.context_tokens <= longest))
-
-
 def rounded_up(tokens: int, block_size: int) -> int:
-    """Round `tokens` up to a multiple of the block size."""
     return -(-tokens // block_size) * block_size
 
 
@@ -120,11 +111,9 @@ def covering(
 
 MANIFEST: Final = "manifest.json"
 _LOCK: Final = ".lock"
-FORMAT: Final = 1
-"""Increment when the inputs or outputs of a compiled step change."""
+FORMAT: Final = 1  # increment when the inputs or outputs of a compiled step change
 
-Compile = Callable[[StaticShape, Path], None]
-"""Compiles the step of a shape into a file."""
+Compile = Callable[[StaticShape, Path], None]  # compiles the step of a shape into a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +165,8 @@ class Artefact:
 
 
 def open_artefact(folder: Path, key: ArtefactKey) -> Artefact:
-    """Check a folder's manifest against a key and its packages against their hashes.
-
-    Raises InputError with the differing fields, or with the file whose hash differs.
-    """
+    """Check a folder's manifest against a key and its packages against their hashes. Raises
+    InputError with the differing fields, or with the file whose hash differs."""
     manifest = _read_manifest(folder)
     different = key.differences(manifest["key"])
     if different:

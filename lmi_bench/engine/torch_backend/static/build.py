@@ -24,7 +24,6 @@ from lmi_bench.engine.torch_backend.static.artefact import (
     default_folder,
     default_shapes,
     fitted,
-    fitting,
     graph_shapes,
     make_artefact,
     open_artefact,
@@ -32,7 +31,6 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 )
 from lmi_bench.engine.torch_backend.static.forward import (
     CudaGraphRecorder,
-    PlainRecorder,
     Recorder,
     Replay,
     StaticForward,
@@ -44,8 +42,7 @@ from lmi_bench.engine.torch_backend.static.forward import (
 )
 from lmi_bench.engine.torch_backend.weights import Tell
 
-SPARE_BLOCKS: Final = 1
-"""Extra cache blocks for the padding of prepared steps."""
+SPARE_BLOCKS: Final = 1  # extra cache blocks for the padding of prepared steps
 
 MakeKernels = Callable[[Decoder, KvCache], Callable[[StepBuffers], StepResult]]
 """Makes a model's step with another back end's kernels."""
@@ -170,12 +167,13 @@ def with_prepared_steps(
         key = step.key_of(eager, tensor_parallel=tensor_parallel, quantize=quantize)
         if settings.artefact is not None:
             artefact = open_artefact(settings.artefact, key)
-            shapes = fitting(artefact.packages, max_tokens=most, block_size=size)
+            longest = rounded_up(most, size)  # an artefact may have longer shapes
+            shapes = tuple(s for s in artefact.packages if s.context_tokens <= longest)
         else:
             folder = settings.out or default_folder(key)
             artefact, found = operators.compiled(folder, key, shapes, tell)
     captured = settings.captured and device.type == "cuda"
-    recorder: Recorder = CudaGraphRecorder(device) if captured else PlainRecorder()
+    recorder = CudaGraphRecorder(device) if captured else Recorder()
     prepared = prepare_shapes(
         shapes,
         _step_maker(settings, eager, operators, artefact),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -104,40 +104,26 @@ Replay = Callable[[], StepResult]
 """Runs a step over its buffers; the next call may overwrite the result."""
 
 
-class Recorder(Protocol):
-    """Records steps for replay."""
+class Recorder:
+    """Runs the step each time without recording: for `enforce_eager`, and on a CPU.
 
-    def record(self, step: Callable[[], StepResult]) -> Replay:
-        """A function that repeats `step`, which must use only fixed memory."""
-        ...
-
-    @property
-    def held_bytes(self) -> int:
-        """Device memory of the recordings so far."""
-        ...
-
-
-class PlainRecorder:
-    """Runs the step each time without recording: for `enforce_eager`, and on a CPU."""
+    held_bytes  device memory of the recordings so far
+    """
 
     held_bytes = 0
 
     def record(self, step: Callable[[], StepResult]) -> Replay:
+        """A function that repeats `step`, which must use only fixed memory."""
         return step
 
 
-class CudaGraphRecorder:
+class CudaGraphRecorder(Recorder):
     """Captures the step in a CUDA graph. All graphs share one memory pool, since only one runs at
     a time: record the largest shape first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        self._held_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
 
     def record(self, step: Callable[[], StepResult]) -> Replay:
         """As `Recorder`. Raises EngineError for a step that cannot be captured."""
@@ -166,7 +152,7 @@ class CudaGraphRecorder:
             result = step()
         self._pool = graph.pool()
         free_after, _ = torch.cuda.mem_get_info(self._device)
-        self._held_bytes += max(0, free_before - free_after)
+        self.held_bytes += max(0, free_before - free_after)
 
         def replay() -> StepResult:
             graph.replay()
@@ -276,10 +262,8 @@ class StepDifference:
 
 @torch.inference_mode()
 def compare_steps(prepared: StaticForward, eager: Forward) -> list[StepDifference]:
-    """Compare each shape once, with the most sequences that it and the cache allow.
-
-    Overwrites the cache: the executor must have no sequences.
-    """
+    """Compare each shape once, with the most sequences that it and the cache allow. Overwrites the
+    cache: the executor must have no sequences."""
     found = []
     for shape in prepared.shapes:
         prompts = _prompts(shape, eager)

@@ -234,8 +234,7 @@ class _Norms:
 SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
 """Compiler settings: use the number of threads of the process that runs the step."""
 
-STEP_VERSION: Final = 2
-"""Version of the compiled step; a new one invalidates all older packages."""
+STEP_VERSION: Final = 2  # version of the compiled step; a new one invalidates all older packages
 
 
 def key_of(eager: TorchForward, *, tensor_parallel: int, quantize: str) -> ArtefactKey:
@@ -278,10 +277,8 @@ def step_inputs(
 def compile_step(
     step: DecodeStep, shape: StaticShape, cache: KvCache, norms: Sequence[Tensor], path: Path
 ) -> None:
-    """Write the package of one shape, for any number of cache blocks.
-
-    Raises InputError without a C++ compiler.
-    """
+    """Write the package of one shape, for any number of cache blocks. Raises InputError without a
+    C++ compiler."""
     buffers = StepBuffers(
         shape, block_size=cache.shape.block_size, spare_block=0, device=cache.keys[0].device
     )
