@@ -24,7 +24,6 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
     WaitUntil,
 )
-from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.scheduling.stats import EngineStats
@@ -98,9 +97,7 @@ class Generation:
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Every event from the first on, as it occurs. Raises EngineError if the engine fails.
-
-        Several consumers may iterate. The load generator uses `wait` instead.
-        """
+        Several consumers may iterate. The load generator uses `wait` instead."""
         position = 0
         while True:
             while position < len(self.events):
@@ -146,6 +143,7 @@ class AsyncEngine:
     on_step        called after each step with its batch, its start and its end on the loop's clock
     on_end         called with each request that has ended
     memory_budget  limits the KV blocks in use to the machine's free memory; None: no limit
+    error          why the engine failed; None while it works
     seq_ids        unique request numbers; unseeded draws depend on them, so several engines with
                    the same weights need different ones
     """
@@ -165,6 +163,8 @@ class AsyncEngine:
                 f"the executor has KV blocks of {executor.block_size} tokens, the scheduler "
                 f"{scheduler.config.block_size}: give both the same block_size"
             )
+        self.config = scheduler.config
+        self.error: EngineError | None = None
         self._scheduler = scheduler
         self._executor = executor
         self._on_step = on_step
@@ -174,7 +174,6 @@ class AsyncEngine:
         self._seq_ids = itertools.count() if seq_ids is None else seq_ids
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._error: EngineError | None = None
         self._error_seen = False
         self._failed = asyncio.Event()
 
@@ -191,8 +190,8 @@ class AsyncEngine:
             await self._executor.close()
         failed = not self._task.cancelled() and self._task.exception() is not None
         if failed and exc_type is None and not self._error_seen:
-            assert self._error is not None
-            raise self._error
+            assert self.error is not None
+            raise self.error
 
     def submit(
         self,
@@ -206,9 +205,9 @@ class AsyncEngine:
         Raises CapacityError if it can never fit, OverloadedError if the engine is full,
         EngineError if the engine is not running.
         """
-        if self._error is not None:
+        if self.error is not None:
             self._error_seen = True
-            raise self._error
+            raise self.error
         if self._task is None:
             raise EngineError("the engine is not running: enter it with `async with`")
         now_s = asyncio.get_running_loop().time()
@@ -219,11 +218,6 @@ class AsyncEngine:
         return generation
 
     @property
-    def config(self) -> SchedulerConfig:
-        """The scheduler's settings."""
-        return self._scheduler.config
-
-    @property
     def outstanding(self) -> int:
         """Requests that have not ended."""
         return len(self._generations)
@@ -231,16 +225,10 @@ class AsyncEngine:
     async def failed(self) -> EngineError:
         """Return when the engine has failed, with the reason."""
         await self._failed.wait()
-        assert self._error is not None
-        return self._error
-
-    @property
-    def error(self) -> EngineError | None:
-        """Why the engine failed; None while it works."""
-        return self._error
+        assert self.error is not None
+        return self.error
 
     def stats(self) -> EngineStats:
-        """Counts at this moment."""
         scheduler = self._scheduler
         return EngineStats(
             running=scheduler.num_running,
@@ -332,7 +320,7 @@ class AsyncEngine:
         self._news.set()
 
     def _fail(self, error: EngineError) -> None:
-        self._error = error
+        self.error = error
         self._error_seen = bool(self._generations)
         self._failed.set()
         now_s = asyncio.get_running_loop().time()

@@ -41,10 +41,8 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
-        """The template that transformers would use; None if the folder has none.
-
-        Raises InputError if one of its files is invalid.
-        """
+        """The template that transformers would use; None if the folder has none. Raises InputError
+        if one of its files is invalid."""
         config = _object_of(folder / _CONFIG)
         for path in (folder / "chat_template.jinja", folder / "chat_template.json"):
             if path.is_file():

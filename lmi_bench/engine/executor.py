@@ -17,25 +17,19 @@ class Executor(Protocol):
     queues or requests. `execute` must not block the event loop while it computes.
 
     Raises EngineError when it cannot continue.
+
+    block_size     tokens of one KV-cache block
+    max_in_flight  steps that may be submitted before the first of them ends: 1 or 2
     """
 
-    @property
-    def block_size(self) -> int:
-        """Tokens of one KV-cache block."""
-        ...
-
-    @property
-    def max_in_flight(self) -> int:
-        """Steps that may be submitted before the first of them ends: 1 or 2."""
-        ...
+    block_size: int
+    max_in_flight: int
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Run one step; one output per entry, in batch order."""
-        ...
 
     async def close(self) -> None:
         """Release the executor's resources; no step may follow."""
-        ...
 
 
 @runtime_checkable
@@ -44,7 +38,6 @@ class WatchedExecutor(Protocol):
 
     async def lost(self) -> EngineError:
         """Return when a required part has ended, even between steps."""
-        ...
 
 
 async def first_of(waiting: Iterable[Coroutine[Any, Any, EngineError]]) -> EngineError:

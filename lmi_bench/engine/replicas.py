@@ -77,11 +77,9 @@ class ReplicaGroup:
         return next((engine.error for engine in self._engines if engine.error is not None), None)
 
     async def failed(self) -> EngineError:
-        """Return when a replica has failed, with the reason."""
         return await first_of(engine.failed() for engine in self._engines)
 
     def audit(self) -> None:
-        """Check each replica's reference counts; see AsyncEngine.audit."""
         for engine in self._engines:
             engine.audit()
 
@@ -97,5 +95,4 @@ class ReplicaGroup:
         )
 
 
-ServingEngine = AsyncEngine | ReplicaGroup
-"""An engine, or several behind a router."""
+ServingEngine = AsyncEngine | ReplicaGroup  # an engine, or several behind a router

@@ -18,7 +18,6 @@ class Router(Protocol):
 
     def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
         """The replica for the next request; `outstanding` has one count per replica."""
-        ...
 
 
 class RoundRobin:
@@ -85,11 +84,9 @@ class PrefixAffine:
 
 def make_router(name: str, seed: int = 0) -> Router:
     """The router called round_robin, least_outstanding, prefix_affine or random (or hyphens)."""
-    match name.replace("-", "_"):
-        case "least_outstanding":
-            return LeastOutstanding()
-        case "random":
-            return RandomChoice(iter(random.Random(seed).random, None))
-        case "prefix_affine":
-            return PrefixAffine()
-    return RoundRobin()
+    name = name.replace("-", "_")
+    if name == "random":
+        return RandomChoice(iter(random.Random(seed).random, None))
+    if name == "least_outstanding":
+        return LeastOutstanding()
+    return PrefixAffine() if name == "prefix_affine" else RoundRobin()

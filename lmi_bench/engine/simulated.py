@@ -38,10 +38,8 @@ class SimulatedExecutor:
         self._draft_acceptance = draft_acceptance
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Sleep the step's predicted time and return one token per row that samples.
-
-        In virtual time other events due at the step's end, such as a timeout, happen before it.
-        """
+        """Sleep the step's predicted time and return one token per row that samples. In virtual
+        time other events due at the step's end, such as a timeout, happen before it."""
         await asyncio.sleep(self._step_time.step_time_s(batch.shape))
         await settle()
         return [self._output(entry) for entry in batch.entries]

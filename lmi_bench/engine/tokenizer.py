@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, installed
 from lmi_bench.models.folder import read_object
 
 _UNFINISHED: Final = "�"  # how `tokenizers` decodes bytes that are not (yet) UTF-8
@@ -38,10 +38,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Read `folder`/tokenizer.json and the ids that end a generation.
-
-        Raises InputError if the file is missing or invalid, or `tokenizers` is not installed.
-        """
+        """Read `folder`/tokenizer.json and the ids that end a generation. Raises InputError if the
+        file is missing or invalid, or `tokenizers` is not installed."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise InputError(
@@ -58,17 +56,13 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
-        """A tokenizer from the content of a tokenizer.json.
-
-        Raises InputError if `tokenizers` is not installed.
-        """
+        """A tokenizer from the content of a tokenizer.json. Raises InputError if `tokenizers` is
+        not installed."""
         return cls(_fast_tokenizer_class().from_str(content), eos_token_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, including special tokens that the model needs (such as BOS).
-
-        Half a surrogate pair, valid in JSON but not in UTF-8, becomes "?".
-        """
+        """The ids of `text`, including special tokens that the model needs (such as BOS). Half a
+        surrogate pair, valid in JSON but not in UTF-8, becomes "?"."""
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -89,7 +83,6 @@ class Tokenizer:
         return bool(ours == other._tokenizer.get_vocab(with_added_tokens=True))
 
     def detokenizer(self, behind: Sequence[int] = ()) -> Detokenizer:
-        """A decoder for one stream of tokens that follows the tokens `behind`."""
         return Detokenizer(self, self._shown(behind[-_CONTEXT_TOKENS:]))
 
     def _shown(self, token_ids: Iterable[int]) -> list[int]:
@@ -113,7 +106,6 @@ class Detokenizer:
         self._pending: list[int] = []  # not emitted yet
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text completed by these tokens; empty while a character is incomplete."""
         self._pending.extend(self._tokenizer._shown(token_ids))
         return self._emit(at_end=False)
 
@@ -138,12 +130,8 @@ class Detokenizer:
 
 
 def _fast_tokenizer_class() -> Any:
-    try:
+    with installed("reading a tokenizer"):
         from tokenizers import Tokenizer as FastTokenizer
-    except ImportError as exc:
-        raise InputError(
-            "reading a tokenizer needs the package tokenizers: pip install 'lmi-bench[engine]'"
-        ) from exc
     return FastTokenizer
 
 

@@ -19,8 +19,7 @@ from lmi_bench.engine.scheduling.sequence import Sequence
 DEFAULT_GUESS_COST: Final = 0.1
 """Time per draft token as a share of a plain step, if nothing better is known."""
 
-PROBE_EVERY: Final = 16
-"""Steps without a draft before one token is tried again."""
+PROBE_EVERY: Final = 16  # steps without a draft before one token is tried again
 
 _PRIOR_CHANCE: Final = 0.8
 _PRIOR_WEIGHT: Final = 2.0  # in draft tokens
@@ -49,7 +48,7 @@ class _Pace:
             self.tried = _KEPT * self.tried + held + wrong
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdaptiveDrafter:
     """Wraps a drafter and limits its drafts to the length that pays.
 

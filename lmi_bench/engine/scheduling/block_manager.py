@@ -51,7 +51,6 @@ class BlockManager:
 
     @property
     def num_used(self) -> int:
-        """Blocks in use."""
         return self.num_blocks - self._unheld
 
     @property
@@ -65,10 +64,8 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Allocate `count` free blocks.
-
-        The caller checks `num_free` first: raises EngineError if there are too few.
-        """
+        """Allocate `count` free blocks. The caller checks `num_free` first: raises EngineError if
+        there are too few."""
         if count > self.num_free:
             raise EngineError(f"{count} KV blocks requested, {self.num_free} are free")
         if self.prefix_cache is not None:
@@ -85,10 +82,8 @@ class BlockManager:
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to blocks that are in use or in the prefix cache.
-
-        Raises EngineError for any other block.
-        """
+        """Add a reference to blocks that are in use or in the prefix cache. Raises EngineError for
+        any other block."""
         for block_id in block_ids:
             if self.prefix_cache is not None and self.prefix_cache.is_idle(block_id):
                 self.prefix_cache.reactivate(block_id)

@@ -45,8 +45,7 @@ def _member(kind: type[_E], name: str, value: str) -> _E:
 DEFAULT_ROLLING_BATCH_SIZE: Final = 32
 """Maximum sequences in the rolling batch, as in LMI up to 0.26."""
 
-DEFAULT_WAITING_SERVED_RATIO: Final = 1.2
-"""As in TGI before 3.0."""
+DEFAULT_WAITING_SERVED_RATIO: Final = 1.2  # as in TGI before 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ class ExecutorDrafter:
         self._draft = (DRAFTED,) * _checked(num_tokens)
 
     def __call__(self, seq: Sequence, most: int) -> tuple[int, ...]:
-        """One placeholder per token to draft, at most `most`."""
         return self._draft[:most]
 
 

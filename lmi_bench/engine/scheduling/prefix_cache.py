@@ -31,7 +31,6 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        """Cached blocks without a reference."""
         return len(self._idle)
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
@@ -51,7 +50,6 @@ class PrefixCache:
             self._digest_of[block_id] = digest
 
     def is_idle(self, block_id: int) -> bool:
-        """True if a block is cached and has no reference."""
         return block_id in self._idle
 
     def deactivate(self, block_id: int) -> bool:

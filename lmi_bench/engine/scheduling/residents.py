@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import abc
 from operator import attrgetter
 from typing import Final
@@ -49,9 +49,7 @@ class Residents:
 
     def can_take(self, waiting: WaitingQueue, number: float, config: SchedulerConfig) -> bool:
         """Whether the `number` oldest requests fit one prompt step, the batch and the free blocks.
-
-        The prefix cache is not searched.
-        """
+        The prefix cache is not searched."""
         if number > min(len(waiting), config.max_running - len(self.running)):
             return False
         oldest = waiting.oldest(int(number))
@@ -61,10 +59,8 @@ class Residents:
         return tokens <= config.max_rolling_batch_prefill_tokens and blocks <= self.blocks.num_free
 
     def admit(self, seq: Sequence) -> None:
-        """Allocate the blocks of a sequence's prompt, or of its whole length if contiguous.
-
-        Blocks in the prefix cache are shared, and their tokens count as computed.
-        """
+        """Allocate the blocks of a sequence's prompt, or of its whole length if contiguous. Blocks
+        in the prefix cache are shared, and their tokens count as computed."""
         known = self._known_blocks(seq)
         self.blocks.share(known)  # first, so that allocating the others evicts none of them
         seq.block_ids.extend(known)
@@ -98,10 +94,8 @@ class Residents:
         return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
 
     def decoding(self) -> abc.Iterator[Sequence]:
-        """Sequences for which one more token can be planned, oldest first.
-
-        Excludes those with prompt left to compute and those whose last token is in flight.
-        """
+        """Sequences for which one more token can be planned, oldest first. Excludes those with
+        prompt left to compute and those whose last token is in flight."""
         for seq in self.running:
             if seq.num_computed >= seq.tokens_to_fill and not (
                 seq.num_pending and not seq.num_left
@@ -128,9 +122,7 @@ class Residents:
 
     def free_outside_window(self, seq: Sequence, num_tokens: int) -> None:
         """Free the blocks outside the attention window of every position from `num_tokens` on.
-
-        Positions before `num_tokens` are final; any step in flight begins at or after it.
-        """
+        Positions before `num_tokens` are final; any step in flight begins at or after it."""
         behind = self._blocks_behind(num_tokens)
         if behind > seq.num_freed_blocks:
             self.blocks.release(reversed(seq.block_ids[seq.num_freed_blocks : behind]))
@@ -147,7 +139,7 @@ class Residents:
         """Remove the youngest sequence and free its blocks; it must restart."""
         seq = self.running[-1]
         self.remove(seq)
-        self.blocks.release(reversed(seq.held_block_ids))
+        self.release(seq)
         seq.restart()
         return seq
 
@@ -165,24 +157,15 @@ class Residents:
         seq.num_freed_blocks = 0
 
     def drop_finished(self) -> None:
-        """Remove sequences with a finish reason from the batch."""
         self.running = [seq for seq in self.running if seq.finish_reason is None]
 
     def steps_that_fit(self, most: int) -> int:
-        """Decode steps of all running sequences that the free blocks allow, up to `most`.
-
-        A lower bound: blocks that leave the attention window in these steps are not counted.
-        """
-        if self._blocks_for_steps(most) <= self.blocks.num_free:
+        """Decode steps of all running sequences that the free blocks allow, up to `most`. A lower
+        bound: blocks that leave the attention window in these steps are not counted."""
+        num_free = self.blocks.num_free
+        if self._blocks_for_steps(most) <= num_free:
             return most
-        low, high = 0, most  # the blocks suffice for `low` steps but not for `high`
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._blocks_for_steps(middle) <= self.blocks.num_free:
-                low = middle
-            else:
-                high = middle
-        return low
+        return bisect_right(range(most), num_free, key=self._blocks_for_steps) - 1
 
     def steps_until_window_frees(self) -> int | None:
         """Decode steps of all running sequences until one frees a block outside its window (in

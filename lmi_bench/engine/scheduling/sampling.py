@@ -8,8 +8,7 @@ from typing import Final
 
 from lmi_bench.core.errors import InputError
 
-MOST_TOP_LOGPROBS: Final = 20
-"""Maximum `top_logprobs` per token, as in vLLM and OpenAI."""
+MOST_TOP_LOGPROBS: Final = 20  # maximum `top_logprobs` per token, as in vLLM and OpenAI
 
 STRONGEST_PENALTY: Final = 2.0
 """Limit of `presence_penalty` and `frequency_penalty`, positive or negative, as in OpenAI."""

@@ -59,7 +59,6 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far, prompt and output."""
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
@@ -104,11 +103,8 @@ class Sequence:
 
     def restart(self) -> None:
         """Discard what was computed; all tokens so far are computed again at readmission."""
-        self.block_ids = []
-        self.slot_capacity = 0
         self.num_computed = 0
         self.num_cached = 0
         self.num_inserted_blocks = 0
-        self.num_freed_blocks = 0
         self.tokens_to_fill = self.num_tokens
         self.admitted = False

@@ -111,10 +111,8 @@ class EngineStats:
     done: SchedulerStats
 
     def since(self, earlier: EngineStats) -> dict[str, int | float | None]:
-        """Counts of the work done after `earlier`, and their shares, by name.
-
-        `peak_running` and `total_blocks` are the current ones.
-        """
+        """Counts of the work done after `earlier`, and their shares, by name. `peak_running` and
+        `total_blocks` are the current ones."""
         change = self.done - earlier.done
         change.peak_running = self.done.peak_running
         done: dict[str, int | float | None] = {"total_blocks": self.total_blocks, **asdict(change)}

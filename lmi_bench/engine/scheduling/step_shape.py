@@ -34,15 +34,9 @@ class StepShape:
         """Rows of the step's matrix products."""
         return self.prefill_tokens + self.decode_tokens
 
-    @property
-    def num_sequences(self) -> int:
-        """Sequences in the step."""
-        return self.prefill_sequences + self.decode_sequences
-
 
 class StepTime(Protocol):
     """A model that predicts a step's time."""
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds from the step's start to its tokens."""
-        ...

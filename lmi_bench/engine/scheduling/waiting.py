@@ -24,7 +24,6 @@ class WaitingQueue:
         return self._num_waiting
 
     def push(self, seq: Sequence) -> None:
-        """Queue a new or a preempted sequence."""
         heapq.heappush(self._heap, (*seq.order, seq))
         self._num_waiting += 1
 

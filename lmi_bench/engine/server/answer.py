@@ -64,7 +64,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All text so far."""
         return "".join([piece.text for piece in self.pieces])
 
     @property

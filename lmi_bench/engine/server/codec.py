@@ -14,11 +14,9 @@ class StreamDecoder(Protocol):
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text completed by these tokens; empty while a character is incomplete."""
-        ...
 
     def finish(self) -> str:
         """The remaining text at the end of the stream."""
-        ...
 
 
 class Codec(Protocol):
@@ -29,19 +27,15 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, including special tokens if the model needs them."""
-        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence."""
-        ...
 
     def special_token(self, token_id: int) -> str | None:
         """The name of a token without text, such as `</s>`; None for all others."""
-        ...
 
     def detokenizer(self, behind: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one stream of tokens that follows the tokens `behind`."""
-        ...
 
 
 class PlainTokenizer:

@@ -36,7 +36,6 @@ def load_json_object(body: bytes) -> dict[str, Any]:
 
 
 def given(value: _T | None, default: _T) -> _T:
-    """The value, or the default if it is None."""
     return default if value is None else value
 
 
@@ -62,7 +61,6 @@ class Fields:
         return value
 
     def integer(self, name: str, default: _T, *, minimum: int | None = None) -> int | _T:
-        """An integer, at least `minimum`."""
         if name not in self.values:  # the fast path of most fields
             return default
         value: int | None = self._typed(name, (int,), "an integer")

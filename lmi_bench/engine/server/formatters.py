@@ -63,11 +63,9 @@ NO_FORMATTERS = Formatters()
 
 
 def load_formatters(path: Path) -> Formatters:
-    """Run a model.py and return its formatters.
-
-    Raises InputError if it fails, has no formatter, or has two of one kind.
-    """
-    marked: dict[str, list[Formatter]] = {name: [] for name in _PLACES}
+    """Run a model.py and return its formatters. Raises InputError if it fails, has no formatter, or
+    has two of one kind."""
+    marked: dict[str, list[Formatter]] = {name: [] for name in _PLACES}  # input, output
     if not path.is_file():
         raise InputError(f"--model-py {path}: no such file")
     with _djl_python(marked):
@@ -84,9 +82,7 @@ def load_formatters(path: Path) -> Formatters:
             f"{_PACKAGE}.input_parser) or @output_formatter (from {_PACKAGE}.output_formatter); "
             "a handle() function would replace the engine and is not run"
         )
-    return Formatters(
-        next(iter(marked["input_formatter"]), None), next(iter(marked["output_formatter"]), None)
-    )
+    return Formatters(*(found[0] if found else None for found in marked.values()))
 
 
 def _called(name: str, formatter: Formatter, body: dict[str, Any], **extras: Any) -> dict[str, Any]:

@@ -67,10 +67,8 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
         raise InputError("inputs must be a non-empty string (a list needs dynamic batching)")
     parameters = top.section("parameters")
     parameters.refuse_unless_neutral(_NEUTRAL)
-    stop_strings = tuple(
-        stop
-        for name in ("stop_sequences", "stop")
-        for stop in parameters.strings(name, at_most=MAX_STOP_STRINGS)
+    sequences, stop = (
+        parameters.strings(name, at_most=MAX_STOP_STRINGS) for name in ("stop_sequences", "stop")
     )
     details, stream = parameters.flag("details", False), top.flag("stream", False)
     top_n_tokens = parameters.integer("top_n_tokens", 0, minimum=0)
@@ -91,7 +89,7 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
     return LmiCall(
         inputs=inputs,
         sampling=sampling,
-        stop_strings=stop_strings,
+        stop_strings=sequences + stop,
         keep_stop_string=parameters.flag("include_stop_str_in_output", False),
         stream=stream,
         details=details,

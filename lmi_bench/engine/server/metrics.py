@@ -26,8 +26,6 @@ _COUNTERS = (
 
 
 def add_metrics(app: web.Application, state: ServerState) -> None:
-    """Add the route over one served model."""
-
     async def metrics(_: web.Request) -> web.Response:
         body = render_metrics(state).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

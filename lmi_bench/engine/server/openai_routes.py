@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import orjson
@@ -217,13 +217,12 @@ def plain_chat(messages: Sequence[Message]) -> str:
     return "\n".join(message.content for message in messages)
 
 
+@dataclass(frozen=True, slots=True)
 class OpenAiRoutes:
-    """Handlers over one served model."""
+    """Handlers over one served model. `encode_chat` None: use `plain_chat`."""
 
-    def __init__(self, state: ServerState, encode_chat: ChatEncoder | None = None) -> None:
-        """encode_chat  None: use `plain_chat`"""
-        self._state = state
-        self._encode_chat = encode_chat
+    state: ServerState
+    encode_chat: ChatEncoder | None = None
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/v1/models", self.models)
@@ -231,7 +230,7 @@ class OpenAiRoutes:
         app.router.add_post("/v1/chat/completions", self.chat)
 
     async def models(self, request: web.Request) -> web.Response:
-        state = self._state
+        state = self.state
         model = {
             "id": state.model_name,
             "object": "model",
@@ -247,7 +246,7 @@ class OpenAiRoutes:
         self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """Continue a prompt, at once or as server-sent events."""
-        call = read_completion_call(await request.read(), self._state.codec.eos_token_ids)
+        call = read_completion_call(await request.read(), self.state.codec.eos_token_ids)
         reply_type = EchoedCompletionReply if call.echo else CompletionReply
         return await self._generate(request, call, reply_type, envelope)
 
@@ -255,7 +254,7 @@ class OpenAiRoutes:
         self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """Answer a chat, at once or as server-sent events."""
-        call = read_chat_call(await request.read(), self._state.codec.eos_token_ids)
+        call = read_chat_call(await request.read(), self.state.codec.eos_token_ids)
         return await self._generate(request, call, ChatReply, envelope)
 
     async def _generate(
@@ -265,7 +264,7 @@ class OpenAiRoutes:
         reply_type: type[OpenAiReply],
         envelope: streaming.Envelope,
     ) -> web.StreamResponse:
-        state = self._state
+        state = self.state
         if call.model is not None and call.model != state.model_name:
             raise UnknownModelError(
                 f"The model `{call.model}` does not exist: this server serves `{state.model_name}`"
@@ -294,7 +293,7 @@ class OpenAiRoutes:
             token_ids = token_ids[-call.truncate :]
         sampling = call.sampling
         if call.max_tokens is None:
-            room = self._state.max_model_len - len(token_ids)
+            room = self.state.max_model_len - len(token_ids)
             sampling = replace(sampling, max_new_tokens=max(room, sampling.max_new_tokens))
         text = self._shown(call, token_ids) if call.echo else ""
         return Prompt(token_ids, sampling, call.stop_strings, call.keep_stop_string, text)
@@ -303,13 +302,13 @@ class OpenAiRoutes:
         """The prompt's text for an echo: as sent, or what truncation left."""
         if isinstance(call.prompt, str) and call.truncate is None:
             return call.prompt
-        return self._state.codec.decode(token_ids)
+        return self.state.codec.decode(token_ids)
 
     async def _token_ids(self, call: OpenAiCall) -> list[int]:
-        if call.messages and self._encode_chat is not None:
-            return await asyncio.to_thread(self._encode_chat, call.messages, call.chat_options)
+        if call.messages and self.encode_chat is not None:
+            return await asyncio.to_thread(self.encode_chat, call.messages, call.chat_options)
         if call.messages:
-            return await self._state.encode(plain_chat(call.messages))
+            return await self.state.encode(plain_chat(call.messages))
         if isinstance(call.prompt, str):
-            return await self._state.encode(call.prompt)
+            return await self.state.encode(call.prompt)
         return call.prompt

@@ -101,7 +101,8 @@ async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list
     choices use consecutive seeds from the request's, so that the first equals a single answer.
     Raises what `ServerState.submit` raises, and then none of them runs.
     """
-    limit = state.engine.config.max_concurrent_requests
+    config = state.engine.config
+    limit = config.max_concurrent_requests
     if limit is not None and count > limit:
         raise CapacityError(
             f"{count} choices are {count} requests to the engine, which accepts {limit} at once: "
@@ -110,7 +111,7 @@ async def submit_choices(state: ServerState, prompt: Prompt, count: int) -> list
     answers = [state.submit(prompt)]
     first = answers[0].generation
     try:
-        shares = count > 1 and _shares_blocks(state, prompt)
+        shares = config.prefix_caching and len(prompt.token_ids) > config.block_size and count > 1
         if shares:
             await first.started()
         for number in range(1, count):
@@ -182,9 +183,3 @@ async def choice_writes(
             raise failure
     finally:
         followers.cancel()
-
-
-def _shares_blocks(state: ServerState, prompt: Prompt) -> bool:
-    """True if a second request would find part of the prompt in the prefix cache."""
-    config = state.engine.config
-    return config.prefix_caching and len(prompt.token_ids) > config.block_size

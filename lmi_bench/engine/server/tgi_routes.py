@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -43,32 +43,31 @@ _INCOMPLETE_STREAM = {
 
 
 def event_of(body: dict[str, Any]) -> bytes:
-    """One server-sent event."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
+@dataclass(slots=True)
 class TgiStreamReply:
     """One streamed answer."""
 
-    def __init__(self, answer: Answer, codec: Codec, body: TgiBody) -> None:
-        self._answer = answer
-        self._codec = codec
-        self._body = body
-        self._num_sent = 0
+    answer: Answer
+    codec: Codec
+    body: TgiBody
+    num_sent: int = 0
 
     def events(self, pieces: list[Piece]) -> bytes:
         """One event per token; the last one has the whole text, and details if requested."""
-        answer = self._answer
+        answer = self.answer
         events = b""
         for left, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
-            self._num_sent += 1
-            event: dict[str, Any] = {"index": self._num_sent, "token": token_of(piece, self._codec)}
+            self.num_sent += 1
+            event: dict[str, Any] = {"index": self.num_sent, "token": token_of(piece, self.codec)}
             if piece.ranked:
-                event["top_tokens"] = ranked_of(piece, self._codec)
+                event["top_tokens"] = ranked_of(piece, self.codec)
             event |= {"generated_text": None, "details": None}
             if not left and answer.finish_reason is not None:
-                event["generated_text"] = self._body.prefix + answer.text
-                if self._body.details:
+                event["generated_text"] = self.body.prefix + answer.text
+                if self.body.details:
                     num_prompt = len(answer.prompt.token_ids)
                     event["details"] = _counts(answer) | {"input_length": num_prompt}
             events += event_of(event)
@@ -102,7 +101,6 @@ def token_of(piece: Piece, codec: Codec) -> dict[str, Any]:
 
 
 def ranked_of(piece: Piece, codec: Codec) -> list[dict[str, Any]]:
-    """The most likely tokens at a token's position."""
     return [
         token_of(Piece(token_id, codec.decode([token_id]), logprob), codec)
         for token_id, logprob in piece.ranked
@@ -183,12 +181,10 @@ class TgiRoutes:
         )
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """The whole answer as one object."""
         body = read_tgi_body(await request.read())
         return await self._whole(body)
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        """One event per token."""
         return await self._stream(request, read_tgi_body(await request.read()))
 
     async def compat_generate(self, request: web.Request) -> web.StreamResponse:
