@@ -26,10 +26,8 @@ class Access:
         return {"Authorization": f"Bearer {self.api_key}", **self.headers}
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must not be written: the key, and header values that look like one.
-
-        A short value under a harmless name is not redacted: numbers may contain it.
-        """
+        """Values that must not be written: the key, and header values that look like one. A short
+        value under a harmless name is not redacted: numbers may contain it."""
         found = [] if self.api_key is None else [self.api_key]
         for name, value in self.headers.items():
             if redact({name: value})[name] == REDACTED or len(value) >= _LONG_CHARS:

@@ -179,6 +179,8 @@ def step_settings(
         from lmi_bench.engine.triton_backend.step import TritonStep
 
         kernels = TritonStep
+    rolling = settings.max_rolling_batch_size or DEFAULT_ROLLING_BATCH_SIZE
+    by_policy = {"none": 1, "dynamic": settings.batch_size or 1}
     shapes = settings.compile_shapes
     return StepSettings(
         compiled=settings.compile,
@@ -187,15 +189,9 @@ def step_settings(
         captured=back_end.device == "cuda" and not settings.enforce_eager,
         shapes=() if shapes is None else parse_shapes(shapes),
         max_tokens=settings.max_model_len,
-        most_sequences=_most_sequences(settings),
+        most_sequences=by_policy.get(settings.policy, rolling),
         kernels=kernels,
     )
-
-
-def _most_sequences(settings: EngineSection) -> int:
-    """Maximum number of sequences in a decode step under the batching policy."""
-    rolling = settings.max_rolling_batch_size or DEFAULT_ROLLING_BATCH_SIZE
-    return {"none": 1, "dynamic": settings.batch_size or 1}.get(settings.policy, rolling)
 
 
 def step_notes(settings: EngineSection, prepared: PreparedSteps | None) -> tuple[str, ...]:

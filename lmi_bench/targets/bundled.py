@@ -270,9 +270,7 @@ def _layout_note(plan: LoadPlan, loaded: LoadedModel) -> str:
 
 def model_folder(model: str, rope_scaling: str | None = None) -> Path:
     """The folder of a model, with rope scaling if stated; a demo model is created if missing.
-
-    Raises InputError if the model is neither a folder nor a demo model.
-    """
+    Raises InputError if the model is neither a folder nor a demo model."""
     from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 
     if model not in DEMO_MODELS and not Path(model).is_dir():
@@ -318,10 +316,8 @@ def save_quantized(
 def time_all_reduces(
     ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
 ) -> list[float]:
-    """Seconds of one all-reduce over processes of this machine, for each array size.
-
-    Raises InputError if torch is not installed or the transport does not work on this machine.
-    """
+    """Seconds of one all-reduce over processes of this machine, for each array size. Raises
+    InputError if torch is not installed or the transport does not work on this machine."""
     start_ranks_early()
     with installed("an all-reduce"):
         from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces

@@ -62,7 +62,6 @@ def speculation_facts(settings: EngineSection) -> dict[str, Any]:
 
 
 def speculation_notes(settings: EngineSection) -> tuple[str, ...]:
-    """Notes for the start of a run."""
     if settings.draft is None:
         return ()
     stated = settings.draft_acceptance

@@ -42,10 +42,8 @@ _NOT_FORCED = (
 
 
 def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
-    """A URL; what the scenario leaves open is found by asking the server.
-
-    Raises InputError if no known protocol is answered, or the workload does not fit.
-    """
+    """A URL; what the scenario leaves open is found by asking the server. Raises InputError if no
+    known protocol is answered, or the workload does not fit."""
     headers = access.all_headers()
     scenario, answer, notes = _ask(scenario, headers, listener)
     found = answer if isinstance(answer, Discovery) else None
@@ -98,10 +96,8 @@ def _asked(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -
 def _ask(
     scenario: Scenario, headers: Mapping[str, str], listener: Listener
 ) -> tuple[Scenario, Accepted, tuple[str, ...]]:
-    """The scenario with the server's protocol, model and control of lengths; its answer; notes.
-
-    The answer is a Discovery if the protocol or the model was to be found.
-    """
+    """The scenario with the server's protocol, model and control of lengths; its answer; notes. The
+    answer is a Discovery if the protocol or the model was to be found."""
     url, protocol, model = scenario.target, scenario.protocol, scenario.model
     asked = _asked(scenario, headers, listener)
     overrides: dict[str, Any] = {}

@@ -126,10 +126,8 @@ def _report_bytes(listener: Listener, title: str, done_bytes: int, total_bytes: 
 
 
 def check_memory(plan: LoadPlan, dtype: str) -> None:
-    """Raise CapacityError if the weights exceed the memory of the devices that share them.
-
-    A folder with quantized weights is not checked.
-    """
+    """Raise CapacityError if the weights exceed the memory of the devices that share them. A folder
+    with quantized weights is not checked."""
     import torch
 
     from lmi_bench.engine.torch_backend.memory import check_weights_fit

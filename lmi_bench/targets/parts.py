@@ -91,10 +91,8 @@ class EngineParts:
         return self.first_replica
 
     def engine(self, trace: ChromeTrace | None = None) -> AsyncEngine | ReplicaGroup:
-        """The engine, or all replicas behind their router; an async context manager.
-
-        Raises InputError for a trace of several replicas.
-        """
+        """The engine, or all replicas behind their router; an async context manager. Raises
+        InputError for a trace of several replicas."""
         if trace is not None and len(self.executors) > 1:
             raise InputError(
                 f"--step-trace shows the steps of one engine, not of {len(self.executors)} "
@@ -198,10 +196,8 @@ def scheduler_config(settings: EngineSection, derived: SchedulerConfig) -> Sched
 
 
 def engine_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level]) -> KneeFacts:
-    """Limits over all replicas: sequences in the cache, slots of the batch.
-
-    Of a simulated engine also the part of its step model that binds at each level.
-    """
+    """Limits over all replicas: sequences in the cache, slots of the batch. Of a simulated engine
+    also the part of its step model that binds at each level."""
     kinds, config, copies = lengths_of(scenario), parts.config, len(parts.executors)
     shares = sum(kind.share for kind in kinds)
     full = sum((k.input_tokens + k.output_tokens) * k.share for k in kinds) / shares

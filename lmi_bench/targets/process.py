@@ -32,10 +32,8 @@ def wait_briefly() -> None:
 
 
 def launched_degree(settings: EngineSection) -> int | None:
-    """Number of ranks that a launcher such as torchrun has started for one copy, or None.
-
-    Raises InputError if the settings ask for another number.
-    """
+    """Number of ranks that a launcher such as torchrun has started for one copy, or None. Raises
+    InputError if the settings ask for another number."""
     launch = _launch()
     if launch is None:
         return None
@@ -48,10 +46,8 @@ def launched_degree(settings: EngineSection) -> int | None:
 
 
 def refuse_to_follow() -> None:
-    """Raise InputError in a process that a launcher has started as a rank other than 0.
-
-    Only commands that call `follow_launcher` first use such ranks; others would wait forever.
-    """
+    """Raise InputError in a process that a launcher has started as a rank other than 0. Only
+    commands that call `follow_launcher` first use such ranks; others would wait forever."""
     launch = _launch_of_further_rank()
     if launch is not None:
         raise InputError(

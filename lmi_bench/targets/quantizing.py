@@ -34,7 +34,6 @@ def quantize_settings(settings: EngineSection) -> QuantizeSettings:
 def quantize_facts(
     settings: QuantizeSettings, weight_bytes: int, quantized: QuantizedBytes | None
 ) -> dict[str, Any]:
-    """Facts for a run's manifest."""
     facts: dict[str, Any] = {"weight_bytes": weight_bytes}
     if quantized is not None:
         facts["quantization"] = {
@@ -49,7 +48,6 @@ def quantize_facts(
 
 
 def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
-    """Notes for the start of a run."""
     if quantized is None:
         return ()
     held, floats = quantized.held_bytes, quantized.float_bytes

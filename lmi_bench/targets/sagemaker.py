@@ -21,10 +21,8 @@ from lmi_bench.wire.format import find_format
 
 
 def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
-    """A SageMaker endpoint.
-
-    Raises InputError without AWS credentials, or if no such endpoint is in service.
-    """
+    """A SageMaker endpoint. Raises InputError without AWS credentials, or if no such endpoint is in
+    service."""
     settings = scenario.sagemaker
     invocation = Invocation(
         scenario.target.removeprefix(SAGEMAKER_PREFIX),

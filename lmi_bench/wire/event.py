@@ -60,15 +60,11 @@ class Splitter(Protocol):
     """Framing: bytes in, whole payloads out, however the reads were cut. One per stream."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads completed by these bytes, in order.
-
-        Raises TargetError("malformed_frame") if a frame is invalid or too long.
-        """
-        ...
+        """Payloads completed by these bytes, in order. Raises TargetError("malformed_frame") if a
+        frame is invalid or too long."""
 
     def close(self) -> list[bytes]:
         """Payloads completed by the end of the stream: a last one without its terminator."""
-        ...
 
 
 class WireFormat(Protocol):
@@ -77,34 +73,24 @@ class WireFormat(Protocol):
     @property
     def name(self) -> str:
         """Its name for `--protocol`."""
-        ...
 
     @property
     def path(self) -> str:
         """Path below the endpoint's address."""
-        ...
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST. Raises InputError if the request lacks a field that it needs."""
-        ...
 
     def new_splitter(self) -> Splitter:
         """A splitter for one streamed response. (An unstreamed body is itself the payload.)"""
-        ...
 
     def parse(self, payload: bytes) -> WireEvent:
-        """Read one payload, or the whole body of an unstreamed response.
-
-        Raises TargetError("malformed_frame") if it does not follow this protocol.
-        """
-        ...
+        """Read one payload, or the whole body of an unstreamed response. Raises
+        TargetError("malformed_frame") if it does not follow this protocol."""
 
     def plain_text(self, payload: bytes) -> str | None:
-        """Text of a payload that holds one ordinary token and nothing else; None: `parse` it.
-
-        A fast path for nearly every payload of a stream: it may always return None.
-        """
-        ...
+        """Text of a payload that holds one ordinary token and nothing else; None: `parse` it. A
+        fast path for nearly every payload of a stream: it may always return None."""
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
@@ -113,4 +99,3 @@ class WireFormat(Protocol):
 
         headers  response headers, names in lower case
         """
-        ...

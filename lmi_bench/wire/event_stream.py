@@ -48,11 +48,8 @@ class EventStreamSplitter:
         self._failure: TargetError | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads completed by these bytes.
-
-        Raises TargetError("malformed_frame") for a wrong length or CRC, after the payloads before
-        it have been returned.
-        """
+        """Payloads completed by these bytes. Raises TargetError("malformed_frame") for a wrong
+        length or CRC, after the payloads before it have been returned."""
         from botocore.eventstream import ParserError
 
         self._raise_failure()

@@ -30,10 +30,6 @@ class JsonLinesSplitter:
         self._unfinished = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Lines completed by these bytes.
-
-        Raises TargetError("malformed_frame") if a line exceeds `max_line_bytes`.
-        """
         if not self._unfinished and data.endswith(b"\n") and data.count(b"\n") == 1:
             line = data.strip()  # fast path: nearly every read is exactly one line
             return [line] if line else []
@@ -64,10 +60,6 @@ class SseSplitter:
         self._data_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Data of the events completed by these bytes.
-
-        Raises TargetError("malformed_frame") if an event exceeds `max_event_bytes`.
-        """
         if self._skip_line_feed and data:  # a CR ended the last read: its LF may follow now
             self._skip_line_feed = False
             data = data.removeprefix(b"\n")
@@ -137,7 +129,6 @@ class EitherSplitter:
         self._chosen: Splitter | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads completed by these bytes."""
         if self._chosen is None:
             data = data.lstrip(_BLANK)
             if not data:
@@ -147,7 +138,6 @@ class EitherSplitter:
         return self._chosen.feed(data)
 
     def close(self) -> list[bytes]:
-        """Payloads completed by the end of the stream."""
         return [] if self._chosen is None else self._chosen.close()
 
 

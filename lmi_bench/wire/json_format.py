@@ -13,6 +13,12 @@ from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import NO_HEADERS, WireEvent
 
 _MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
+_STATUS_KINDS: Mapping[int, TargetErrorKind] = {
+    424: "server_error",
+    429: "throttled",
+    499: "cancelled",
+    503: "overloaded",
+}
 
 
 def status_kind(status: int) -> TargetErrorKind:
@@ -21,15 +27,8 @@ def status_kind(status: int) -> TargetErrorKind:
     429 is throttling, 503 overload, 499 a request cancelled on the way, any other 4xx a client
     error and the rest server errors; so is 424, which LMI and SageMaker use for a failed model.
     """
-    if status == 429:
-        return "throttled"
-    if status == 503:
-        return "overloaded"
-    if status == 499:
-        return "cancelled"
-    if 400 <= status < 500 and status != 424:
-        return "client_error"
-    return "server_error"
+    usual: TargetErrorKind = "client_error" if 400 <= status < 500 else "server_error"
+    return _STATUS_KINDS.get(status, usual)
 
 
 def load_object(payload: bytes) -> dict[str, Any] | None:
@@ -102,7 +101,6 @@ class JsonFormat(ABC):
         """Read an object. A missing or ill-typed field may raise what Python raises for it."""
 
     def parse(self, payload: bytes) -> WireEvent:
-        """Read one payload, or the whole body of an unstreamed response."""
         reply = load_object(payload)
         if reply is None:
             raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
@@ -114,13 +112,11 @@ class JsonFormat(ABC):
             ) from exc
 
     def plain_text(self, payload: bytes) -> str | None:
-        """None: every payload goes through `parse`."""
         return None
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
     ) -> TargetError:
-        """The category of a failed request, and the server's message."""
         kind = self.error_kind(status, load_object(body) or {})
         return TargetError(kind, describe_status(status, body))
 

@@ -44,11 +44,9 @@ class LmiFormat(JsonFormat):
         return self.inputs_body(request, stream, **forced)
 
     def new_splitter(self) -> EitherSplitter:
-        """A splitter for JSON lines or server-sent events."""
         return EitherSplitter()
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
-        """Read a line of a stream, or the whole body of an unstreamed response."""
         if "token" in reply:
             return _token_event(reply)
         if reply.get("error") is not None or "code" in reply:

@@ -34,7 +34,6 @@ class _OpenAiFormat(JsonFormat):
     payload_name = "a completion chunk"
 
     def new_splitter(self) -> SseSplitter:
-        """Server-sent events."""
         return SseSplitter()
 
     def parse(self, payload: bytes) -> WireEvent:
@@ -42,7 +41,6 @@ class _OpenAiFormat(JsonFormat):
         return WireEvent(end=True) if payload.strip() == DONE else super().parse(payload)
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
-        """Read a chunk, an error event, or the body of an unstreamed response."""
         if reply.get("error") or reply.get("object") == "error":
             inner = reply["error"] if isinstance(reply.get("error"), dict) else reply
             return WireEvent(error=find_message(reply), error_kind=_error_kind(inner), end=True)
@@ -85,7 +83,6 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
         self._token_ids = token_ids
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The body to POST. Raises InputError without a prompt."""
         ids = list(request.prompt_token_ids) if self._token_ids or not request.prompt_text else []
         prompt: list[int] | str = ids or request.prompt_text
         if not prompt:
@@ -113,7 +110,6 @@ class OpenAiChatFormat(_OpenAiFormat):
         self.length_field = length_field
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The body to POST. Raises InputError without a prompt text."""
         text = self.prompt_text(request)
         turns = request.messages or (("user", text),)
         messages = [{"role": role, "content": text} for role, text in turns]
@@ -136,9 +132,7 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
 
 def _error_kind(error: dict[str, Any]) -> str:
     """The category of an error event: by its status, possibly written as text, else by its name.
-
-    The names are from OpenAI's API; proxies use them too.
-    """
+    The names are from OpenAI's API; proxies use them too."""
     code = error.get("code", error.get("http_status_code"))
     if isinstance(code, int):
         return status_kind(code)
@@ -180,10 +174,8 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
 
 
 def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:
-    """A choice's reasoning, and its text (or content, refusal and tool calls).
-
-    The choice that ends a response may have no delta.
-    """
+    """A choice's reasoning, and its text (or content, refusal and tool calls). The choice that ends
+    a response may have no delta."""
     if "text" in choice:
         return "", choice["text"] or ""
     message = choice.get("delta") or choice.get("message")

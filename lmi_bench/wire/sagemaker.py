@@ -40,7 +40,6 @@ class SageMakerFormat:
 
     @property
     def name(self) -> str:
-        """The container's protocol."""
         return self.container.name
 
     @property
@@ -49,11 +48,9 @@ class SageMakerFormat:
         return "/"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The container's request body."""
         return self.container.request_body(request, model=model, stream=stream)
 
     def new_splitter(self) -> Splitter:
-        """A splitter of the container's payloads inside the event stream."""
         return EventStreamSplitter(EitherSplitter())
 
     def parse(self, payload: bytes) -> WireEvent:
@@ -67,7 +64,6 @@ class SageMakerFormat:
         return WireEvent(error=f"{code}: {message}"[:500], error_kind=kind, end=True)
 
     def plain_text(self, payload: bytes) -> str | None:
-        """Text of a plain payload, by the container's protocol."""
         return None if isinstance(payload, StreamFailure) else self.container.plain_text(payload)
 
     def error(

@@ -35,18 +35,12 @@ class TgiFormat(JsonFormat):
     payload_name: str = "a TGI event"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        """The body to POST; the endpoint has one model, so `model` is not sent.
-
-        Raises InputError without a prompt text.
-        """
         return self.inputs_body(request, stream)  # TGI reads `stream` only on `/invocations`
 
     def new_splitter(self) -> SseSplitter:
-        """Server-sent events."""
         return SseSplitter()
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
-        """Read an event of a stream, or the whole body of an unstreamed response."""
         if reply.get("error") is not None:
             kind = self.error_kind(500, reply)
             return WireEvent(error=find_message(reply), error_kind=kind, end=True)

@@ -7,6 +7,7 @@ requested length. A request that the server would refuse every time is reported 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,8 +19,7 @@ from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiChatFormat
 
-REFUSED_FIELDS: Final = (400, 422, 424)
-"""Statuses of a server that rejects an unknown field."""
+REFUSED_FIELDS: Final = (400, 422, 424)  # statuses of a server that rejects an unknown field
 WANTS_KEY: Final = (401, 403)
 OLD_LENGTH: Final = OpenAiChatFormat(length_field="max_tokens")
 _OLD_LENGTH_NOTE: Final = (
@@ -63,25 +63,21 @@ def ask_for_two(
         again = post(replace(request, ignore_eos=False))
         return (form, again, False) if 200 <= again.status < 300 else (form, reply, True)
 
-    endless: EndlessError | None = None
-    usual: tuple[WireFormat, Reply, bool] | None = None
+    if not chat:
+        return generate(wire_format)
+    usual: tuple[WireFormat, Reply, bool] | EndlessError
     try:
         usual = generate(wire_format)
-        if not chat or not _is_too_long(wire_format, usual[1], stream=stream):
+        if not _is_too_long(wire_format, usual[1], stream=stream):
             return usual
     except EndlessError as exc:
-        if not chat:
-            raise
-        endless = exc
-    try:
+        usual = exc
+    with suppress(UnansweredError):
         older = generate(OLD_LENGTH)
-    except UnansweredError:
-        older = OLD_LENGTH, Reply(0), False
-    if 200 <= older[1].status < 300 and not _is_too_long(OLD_LENGTH, older[1], stream=stream):
-        return older
-    if usual is None:
-        assert endless is not None  # otherwise there is an answer
-        raise endless
+        if 200 <= older[1].status < 300 and not _is_too_long(OLD_LENGTH, older[1], stream=stream):
+            return older
+    if isinstance(usual, EndlessError):
+        raise usual
     return usual
 
 
@@ -107,7 +103,6 @@ def events_of(wire_format: WireFormat, reply: Reply, *, stream: bool) -> Iterato
 
 
 def length_notes(wire_format: WireFormat) -> tuple[str, ...]:
-    """Notes about the length format that a server obeys."""
     return (_OLD_LENGTH_NOTE,) if wire_format is OLD_LENGTH else ()
 
 
@@ -123,8 +118,7 @@ def wants_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> InputError
 
 
 TIMEOUT_S = 10.0
-_MAY_PASS = (408, 409, 425)
-"""Client error statuses that may be temporary."""
+_MAY_PASS = (408, 409, 425)  # client error statuses that may be temporary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

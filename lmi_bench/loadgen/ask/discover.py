@@ -152,11 +152,8 @@ def _candidates(protocol: str | None, path: str, hints: _Hints) -> list[str]:
 
 
 def _ask(probe: Probe) -> _Hints:
-    """The server's description of itself; TGI first, because it has `/v1/models` too.
-
-    Another server with TGI's routes names itself in `router`; its other protocols can force a
-    length.
-    """
+    """The server's description of itself; TGI first, because it has `/v1/models` too. Another
+    server with TGI's routes names itself in `router`; its other protocols can force a length."""
     info = probe.get("/info").json_object()
     tgi = None
     if "model_id" in info and ("max_total_tokens" in info or "max_input_tokens" in info):

@@ -22,8 +22,7 @@ from lmi_bench.wire.format import find_format
 
 GET_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 2**20
-TELL_AFTER_S = 2.0
-"""After this long, print what the program is waiting for."""
+TELL_AFTER_S = 2.0  # after this long, print what the program is waiting for
 OVERRUN_LINES, OVERRUN_S = 100, 10.0
 """Stop reading a probe's answer after 100 lines or 10 s: the server ignores the asked length."""
 

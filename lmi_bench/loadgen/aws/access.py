@@ -45,10 +45,8 @@ class AwsAccess:
         return open_aws_access, (self.runtime_url,)
 
     def client(self, service: str) -> Any:
-        """botocore's client of another service, with short time-outs.
-
-        AWS_ENDPOINT_URL_<SERVICE> overrides its address.
-        """
+        """botocore's client of another service, with short time-outs. AWS_ENDPOINT_URL_<SERVICE>
+        overrides its address."""
         from botocore.config import Config
 
         config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})

@@ -68,7 +68,6 @@ class Watched:
 
     @property
     def dimensions(self) -> dict[str, str]:
-        """Those of its metrics."""
         if self.component is not None:
             return {"InferenceComponentName": self.component}
         return {"EndpointName": self.endpoint_name, "VariantName": self.variant}

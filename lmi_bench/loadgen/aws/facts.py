@@ -67,10 +67,7 @@ def _protocol(image: str) -> str:
 
 
 def read_endpoint_facts(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
-    """Describe an endpoint.
-
-    Raises InputError if it does not exist or is not in service.
-    """
+    """Describe an endpoint. Raises InputError if it does not exist or is not in service."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -90,9 +87,7 @@ def read_endpoint_facts(access: AwsAccess, invocation: Invocation) -> EndpointFa
 
 def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     """Without a target variant the settings are those of the variant with the greatest weight.
-
-    Price and instances are those of all variants, because they share the requests.
-    """
+    Price and instances are those of all variants, because they share the requests."""
     sagemaker, endpoint_name = access.client("sagemaker"), invocation.endpoint_name
     endpoint = sagemaker.describe_endpoint(EndpointName=endpoint_name)
     status = endpoint["EndpointStatus"]
@@ -110,7 +105,10 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     container, component = _container(sagemaker, planned, component_name)
     answering = variants if invocation.target_variant is None else [running]
     price, price_facts = _price_of_all(answering, config["ProductionVariants"], access.region)
-    environment = _without_secrets(container.get("Environment", {}))
+    environment = {
+        name: REDACTED if _SECRET_WORDS & set(name.upper().split("_")) else value
+        for name, value in container.get("Environment", {}).items()
+    }
     facts = {
         "kind": "sagemaker",
         "endpoint": endpoint_name,
@@ -338,11 +336,3 @@ def _price(
     if instance.price_region != region:
         facts["warning"] = f"the price is that of {instance.price_region}, not of {region}"
     return each * num_instances, facts
-
-
-def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Container settings, with the values of secrets hidden."""
-    return {
-        name: REDACTED if _SECRET_WORDS & set(name.upper().split("_")) else value
-        for name, value in environment.items()
-    }

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import Pauses, parse_lengths
@@ -27,8 +27,7 @@ from lmi_bench.loadgen.prompts.prompts import (
     text_request,
 )
 
-NumTurns = Callable[[int], int]
-"""Turns of a conversation, by its number."""
+NumTurns = Callable[[int], int]  # turns of a conversation, by its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +38,27 @@ class PlannedTurn:
     pause_s: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class Dialogue:
     """One conversation in progress."""
 
-    def __init__(
-        self, session: int, turns: Sequence[PlannedTurn], tokenizer: Tokenizer | None = None
-    ) -> None:
-        self._session = session
-        self._turns = turns
-        self._tokenizer = tokenizer
-        self._place = 0
-        self._asked: PlannedRequest | None = None
+    session: int
+    turns: Sequence[PlannedTurn]
+    tokenizer: Tokenizer | None = None
+    _place: int = 0
+    _asked: PlannedRequest | None = None
 
     @property
     def pause_s(self) -> float:
         """Seconds between the last answer and the next turn."""
-        return self._turns[self._place].pause_s if self._place < len(self._turns) else 0.0
+        return self.turns[self._place].pause_s if self._place < len(self.turns) else 0.0
 
     def next(self, reply: Exchange | None) -> PlannedRequest | None:
         """The next turn's request after this reply; None after the last turn."""
-        if self._place == len(self._turns):
+        if self._place == len(self.turns):
             return None
-        said = self._turns[self._place].said
-        request = replace(said, session=self._session, turn=self._place)
+        said = self.turns[self._place].said
+        request = replace(said, session=self.session, turn=self._place)
         if not request.messages and said.prompt_text:
             request = replace(request, messages=(("user", said.prompt_text),))
         if self._asked is not None and reply is not None:
@@ -74,9 +71,7 @@ class Dialogue:
         self, asked: PlannedRequest, reply: Exchange, said: PlannedRequest
     ) -> PlannedRequest:
         """The new words after the conversation so far, in each form that a target may accept.
-
-        Reasoning is left out, as clients of chat servers do.
-        """
+        Reasoning is left out, as clients of chat servers do."""
         answered = reply.output_tokens
         if answered is None:
             answered = sum(reply.token_counts)
@@ -97,27 +92,10 @@ class Dialogue:
         )
 
     def _encoded(self, text: str) -> list[int]:
-        if self._tokenizer is None or not text:
+        if self.tokenizer is None or not text:
             return []
-        special = len(self._tokenizer.encode(""))
-        return self._tokenizer.encode(text)[special:]
-
-
-@runtime_checkable
-class Dialogues(Protocol):
-    """A source of conversations."""
-
-    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
-        """A request on its own, for the warm-up."""
-        ...
-
-    def num_turns(self, session: int) -> int:
-        """Turns of a conversation."""
-        ...
-
-    def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
-        """A conversation; its requests are numbered from `first_number`."""
-        ...
+        special = len(self.tokenizer.encode(""))
+        return self.tokenizer.encode(text)[special:]
 
 
 @dataclass(eq=False)
@@ -177,11 +155,9 @@ class RecordedDialogues:
         return replace(request, session=None)
 
     def num_turns(self, session: int) -> int:
-        """Turns of a conversation."""
         return len(self._shuffled[session % len(self._shuffled)].turns)
 
     def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
-        """A conversation; its requests are numbered from `first_number`."""
         conversation = self._shuffled[session % len(self._shuffled)]
         draw = random.Random(f"{self.seed}/pauses/{session}")
         turns = []
@@ -201,6 +177,9 @@ class RecordedDialogues:
         messages = (("system", system), ("user", asked)) if system else (("user", asked),)
         options: dict[str, Any] = {"messages": messages, "ignore_eos": self.ignore_eos}
         return text_request(number, text, output_tokens, self.tokenizer, **options)
+
+
+Dialogues = MadeUpDialogues | RecordedDialogues
 
 
 def num_turns(workload: WorkloadSection, seed: int) -> NumTurns:

@@ -48,12 +48,10 @@ class Prompts(Protocol):
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
-        ...
 
 
 _Value = TypeVar("_Value")
-Part = tuple[int, random.Random]
-"""Number of tokens of a part of a prompt, and its random generator."""
+Part = tuple[int, random.Random]  # number of tokens of a part of a prompt, and its random generator
 
 
 PromptText = Callable[[PlannedRequest, random.Random, Sequence[Part]], PlannedRequest]
@@ -185,8 +183,7 @@ class TextCounter:
 _LONGEST_BLOCK = 1000
 
 
-LengthsOf = Callable[[int, int], Lengths]
-"""The lengths of a request, from its number and the seed."""
+LengthsOf = Callable[[int, int], Lengths]  # the lengths of a request, from its number and the seed
 
 
 @dataclass(eq=False)
@@ -217,7 +214,6 @@ class SyntheticPrompts:
         self._lengths = self.lengths if callable(self.lengths) else _Mix(tuple(self.lengths))
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
-        """Request `number` of a level; negative numbers are its warm-up. Due at 0.0."""
         lengths = self._lengths(number, self.seed)
         planned = PlannedRequest(
             number, 0.0, lengths.input_tokens, lengths.output_tokens, ignore_eos=self.ignore_eos
@@ -355,10 +351,8 @@ class DatasetPrompts:
 
 
 def load_dataset(path: Path) -> list[DatasetEntry]:
-    """Read JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`.
-
-    Raises InputError that names the first line that cannot be used.
-    """
+    """Read JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`. Raises InputError
+    that names the first line that cannot be used."""
     try:
         data = path.read_bytes()
     except OSError as exc:

@@ -15,8 +15,7 @@ import numpy as np
 
 from lmi_bench.core.level import Power
 
-MIN_SPAN_S = 5.0
-"""Minimum level length: the driver averages power over up to a second."""
+MIN_SPAN_S = 5.0  # minimum level length: the driver averages power over up to a second
 _J_PER_MJ = 1e-3
 _W_PER_MW = 1e-3
 
@@ -37,14 +36,12 @@ class GpuPower:
         self.reset()
 
     def reset(self) -> None:
-        """Drop all readings."""
         self._times_s: list[float] = []
         self._power_w: list[float] = []
         self._use_frac: list[float] = []
         self._energy_j: list[float] | None = []
 
     def read(self) -> None:
-        """Take a reading of all GPUs."""
         nvml = self._nvml
         try:
             power_w = sum(nvml.nvmlDeviceGetPowerUsage(h) for h in self._handles) * _W_PER_MW

@@ -46,7 +46,6 @@ class HostCpu:
         self._first = self._last = _reading(self._roots) if _STAT.exists() else None
 
     def read(self) -> None:
-        """Take a reading."""
         if self._first is not None:
             self._last = _reading(self._roots)
 

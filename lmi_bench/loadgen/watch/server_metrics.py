@@ -90,10 +90,8 @@ def read_page(text: str) -> ServerSample:
 
 
 def growth(before: ServerSample, after: ServerSample) -> dict[str, float]:
-    """Growth of each counter; one that fell is left out, because its server was restarted.
-
-    Servers show some counters only after the first count: a missing one was 0.
-    """
+    """Growth of each counter; one that fell is left out, because its server was restarted. Servers
+    show some counters only after the first count: a missing one was 0."""
     grown = {name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()}
     return {name: value for name, value in grown.items() if value >= 0}
 

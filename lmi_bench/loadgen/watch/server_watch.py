@@ -24,8 +24,7 @@ from lmi_bench.loadgen.watch.host_cpu import HostCpu
 from lmi_bench.loadgen.watch.server_metrics import ServerSample, add_up, growth, read_page
 
 EVERY_S = 1.0
-FIRST_S = 0.05
-"""Time to the first scrape within a level, s; each interval doubles, up to EVERY_S."""
+FIRST_S = 0.05  # time to the first scrape within a level, s; each interval doubles, up to EVERY_S
 TIMEOUT_S = 2.0
 MAX_PAGE_BYTES = 8 * 2**20
 MAX_PREFIX_HIT_RATE = 0.01
