@@ -161,6 +161,15 @@ def _figures(candidate: Candidate, answer: Recommendation) -> Iterator[str]:
         per_token = interval(candidate.figures.get("latency_per_token_p90_ms"))
         yield f"  latency: {per_token} ms/token p90 for {answer.question.load}"
     found = candidate.attainment
+    if (prices := candidate.usd_per_1m_input_tokens) is not None:
+        hit = None if found is None else found.prefix_hit_share
+        told = f"{prices.cached_share:.0%} of the prompt tokens found, as planned"
+        if hit is not None:
+            told = f"{hit.value:.1%} ({hit.low:.1%} to {hit.high:.1%}) of the prompt tokens found"
+        yield (
+            f"  prefix cache: {told}; 1M input tokens cost USD {prices.cached:,.3f} cached, "
+            f"{prices.computed:,.3f} computed"
+        )
     for outlook in candidate.slos:
         key = "{}_ms".format(outlook.slo.split("<")[0])
         figure = candidate.figures.get(key)

@@ -90,7 +90,8 @@ class WorkloadSection(Section):
     input_lengths  a distribution, such as normal(622,100) or uniform(500,1000), instead of
                    input_tokens; likewise output_lengths
     trace          recorded traffic: its lengths and, in an open loop, its times
-    shared_prefix  tokens at the beginning of every prompt that are the same in all of them
+    shared_prefix  tokens at the beginning of every prompt that are the same in all of them; part of
+                   input_tokens, but beside what a turn of `turns` adds
     documents      COUNTxTOKENS, such as 1000x1500: behind the shared prefix each prompt has one of
                    so many documents of that length, the k-th most popular with a chance of 1/k
     turns          turns of a conversation, a number or a distribution: each prompt contains the
@@ -137,7 +138,7 @@ class WorkloadSection(Section):
             shortest = round(parse_lengths(self.input_lengths).mean)
         if self.documents is not None:
             self._check_documents(shortest)
-        if self.shared_prefix >= shortest and self.trace is None:
+        if self.shared_prefix >= shortest and self.trace is None and self.turns is None:
             raise ValueError(
                 f"a shared prefix of {self.shared_prefix} tokens does not fit a prompt of "
                 f"{shortest}: input_tokens counts both, so give for example "

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind, Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
+from lmi_bench.analysis.level.prefix_hits import PrefixTraffic
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
 from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.memory import weight_format
@@ -23,13 +24,20 @@ from lmi_bench.catalog.models import find_model, model_note
 from lmi_bench.catalog.prices import Platform, load_price_list, reprice
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths
+from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
-from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario
+from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario, parse_scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.jobs.settings.planning import DraftSettings, PriceSettings
-from lmi_bench.jobs.settings.recommend import AxisSettings, FleetLimits, PurchaseSettings
+from lmi_bench.jobs.settings.recommend import (
+    AxisSettings,
+    FleetLimits,
+    PurchaseSettings,
+    RecommendSettings,
+)
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.drafting import NGRAM_DRAFT
+from lmi_bench.targets.prompts import PlannedPrompts, repeats_text
 
 _DRAFT_TOKENS, _OWN_DRAFT_TOKENS = 4, 3
 _MOST_KINDS = 500
@@ -207,6 +215,7 @@ class ScenarioWorkload:
     model       None if the scenario names none
     notes       what the plan leaves out
     assumed     whether the lengths are assumed
+    traffic     requests that tell what they have in common; None if nothing
     """
 
     kinds: tuple[RequestKind, ...]
@@ -216,23 +225,59 @@ class ScenarioWorkload:
     slos: tuple[str, ...]
     notes: tuple[str, ...]
     assumed: bool = False
+    traffic: PrefixTraffic | None = None
 
     def planned(self, shape: ModelShape, dtype: str) -> Workload:
         """The workload of that model in that number format."""
+        more: dict[str, Any] = {"burstiness": self.burstiness, "traffic": self.traffic}
         if len(self.kinds) == 1:
             (kind,) = self.kinds
-            return Workload(
-                shape, dtype, kind.input_tokens, kind.output_tokens, burstiness=self.burstiness
-            )
-        return Workload.mixed(shape, dtype, self.kinds, burstiness=self.burstiness)
+            return Workload(shape, dtype, kind.input_tokens, kind.output_tokens, **more)
+        return Workload.mixed(shape, dtype, self.kinds, **more)
 
 
 def read_workload(path: Path) -> ScenarioWorkload:
     """Read a scenario file; raises InputError if the lengths of its requests are unknown."""
-    scenario = load_scenario(path)
+    return _read(load_scenario(path), str(path))
+
+
+def described_workload(settings: RecommendSettings) -> ScenarioWorkload:
+    """The workload that options describe by what prompts have in common."""
+    if settings.users is not None:
+        raise InputError("prompts with a prefix cache are planned for a --rate, not for --users")
+    workload = {
+        "input_tokens": settings.input_tokens,
+        "output_tokens": settings.output_tokens,
+        "trace": None if settings.trace is None else str(settings.trace),
+        "shared_prefix": settings.shared_prefix,
+        "documents": settings.documents,
+        "turns": settings.turns,
+        "think_s": settings.think_time,
+    }
+    stated = {name: value for name, value in workload.items() if value is not None}
+    return _read(parse_scenario({"workload": stated}, source="the workload"), "the workload")
+
+
+def with_prefix_hits(
+    workload: Workload, settings: RecommendSettings, load: Load | None
+) -> Workload:
+    """The workload with the stated share of cached prompt tokens, or the traffic of that load."""
+    if workload.traffic is not None:
+        rate_per_s = None if load is None else load.rate_per_s
+        keeps = settings.router.replace("_", "-") == "prefix-affine"
+        traffic = replace(workload.traffic, rate_per_s=rate_per_s, keeps=keeps)
+        return replace(workload, traffic=traffic)
+    cached = min(int(settings.prefix_hit * workload.input_tokens), workload.input_tokens - 1)
+    return replace(workload, cached_tokens=cached)
+
+
+def _read(scenario: Scenario, source: str) -> ScenarioWorkload:
     load = scenario.load
+    repeats = repeats_text(scenario) and scenario.workload.conversations is None
+    planned = PlannedPrompts(scenario) if repeats else None
     return ScenarioWorkload(
-        kinds=tuple(_kinds(scenario, path)),
+        traffic=None if planned is None else PrefixTraffic(planned.at),
+        kinds=tuple(_kinds(scenario, source, planned)),
         burstiness=load.burstiness if load.arrivals == "gamma" else 1.0,
         rate_per_s=_rate(scenario),
         model=None if scenario.model == DEFAULT_MODEL else scenario.model,
@@ -242,13 +287,20 @@ def read_workload(path: Path) -> ScenarioWorkload:
     )
 
 
-def _kinds(scenario: Scenario, path: Path) -> Iterator[RequestKind]:
+def _kinds(
+    scenario: Scenario, source: str, planned: PlannedPrompts | None
+) -> Iterator[RequestKind]:
     workload = scenario.workload
-    if workload.has_sessions or workload.dataset is not None:
+    if workload.conversations is not None or workload.dataset is not None:
         raise InputError(
-            f"{path}: a plan needs lengths: give equal requests, mix, input_lengths or a trace, "
-            "not conversations or a dataset"
+            f"{source}: a plan needs lengths: give equal requests, mix, input_lengths, turns or a "
+            "trace, not recorded conversations or a dataset"
         )
+    if workload.turns is not None and planned is not None:
+        requests_of = planned.at(1.0)
+        drawn = [requests_of(number) for number in range(_MOST_KINDS)]
+        yield from _thinned([(each.input_tokens, each.output_tokens) for each in drawn])
+        return
     if workload.mix:
         for kind in workload.mix:
             yield RequestKind(kind.input_tokens, kind.output_tokens, kind.share)
@@ -273,17 +325,13 @@ def _thinned(pairs: Sequence[tuple[int, int]]) -> Iterator[RequestKind]:
 
 def _rate(scenario: Scenario) -> float | None:
     if scenario.load.rate_per_s is not None:
-        return max(scenario.load.rate_per_s)
+        turns = parse_lengths(scenario.workload.turns or "1").mean
+        return max(scenario.load.rate_per_s) * turns
     if scenario.workload.trace is not None and scenario.load.concurrency is None:
         return read_trace(Path(scenario.workload.trace)).rate_per_s * max(scenario.load.speed)
     return None
 
 
 def _notes(scenario: Scenario) -> Iterator[str]:
-    if scenario.workload.shared_prefix:
-        yield (
-            f"the {scenario.workload.shared_prefix} shared tokens of each prompt count as "
-            "computed every time: with a prefix cache fewer machines may suffice"
-        )
     if scenario.workload.trace is not None:
-        yield "the plan uses a trace's lengths and mean rate, not its arrival times"
+        yield "a copy's capacity is that of a trace's lengths and mean rate, not its arrival times"

@@ -48,6 +48,7 @@ from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.images import machine_problem
 from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.planned import (
+    described_workload,
     engine_axes,
     first_dtype,
     model_notes,
@@ -57,6 +58,7 @@ from lmi_bench.jobs.planned import (
     read_workload,
     repriced,
     requirements_of,
+    with_prefix_hits,
 )
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, find_profile
@@ -186,11 +188,12 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
     axes = engine_axes(settings.axes)
+    load = _load(settings, basis)
     return RecommendRequest(
-        workload=basis.workload,
+        workload=with_prefix_hits(basis.workload, settings, load),
         profile=basis.profile,
         engine_version=settings.engine_version,
-        load=_load(settings, basis),
+        load=load,
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
         instances=repriced(basis.instances, money.price_list),
@@ -220,7 +223,7 @@ def _load(settings: RecommendSettings, basis: Basis) -> Load | None:
         raise InputError(f"--rate must be above 0 req/s, got {rate:g}")
     if users is not None and users < 1:
         raise InputError(f"--users must be at least 1, got {users}")
-    if (users is None) != (think_time_s is None):
+    if (users is None) != (think_time_s is None) and settings.turns is None:
         raise InputError(
             "--users and --think-time belong together: the seconds between an answer and "
             "the next question decide how many users are waiting at once (0 for none)"
@@ -317,17 +320,20 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
     """The basis of these settings. Raises InputError if they state too little."""
     runs = [load_run(path) for path in settings.runs]
     _check_flags_apply(settings, runs)
-    if settings.workload is None:
+    if settings.workload is None and not settings.describes_prompts:
         return _measured(settings, runs, listener) if runs else _from_profile(settings)
-    if settings.input_tokens is not None or settings.output_tokens is not None:
+    if settings.workload is None:
+        read = described_workload(settings)
+    elif settings.describes_prompts or (settings.input_tokens or settings.output_tokens):
         raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
-    read = read_workload(settings.workload)
+    else:
+        read = read_workload(settings.workload)
     if runs:
         base = _measured(settings, runs, listener)
     else:
         model = settings.model or read.model
         if model is None:
-            raise InputError(f"{settings.workload} names no model: add --model")
+            raise InputError(f"{settings.workload or 'nothing'} names no model: add --model")
         base = _from_profile(replace(settings, model=model, input_tokens=1, output_tokens=1))
     return replace(
         base,

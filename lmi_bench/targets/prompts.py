@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +68,8 @@ def longest_request(scenario: Scenario) -> int:
         recorded = read_conversations(Path(workload.conversations))
         return max(_conversation_tokens(each, workload.output_tokens) for each in recorded)
     if workload.turns is not None:
-        return parse_lengths(workload.turns).most * sum(d.most for d in distributions(workload))
+        each = sum(distribution.most for distribution in distributions(workload))
+        return workload.shared_prefix + parse_lengths(workload.turns).most * each
     if workload.trace is not None:
         requests = read_trace(Path(workload.trace)).requests
         return max(request.input_tokens + request.output_tokens for request in requests)
@@ -89,7 +90,7 @@ def _mean_turn(scenario: Scenario) -> Lengths:
     else:
         turns = parse_lengths(workload.turns or "1").mean
         new, answer = (each.mean for each in distributions(workload))
-    before = (turns - 1) / 2 * (new + answer)
+    before = workload.shared_prefix + (turns - 1) / 2 * (new + answer)
     return Lengths(max(1, round(before + new)), max(1, round(answer)))
 
 
@@ -143,8 +144,9 @@ def _dialogues(
             **common,
         )
     lengths = DrawnLengths(*distributions(workload))
+    first = replace(lengths, more_input=workload.shared_prefix)
     return MadeUpDialogues(
-        SyntheticPrompts(lengths, text, shared_prefix=workload.shared_prefix, **common),
+        SyntheticPrompts(first, text, shared_prefix=workload.shared_prefix, **common),
         SyntheticPrompts(lengths, text, **common),
         num_turns(workload, scenario.seed),
         pauses,
@@ -188,32 +190,40 @@ class PlannedPrompts:
         """The request of a number, of so many a second, for a load with a trace's arrivals."""
         load, prompts = self.scenario.load, self._prompts
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1, repeat=seed)
-        if isinstance(prompts, TracePrompts):
-            return partial(prompts.request, spec)
-        starts_s = arrival_times_s(
-            rate_per_s / self.mean_turns,
-            process=load.arrivals,
-            seed=seed,
-            burstiness=load.burstiness,
-        )
-        dialogues = prompts if isinstance(prompts, Dialogues) else None
-        places: Iterator[tuple[float, int, int]]
-        if dialogues is None:
-            places = ((at_s, number, 0) for number, at_s in enumerate(starts_s))
-        else:
-            places = _turns(dialogues, spec, starts_s)
-        known: list[tuple[float, int, int]] = []
 
-        def request(number: int) -> PlannedRequest:
-            while len(known) <= number:
-                known.append(next(places))
-            at_s, session, turn = known[number]
-            if dialogues is None:
-                return replace(prompts.request(spec, number), arrival_s=at_s)
-            *_, (said, _) = islice(_dialogue(dialogues, spec, session), turn + 1)
-            return replace(said, request_id=number, arrival_s=at_s)
+        def stream() -> Iterator[PlannedRequest]:
+            starts_s = arrival_times_s(
+                rate_per_s / self.mean_turns,
+                process=load.arrivals,
+                seed=seed,
+                burstiness=load.burstiness,
+            )
+            if isinstance(prompts, Dialogues):
+                return _turns(prompts, spec, starts_s)
+            if isinstance(prompts, TracePrompts):
+                return map(partial(prompts.request, spec), count())
+            return (
+                replace(prompts.request(spec, number), arrival_s=at_s)
+                for number, at_s in enumerate(starts_s)
+            )
 
-        return request
+        return _InOrder(stream)
+
+
+class _InOrder:
+    """Requests by number from a stream that begins again for an earlier one; only one is kept."""
+
+    def __init__(self, stream: Callable[[], Iterator[PlannedRequest]]) -> None:
+        self._begin, self._stream = stream, stream()
+        self._number, self._kept = 0, next(self._stream)
+
+    def __call__(self, number: int) -> PlannedRequest:
+        if number < self._number:
+            self._stream = self._begin()
+            self._number, self._kept = 0, next(self._stream)
+        while self._number < number:
+            self._number, self._kept = self._number + 1, next(self._stream)
+        return self._kept
 
 
 def _dialogue(
@@ -223,28 +233,29 @@ def _dialogue(
     dialogue = prompts.begin(spec, session, session * _MOST_TURNS)
     request = dialogue.next(None)
     while request is not None:
-        count = request.output_tokens
-        pause_s = count * PlannedPrompts.ANSWER_S + dialogue.pause_s
-        yield request, pause_s
-        request = dialogue.next(Exchange(0.0, (0.0,), (count,), token_ids=(0,) * count))
+        tokens = request.output_tokens
+        yield request, tokens * PlannedPrompts.ANSWER_S + dialogue.pause_s
+        request = dialogue.next(Exchange(0.0, (0.0,), (tokens,), token_ids=(0,) * tokens))
 
 
 def _turns(
     prompts: Dialogues, spec: LevelSpec, starts_s: Iterator[float]
-) -> Iterator[tuple[float, int, int]]:
-    """Time, conversation and turn of each request, in order of time."""
-    due: list[tuple[float, int, int]] = []
-    pauses_s: dict[int, list[float]] = {}
+) -> Iterator[PlannedRequest]:
+    """The requests of conversations that start at these times, in order of arrival."""
+    due: list[tuple[float, int]] = []
+    talks: dict[int, Iterator[tuple[PlannedRequest, float]]] = {}
+    numbers = count()
     for session, start_s in enumerate(starts_s):
+        talks[session] = _dialogue(prompts, spec, session)
         while due and due[0][0] <= start_s:
-            at_s, number, turn = heappop(due)
-            yield at_s, number, turn
-            if turn + 1 < len(pauses_s[number]):
-                heappush(due, (at_s + pauses_s[number][turn], number, turn + 1))
-            else:
-                del pauses_s[number]
-        pauses_s[session] = [pause_s for _, pause_s in _dialogue(prompts, spec, session)]
-        heappush(due, (start_s, session, 0))
+            at_s, talking = heappop(due)
+            said = next(talks[talking], None)
+            if said is None:
+                del talks[talking]
+                continue
+            heappush(due, (at_s + said[1], talking))
+            yield replace(said[0], request_id=next(numbers), arrival_s=at_s)
+        heappush(due, (start_s, session))
 
 
 def find_tokenizer(model: str) -> Tokenizer | None:

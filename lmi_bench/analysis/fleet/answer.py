@@ -12,7 +12,7 @@ from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.level.layouts import Layout, Rejection, RequestKind
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
-from lmi_bench.core.json_value import JsonValue, key_of
+from lmi_bench.core.json_value import OPTIONAL, JsonValue, key_of
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.slo import parse_slo
 
@@ -61,6 +61,7 @@ class Attainment(JsonValue):
     fifteen_minutes_ms  each SLO's statistic over all requests; None with too few of them
     worst_5_minutes_ms  its highest value over five minutes; None if no window has enough requests
     reason              the reason why nothing was simulated
+    prefix_hit_share    of the prompt tokens that the prefix cache held, 0 to 1
     """
 
     joint_attainment: float | None = None
@@ -71,6 +72,7 @@ class Attainment(JsonValue):
     minutes: float = 0.0
     routing: str = "random"
     reason: str | None = None
+    prefix_hit_share: Estimate | None = field(default=None, metadata=OPTIONAL)
 
     @property
     def fragile_slos(self) -> list[str]:
@@ -84,6 +86,20 @@ class Attainment(JsonValue):
             for text, share in self.attainment.items()
             if share is not None and share < QUANTILES.get(parse_slo(text).statistic, 0.0) - 0.02
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class InputPrices(JsonValue):
+    """USD per 1M prompt tokens at saturation, by the time of a copy that one more takes.
+
+    computed      without a prefix cache's hit, the reads of its cache while decoding included
+    cached        found in the prefix cache
+    cached_share  of the prompt tokens, as planned
+    """
+
+    computed: float
+    cached: float
+    cached_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,9 @@ class Candidate(JsonValue):
     usd_per_1m_total_tokens: float | None
     usd_per_1m_output_tokens_at_saturation: float | None
     usd_per_1m_total_tokens_at_saturation: float | None
+    usd_per_1m_input_tokens: InputPrices | None = field(
+        default=None, metadata=OPTIONAL, kw_only=True
+    )
     blended_3to1_as_published: float | None
     blended_reason: str | None = field(metadata=key_of("blended_3to1_as_published_reason"))
     figures: Mapping[str, Estimate | None]

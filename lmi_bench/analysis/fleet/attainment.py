@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from lmi_bench.analysis.fit.forecast import hit_share
 from lmi_bench.analysis.fleet.answer import Attainment, Candidate
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_of
 from lmi_bench.analysis.fleet.operating_point import Latencies, Operating
@@ -30,6 +31,7 @@ WINDOW_S = 300.0
 _WINDOW_STEP_S = 60.0
 _LOOK_S = 3 * WINDOW_S
 _MOST_REQUESTS = 6000
+_MOST_CACHED = 2000  # with a prefix cache, whose blocks take time to simulate
 _MOST_REPLICAS = 4
 
 
@@ -41,6 +43,7 @@ def attainment(
         return Attainment(reason="no request was simulated", routing=routing)
     last_s = max(record.due_s for record in records)
     first_s = min(record.due_s for record in records)
+    caches = any(record.exchange.cached_tokens is not None for record in records)
     statistics = {str(slo): _statistic_ms(records, slo, open_loop=open_loop) for slo in slos}
     return Attainment(
         joint_attainment=goodput(records, slos, open_loop=open_loop).share if slos else None,
@@ -50,6 +53,7 @@ def attainment(
         requests=len(records),
         minutes=(last_s - first_s) / 60,
         routing=routing,
+        prefix_hit_share=hit_share(records) if caches else None,
     )
 
 
@@ -98,9 +102,12 @@ def simulate_long(
     """
     steady = plan.steady
     replicas = 1 if routing == "random" or not steady.open_loop else min(copies, _MOST_REPLICAS)
+    shares = 1 if routing == "prefix-affine" else max(1, copies // replicas)
     rate_per_s = operating.rate_per_s * replicas
     ramp = math.ceil(operating.batch * replicas)
     wanted = math.ceil(rate_per_s * _LOOK_S) + ramp
+    if plan.config.prefix_caching:
+        wanted = min(wanted, _MOST_CACHED + ramp)
     if wanted > _MOST_REQUESTS:
         return Attainment(
             routing=routing,
@@ -110,7 +117,7 @@ def simulate_long(
     if steady.open_loop:
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=wanted)
         router = make_router(routing, seed)
-        level = plan.simulate(spec, seed=seed, replicas=replicas, router=router)
+        level = plan.simulate(spec, seed=seed, copies=shares, replicas=replicas, router=router)
         settled = level.records[ramp:]
     else:
         users = max(1, round(operating.batch))

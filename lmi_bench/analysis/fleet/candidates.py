@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from lmi_bench.analysis.fit.fit import Fit
@@ -16,7 +16,7 @@ from lmi_bench.analysis.fit.uncertainty import (
     under_load,
     why_withheld,
 )
-from lmi_bench.analysis.fleet.answer import Candidate, MemoryUse, SloOutlook
+from lmi_bench.analysis.fleet.answer import Candidate, InputPrices, MemoryUse, SloOutlook
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
 from lmi_bench.analysis.fleet.money import (
     Cost,
@@ -28,11 +28,11 @@ from lmi_bench.analysis.fleet.money import (
 from lmi_bench.analysis.fleet.operating_point import CopySimulation, Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Workload
-from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyState, bisect
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.core.load import Load
-from lmi_bench.core.units import bytes_to_gib
+from lmi_bench.core.units import SECONDS_PER_HOUR, bytes_to_gib
 
 _SHOWN = tuple(
     (metric, statistic)
@@ -40,6 +40,7 @@ _SHOWN = tuple(
     for statistic in ("p50", "p90")
 )
 _HALVINGS = 40
+_MORE_TOKENS = 256  # of a prompt, to see what one costs
 _BELOW = 0.97  # of a rate that was too high
 
 
@@ -177,6 +178,7 @@ def set_up(layout: Layout, workload: Workload) -> MeasuredLevel:
         output_tokens=workload.output_tokens,
         load=Load(1),
         num_requests=1,
+        cached_tokens=min(workload.cached_tokens, workload.input_tokens - 1),
     )
 
 
@@ -280,9 +282,31 @@ class _LoadedFleet:
             "usd_per_1m_total_tokens": usd_per_1m_tokens(price, served_per_s * total),
             "usd_per_1m_output_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * output),
             "usd_per_1m_total_tokens_at_saturation": usd_per_1m_tokens(price, full_per_s * total),
+            "usd_per_1m_input_tokens": self._input_prices(price),
             "blended_3to1_as_published": blended,
             "blended_reason": blended_reason,
         }
+
+    def _input_prices(self, price_usd_per_hour: float | None) -> InputPrices | None:
+        """The price of prompt tokens by the seconds that one more takes; None without a cache."""
+        steady, copies = self.copy.plan.steady, self.machines * self.layout.copies
+        if price_usd_per_hour is None or not self.copy.plan.config.prefix_caching:
+            return None
+        step, more = steady.decode_shape(steady.slots), _MORE_TOKENS
+        longer = replace(step, decode_context_tokens=step.decode_context_tokens + more)
+        read_s = steady.model.step_time_s(longer) - steady.model.step_time_s(step)
+        read_s *= steady.output_tokens
+
+        def price_of(longer: SteadyState) -> float:
+            seconds = longer.prompt_step_s - steady.prompt_step_s + read_s
+            return price_usd_per_hour / SECONDS_PER_HOUR / copies * seconds / more * 1e6
+
+        computed = replace(steady, input_tokens=steady.input_tokens + more)
+        return InputPrices(
+            computed=price_of(computed),
+            cached=price_of(replace(computed, cached_tokens=steady.cached_tokens + more)),
+            cached_share=steady.cached_tokens / steady.input_tokens,
+        )
 
     def cost(self, capacity_tokens_per_s: float) -> Cost:
         """The parts of the price, and the cost of tokens at the capacity."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
+from statistics import fmean
 from typing import Any
 
+from lmi_bench.analysis.level.prefix_hits import CachedLengths, PrefixTraffic
 from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, follow
 from lmi_bench.analysis.level.simulator import simulate_level
-from lmi_bench.analysis.level.steady_state import SteadyState
+from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyState
 from lmi_bench.analysis.model.capacity import (
     checkpoint_problem,
     device_problem,
@@ -37,6 +40,8 @@ EngineKey = tuple[str, Link, int, EngineSetting]
 """Accelerator, link, tensor-parallel degree, setting: they determine the speed of one copy."""
 
 _DEGREES = (1, 2, 4, 8, 16)
+_ROUNDS = 3
+_OWN_IDS = 2**32  # token ids of a request's own text begin at a multiple of this
 _SALT = 7_919  # so that a level's lengths and its arrivals are different draws
 
 
@@ -118,6 +123,8 @@ class Workload:
     kinds         of requests, for simulations; empty: equal requests
     burstiness    of random arrivals: 1 is Poisson, below 1 they come in bursts
     dtype, kv_dtype, speculation   as in `Setup`
+    cached_tokens  mean tokens of a prompt that the prefix cache holds
+    traffic       requests that tell what they have in common, for the prefix cache; None: nothing
     """
 
     shape: ModelShape
@@ -128,6 +135,8 @@ class Workload:
     speculation: Speculation | None = None
     kinds: tuple[RequestKind, ...] = ()
     burstiness: float = 1.0
+    cached_tokens: int = 0
+    traffic: PrefixTraffic | None = None
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
@@ -177,7 +186,20 @@ class Workload:
     def requests(self, seed: int) -> Callable[[int], PlannedRequest]:
         """The request of a number: equal ones, or kinds drawn by their shares."""
         if not self.kinds:
-            return lambda number: PlannedRequest(number, 0.0, self.input_tokens, self.output_tokens)
+            cached, own = self.cached_tokens, self.input_tokens - self.cached_tokens
+
+            def equal(number: int) -> PlannedRequest:
+                """With a cached share of the prompt that all have in common."""
+                ids = range(cached), range((number + 2) * _OWN_IDS, (number + 2) * _OWN_IDS + own)
+                return PlannedRequest(
+                    number,
+                    0.0,
+                    self.input_tokens,
+                    self.output_tokens,
+                    prompt_token_ids=[*ids[0], *ids[1]] if cached else (),
+                )
+
+            return equal
         ends = list(accumulate(kind.share for kind in self.kinds))
 
         def drawn(number: int) -> PlannedRequest:
@@ -190,25 +212,41 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """One copy of the model as the engine would run it, and its workload."""
+    """One copy of the model as the engine would run it, and its workload.
+
+    copies   of the fleet that share prefix traffic, as far as it is known when planning
+    lengths  of that traffic's requests, with what the copy's cache holds of each
+    shared_tokens  that running sequences have in common
+    """
 
     config: SchedulerConfig
     steady: SteadyState
     workload: Workload
+    copies: int = 1
+    lengths: tuple[CachedLengths, ...] = ()
+    shared_tokens: int = 0
 
-    def simulate(self, spec: LevelSpec, *, seed: int = 0, **options: Any) -> LevelRun:
+    def simulate(
+        self, spec: LevelSpec, *, seed: int = 0, copies: int | None = None, **options: Any
+    ) -> LevelRun:
         """One level of the copy, or of several behind a router, under the workload's requests.
 
         spec     arrivals of an open loop get the workload's burstiness
+        copies   of the fleet for each simulated one
         options  of `simulate_level`
         """
-        workload = self.workload
-        if spec.rate_per_s is not None and workload.burstiness < 1:
+        workload, request = self.workload, self.workload.requests(seed)
+        if workload.traffic is not None and spec.rate_per_s is not None:
+            replicas = options.get("replicas", 1)
+            copies = max(1, self.copies // replicas) if copies is None else copies
+            request = workload.traffic.of_copy(spec.rate_per_s, copies, seed)
+            spec = replace(spec, load=replace(spec.load, arrivals="trace"))
+        elif spec.rate_per_s is not None and workload.burstiness < 1:
             bursts = replace(spec.load, arrivals="gamma", burstiness=workload.burstiness)
             spec = replace(spec, load=bursts)
         return simulate_level(
             spec,
-            workload.requests(seed),
+            request,
             self.config,
             self.steady.model,
             seed=seed,
@@ -232,13 +270,58 @@ class CopyPlan:
             num_requests=number,
             burstiness=burstiness,
         )
-        planned = [draw(index) for index in range(number)]
-        lengths = [(each.input_tokens, each.output_tokens) for each in planned]
+        found = self.lengths
+        if found:
+            requests = [found[index % len(found)] for index in range(number)]
+        else:
+            planned, cached = map(draw, range(number)), self.workload.cached_tokens
+            requests = [
+                (each.input_tokens, each.output_tokens, min(cached, each.input_tokens - 1))
+                for each in planned
+            ]
         steady = self.steady
-        price, overhead_s = steady.model.pricer(), steady.overhead_s
         return follow(
-            price, self.config, list(arrivals_s), lengths, overhead_s=overhead_s, late=late
+            steady.model.pricer(),
+            self.config,
+            list(arrivals_s),
+            [(prompt, output) for prompt, output, _ in requests],
+            overhead_s=steady.overhead_s,
+            cached_tokens=[cached for _, _, cached in requests],
+            shared_tokens=self.shared_tokens,
+            late=late,
         )
+
+
+def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
+    """The plan with what the cache of a copy holds of its prefix traffic.
+
+    The fleet's number of copies and the hits of one depend on each other: three rounds.
+    """
+    traffic, config = plan.workload.traffic, replace(plan.config, prefix_caching=True)
+    if traffic is None:
+        return plan
+    for _ in range(_ROUNDS):
+        busy_per_s = LATENCY_LOAD_LIMIT * plan.steady.saturated_rate_per_s
+        fleet_per_s = traffic.rate_per_s or busy_per_s
+        copies = max(1, math.ceil(fleet_per_s / busy_per_s))
+        rate_per_s = fleet_per_s / copies
+        lengths = traffic.lengths(rate_per_s, copies, config.cache_tokens)
+        shared = traffic.shared_tokens(rate_per_s, copies)
+        cached = round(fmean(found for _, _, found in lengths))
+        prompt = max(1, round(fmean(prompt for prompt, _, _ in lengths)))
+        output = max(1, round(fmean(output for _, output, _ in lengths)))
+        workload = replace(
+            plan.workload, input_tokens=prompt, output_tokens=output, cached_tokens=cached
+        )
+        steady = replace(
+            plan.steady,
+            input_tokens=prompt,
+            output_tokens=output,
+            cached_tokens=min(cached, prompt - 1),
+            slots=slots_of(config, max(1, prompt - shared), output),
+        )
+        plan = CopyPlan(config, steady, workload, copies, tuple(lengths), shared)
+    return plan
 
 
 def layouts_of(
@@ -285,7 +368,9 @@ def plan_copy(
     config = scheduler_config_for(setup, profile, workload.most_tokens)
     if setting.max_prefill_tokens is not None:
         config = _with_prefill_tokens(config, setting.max_prefill_tokens, workload.longest_prompt)
-    return CopyPlan(
+    if workload.cached_tokens:
+        config = replace(config, prefix_caching=True)
+    plan = CopyPlan(
         config=config,
         workload=workload,
         steady=SteadyState(
@@ -297,8 +382,10 @@ def plan_copy(
             batch_limit=config.max_rolling_batch_size,
             overhead_s=outside_s(profile, workload.shape),
             join=config,
+            cached_tokens=workload.cached_tokens,
         ),
     )
+    return with_prefix_hits(plan)
 
 
 def _with_prefill_tokens(

@@ -68,7 +68,8 @@ def follow(
     lengths: Sequence[tuple[int, int]],
     *,
     overhead_s: float = 0.0,
-    cached_tokens: int = 0,
+    cached_tokens: int | Sequence[int] = 0,
+    shared_tokens: int = 0,
     late: Sequence[LateAnswers] = (),
 ) -> QueueRun:
     """One copy under requests in this order.
@@ -77,11 +78,13 @@ def follow(
     lengths        input and output tokens of each request
     overhead_s     time outside the engine: a request reaches it so long after it was sent
     cached_tokens  tokens of each prompt that the prefix cache holds
+    shared_tokens  tokens that running sequences have in common, held once
     late           raises TooLateError as soon as one of these limits is surely broken
     """
     join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
-    copy = _Copy(price, config, late, [0] * len(late), join)
-    requests = [_Request(n, *pair, cached_tokens) for n, pair in enumerate(lengths)]
+    copy = _Copy(price, config, late, [0] * len(late), join, shared_tokens)
+    found = [cached_tokens] * len(lengths) if isinstance(cached_tokens, int) else cached_tokens
+    requests = [_Request(n, *pair, found[n]) for n, pair in enumerate(lengths)]
     times_s = [0.0] * min(load, len(requests)) if isinstance(load, int) else load
     unsent = deque(requests[len(times_s) :])
     coming = deque(requests[: len(times_s)])
@@ -137,7 +140,8 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """running: admitted sequences, the oldest first; filling: those with prompt tokens left.
+    """running: admitted sequences, the oldest first; filling: those with prompt tokens left;
+    shared: tokens that each running sequence has in common with the others.
 
     ending    decoding sequences by their last step; entries of sequences sent back are stale
     rows, context      decoding sequences and their tokens; to_fill: tokens of those in `filling`
@@ -150,6 +154,7 @@ class _Copy:
     late: Sequence[LateAnswers]
     late_counts: list[int]
     join: JoinRule
+    shared: int = 0
     now_s: float = 0.0
     decoded_s: float = 0.0
     steps: int = 0
@@ -169,8 +174,9 @@ class _Copy:
         """Tokens that the cache can still take."""
         if self.config.kv_layout is KvLayout.CONTIGUOUS:
             return self.config.cache_tokens - self.reserved
-        blocks = self.config.block_size / 2 * len(self.running)
-        return self.config.cache_tokens - self.context - self.to_fill - blocks
+        running = len(self.running)
+        held = self.context + self.to_fill + self.config.block_size / 2 * running
+        return self.config.cache_tokens - held + self.shared * max(0, running - 1)
 
     def step(self, next_arrival_s: float | None) -> int:
         """The next step, or a run of decode steps until something changes; how many ended."""

@@ -109,6 +109,30 @@ class RecommendSettings:
     workload: Path | None = option(
         "Scenario with lengths, rate and burstiness.", metavar="S.yaml", group=WORKLOAD
     )
+    prefix_hit: float = option(
+        "Share of each prompt found in the prefix cache, 0 to 1.",
+        value=0.0,
+        group=WORKLOAD,
+        rare=True,
+    )
+    shared_prefix: int | None = option(
+        "Prefix that all prompts share in tokens; cached.", group=WORKLOAD, rare=True
+    )
+    documents: str | None = option(
+        "Documents COUNTxTOKENS, one in each prompt, such as 1000x1500; cached.",
+        group=WORKLOAD,
+        rare=True,
+    )
+    turns: str | None = option(
+        "Turns of conversations, whose history is cached; --input-tokens is what each adds.",
+        group=WORKLOAD,
+        rare=True,
+    )
+    trace: Path | None = option(
+        "Recorded traffic with its hash ids: Mooncake's or Bailian's JSON lines.",
+        group=WORKLOAD,
+        rare=True,
+    )
     portfolio: Path | None = option(
         "Models to share machines, as [{model, rate_per_s, input_tokens, output_tokens, slo}].",
         metavar="FILE.yaml",
@@ -118,7 +142,7 @@ class RecommendSettings:
     rate: float | None = option("Load of the whole fleet in req/s.", group=LOAD)
     users: int | None = option("Number of users; needs --think-time.", group=LOAD)
     think_time: float | None = option(
-        "Time between an answer and the user's next question in s.", group=LOAD
+        "Time between an answer and the next question of a user, or of --turns, in s.", group=LOAD
     )
     vary: str | None = option(
         "Range of loads in req/s; also prints the cheapest layout of each load.",
@@ -178,6 +202,10 @@ class RecommendSettings:
         if self.objective not in OBJECTIVES:
             *most, last = OBJECTIVES
             raise InputError(f"--objective {self.objective}: use {', '.join(most)} or {last}")
+        if not 0 <= self.prefix_hit <= 1:
+            raise InputError(f"--prefix-hit must be 0 to 1, got {self.prefix_hit:g}")
+        if self.prefix_hit and (self.describes_prompts or self.workload is not None):
+            raise InputError("--prefix-hit states what would be simulated: leave one of them out")
         if self.portfolio is None:
             return
         other = [
@@ -190,6 +218,11 @@ class RecommendSettings:
                 f"--portfolio takes no {', '.join(other)}: its file states the models, loads, SLOs "
                 "and number formats, and the rest is planned for one model at a time"
             )
+
+    @property
+    def describes_prompts(self) -> bool:
+        """Whether options tell what the prompts have in common."""
+        return bool(self.shared_prefix or self.documents or self.turns or self.trace)
 
     @property
     def instances(self) -> tuple[str, ...]:

@@ -254,14 +254,16 @@ class _Mix:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLengths:
-    """Lengths from distributions: request n has the same lengths at every level."""
+    """Lengths from distributions, prompts by `more_input` longer: the same at every level."""
 
     input_lengths: LengthDistribution
     output_lengths: LengthDistribution
+    more_input: int = 0
 
     def __call__(self, number: int, seed: int) -> Lengths:
         draw = random.Random(f"{seed}/lengths/{number}")
-        return Lengths(self.input_lengths.draw(draw), self.output_lengths.draw(draw))
+        prompt = self.more_input + self.input_lengths.draw(draw)
+        return Lengths(prompt, self.output_lengths.draw(draw))
 
 
 def distributions(workload: WorkloadSection) -> tuple[LengthDistribution, LengthDistribution]:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 import pytest
 
 from lmi_bench.analysis.fit.forecast import hit_share
+from lmi_bench.analysis.level.prefix_hits import PrefixTraffic
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import parse_scenario
@@ -163,3 +164,41 @@ def test_a_prefix_affine_router_spreads_what_all_prompts_share():
     for number in range(60):
         outstanding[router.pick(outstanding, [*system, *[1000 + number] * 64])] += 1
     assert max(outstanding) - min(outstanding) <= 1.5 * min(outstanding) + 5
+
+
+def traffic(workload, **more):
+    return PrefixTraffic(PlannedPrompts(parse_scenario({"workload": workload})).at, **more)
+
+
+CHAT = {"turns": 6, "input_tokens": 160, "output_tokens": 96, "shared_prefix": 320, "think_s": 5}
+
+
+@pytest.mark.parametrize("blocks", [400, 1500])
+def test_the_planned_hits_are_those_of_the_engines_cache(blocks):
+    """On the same requests, after those that warm the cache; the plan's blocks are coarser."""
+    chats = traffic(CHAT)
+    spec = LevelSpec(0, Load(rate_per_s=2.0, arrivals="trace"), num_requests=700)
+    config = SchedulerConfig(num_blocks=blocks, prefix_caching=True)
+    run = simulate_level(spec, chats.of_copy(2.0, 1, seed=0), config, Quick())
+    simulated = hit_share(run.records[200:]).value
+    found = chats.lengths(2.0, 1, config.cache_tokens)
+    planned_share = sum(cached for _, _, cached in found) / sum(prompt for prompt, _, _ in found)
+    assert planned_share == pytest.approx(simulated, abs=0.06)
+
+
+def test_what_every_prompt_shares_is_held_once():
+    """Neighbours share the system prompt of 320 tokens, seldom a conversation."""
+    assert traffic(CHAT).shared_tokens(2.0, 1) == pytest.approx(320, abs=80)
+
+
+def test_at_random_a_turn_finds_its_history_on_one_copy_of_four():
+    """With a router that knows prompts on all; the shared prompt is on every copy."""
+    blind, keeping = traffic(CHAT), traffic(CHAT, keeps=True)
+
+    def share(each, copies):
+        found = each.lengths(1.0, copies, 1e6)
+        return sum(cached for _, _, cached in found) / sum(prompt for prompt, _, _ in found)
+
+    alone, at_random = share(blind, 1), share(blind, 4)
+    assert share(keeping, 4) == pytest.approx(alone, abs=0.02)
+    assert 320 / 960 < at_random < alone - 0.1
