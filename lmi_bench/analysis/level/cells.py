@@ -370,6 +370,8 @@ def mean_batch(cell: MeasuredLevel, predicted: CellPrediction) -> float:
 
 def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     """Output tokens each second of all copies with every slot busy, in closed form."""
+    if cell.prefill is not None:
+        return pools_of(profile, cell).most.rate_per_s * cell.output_tokens
     slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
     steady = _steady(model_of(profile, cell), cell, slots, _scheduler(profile, cell))
     cycle_s = steady.cycle_s(slots)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from lmi_bench.analysis.level.cells import pools_of, predict_cell
+from lmi_bench.analysis.level.cells import capacity_tokens_per_s, pools_of, predict_cell
 from lmi_bench.analysis.level.pool_simulator import Pool, simulate_pools
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
@@ -166,6 +166,18 @@ def test_more_prefill_workers_raise_a_rate_that_prompts_limit():
     many = predict_cell(GRAPH_GPU_PRIOR, cell(400, prompt=8000, workers=(4, 4)))
     assert many.throughput_tokens_per_s > 1.5 * few.throughput_tokens_per_s
     assert many.ttft_mean_s < few.ttft_mean_s
+
+
+def test_the_capacity_is_that_of_the_slower_pool():
+    """Twice the prompt workers carry twice as much while prompts limit, and then no more."""
+    one, two, many = (
+        capacity_tokens_per_s(GRAPH_GPU_PRIOR, cell(1, prompt=8000, workers=workers))
+        for workers in ((1, 8), (2, 8), (50, 2))
+    )
+    assert two == pytest.approx(2 * one, rel=0.01)
+    decode = pools_of(GRAPH_GPU_PRIOR, cell(1, prompt=8000, workers=(50, 2))).decode
+    slots_s = 399 * decode.decode_step_s(decode.slots)
+    assert many == pytest.approx(2 * decode.slots * 400 / slots_s, rel=0.01)
 
 
 def test_the_transfer_is_the_prompt_s_cache_over_the_link():
