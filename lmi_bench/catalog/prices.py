@@ -107,7 +107,7 @@ def _from_entry(entry: object, where: str, path: Path) -> Instance:
         price_usd_per_hour=_price(entry, "usd_per_hour", where),
         price_region=str(entry.get("region") or "no region"),
         price_date=str(entry.get("date") or "undated"),
-        price_component=str(entry.get("component") or "not stated"),
+        price_component=str(entry.get("component") or "price list"),
         price_source=str(entry.get("source") or f"price list {path.name}"),
         rates_usd_per_hour=tuple(
             (kind, _price(entry, key, where)) for key, kind in _RATES.items() if key in entry

@@ -294,8 +294,12 @@ def _start_up(
             "total (460) or by part; it is estimated only for a recommendation"
         )
     best = saved.best
+    try:
+        machine = find_instance(best.instance)
+    except InputError as exc:
+        raise InputError(f"{exc} Its start-up is not estimated: add --start-up.") from exc
     start_up = estimated_start_up(
-        find_instance(best.instance),
+        machine,
         weight_bytes=best.memory.weights_gib * GIB * best.tensor_parallel,
         num_layers=find_model(saved.model).num_layers,
         tensor_parallel=best.tensor_parallel,

@@ -42,6 +42,7 @@ _CLOSED_FORM_STEPS, _MOST_STEPS = 5, 160  # above: the closed form's error of 10
 _NEAR_SATURATION = 0.97
 _LARGEST_SIMULATED_BATCH = 128
 _SETTLED_REQUESTS = 3000  # a queue near saturation forgets slowly
+_ROUGH_REQUESTS = 300  # to find where the search begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class CopySimulation:
     plan: CopyPlan
     slos: Sequence[Slo]
     seed: int
+    settled_requests: int = _SETTLED_REQUESTS
     _seen: dict[float, Latencies | None] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -137,6 +139,9 @@ class CopySimulation:
         # one grid for all limits, to share levels, with the highest allowed rate on top
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
+        if self.settled_requests > _ROUGH_REQUESTS:
+            rough = replace(self, settled_requests=_ROUGH_REQUESTS)
+            guess_per_s = rough._highest(rates, slos, guess_per_s) or guess_per_s
         kept = self._highest(rates, slos, guess_per_s)
         if not kept:
             rare = [rates[-1] * _CLOSE**step for step in range(1, _RARE_STEPS)]
@@ -189,7 +194,7 @@ class CopySimulation:
         if key not in self._late:
             ramp_requests = self._ramp_requests(rate_per_s)
             late = [
-                LateAnswers(ramp_requests, limit_s, _most_above(quantile, _SETTLED_REQUESTS))
+                LateAnswers(ramp_requests, limit_s, _most_above(quantile, self.settled_requests))
                 for quantile, limit_s in limits_s.items()
             ]
             try:
@@ -212,7 +217,7 @@ class CopySimulation:
     def _run_rate(self, rate_per_s: float, late: Sequence[LateAnswers] = ()) -> Latencies | None:
         ramp_requests = self._ramp_requests(rate_per_s)
         if self.plan.workload.speculation is None:
-            number = ramp_requests + _SETTLED_REQUESTS
+            number = ramp_requests + self.settled_requests
             run = self.plan.follow(rate_per_s, number, seed=self.seed, late=late)
             return Latencies.of_run(run, ramp_requests)
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
@@ -237,10 +242,12 @@ def _most_above(quantile: float, number: int) -> int:
 class Latencies:
     """Latencies of simulated requests, with the definitions of measured ones.
 
-    values  of each metric in seconds
+    values      of each metric in seconds
+    gap_counts  how often each value of `itl` occurs; None: once
     """
 
     values: Mapping[str, FloatArray]
+    gap_counts: FloatArray | None = None
 
     @classmethod
     def of(cls, latencies: Sequence[RequestLatency]) -> Latencies:
@@ -270,11 +277,12 @@ class Latencies:
         return cls(
             {
                 "ttft": ttft_s,
-                "itl": np.repeat(run.gap_s[late], run.gap_count[late].astype(np.int64)),
+                "itl": run.gap_s[late],
                 "tpot": (e2e_s - ttft_s)[several] / (tokens[several] - 1),
                 "e2e": e2e_s,
                 "latency_per_token": e2e_s / tokens,
-            }
+            },
+            run.gap_count[late],
         )
 
     def keeps_up(self, rate_per_s: float) -> bool:
@@ -289,9 +297,26 @@ class Latencies:
         values = self.values[metric]
         if not values.size:
             return 0.0
+        counts = self.gap_counts if metric == "itl" else None
         if statistic == "mean":
-            return float(values.mean())
-        return float(np.quantile(values, QUANTILES[statistic]))
+            return float(np.average(values, weights=counts))
+        if counts is None:
+            return float(np.quantile(values, QUANTILES[statistic]))
+        return counted_quantile(values, counts, QUANTILES[statistic])
+
+
+def counted_quantile(values: FloatArray, counts: FloatArray, quantile: float) -> float:
+    """The (linear) quantile of values that occur `counts` times each, without repeating them.
+
+    >>> round(counted_quantile(np.array([3.0, 1.0]), np.array([1.0, 3.0]), 0.9), 9)
+    2.4
+    """
+    order = np.argsort(values)
+    ends = np.cumsum(counts[order])
+    place = quantile * (ends[-1] - 1)
+    around = np.searchsorted(ends, (math.floor(place), math.ceil(place)), side="right")
+    low, high = values[order[around]]
+    return float(low + (high - low) * (place - math.floor(place)))
 
 
 ROOM = 1.3
