@@ -22,10 +22,8 @@ _REQUESTS: Final = 2
 
 
 class ChromeTrace:
-    """Writes one trace file; a context manager that closes it.
-
-    AsyncEngine calls `on_step` and `on_end`. Raises InputError if the file cannot be written.
-    """
+    """Writes one trace file; a context manager that closes it. AsyncEngine calls `on_step` and
+    `on_end`. Raises InputError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         try:

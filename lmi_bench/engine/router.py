@@ -1,6 +1,6 @@
 """Routing policies: choose the replica for each request.
 
-A policy sees each replica's number of outstanding requests, and the prompt.
+A policy's `pick` sees each replica's number of outstanding requests, and the prompt.
 """
 
 from __future__ import annotations
@@ -8,16 +8,8 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from lmi_bench.engine.scheduling.prefix_cache import block_digest
-
-
-class Router(Protocol):
-    """Picks a replica for each request in turn."""
-
-    def pick(self, outstanding: Sequence[int], prompt: Sequence[int] = ()) -> int:
-        """The replica for the next request; `outstanding` has one count per replica."""
 
 
 class RoundRobin:
@@ -80,6 +72,9 @@ class PrefixAffine:
         while len(self._replicas_of) > self.MOST_BLOCKS:
             self._replicas_of.popitem(last=False)
         return chosen
+
+
+Router = RoundRobin | RandomChoice | LeastOutstanding | PrefixAffine
 
 
 def make_router(name: str, seed: int = 0) -> Router:

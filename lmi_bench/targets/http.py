@@ -85,7 +85,10 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         notes=notes,
         secrets=access.secrets(),
     )
-    return replace(bench, metrics_url=_metrics_url(scenario.target), metrics_headers=headers)
+    parts = urllib.parse.urlsplit(scenario.target)
+    host = parts.netloc.rpartition("@")[2]
+    metrics_url = urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))
+    return replace(bench, metrics_url=metrics_url, metrics_headers=headers)
 
 
 def _asked(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> dict[str, Any]:
@@ -235,10 +238,3 @@ def _first_tokenizer(names: Sequence[str | None]) -> Tokenizer | None:
 
 def _retrying(open_target: Callable[[], HttpTarget]) -> RetryingTarget:
     return RetryingTarget(open_target())
-
-
-def _metrics_url(url: str) -> str:
-    """Where a server at this URL may publish its metrics."""
-    parts = urllib.parse.urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))

@@ -56,26 +56,23 @@ class LoadPlan:
     ) -> tuple[tuple[Executor, ...], LoadedModel, LoadedModel | None]:
         """The executor of every copy, each with as many blocks as the first; the first copy's
         model, and its draft model."""
-        executors: list[Executor] = []
-        first: LoadedModel | None = None
-        first_draft: LoadedModel | None = None
+        copies: list[tuple[LoadedModel, LoadedModel | None]] = []
         try:
             for number in range(self.settings.replicas):
                 which = f" (copy {number + 1})" if self.settings.replicas > 1 else ""
                 device = first_device(number, self.degree, self.gpus)
                 settings = replace(settings, first_device=device)
-                if first is not None:
-                    settings = replace(settings, num_blocks=first.num_blocks)
+                if copies:
+                    settings = replace(settings, num_blocks=copies[0][0].num_blocks)
                 report = partial(_report_bytes, listener, f"weights, MiB{which}")
-                loaded, draft = self._load_copy(settings, report, listener.progress)
-                executors.append(loaded if draft is None else DraftingExecutor(loaded, draft))
-                if first is None:
-                    first, first_draft = loaded, draft
+                copies.append(self._load_copy(settings, report, listener.progress))
         except BaseException:
-            asyncio.run(close_all(executors))
+            asyncio.run(close_all([each for copy in copies for each in copy if each is not None]))
             raise
-        assert first is not None
-        return tuple(executors), first, first_draft
+        executors = tuple(
+            loaded if draft is None else DraftingExecutor(loaded, draft) for loaded, draft in copies
+        )
+        return executors, *copies[0]
 
     def _load_copy(
         self, settings: LoadSettings, report: Callable[[int, int], None], tell: Progress

@@ -20,10 +20,8 @@ _EVENT_BEGINS = (b":", b"d", b"e", b"i", b"r", b"\xef")
 
 
 class JsonLinesSplitter:
-    """Yields each non-blank line without its newline and surrounding white space.
-
-    LMI's async mode ends with blank lines; the last line needs no newline.
-    """
+    """Yields each non-blank line without its newline and surrounding white space. LMI's async mode
+    ends with blank lines; the last line needs no newline."""
 
     def __init__(self, *, max_line_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self._max_line_bytes = max_line_bytes

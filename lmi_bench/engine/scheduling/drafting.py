@@ -18,10 +18,8 @@ Drafter = abc.Callable[[Sequence, int], tuple[int, ...]]
 
 
 class ExecutorDrafter:
-    """Leaves drafting to the executor, which runs a draft model.
-
-    Returns `num_tokens` times DRAFTED, so that the scheduler reserves their cache slots.
-    """
+    """Leaves drafting to the executor, which runs a draft model. Returns `num_tokens` times
+    DRAFTED, so that the scheduler reserves their cache slots."""
 
     def __init__(self, num_tokens: int) -> None:
         self._draft = (DRAFTED,) * _checked(num_tokens)

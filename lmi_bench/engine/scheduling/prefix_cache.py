@@ -17,10 +17,8 @@ from lmi_bench.core.errors import EngineError
 
 
 class PrefixCache:
-    """Digests of computed blocks, without sequences or reference counts.
-
-    A cached block is one that `find` can return; it is idle while it has no reference.
-    """
+    """Digests of computed blocks, without sequences or reference counts. A cached block is one that
+    `find` can return; it is idle while it has no reference."""
 
     __slots__ = ("_block_of", "_digest_of", "_idle")
 

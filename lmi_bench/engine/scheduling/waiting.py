@@ -8,11 +8,8 @@ from lmi_bench.engine.scheduling.sequence import Sequence
 
 
 class WaitingQueue:
-    """Sequences in order of (arrival, index).
-
-    The heap keeps sequences that ended while waiting until they reach the top; `len` does not
-    count them.
-    """
+    """Sequences in order of (arrival, index). The heap keeps sequences that ended while waiting
+    until they reach the top; `len` does not count them."""
 
     __slots__ = ("_heap", "_num_waiting")
 

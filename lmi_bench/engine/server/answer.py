@@ -57,7 +57,6 @@ class Answer:
         self.prompt = prompt
         self._decoder = decoder
         self._stop_filter = StopStringFilter(prompt.stop_strings, keep=prompt.keep_stop_string)
-        self._ends_by_itself = not prompt.stop_strings
         self._min_tokens = prompt.sampling.min_tokens
         self.pieces: list[Piece] = []
         self.finish_reason: str | None = None
@@ -89,7 +88,7 @@ class Answer:
 
     async def complete(self) -> None:
         """Wait for the whole answer; only stop strings need tokens before the end."""
-        if self._ends_by_itself:
+        if not self.prompt.stop_strings:
             await self.generation.wait()
         async for _ in self.chunks():
             pass

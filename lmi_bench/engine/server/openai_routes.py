@@ -32,10 +32,8 @@ _STREAM_HEADERS = {
 
 
 class OpenAiReply(ABC):
-    """The parts that completions and chats share: chunk frame, usage, end marker, failures.
-
-    A reply has one or more answers, its choices.
-    """
+    """The parts that completions and chats share: chunk frame, usage, end marker, failures. A reply
+    has one or more answers, its choices."""
 
     id_prefix: ClassVar[str]
     stream_object: ClassVar[str]

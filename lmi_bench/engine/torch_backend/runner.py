@@ -83,11 +83,8 @@ class _SequenceState:
 
 
 class ModelRunner:
-    """Executes StepBatch values over one back end.
-
-    A sequence's block table and last token are kept between batches; an entry with `begins` resets
-    them, and `released_seq_ids` drops them.
-    """
+    """Executes StepBatch values over one back end. A sequence's block table and last token are kept
+    between batches; an entry with `begins` resets them, and `released_seq_ids` drops them."""
 
     def __init__(self, forward: Forward, *, sampling_seed: int) -> None:
         """sampling_seed  seed for requests without one"""

@@ -32,7 +32,7 @@ class EndpointFacts:
     """An endpoint as it was when the sweep began.
 
     facts               plain values for the manifest
-    image               of the container; empty: unknown
+    protocol            the likely one of the container, from its image; LMI by default
     variant             of which the settings are
     price_usd_per_hour  of all its instances, from the catalog; None: unknown
     model               from the container's settings
@@ -43,7 +43,7 @@ class EndpointFacts:
     """
 
     facts: dict[str, Any]
-    image: str = ""
+    protocol: str = "lmi"
     variant: str = "AllTraffic"
     price_usd_per_hour: float | None = None
     model: str | None = None
@@ -52,11 +52,6 @@ class EndpointFacts:
     devices: int | None = None
     cores: int | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def protocol(self) -> str:
-        """The likely protocol of the container, from its image; LMI by default."""
-        return _protocol(self.image)
 
 
 def _protocol(image: str) -> str:
@@ -131,7 +126,7 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     devices, cores = _hardware(planned.get("InstanceType"), component)
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
-        image=container.get("Image") or "",
+        protocol=_protocol(container.get("Image") or ""),
         variant=name,
         price_usd_per_hour=price,
         model=_model(container, environment),

@@ -50,10 +50,8 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += attention(norm(x)), then x += mlp(norm(x)); both from the same x if `parallel`.
-
-    It runs in two halves; rows that are not sampled can be dropped between them.
-    """
+    """x += attention(norm(x)), then x += mlp(norm(x)); both from the same x if `parallel`. It runs
+    in two halves; rows that are not sampled can be dropped between them."""
 
     attention_norm: Norm
     attention: AttentionBlock

@@ -37,10 +37,8 @@ _CHUNK_BYTES: Final = 1 << 24
 
 
 class QuantizedLinear(Linear):
-    """x @ weight.T + bias with a quantized weight; implements `layers.Linear`.
-
-    Subclasses define the product; inputs and outputs are in the model's compute format.
-    """
+    """x @ weight.T + bias with a quantized weight; implements `layers.Linear`. Subclasses define
+    the product; inputs and outputs are in the model's compute format."""
 
     def __init__(self, values: Tensor, bias: Tensor | None, *stored: Tensor) -> None:
         """values  shape (outputs, inputs); stored: what stays in memory, including scales"""
@@ -139,10 +137,8 @@ class _ScaledRows(UnpackedLinear):
 
 
 class Int8WeightOnly(_ScaledRows):
-    """int8 weights and unrounded activations.
-
-    Few rows use torch's own bfloat16 kernel if it is faster.
-    """
+    """int8 weights and unrounded activations. Few rows use torch's own bfloat16 kernel if it is
+    faster."""
 
     def __init__(self, weight: RowWeight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
         """kernel_rows  maximum rows for the kernel; 0: it is not used"""

@@ -136,10 +136,8 @@ LARGEST_INPUT: Final = "largest_input"
 
 @dataclass(eq=False)
 class QuantizingLoader(WeightLoader):
-    """As WeightLoader, with matrices rounded by a plan.
-
-    A plan with the scheme `none` only moves scales: the model's function stays the same.
-    """
+    """As WeightLoader, with matrices rounded by a plan. A plan with the scheme `none` only moves
+    scales: the model's function stays the same."""
 
     plan: QuantizePlan = field(kw_only=True)
 
