@@ -63,7 +63,6 @@ class ChatTemplate:
         """The prompt text of a chat up to the start of the answer, with special tokens as text.
 
         options  the template's own variables, such as Qwen3's enable_thinking
-
         Raises InputError if the template rejects the messages.
         """
         try:

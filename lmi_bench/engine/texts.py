@@ -21,7 +21,6 @@ def read_text(path: Path | None, part: int) -> str:
     """The whole text of a file; from JSON lines, their `text` or `prompt`.
 
     path  None: the sample's part for calibration or for evaluation
-
     Raises InputError if the file cannot be read or contains no text.
     """
     if path is None:

@@ -153,7 +153,6 @@ def step_settings(
     """The engine's settings for prepared steps.
 
     out  folder to compile into; None: the user's cache
-
     Raises InputError for settings that exclude each other, and for a folder that cannot be written.
     """
     from lmi_bench.engine.torch_backend.static.artefact import check_writable, parse_shapes

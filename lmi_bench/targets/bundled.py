@@ -96,7 +96,6 @@ def open_torch_engine(
     """The bundled engine with a model folder or a demo model, loaded into memory.
 
     compile_into  folder for compiled steps; None: the user's cache
-
     Raises InputError if the model or a setting cannot be used, or torch is not installed.
     """
     refuse_impossible("bundled", settings)

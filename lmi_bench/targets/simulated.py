@@ -71,7 +71,6 @@ def open_simulated_engine(
 
     max_total_tokens  maximum tokens, input and output, of one request
     profile           None: the one that the settings name
-
     Raises InputError and CapacityError if the settings do not fit the model and the instance.
     """
     refuse_impossible("simulated", settings)

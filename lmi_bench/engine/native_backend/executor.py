@@ -128,7 +128,6 @@ def step_library(
     """The compiled step for the model in `folder`, built first if needed.
 
     tell  called with one line when a build starts
-
     Raises NativeUnavailableError if model, block size, compiler or processor are unsuitable.
     """
     spec = _read_spec(folder)

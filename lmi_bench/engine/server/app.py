@@ -146,7 +146,6 @@ async def serve(
 
     on_ready  called once, when the server accepts requests
     engine    its failure also ends the server, after its requests have been answered
-
     Raises EngineError if the engine failed.
     """
     loop = asyncio.get_running_loop()

@@ -126,7 +126,6 @@ class ServerState:
         """Start to generate; the caller must close the answer.
 
         beside  a request on whose replica this one shares the computed prompt
-
         Raises InputError or CapacityError (client errors), OverloadedError, EngineError.
         """
         num_prompt, num_new = len(prompt.token_ids), prompt.sampling.max_new_tokens

@@ -76,7 +76,6 @@ async def stream_writes(
     encode_chunk    encodes the pieces of one event; `answer.finish_reason` is set with the last
     encode_end      encodes the end of the stream
     encode_failure  encodes an error after status 200 was sent
-
     Raises EngineError if the engine fails before the first token.
     """
     chunks = answer.chunks()
@@ -148,7 +147,6 @@ async def choice_writes(
     """The answers' streams merged in token order: one write per step.
 
     encode_chunk  encodes a choice's pieces of one engine event, given its number
-
     Raises EngineError if the engine fails before the first token. Ends with the last answer.
     """
     news: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: an answer has ended

@@ -100,7 +100,6 @@ class TorchExecutor(ModelNumbers):
                   slow each other down
         progress  called with (bytes read, bytes of all files) while loading, in the worker thread
         tell      called with the progress of calibration or compilation, in the worker thread
-
         Raises InputError for an unusable folder or setting, CapacityError if no block fits.
         """
         source = read_model(folder)

@@ -38,7 +38,6 @@ class LoadSettings:
     sampling_seed      seed for requests without one; None: random at each start
     quantize           quantization of weights while loading
     steps              decode steps to compile or capture at start
-
     Raises InputError for a count below one.
     """
 

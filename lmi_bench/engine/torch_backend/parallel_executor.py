@@ -83,7 +83,6 @@ class RankGroup:
 
         threads       threads per process
         first_device  GPU of rank 0; rank r has `first_device` + r
-
         Raises EngineError if they do not start.
         """
         if degree < 2:

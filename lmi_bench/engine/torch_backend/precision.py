@@ -46,7 +46,6 @@ def choose_precision(
     is faster and fits.
 
     free_bytes  None: the device's free memory
-
     Raises InputError for an unknown dtype.
     """
     stored = torch_dtype(dtype)

@@ -102,7 +102,6 @@ class Probe:
         """POST where this protocol is served.
 
         whole  False: do not read the body of a 2xx reply
-
         Raises InputError if nothing answers, UnansweredError if the reply is incomplete.
         """
         path = parse_endpoint(self._asked_url, wire_format).path

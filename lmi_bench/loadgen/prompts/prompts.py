@@ -52,15 +52,16 @@ class Prompts(Protocol):
 
 _Value = TypeVar("_Value")
 Part = tuple[int, random.Random]  # number of tokens of a part of a prompt, and its random generator
+Parts = Sequence[Part]
 
 
-PromptText = Callable[[PlannedRequest, random.Random, Sequence[Part]], PlannedRequest]
+PromptText = Callable[[PlannedRequest, random.Random, Parts], PlannedRequest]
 """Adds its prompt to a request, from a generator seeded for this prompt and the parts at its
 beginning, each with a generator of the same seed in all prompts."""
 
 
 def _drawn(
-    values: Sequence[_Value], count: int, draw: random.Random, shared: Sequence[Part]
+    values: Sequence[_Value], count: int, draw: random.Random, shared: Parts
 ) -> list[_Value]:
     """`count` values: the shared parts first, then the prompt's own."""
     drawn: list[_Value] = []
@@ -78,9 +79,7 @@ class Lengths:
     share: float = 1.0
 
 
-def no_text(
-    request: PlannedRequest, _draw: random.Random, _shared: Sequence[Part]
-) -> PlannedRequest:
+def no_text(request: PlannedRequest, _draw: random.Random, _shared: Parts) -> PlannedRequest:
     """For targets that need lengths only, such as a simulated engine."""
     return request
 
@@ -93,15 +92,13 @@ class TokenIds:
     first_id: int = 0
 
     def __call__(
-        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
+        self, request: PlannedRequest, draw: random.Random, shared: Parts
     ) -> PlannedRequest:
         ids = _drawn(range(self.first_id, self.vocab_size), request.input_tokens, draw, shared)
         return replace(request, prompt_token_ids=tuple(ids))
 
 
-def distinct_ids(
-    request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
-) -> PlannedRequest:
+def distinct_ids(request: PlannedRequest, draw: random.Random, shared: Parts) -> PlannedRequest:
     """Ids for a simulated prefix cache, which only compares them: equal parts have equal ids."""
     ids = array("q")
     for part, part_draw in (*shared, (request.input_tokens, draw)):
@@ -111,9 +108,7 @@ def distinct_ids(
     return replace(request, prompt_token_ids=ids)
 
 
-def common_words(
-    request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
-) -> PlannedRequest:
+def common_words(request: PlannedRequest, draw: random.Random, shared: Parts) -> PlannedRequest:
     """Text for a server whose tokenizer is unavailable: about one token a word."""
     words = _drawn(_WORDS, request.input_tokens, draw, shared)
     return replace(request, prompt_text=" ".join(words))
@@ -133,7 +128,7 @@ class ExactText:
         self._num_special = len(tokenizer.encode(""))
 
     def __call__(
-        self, request: PlannedRequest, draw: random.Random, shared: Sequence[Part]
+        self, request: PlannedRequest, draw: random.Random, shared: Parts
     ) -> PlannedRequest:
         wanted = request.input_tokens
         ids = _drawn(self._ids, max(1, wanted - self._num_special), draw, shared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -111,14 +112,9 @@ def test_shapes_are_recorded_once_the_largest_first_and_replayed_over_new_inputs
     def make_step(buffers):
         return lambda: StepResult(buffers.token_ids[:, None], buffers.token_ids + 1)
 
-    prepared = prepare_shapes(
-        parse_shapes("1x8,4x8,2x8"),
-        make_step,
-        recorder,
-        block_size=4,
-        spare_block=0,
-        device=torch.device("cpu"),
-    )
+    make_buffers = partial(StepBuffers, block_size=4, spare_block=0, device=torch.device("cpu"))
+    shapes = parse_shapes("1x8,4x8,2x8")
+    prepared = prepare_shapes(shapes, make_buffers, make_step, recorder)
     assert recorder.rows == [4, 2, 1]
     held = prepared[StaticShape(2, 8)]
     addresses = set()

@@ -381,7 +381,6 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> QuantizePlan | None
     """The plan for a model's weights; None without quantization. Calibrates if needed.
 
     degree  ranks that the model is split over
-
     Raises InputError if the folder's weights already have another quantization.
     """
     source, settings = calibration.source, calibration.settings

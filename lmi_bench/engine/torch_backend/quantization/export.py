@@ -57,7 +57,6 @@ def export_quantized(
 
     dtype    storage format of the remaining floats
     returns  bytes of the tensors
-
     Raises InputError if the folder cannot be quantized or `out` exists.
     """
     if out.exists():

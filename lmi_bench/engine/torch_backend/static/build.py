@@ -174,14 +174,11 @@ def with_prepared_steps(
             artefact, found = operators.compiled(folder, key, shapes, tell)
     captured = settings.captured and device.type == "cuda"
     recorder = CudaGraphRecorder(device) if captured else Recorder()
-    prepared = prepare_shapes(
-        shapes,
-        _step_maker(settings, eager, operators, artefact),
-        recorder,
-        block_size=size,
-        spare_block=eager.num_blocks,
-        device=device,
+    make_buffers = partial(
+        StepBuffers, block_size=size, spare_block=eager.num_blocks, device=device
     )
+    make_step = _step_maker(settings, eager, operators, artefact)
+    prepared = prepare_shapes(shapes, make_buffers, make_step, recorder)
     return StaticForward(eager, prepared), PreparedSteps(
         shapes=tuple(sorted(prepared)),
         folder=None if artefact is None else artefact.folder,

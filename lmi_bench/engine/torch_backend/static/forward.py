@@ -222,21 +222,14 @@ class StaticForward:
 
 def prepare_shapes(
     shapes: Sequence[StaticShape],
+    make_buffers: Callable[[StaticShape], StepBuffers],
     make_step: Callable[[StepBuffers], Replay],
     recorder: Recorder,
-    *,
-    block_size: int,
-    spare_block: int,
-    device: torch.device,
 ) -> dict[StaticShape, Prepared]:
-    """Buffers and a recorded step for each shape, the largest first.
-
-    make_step    makes the step over a shape's buffers
-    spare_block  a block of the cache that belongs to no sequence
-    """
+    """Buffers and a recorded step over them for each shape, the largest first."""
     prepared = {}
     for shape in sorted(shapes, reverse=True):
-        buffers = StepBuffers(shape, block_size=block_size, spare_block=spare_block, device=device)
+        buffers = make_buffers(shape)
         with torch.inference_mode():
             prepared[shape] = Prepared(buffers, recorder.record(make_step(buffers)))
     return prepared
