@@ -1,12 +1,10 @@
-"""One recommendation: its basis (a profile or runs), the ranked fleets, or a portfolio."""
+"""One recommendation: its basis (a profile or runs) and the ranked fleets."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, cast
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Final, cast
 
 from lmi_bench.analysis.fit.from_run import (
     LevelAccuracy,
@@ -22,7 +20,6 @@ from lmi_bench.analysis.fit.from_run import (
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
-from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machines
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import LONE_REQUEST, Objective, RecommendRequest, Routing
@@ -46,7 +43,6 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.images import machine_problem
-from lmi_bench.jobs.files import checked, read_yaml
 from lmi_bench.jobs.planned import (
     described_workload,
     engine_axes,
@@ -126,7 +122,7 @@ class Advice:
 def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advice:
     """Rank the fleets. Raises InputError for an unusable question."""
     basis = basis_of(settings, listener)
-    request, without_image = _with_images(settings, _request(settings, basis))
+    request, without_image = with_images(settings, _request(settings, basis))
     span = None if settings.vary is None else parse_range(settings.vary)
     answer = rank(
         request, progress=lambda text, share: listener.progress(text, round(100 * share), 100)
@@ -164,7 +160,7 @@ def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> Othe
     return OtherProfile(name, profile.label, found)
 
 
-def _with_images(
+def with_images(
     settings: RecommendSettings, request: RecommendRequest
 ) -> tuple[RecommendRequest, list[Rejection]]:
     """The request without SageMaker machines that no image of the engine runs on, and these."""
@@ -236,60 +232,6 @@ def _load(settings: RecommendSettings, basis: Basis) -> Load | None:
     if rate is None and settings.objective == "latency":
         return LONE_REQUEST  # a batch would only add to the latency that is asked for
     return None if rate is None else Load(rate_per_s=rate)
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    model: str
-    rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    input_tokens: Annotated[int, Field(ge=1)]
-    output_tokens: Annotated[int, Field(ge=1)]
-    name: str | None = None
-    dtype: str | None = None
-    slo: tuple[str, ...] = ()
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    models: Annotated[tuple[_Model, ...], Field(min_length=1)]
-
-
-def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> Portfolio:
-    """Plan the models of a file. Raises InputError for what cannot be planned."""
-    assert settings.portfolio is not None
-    expected = "models: [{model, rate_per_s, input_tokens, output_tokens, slo, dtype, name}]"
-    source = str(settings.portfolio)
-    file = checked(_File, read_yaml(settings.portfolio), source=source, expected=expected)
-    money, names = settings.money, settings.instances
-    considered = tuple(named_machine(name, money.price_list) for name in names) or None
-    requirements = requirements_of(money, settings.limits)
-    machines, _ = requirements.split_by_region(repriced(considered, money.price_list))
-    members = []
-    for index, each in enumerate(file.models):
-        name = each.name or each.model
-        listener.progress(name, index, len(file.models))
-        for text in model_notes(each.model, each.dtype):
-            listener.note(text)
-        request = RecommendRequest(
-            planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
-            find_profile(settings.profile),
-            load=Load(rate_per_s=each.rate_per_s),
-            slos=tuple(parse_slo(text) for text in each.slo),
-            instances=tuple(machines),
-            degrees=settings.tensor_parallel or None,
-        )
-        request, without_image = _with_images(settings, request)
-        for one in without_image if names and index == 0 else ():
-            listener.note(f"{one.instance_type} is left out: {one.reason}")
-        members.append(member_of(name, request, lambda _text, _share: None))
-    return share_machines(
-        members,
-        machines,
-        purchase=purchase_of(money),
-        availability=parse_availability(money.availability),
-    )
 
 
 @dataclass(frozen=True, slots=True)
