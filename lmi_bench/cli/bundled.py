@@ -64,21 +64,10 @@ def generate(settings: bundled.GenerateSettings) -> None:
     from lmi_bench.jobs.generate import answer_questions, rank_choices
     from lmi_bench.jobs.generate import generate as run
 
-    with terminal() as listener:
-
-        def show(text: str) -> None:
-            listener.close()  # a progress line and the text would share the terminal's line
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
-        generated, ranked, table = None, None, None
-        if settings.scores.questions is not None:
-            table = answer_questions(settings, listener)
-        elif settings.scores.choices:
-            ranked = rank_choices(settings, listener)
-        else:
-            generated = run(settings, listener, on_text=show)
-    if table is not None:
+    if settings.scores.questions is not None:
+        table = run_job(answer_questions, settings)
+        if table is None:  # in a further rank of a launcher
+            return
         print_table(
             "The likeliest answer: how sure the model is, and how often it is right",
             [
@@ -97,7 +86,7 @@ def generate(settings: bundled.GenerateSettings) -> None:
             f"{table.right} of {table.count} right ({table.right_frac:.1%}), mean share "
             f"{table.mean_confidence:.1%}; expected calibration error {table.expected_error:.1%}"
         )
-    if ranked is not None:
+    elif settings.scores.choices:
         print_table(
             "Choices by joint log-probability",
             [
@@ -108,12 +97,21 @@ def generate(settings: bundled.GenerateSettings) -> None:
                     "confidence": f"{each.confidence:.3g}",
                     "share of the choices": f"{each.share:.1%}",
                 }
-                for each in ranked
+                for each in run_job(rank_choices, settings) or ()
             ],
             left=("choice",),
         )
-    if generated is not None:
-        _print_generated(settings, generated)
+    else:
+        with terminal() as listener:
+
+            def show(text: str) -> None:
+                listener.close()  # a progress line and the text would share the terminal's line
+                sys.stdout.write(text)
+                sys.stdout.flush()
+
+            generated = run(settings, listener, on_text=show)
+        if generated is not None:
+            _print_generated(settings, generated)
 
 
 def _print_generated(settings: bundled.GenerateSettings, done: Generated) -> None:

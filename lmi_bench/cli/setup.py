@@ -14,18 +14,8 @@ from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
-from lmi_bench.jobs.settings.explain import (
-    BatchSettings,
-    BlendedSettings,
-    MemorySettings,
-    SavingsSettings,
-)
-from lmi_bench.jobs.settings.setup import (
-    CatalogSettings,
-    DoctorSettings,
-    InitSettings,
-    RefreshSettings,
-)
+from lmi_bench.jobs.settings import explain as of_explain
+from lmi_bench.jobs.settings import setup as of_setup
 
 if TYPE_CHECKING:
     from lmi_bench.jobs.explain import Explanation
@@ -55,7 +45,7 @@ explain = typer.Typer(
 
 
 @spread_options
-def doctor(settings: DoctorSettings, json_file: JsonFile = None) -> None:
+def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> None:
     """Examine this machine, its software and settings: what limits or spoils a measurement.
 
     Nothing is changed, and AWS is not asked. Exit 1 if something fails.
@@ -80,7 +70,7 @@ def doctor(settings: DoctorSettings, json_file: JsonFile = None) -> None:
 
 
 @spread_options
-def init(settings: InitSettings) -> None:
+def init(settings: of_setup.InitSettings) -> None:
     """Write a scenario file by a few questions; options answer them beforehand.
 
     A key is never written into the file: `sweep` takes it from LMI_BENCH_API_KEY.
@@ -105,7 +95,7 @@ def _ask(question: str, default: str) -> str:
 def _lister(name: str) -> Callable[..., None]:
     """The command that lists one table of the catalog."""
 
-    def show(settings: CatalogSettings, json_file: JsonFile = None) -> None:
+    def show(settings: of_setup.CatalogSettings, json_file: JsonFile = None) -> None:
         _list(name, settings, json_file)
 
     show.__doc__ = _TABLES[name]
@@ -118,7 +108,7 @@ for _name in _TABLES:
 
 @catalog.command()
 @spread_options
-def refresh(settings: RefreshSettings) -> None:
+def refresh(settings: of_setup.RefreshSettings) -> None:
     """Download AWS's prices of today, which every command then uses where they are newer.
 
     They are written to prices.json in LMI_BENCH_DATA, or in the user's data folder. The AWS
@@ -131,7 +121,7 @@ def refresh(settings: RefreshSettings) -> None:
     say(f"prices: {done.file}: {counts}, {done.region}, {done.date}")
 
 
-def _list(name: str, settings: CatalogSettings, json_file: Path | None) -> None:
+def _list(name: str, settings: of_setup.CatalogSettings, json_file: Path | None) -> None:
     from lmi_bench.jobs.catalog import catalog_table
 
     table = catalog_table(name, settings)
@@ -152,7 +142,7 @@ def _list(name: str, settings: CatalogSettings, json_file: Path | None) -> None:
 
 @explain.command()
 @spread_options
-def memory(settings: MemorySettings, json_file: JsonFile = None) -> None:
+def memory(settings: of_explain.MemorySettings, json_file: JsonFile = None) -> None:
     """Add up weights, KV cache and overhead of a batch, in all and on each device."""
     from lmi_bench.jobs.explain import memory as run
 
@@ -161,7 +151,7 @@ def memory(settings: MemorySettings, json_file: JsonFile = None) -> None:
 
 @explain.command()
 @spread_options
-def batch(settings: BatchSettings, json_file: JsonFile = None) -> None:
+def batch(settings: of_explain.BatchSettings, json_file: JsonFile = None) -> None:
     """Print the batch at which a decode step becomes compute-bound, with and without the cache."""
     from lmi_bench.jobs.explain import batch as run
 
@@ -170,7 +160,7 @@ def batch(settings: BatchSettings, json_file: JsonFile = None) -> None:
 
 @explain.command()
 @spread_options
-def blended(settings: BlendedSettings, json_file: JsonFile = None) -> None:
+def blended(settings: of_explain.BlendedSettings, json_file: JsonFile = None) -> None:
     """Print the blended price of 1M tokens, by default for 3 input tokens to an output token."""
     from lmi_bench.jobs.explain import blended as run
 
@@ -179,7 +169,7 @@ def blended(settings: BlendedSettings, json_file: JsonFile = None) -> None:
 
 @explain.command()
 @spread_options
-def savings(settings: SavingsSettings, json_file: JsonFile = None) -> None:
+def savings(settings: of_explain.SavingsSettings, json_file: JsonFile = None) -> None:
     """Print how much cheaper one machine is, and the throughput from which its tokens are."""
     from lmi_bench.jobs.explain import savings as run
 

@@ -26,19 +26,9 @@ from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.report.slo_text import (
-    describe_answer,
-    goodput_rows,
-    highest_meeting,
-    slo_verdicts,
-)
+from lmi_bench.report.slo_text import describe_answer, goodput_rows, highest_meeting, slo_verdicts
 from lmi_bench.report.tables.extras import engine_rows, session_rows, spread_rows
-from lmi_bench.report.tables.levels import (
-    LEVEL_GIVE_WAY,
-    knee_interval,
-    knee_rows,
-    level_rows,
-)
+from lmi_bench.report.tables.levels import LEVEL_GIVE_WAY, knee_interval, knee_rows, level_rows
 from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
 
 if TYPE_CHECKING:  # loads the planner

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,18 @@ def cpu_info(*names: str) -> str:
 def instruction_sets() -> str:
     """Instruction sets of the first core, in the order of the alphabet; empty if not listed."""
     return " ".join(sorted(cpu_info("flags", "Features").split()))
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause this process's garbage collector."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _memory_bytes() -> int | None:

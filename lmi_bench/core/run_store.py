@@ -12,7 +12,6 @@ No secret is ever written (see `redaction`).
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ import orjson
 from lmi_bench.core.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.findings import Knee, SloAnswer
-from lmi_bench.core.host import host_facts, installed_versions
+from lmi_bench.core.host import host_facts, installed_versions, without_collection
 from lmi_bench.core.level import CloudWatch, Level, ServerMetrics
 from lmi_bench.core.manifest import Manifest, read_manifest
 from lmi_bench.core.records import RequestRecord
@@ -198,18 +197,6 @@ def _writing(path: Path, what: str, help_text: str) -> Iterator[None]:
         raise LmiBenchError(f"cannot write {what} to {path}: {exc.strerror}; {help_text}") from exc
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pause the garbage collector: it looks through all lines again and again, and frees none."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()
-
-
 def load_manifest(path: Path) -> Manifest:
     """The manifest of a run folder; raises InputError when it is no run, or a newer one."""
     if not path.exists():
@@ -235,7 +222,7 @@ def load_run(path: Path) -> Run:
     lines: dict[tuple[int, int], list[dict[str, Any]]] = {
         (level.index, level.attempt): [] for level in levels
     }
-    with _without_collection():
+    with without_collection():  # it would look through all lines again and again, and free none
         for line in _read_lines(path / REQUESTS):
             kept = lines.get((line["level"], line["attempt"]))
             if kept is not None:

@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario_sections import (
     DEFAULT_CONCURRENCY,
@@ -51,6 +52,7 @@ __all__ = [
     "is_endpoint",
     "load_scenario",
     "parse_scenario",
+    "read_yaml",
 ]
 
 DEFAULT_OPEN_LOOP_REQUESTS = 100
@@ -175,8 +177,7 @@ class Scenario(Section):
         for name in _FILES:
             path = content["workload"][name]
             if path is not None:
-                digest = hashlib.sha256(_read_bytes(Path(path))).hexdigest()
-                content["workload"][name] = digest
+                content["workload"][name] = _digest(Path(path))
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -240,15 +241,17 @@ def _follows(error: Mapping[str, Any]) -> bool:
     return error["type"] == "literal_error" and "literal['auto']" in error["loc"]
 
 
-def load_scenario(path: Path) -> Scenario:
-    """Read and check a scenario file; raises InputError when it cannot be used."""
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file; raises InputError for one that cannot be read."""
     try:
-        content = yaml.safe_load(_read_bytes(path).decode())
-    except UnicodeDecodeError as exc:
-        raise InputError(f"{path}: not UTF-8 text (byte {exc.start})") from exc
+        return yaml.safe_load(read_text(path))
     except yaml.YAMLError as exc:
         raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
-    scenario = parse_scenario(content, source=str(path))
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read and check a scenario file; raises InputError when it cannot be used."""
+    scenario = parse_scenario(read_yaml(path), source=str(path))
     relative = {
         f"workload.{name}": str(path.parent / given)
         for name in _FILES
@@ -257,9 +260,9 @@ def load_scenario(path: Path) -> Scenario:
     return scenario.with_overrides(relative) if relative else scenario
 
 
-def _read_bytes(path: Path) -> bytes:
+def _digest(path: Path) -> str:
     try:
-        return path.read_bytes()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:
         raise InputError(f"cannot read {path}: {exc.strerror}") from exc
 

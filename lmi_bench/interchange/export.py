@@ -33,7 +33,11 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
             case "json":
                 return [_write_json(run, folder)]
             case "llm-d":
-                return _write_llm_d(run, folder)
+                files = []
+                for number, report in enumerate(llm_d_reports(run)):
+                    files.append(folder / f"level-{number}.yaml")
+                    files[-1].write_text(yaml.safe_dump(report, sort_keys=False), encoding="utf-8")
+                return files
         return _write_tables(run, folder, export_format)
     except OSError as exc:
         raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
@@ -68,12 +72,3 @@ def _write_json(run: Run, folder: Path) -> Path:
     path = folder / "run.json"
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
-
-
-def _write_llm_d(run: Run, folder: Path) -> list[Path]:
-    files = []
-    for number, report in enumerate(llm_d_reports(run)):
-        path = folder / f"level-{number}.yaml"
-        path.write_text(yaml.safe_dump(report, sort_keys=False), encoding="utf-8")
-        files.append(path)
-    return files

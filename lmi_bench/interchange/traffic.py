@@ -47,7 +47,7 @@ _ISO = re.compile(r"\d{4}[-/]?\d\d[-/]?\d\d[T ]\d\d:?\d\d")
 _ZONE = re.compile(r"(?:Z|UTC|GMT|[+-]\d\d:?\d\d)\]?$")
 _CALLS = re.compile(
     r"completions|/(responses|messages|generate|generate_stream|invocations|invoke|chat|converse)\b"
-    r"|invoke-with-response-stream|converse-stream|[gG]enerateContent",
+    r"|invoke-with-response-stream|converse-stream|[gG]enerateContent"
 )
 _OTHER_WORK = re.compile(
     r"^(SPAN|EVENT|TRACE|AGENT|TOOL|CHAIN|RETRIEVER|GUARDRAIL|EVALUATOR)$"

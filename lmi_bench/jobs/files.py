@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
-
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario import read_yaml as read_yaml
 from lmi_bench.core.units import plural
 
 if TYPE_CHECKING:
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="BaseModel")
 _NEEDED = ("recommended", "model", "input_tokens", "output_tokens")
-
-
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; raises InputError for one that cannot be read."""
-    try:
-        return yaml.safe_load(read_text(path))
-    except yaml.YAMLError as exc:
-        raise InputError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
 
 
 def checked(kind: type[M], content: object, *, source: str, expected: str) -> M:

@@ -18,8 +18,8 @@ from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
-from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario
-from lmi_bench.jobs.files import checked, read_yaml
+from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario, read_yaml
+from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult, finished_run
@@ -210,14 +210,15 @@ def run_matrix(
     a folder that exists without --resume.
     """
     path, run, overrides = settings.target.matrix, settings.run, settings.overrides()
-    if path is None:
-        raise InputError("--matrix FILE is missing: it names the targets and payloads")
-    if settings.target.scenario is not None or settings.target.target is not None:
-        raise InputError("--matrix names its targets: leave SCENARIO and --target out")
-    if run.step_trace is not None:
-        raise InputError("--step-trace needs a single engine: leave it out with --matrix")
-    if run.live is not None:
-        raise InputError("--live follows a single sweep: leave it out with --matrix")
+    named = settings.target.scenario is not None or settings.target.target is not None
+    for is_wrong, why in (
+        (path is None, "--matrix FILE is missing: it names the targets and payloads"),
+        (named, "--matrix names its targets: leave SCENARIO and --target out"),
+        (run.step_trace, "--step-trace needs a single engine: leave it out with --matrix"),
+        (run.live is not None, "--live follows a single sweep: leave it out with --matrix"),
+    ):
+        if is_wrong:
+            raise InputError(why)
     cells, options = read_matrix(path), read_options(settings)
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:
@@ -249,7 +250,7 @@ def run_matrix(
             listener.warn(f"{name} failed: {exc}")
         except KeyboardInterrupt:
             interrupted, each.state = True, _state(folder / each.cell.folder)
-        _write_state(folder, path, states)
+        _write_state(folder, path.name, states)
         if interrupted:
             break
     return MatrixResult(folder, path, tuple(states), _write_report(folder, states), interrupted)
@@ -292,18 +293,14 @@ def _state(folder: Path) -> str:
     return "unfinished" if (folder / MANIFEST).exists() else "waiting"
 
 
-def _write_state(folder: Path, path: Path, states: Sequence[CellState]) -> None:
-    cells = [
-        {
-            "target": each.cell.target,
-            "payload": each.cell.payload,
-            "run": each.cell.folder,
-            "state": each.state,
-            "error": each.error or None,
-        }
+def _write_state(folder: Path, matrix: str, states: Sequence[CellState]) -> None:
+    names = ("target", "payload", "run", "state", "error")
+    rows = (
+        (each.cell.target, each.cell.payload, each.cell.folder, each.state, each.error or None)
         for each in states
-    ]
-    write_whole(folder / MATRIX_FILE, {"schema_version": 1, "matrix": path.name, "cells": cells})
+    )
+    cells = [dict(zip(names, row, strict=True)) for row in rows]
+    write_whole(folder / MATRIX_FILE, {"schema_version": 1, "matrix": matrix, "cells": cells})
 
 
 def _write_report(folder: Path, states: Sequence[CellState]) -> Path | None:

@@ -35,15 +35,7 @@ from lmi_bench.interchange.imports.run_folder import write_imported
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
 from lmi_bench.interchange.traffic import Traffic, parse_assumed, parse_fields, read_traffic
 from lmi_bench.jobs.files import read_recommendation
-from lmi_bench.jobs.settings.results import (
-    PROMETHEUS,
-    CompareSettings,
-    ExportSettings,
-    GateSettings,
-    ImportSettings,
-    ReportSettings,
-    WorkloadFromSettings,
-)
+from lmi_bench.jobs.settings import results
 from lmi_bench.jobs.sweep.limits import read_failures, read_share
 from lmi_bench.report.gate_files import gate_junit, gate_markdown
 from lmi_bench.report.html import render_html
@@ -60,7 +52,7 @@ class WrittenReport:
     figures: tuple[Path, ...]
 
 
-def report(settings: ReportSettings) -> WrittenReport:
+def report(settings: results.ReportSettings) -> WrittenReport:
     """Write the page; raises InputError for a run or a recommendation that cannot be read."""
     recommendations = [read_recommendation(path) for path in settings.recommendation]
     view = build_view(settings.runs, recommendations, labels=settings.label, title=settings.title)
@@ -98,7 +90,7 @@ class Comparison:
         }
 
 
-def compare(settings: CompareSettings, listener: Listener = SILENT) -> Comparison:
+def compare(settings: results.CompareSettings, listener: Listener = SILENT) -> Comparison:
     """Compare two runs; raises InputError if their workloads differ."""
     first, second = load_run(settings.a), load_run(settings.b)
     if not are_paired(first, second):
@@ -132,7 +124,7 @@ class GateVerdict:
         return EXIT_BAD_INPUT if unknown or nothing else 0
 
 
-def gate(settings: GateSettings) -> GateVerdict:
+def gate(settings: results.GateSettings) -> GateVerdict:
     """Check the run and write the files that the settings name."""
     run = load_run(settings.run)
     texts = settings.slo or tuple(run.manifest.scenario.slo)
@@ -168,7 +160,7 @@ class ImportedRun:
     tool: str
 
 
-def export(settings: ExportSettings) -> list[Path]:
+def export(settings: results.ExportSettings) -> list[Path]:
     """Write the run and return the files; raises InputError for an unknown format."""
     wanted, run = settings.export_format, settings.run
     if wanted not in EXPORT_FORMATS:
@@ -178,7 +170,7 @@ def export(settings: ExportSettings) -> list[Path]:
 
 
 def import_results(
-    settings: ImportSettings, listener: Listener = SILENT, *, command: Sequence[str] = ()
+    settings: results.ImportSettings, listener: Listener = SILENT, *, command: Sequence[str] = ()
 ) -> ImportedRun:
     """Write the run folder; raises InputError for a file that cannot be read.
 
@@ -229,11 +221,15 @@ class WrittenWorkload:
     day: Path | None
 
 
-def workload_from(settings: WorkloadFromSettings, listener: Listener = SILENT) -> WrittenWorkload:
+def workload_from(
+    settings: results.WorkloadFromSettings, listener: Listener = SILENT
+) -> WrittenWorkload:
     """Read the source and write the scenario; raises InputError for one that cannot be read."""
     source, out = settings.source, settings.out
-    if source.startswith(PROMETHEUS):
-        found = of_metrics(read_metrics(source.removeprefix(PROMETHEUS), hours=settings.hours))
+    if source.startswith(results.PROMETHEUS):
+        found = of_metrics(
+            read_metrics(source.removeprefix(results.PROMETHEUS), hours=settings.hours)
+        )
     else:
         traffic = read_traffic(
             Path(source),

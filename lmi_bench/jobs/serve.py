@@ -113,10 +113,7 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
     engine = parse_scenario({"engine": stated}, source="serve").engine
     refuse_idle("bundled" if settings.instance is None else "simulated", options, engine)
     found = replace(
-        settings,
-        model=model or DEFAULT_MODEL,
-        model_loading_timeout=timeout_s,
-        lmi_replies=replies,
+        settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s, lmi_replies=replies
     )
     return found, engine
 

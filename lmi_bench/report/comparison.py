@@ -8,7 +8,7 @@ from functools import partial
 from lmi_bench.analysis.results.compare import Difference, compare_runs
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
-from lmi_bench.report.formats import MISSING, number
+from lmi_bench.report.formats import MISSING, metric_title, number
 from lmi_bench.report.table import Cell, Field, Table, field, table_of
 from lmi_bench.report.values import Curve
 
@@ -47,18 +47,13 @@ def verdicts_table(base: Run, other: Run, labels: tuple[str, str]) -> Table | st
     metrics = dict.fromkeys(each.metric for each in found)
     fields: list[Field[str]] = [
         field("Level", str, numeric=False),
-        *(field(_title(name), partial(cell, metric=name)) for name in metrics),
+        *(field(metric_title(name), partial(cell, metric=name)) for name in metrics),
     ]
     note = (
         f"Changes of {second} against {first}, each with its 95 % interval, as {command} gives "
         "them: faster and slower hold for all figures of the table together (Holm)."
     )
     return table_of(f"{second} against {first}: verdicts", fields, by_level, note)
-
-
-def _title(metric: str) -> str:
-    name, _, statistic = metric.rpartition("_")
-    return f"{name.upper()} {statistic}" if name else metric.capitalize()
 
 
 def comparison_table(curves: Sequence[Curve]) -> Table | None:

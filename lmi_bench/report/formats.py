@@ -74,6 +74,12 @@ def load_name(axis: str, value: float | None) -> str:
     return load.load_name(axis, value)
 
 
+def metric_title(metric: str) -> str:
+    """`ttft_p90` as a heading: `TTFT p90`."""
+    name, _, statistic = metric.rpartition("_")
+    return f"{name.upper()} {statistic}" if name else metric.capitalize()
+
+
 def minute(created_at: str) -> str:
     """A time stamp to the minute in UTC; other text stays as it is.
 
@@ -107,22 +113,12 @@ def key_title(key: str) -> str:
     ['Throughput, tok/s', 'TTFT p90, ms', 'Price, USD/h']
     """
     units = {
-        "_tokens_per_s": "tok/s",
-        "_ms_per_token": "ms/token",
-        "_usd_per_hour": "USD/h",
-        "_usd_per_month": "USD/month",
-        "_per_s": "req/s",
-        "_ms": "ms",
-        "_s": "s",
-        "_bytes": "bytes",
-        "_gib": "GiB",
-        "_frac": "share",
-    }
-    unit = ""
-    for suffix, shown in units.items():
-        if key.endswith(suffix):
-            key, unit = key.removesuffix(suffix), shown
-            break
+        "_tokens_per_s": "tok/s", "_ms_per_token": "ms/token", "_usd_per_hour": "USD/h",
+        "_usd_per_month": "USD/month", "_per_s": "req/s", "_ms": "ms", "_s": "s",
+        "_bytes": "bytes", "_gib": "GiB", "_frac": "share",
+    }  # fmt: skip
+    suffix = next((each for each in units if key.endswith(each)), "")
+    key, unit = key.removesuffix(suffix), units.get(suffix, "")
     acronyms = {"ttft", "itl", "tpot", "e2e", "kv", "slo", "usd", "gpu", "cpu"}
     statistics = {"p50", "p90", "p95", "p99"}
     words = [

@@ -160,11 +160,7 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
         field("logprob shift", lambda each: number(each.quality.logprob_shift), "Quality"),
         field("output error", lambda each: share(each.quality.mean_output_error), "Quality"),
         field("weights, MiB", lambda each: number(each.memory.weight_bytes / MIB), "Memory"),
-        field(
-            "KV tokens",
-            lambda each: count(each.memory.kv_tokens_in_baseline_memory),
-            "Memory",
-        ),
+        field("KV tokens", lambda each: count(each.memory.kv_tokens_in_baseline_memory), "Memory"),
         *(speed(f"tok/s at {load}", load, "throughput_tokens_per_s") for load in loads),
         speed(f"ms/token at {first}", first, "latency_ms_per_token_mean"),
         field(

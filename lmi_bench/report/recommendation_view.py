@@ -293,16 +293,16 @@ def _figure_cell(candidate: Candidate, key: str) -> Cell:
 
 def _slo_outlook_table(chosen: Candidate, answer: Recommendation) -> Table | None:
     """The confidence of each SLO at the planned load, and the slack to its limit."""
+
+    def confidence(each: SloOutlook) -> Cell:
+        return Cell(each.confidence, "", _CONFIDENCE_TONES.get(each.confidence, ""))
+
     fields: tuple[Field[SloOutlook], ...] = (
         field("SLO", lambda each: each.slo, numeric=False),
         field("Predicted", lambda each: _predicted(chosen, each)),
         field("Limit, ms", lambda each: number(each.limit_ms)),
         field("Slack, ms", lambda each: number(each.slack_ms)),
-        field(
-            "Confidence",
-            lambda each: Cell(each.confidence, "", _CONFIDENCE_TONES.get(each.confidence, "")),
-            numeric=False,
-        ),
+        field("Confidence", confidence, numeric=False),
     )
     note = "sure: holds at the upper end of the interval; likely: holds as predicted."
     load = "the planned load" if answer.question.states_load else answer.question.load
@@ -314,7 +314,7 @@ def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]
     """Rejected layouts by kind of reason: the same sentence apart from names and numbers."""
     groups: dict[str, list[Rejection]] = {}
     for each in rejected:
-        groups.setdefault(_unnumbered(_reason_of(each)), []).append(each)
+        groups.setdefault(_NUMBER.sub("…", _reason_of(each)), []).append(each)
     fields: tuple[Field[Rejection], ...] = (
         field("Instance", lambda each: each.instance_type, numeric=False),
         field("TP", lambda each: count(each.tensor_parallel)),
@@ -339,10 +339,6 @@ def _span(numbers: set[str]) -> str:
         return " or ".join(sorted(numbers))
     ordered = sorted(numbers, key=lambda text: float(text.lstrip("$").replace(",", "")))
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
-
-
-def _unnumbered(text: str) -> str:
-    return _NUMBER.sub("…", text)
 
 
 def _reason_of(rejection: Rejection) -> str:

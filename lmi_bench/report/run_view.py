@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from lmi_bench.analysis.fit.run_intervals import LevelUncertainty, level_uncertainties
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
-from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
@@ -22,15 +23,7 @@ from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.explore import levels_data
 from lmi_bench.report.formats import interval, load_name, minute, number, plain
 from lmi_bench.report.tables import extras, levels
-from lmi_bench.report.values import (
-    THROUGHPUT,
-    Band,
-    Curve,
-    Facts,
-    Headline,
-    KneeMark,
-    RunView,
-)
+from lmi_bench.report.values import THROUGHPUT, Band, Curve, Facts, Headline, KneeMark, RunView
 
 _PLACED = {"target", "commands", "scenario", "host", "versions"}
 _FIRST = {
@@ -53,20 +46,15 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
+    kept = [by_line.get(id(line), ()) for line in lines] if records else None
     slos = levels.readable_slos(scenario.slo)
     sure = dict(zip(map(id, pooled), level_uncertainties(run, pooled), strict=True))
     verdict = extras.search_headline(run.slo_answer) or levels.slo_headline(axis, lines, slos)
     between = _intervals(sure)
     headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve, between))
-    more = (
-        extras.search_table(axis, lines),
-        extras.spread_table(axis, lines),
-        extras.sessions_table(axis, lines),
-        extras.steady_table(axis, lines),
-        extras.engine_table(axis, lines),
-        extras.server_table(axis, lines),
-        extras.power_table(axis, lines),
-    )
+    more = (table(axis, lines) for table in extras.TABLES)
+    stated = scenario.to_json()
+    as_yaml = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return RunView(
         anchor=anchor,
         label=label,
@@ -77,18 +65,12 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         levels=levels.levels_table(axis, lines, marked, between),
         details=levels.statistics_tables(axis, lines),
         knees=levels.knees_table(axis, knees),
-        slos=levels.slo_table(
-            axis,
-            lines,
-            [by_line.get(id(line), ()) for line in lines] if records else None,
-            scenario.slo,
-            run.manifest.goodput or (),
-        ),
+        slos=levels.slo_table(axis, lines, kept, scenario.slo, run.manifest.goodput or ()),
         generator=levels.generator_table(axis, lines),
         more=tuple(table for table in more if table is not None),
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
-        scenario_yaml=_yaml(scenario.to_json()),
+        scenario_yaml=as_yaml if stated else "",
         curve=_with_bands(
             _curve(label, curve, knees, slos, simulated=simulated),
             [sure.get(id(point.line)) for point in curve.points],
@@ -153,31 +135,21 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Knee]) -> Headline | None:
 
 def _what_binds(chosen: Knee, knees: Sequence[Knee], axis: str, load: float) -> str:
     """The cause of the chosen knee, or of the nearest one below it by another rule."""
-    known = [
-        knee
-        for knee in knees
-        if knee.load is not None
-        and knee.axis == axis
-        and knee.load <= load
-        and knee.cause != "unknown"
-    ]
+    here = [knee for knee in knees if knee.axis == axis and knee.cause != "unknown"]
+    known = [knee for knee in here if knee.load is not None and knee.load <= load]
     if chosen in known:
-        return f"What binds beyond it: {_cause(chosen)}"
+        return f"What binds beyond it: {levels.cause_title(chosen)}"
     if not known:
         return ""
     nearest = max(known, key=lambda knee: knee.load or 0.0)
     since = f"from {nearest.load:g} on ({_rule_name(nearest)} rule)"
-    return f"What binds {since}: {_cause(nearest)}"
+    return f"What binds {since}: {levels.cause_title(nearest)}"
 
 
 def _rule_name(knee: Knee) -> str:
     """The rule's title inside a sentence; Kneedle is a name and stays capitalised."""
     title = levels.rule_title(knee)
     return title if knee.rule == "kneedle" else title.lower()
-
-
-def _cause(knee: Knee) -> str:
-    return CAUSE_TITLES.get(knee.cause, knee.cause)
 
 
 def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
@@ -198,14 +170,8 @@ def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
     if ttft is not None:
         pace = number(first.latency_ms_per_token)
         stated = _stated(between(first.line, "ttft", statistic))
-        headlines.append(
-            Headline(
-                "Fastest first token",
-                number(ttft),
-                "ms TTFT",
-                f"{stated}at {load_name(curve.axis, first.load)}, {pace} ms/token",
-            )
-        )
+        detail = f"{stated}at {load_name(curve.axis, first.load)}, {pace} ms/token"
+        headlines.append(Headline("Fastest first token", number(ttft), "ms TTFT", detail))
     return headlines
 
 
@@ -217,15 +183,13 @@ def _curve(
     label: str, curve: SweepCurve, knees: Sequence[Knee], slos: Sequence[Slo], *, simulated: bool
 ) -> Curve:
     points = curve.points
-    latencies: dict[tuple[str, str], tuple[float | None, ...]] = {
-        (LATENCY_KEY[metric], name): tuple(point.line.of(metric).value(name) for point in points)
-        for metric in CHART_METRICS
-        for name in ("mean", *QUANTILES)
-    }
+    latencies: dict[tuple[str, str], tuple[float | None, ...]] = {}
     for metric in CHART_METRICS:
-        latencies[LATENCY_KEY[metric], "upper"] = tuple(
-            each.max if each.p90 is None else each.p90
-            for each in (point.line.of(metric) for point in points)
+        found, key = [point.line.of(metric) for point in points], LATENCY_KEY[metric]
+        for name in ("mean", *QUANTILES):
+            latencies[key, name] = tuple(each.value(name) for each in found)
+        latencies[key, "upper"] = tuple(
+            each.max if each.p90 is None else each.p90 for each in found
         )
     return Curve(
         label=label,
@@ -283,18 +247,6 @@ def _with_bands(curve: Curve, sure: Sequence[LevelUncertainty | None]) -> Curve:
     return replace(curve, bands=bands)
 
 
-def _yaml(scenario: Mapping[str, Any]) -> str:
-    """The scenario as a file that `sweep` takes again."""
-    if not scenario:
-        return ""
-    import yaml
-
-    text: str = yaml.safe_dump(
-        dict(scenario), sort_keys=False, allow_unicode=True, default_flow_style=None
-    )
-    return text
-
-
 def _environment(manifest: Manifest) -> tuple[Facts, ...]:
     """The time, target, machine and versions of a run."""
     content, host = manifest.to_json(), dict(manifest.host)
@@ -304,15 +256,11 @@ def _environment(manifest: Manifest) -> tuple[Facts, ...]:
         *_pairs({k: v for k, v in content.items() if k not in (*_PLACED, *_FIRST)}, _words),
     ]
     if isinstance(size := host.get("memory_bytes"), int | float):
-        shown = f"{number(bytes_to_gib(size))} GiB"
-        host = {
-            "memory" if key == "memory_bytes" else key: shown if key == "memory_bytes" else value
-            for key, value in host.items()
-        }
+        host["memory_bytes"] = f"{number(bytes_to_gib(size))} GiB"
     return (
         Facts("Run", tuple(run)),
         Facts("Target", tuple(_pairs(manifest.target.to_json(), _words))),
-        Facts("Host", tuple(_pairs(host, _words))),
+        Facts("Host", tuple(_pairs(host, lambda key: _words(key.removesuffix("_bytes"))))),
         Facts("Versions", tuple(_pairs(manifest.versions, str))),
     )
 

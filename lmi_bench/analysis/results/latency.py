@@ -124,17 +124,15 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
     """
     values = np.asarray(values_s, dtype=np.float64) * MS_PER_S
     n = int(values.size)
-    needed = {name: samples_needed(quantile) for name, quantile in QUANTILES.items()}
-    unsupported = {
-        name: f"needs {least} samples, has {n}" for name, least in needed.items() if n < least
-    }
+    quantiles: dict[str, Any] = {}
+    unsupported = {}
+    for name, quantile in QUANTILES.items():
+        if n < (needed := samples_needed(quantile)):
+            unsupported[name] = f"needs {needed} samples, has {n}"
+        else:
+            quantiles[name] = float(np.quantile(values, quantile))
     if not n:
         return Statistics(n=0, unsupported=unsupported)
-    quantiles: dict[str, Any] = {
-        name: float(np.quantile(values, quantile))
-        for name, quantile in QUANTILES.items()
-        if name not in unsupported
-    }
     return Statistics(
         mean=float(values.mean()),
         **quantiles,
@@ -181,7 +179,7 @@ def summarise_level(run: LevelRun) -> Level:
     latencies = [request_latency(record, open_loop=spec.load.is_open) for record in completed]
     e2e_s = [each.e2e_s for each in latencies if each.e2e_s is not None]
     of_load = [each for each, of in zip(latencies, completed, strict=True) if not of.at_start]
-
+    at_start = len(run.records) - len(counted(run.records))
     wall_s = wall_time_s(run.records)
     output_tokens = sum(record.output_tokens for record in completed)
     input_tokens = sum(record.input_tokens for record in completed)
@@ -190,9 +188,11 @@ def summarise_level(run: LevelRun) -> Level:
         return amount / wall_s if wall_s > 0 else None
 
     mean_concurrency = per_second(math.fsum(e2e_s))
-    reasoning = sum(record.exchange.reasoning_tokens for record in completed)
+    answers = [record.exchange for record in completed]
+    reasoning = sum(each.reasoning_tokens for each in answers)
     # the share is of the tokens that arrived as events, since servers count differently
-    streamed = sum(sum(record.exchange.token_counts) for record in completed)
+    streamed = sum(sum(each.token_counts) for each in answers)
+    unfinished = sum(each.streamed and each.finish_reason is None for each in answers)
     held_s = [record.exchange.held_s for record in run.records if record.exchange.held_s]
     by_replica = Counter(r.exchange.replica for r in run.records if r.exchange.replica is not None)
     return Level(
@@ -200,7 +200,7 @@ def summarise_level(run: LevelRun) -> Level:
         attempt=run.attempt,
         load=spec.load,
         requests=len(run.records),
-        start_requests=_start_requests(run),
+        start_requests=at_start if at_start or spec.start_requests else None,
         errors=len(failed),
         errors_by_kind=dict(sorted(Counter(record.status for record in failed).items())),
         error_examples=_error_examples(failed) if failed else None,
@@ -226,17 +226,13 @@ def summarise_level(run: LevelRun) -> Level:
         unplanned_lengths=_unplanned_lengths(completed),
         unequal_counts=_unequal_counts(completed),
         cached_prompt_frac=_cached_prompt_frac(completed),
-        without_finish_reason=_without_finish_reason(run.check, completed) or None,
+        # of answers over sockets; an engine in this process always gives a reason
+        without_finish_reason=(unfinished if run.check.receiver else 0) or None,
         sessions=_sessions(run) if spec.load.sessions else None,
         max_in_flight=spec.max_in_flight,
         held=Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None,
         requests_by_replica={str(n): by_replica[n] for n in sorted(by_replica)} or None,
     )
-
-
-def _start_requests(run: LevelRun) -> int | None:
-    at_start = len(run.records) - len(counted(run.records))
-    return at_start if at_start or run.spec.start_requests else None
 
 
 def _latency(
@@ -255,15 +251,6 @@ def _latency(
         elif metric != "ttft_answer" or reasoning:
             found[metric] = summarise_ms(values)
     return found
-
-
-def _without_finish_reason(check: GeneratorReport, completed: Sequence[RequestRecord]) -> int:
-    """Number of answers that a server streamed to the end without a finish_reason."""
-    if not check.receiver:
-        return 0
-    return sum(
-        record.exchange.streamed and record.exchange.finish_reason is None for record in completed
-    )
 
 
 def _unplanned_lengths(completed: Sequence[RequestRecord]) -> UnplannedLengths | None:
@@ -302,20 +289,20 @@ def _cached_prompt_frac(completed: Sequence[RequestRecord]) -> float | None:
 def _sessions(run: LevelRun) -> Sessions:
     """A level's conversations: their number and length, and the TTFT of first and later turns."""
     records = [record for record in run.records if record.session is not None]
-    turns = Counter(record.session for record in records)
-    failed = {record.session for record in records if not record.ok}
-    ttft_s: dict[bool, list[float]] = {True: [], False: []}
+    started = {record.session for record in records}
+    first_s: list[float] = []
+    later_s: list[float] = []
     for record in counted(records):
         open_loop = run.spec.load.is_open
         value_s = request_latency(record, open_loop=open_loop).ttft_s if record.ok else None
         if value_s is not None:
-            ttft_s[record.turn == 0].append(value_s)
+            (later_s if record.turn else first_s).append(value_s)
     return Sessions(
-        started=len(turns),
-        failed=len(failed),
-        turns_mean=len(records) / len(turns) if turns else None,
-        ttft_first_turn_ms=summarise_ms(ttft_s[True]),
-        ttft_later_turns_ms=summarise_ms(ttft_s[False]),
+        started=len(started),
+        failed=len({record.session for record in records if not record.ok}),
+        turns_mean=len(records) / len(started) if started else None,
+        ttft_first_turn_ms=summarise_ms(first_s),
+        ttft_later_turns_ms=summarise_ms(later_s),
     )
 
 

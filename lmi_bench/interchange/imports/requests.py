@@ -86,11 +86,16 @@ def _aiperf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
         ended_ns = metadata.get("request_end_ns")
         ended_s = None if ended_ns is None else ended_ns * 1e-9
         return failed_record(number, sent_s=sent_s, error=message, ended_s=ended_s)
-    ttft_ms, e2e_ms = (_value_ms(metrics, n) for n in ("time_to_first_token", "request_latency"))
+    ttft_ms, e2e_ms = (
+        None
+        if (value := number_of(metrics, f"{name}.value")) is None
+        else value * in_ms(metrics[name].get("unit", "ms"))
+        for name in ("time_to_first_token", "request_latency")
+    )
     if e2e_ms is None:
         raise InputError(f"request {number} of the file has no request_latency")
     output_tokens, input_tokens = (
-        round(next((n for name in names if (n := _value(metrics, name))), 0))
+        round(next((n for name in names if (n := number_of(metrics, f"{name}.value"))), 0))
         for names in (("output_sequence_length", "output_token_count"), ("input_sequence_length",))
     )
     gaps = metrics.get("inter_chunk_latency") or {}
@@ -109,23 +114,11 @@ def _aiperf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
     )
 
 
-def _value(metrics: Mapping[str, Any], name: str) -> float | None:
-    metric = metrics.get(name)
-    return number_of(metric, "value") if isinstance(metric, Mapping) else None
-
-
-def _value_ms(metrics: Mapping[str, Any], name: str) -> float | None:
-    value = _value(metrics, name)
-    return None if value is None else value * in_ms(metrics[name].get("unit", "ms"))
-
-
 def read_llmeter(lines: Lines, load: Load) -> Imported:
     """The responses.jsonl of one llmeter run, with the requests' own times."""
     records = [_llmeter_record(number, line) for number, line in enumerate(lines)]
-    absent = {"itl_ms": _LLMETER_GAPS}
-    return Imported(
-        "llmeter", (record_level(load, records, tool="llmeter", missing_metrics=absent),)
-    )
+    level = record_level(load, records, tool="llmeter", missing_metrics={"itl_ms": _LLMETER_GAPS})
+    return Imported("llmeter", (level,))
 
 
 def _llmeter_record(number: int, line: Mapping[str, Any]) -> RequestRecord:

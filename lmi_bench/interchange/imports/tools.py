@@ -30,6 +30,7 @@ from lmi_bench.interchange.imports.level import (
     number_of,
     record_level,
     stated_load,
+    value_at,
     whole_of,
 )
 from lmi_bench.interchange.imports.requests import vllm_records
@@ -127,8 +128,7 @@ def read_inferencex(content: Object, load: Load | None) -> Imported:
 
 def _aiperf_config(content: Object) -> Object:
     config = content.get("input_config") or {}
-    models = config.get("models")
-    items = models.get("items") if isinstance(models, Mapping) else None  # as AIPerf 0.13 has it
+    items = value_at(config, "models.items")  # as AIPerf 0.13 has it
     named = [item.get("name") for item in items or () if isinstance(item, Mapping)]
     names = _find(config, "model_names") or _find(config, "model") or named
     return {
@@ -196,7 +196,7 @@ def _mean_of_runs(parameters: Object, found: Object, load: Load | None) -> Impor
 
 def _guidellm_counts(benchmark: Object) -> Object:
     kinds = {
-        kind: whole_of(_guidellm_part(benchmark, kind), "count") or 0
+        kind: whole_of(benchmark, f"metrics.request_latency.{kind}.count") or 0
         for kind in ("successful", "errored", "incomplete")
     }
     times = benchmark.get("scheduler_metrics") or benchmark
@@ -208,11 +208,6 @@ def _guidellm_counts(benchmark: Object) -> Object:
         "errors": kinds["errored"] + kinds["incomplete"],
         "wall_s": None if ends[0] is None or ends[1] is None else ends[1] - ends[0],
     }
-
-
-def _guidellm_part(benchmark: Object, kind: str) -> Object:
-    found = (benchmark["metrics"].get("request_latency") or {}).get(kind)
-    return found if isinstance(found, Mapping) else {}
 
 
 GUIDELLM = summary_of("guidellm", _guidellm_counts)
@@ -237,12 +232,10 @@ def _guidellm_load(benchmark: Object) -> Load:
         raise InputError(
             "the guidellm report does not name its strategy: give --concurrency N or --rate R"
         )
-    rate = number_of(strategy, "rate")
-    if rate is not None:
+    if (rate := number_of(strategy, "rate")) is not None:
         return stated_load(rate_per_s=rate)
     alone = str(strategy.get("type_")) == "synchronous"
-    users = 1 if alone else whole_of(strategy, "streams", "max_concurrency")
-    return stated_load(concurrency=users)
+    return stated_load(1 if alone else whole_of(strategy, "streams", "max_concurrency"))
 
 
 def _genai_bench_lengths(content: Object) -> Object:
@@ -258,17 +251,6 @@ def _is_vllm(content: Object) -> bool:
     return isinstance(content.get("request_throughput"), int | float) and (
         "total_token_throughput" in content or "num_prompts" in content
     )
-
-
-def _is_sglang(content: Object) -> bool:
-    return "request_throughput" in content and (
-        "random_range_ratio" in content or "mean_e2e_latency_ms" in content
-    )
-
-
-def _is_aiperf_aggregate(content: Object) -> bool:
-    metadata = content.get("metadata")
-    return isinstance(metadata, Mapping) and metadata.get("aggregation_type") == "confidence"
 
 
 def _is_guidellm(content: Object) -> bool:
@@ -326,14 +308,13 @@ INFERENCE_PERF = summary_of("inference-perf")
 
 
 def _llm_d_parts(content: Object) -> Object:
-    scenario = content.get("scenario") or {}
-    found = (content["results"].get("request_performance") or {}).get("aggregate") or {}
-    stack = [part.get("standardized") or {} for part in scenario.get("stack") or ()]
-    duration = str(((content.get("run") or {}).get("time") or {}).get("duration") or "")
+    found = value_at(content, "results.request_performance.aggregate") or {}
+    stack = [each.get("standardized") or {} for each in value_at(content, "scenario.stack") or ()]
+    duration = str(value_at(content, "run.time.duration") or "")
     seconds = re.fullmatch(r"PT([\d.]+)S", duration)  # ISO 8601, seconds only
     return {
         **found,
-        "load": (scenario.get("load") or {}).get("standardized") or {},
+        "load": value_at(content, "scenario.load.standardized") or {},
         "engine": next((engine for engine in stack if engine.get("accelerator")), {}),
         "wall_s": seconds[1] if seconds else None,
     }
@@ -417,23 +398,22 @@ def read_evalscope(content: Object, load: Load | None) -> Imported:
     return EVALSCOPE.without(absent if whole else {}).read(content, load)
 
 
-def _is_llmperf(content: Object) -> bool:
-    return "results_ttft_s_mean" in content or (
-        "num_concurrent_requests" in content and "results_number_errors" in content
-    )
-
-
 # The first match reads: SGLang's lines have nearly all of vLLM's fields.
 SUMMARIES: tuple[tuple[Knows, Reader], ...] = (
-    (_is_sglang, read_sglang),
+    (has("request_throughput", "random_range_ratio"), read_sglang),
+    (has("request_throughput", "mean_e2e_latency_ms"), read_sglang),
     (_is_vllm, read_vllm),
     (has("tput_per_gpu", "conc"), read_inferencex),
     (has("request_latency.avg", "request_latency.unit"), read_aiperf),
     (lambda content: isinstance(content.get("per_combination_metrics"), list), read_aiperf_sweep),
-    (_is_aiperf_aggregate, read_aiperf_aggregate),
+    (
+        lambda content: value_at(content, "metadata.aggregation_type") == "confidence",
+        read_aiperf_aggregate,
+    ),
     (_is_guidellm, read_guidellm),
     (has(f"{_LEVEL}.stats", f"{_LEVEL}.num_concurrency"), GENAI_BENCH.read),
-    (_is_llmperf, LLMPERF.read),
+    (has("results_ttft_s_mean"), LLMPERF.read),
+    (has("num_concurrent_requests", "results_number_errors"), LLMPERF.read),
     (has("clients", "total_requests", "total_test_time"), read_llmeter),
     (has("load_summary", "successes"), INFERENCE_PERF.read),
     (has("totalTimeMills", "concurrentClients"), AWSCURL.read),

@@ -18,8 +18,8 @@ from lmi_bench.analysis.model.memory import (
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.scenario import EngineSection, parse_scenario
-from lmi_bench.jobs.files import checked, read_yaml
+from lmi_bench.core.scenario import EngineSection, parse_scenario, read_yaml
+from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
 from lmi_bench.models.shape import ModelShape

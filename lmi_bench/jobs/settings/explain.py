@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, option
+from lmi_bench.core.option import Option, flag_of, option
 from lmi_bench.jobs.settings import planning
 
 _DTYPE = "Weight format: float32, float16, bfloat16, float8, int8, int4, mxfp4 or nvfp4."
@@ -36,8 +36,7 @@ class MemorySettings:
         planning.check_at_least_one(
             batch=self.batch, tokens=self.tokens, tensor_parallel=self.tensor_parallel
         )
-        _check_positive("memory-gb", self.memory_gb)
-        _check_positive("parameters-b", self.parameters_b)
+        _check_positive(self, "memory_gb", "parameters_b")
         if not 0 <= self.overhead_gb < math.inf:
             raise InputError(f"--overhead-gb must be at least 0, got {self.overhead_gb:g}")
 
@@ -68,8 +67,7 @@ class BlendedSettings:
     discount: float = option("Discount on the price, 0 to 1.", value=0.0)
 
     def __post_init__(self) -> None:
-        for name in ("price", "throughput", "concurrency", "itl"):
-            _check_positive(name, getattr(self, name))
+        _check_positive(self, "price", "throughput", "concurrency", "itl")
         if not 0 <= self.discount < 1:
             raise InputError(f"--discount must be at least 0 and below 1, got {self.discount:g}")
         if self.ratio < 0:
@@ -90,10 +88,11 @@ class SavingsSettings:
     )
 
     def __post_init__(self) -> None:
-        _check_positive("cheap-price", self.cheap_price)
-        _check_positive("dear-price", self.dear_price)
+        _check_positive(self, "cheap_price", "dear_price")
 
 
-def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise InputError(f"--{name} must be above 0, got {value:g}")
+def _check_positive(settings: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag_of(name)} must be above 0, got {value:g}")

@@ -109,7 +109,7 @@ class WorkloadFromSettings:
         default="the usual names",
     )
     assume: str | None = option(
-        "Prompt/answer length in tokens, such as 500/200, for requests that the log has none of.",
+        "Prompt/answer length in tokens, such as 500/200, for requests that the log has none of."
     )
     hours: float = option(
         "Period in hours, up to now, to read from a Prometheus server.", value=24.0

@@ -15,13 +15,7 @@ from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
-from lmi_bench.core.scenario import (
-    AUTO,
-    SAGEMAKER_PREFIX,
-    SIMULATED_PREFIX,
-    Scenario,
-    is_endpoint,
-)
+from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, SIMULATED_PREFIX, Scenario, is_endpoint
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.sweep.levels import level_rule, with_levels_found
 from lmi_bench.report.slo_text import slo_verdicts

@@ -204,8 +204,13 @@ def _measure(
     limits = [str(limit) for limit in options.slo.limits]
     with _open_store(folder, bench, limits, listener, resume=resume) as store:
         on_folder(folder)
-        for line in (f"target: {bench.title}", *bench.notes, *_time_notes(time_box, rule)):
+        for line in (f"target: {bench.title}", *bench.notes):
             listener.note(line)
+        if time_box.max_s is not None:
+            limit = clock_text(time_box.max_s)
+            picked = f"levels are picked for {limit} at most (--max-time)"
+            listed = f"levels that would end after {limit} are left out"
+            listener.note(picked if rule.total is None else listed)
         _run_levels(bench, store, rule, spend, options.client, server, time_box, listener)
         # once, and from the files: a resumed run has levels that this process never saw, and a
         # later report computes from the same rounded times
@@ -228,15 +233,6 @@ def _measure(
             pooled = pooled_run(run)
         run = replace(run, knees=knees, slo_answer=answer)
         return replace(result, run=run, pooled=pooled, knees=knees, answer=answer)
-
-
-def _time_notes(time_box: TimeBox, rule: LevelRule) -> tuple[str, ...]:
-    if time_box.max_s is None:
-        return ()
-    limit = clock_text(time_box.max_s)
-    if rule.total is None:
-        return (f"levels are picked for {limit} at most (--max-time)",)
-    return (f"levels that would end after {limit} are left out",)
 
 
 def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> Scenario:

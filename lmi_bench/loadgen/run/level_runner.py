@@ -6,7 +6,6 @@ Garbage collection is off while the clock runs, and nothing is retried.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import itertools
@@ -14,18 +13,14 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from lmi_bench.core.host import without_collection
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_parts
-from lmi_bench.loadgen.run.loops import (
-    PlannedSession,
-    SessionLoop,
-    run_closed_loop,
-    run_open_loop,
-)
+from lmi_bench.loadgen.run.loops import PlannedSession, SessionLoop, run_closed_loop, run_open_loop
 from lmi_bench.loadgen.run.self_check import LoopWatch
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
 from lmi_bench.loadgen.run.target import Target, resolve
@@ -161,7 +156,8 @@ class LevelRunner:
         await self._warm_up()
         before = None if engine is None else engine.engine_stats()
         watch = LoopWatch()
-        with _no_collections():
+        gc.collect()
+        with without_collection():  # its pauses would show in the latencies
             self._start_s = await start()
             with watch.watching():
                 self._report("running")
@@ -213,23 +209,17 @@ class LevelRunner:
         if not numbers:
             return
         self._report("warm-up")
+        users = max(1, min(self._connections(), len(numbers)))
         await run_closed_loop(
             self._sender(max_in_flight=None),
-            ClosedLoop(
-                concurrency=max(1, min(self._connections(), len(numbers))),
-                num_requests=len(numbers),
-            ),
+            ClosedLoop(concurrency=users, num_requests=len(numbers)),
             lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
         )
 
     def _sender(self, max_in_flight: int | None) -> Sender:
-        return Sender(
-            self._resolved.send,
-            timeout_s=self._order.timeout_s,
-            guard=self._guard,
-            max_in_flight=max_in_flight,
-        )
+        send, timeout_s = self._resolved.send, self._order.timeout_s
+        return Sender(send, timeout_s=timeout_s, guard=self._guard, max_in_flight=max_in_flight)
 
     async def _closed(self) -> list[Measured]:
         share, spacing_s = self._share, self._order.spacing_s
@@ -362,16 +352,3 @@ class LevelRunner:
                 stopped_by=self._stopped_by,
             )
         )
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Disable garbage collection while the clock runs: its pauses would show in the latencies."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -12,9 +12,17 @@ from typing import Any
 
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level, Sessions, Spread
-from lmi_bench.report.formats import MISSING, count, load_name, number, share, statistic_cell
+from lmi_bench.report.formats import (
+    MISSING,
+    count,
+    load_name,
+    metric_title,
+    number,
+    share,
+    statistic_cell,
+)
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
-from lmi_bench.report.tables.levels import Lines, load_field, per_level
+from lmi_bench.report.tables.levels import Lines, key_field, load_field, per_level, value_at
 from lmi_bench.report.values import Headline
 
 _SHAPES = {
@@ -53,35 +61,40 @@ def search_table(axis: str, lines: Lines) -> Table | None:
     if not tried:
         return None
     places = {id(line): place for place, line in enumerate(tried, start=1)}
-
-    def of(text: Callable[[Any], Cell | str]) -> Callable[[Level], Cell | str]:
-        return lambda line: text(line.search)
-
     fields: list[Field[Level]] = [
         field("Step", lambda line: str(places[id(line)])),
         load_field(axis),
         field(
             "Sent of planned requests",
-            lambda line: f"{count(line.requests)} of {count(_at(line, 'search.planned'))}",
+            lambda line: f"{count(line.requests)} of {count(value_at(line, 'search.planned'))}",
         ),
-        field("Seconds", lambda line: number(line.wall_s)),
+        key_field("wall_s", "Seconds"),
+        key_field("search.ratio", "Measured / limit", "", _ratio),
         field(
-            "Measured / limit",
-            of(lambda found: number(found.ratio) if math.isfinite(found.ratio) else "infinite"),
+            "Nearest to its limit",
+            lambda line: value_at(line, "search.binding") or MISSING,
+            numeric=False,
         ),
-        field("Nearest to its limit", of(lambda found: found.binding or MISSING), numeric=False),
-        field("SLOs", of(lambda found: _MET if found.passed else _MISSED), numeric=False),
+        field(
+            "SLOs",
+            lambda line: _MET if value_at(line, "search.passed") else _MISSED,
+            numeric=False,
+        ),
     ]
     note = "A level is cut short as soon as no further answer can save it."
     return table_of("How the highest load was found", fields, tried, note)
+
+
+def _ratio(value: float) -> str:
+    return number(value) if math.isfinite(value) else "infinite"
 
 
 _Attempts = tuple[Level, str, Spread]
 
 
 def _spread_fields(axis: str) -> tuple[Field[_Attempts], ...]:
-    def metric(each: _Attempts) -> str:
-        return f"{each[1]}, {'tok/s' if each[1] == 'throughput' else 'ms'}"
+    def unit(each: _Attempts) -> str:
+        return "tok/s" if each[1] == "throughput" else "ms"
 
     def interval(each: _Attempts) -> str:
         low, high = each[2].low, each[2].high
@@ -92,9 +105,9 @@ def _spread_fields(axis: str) -> tuple[Field[_Attempts], ...]:
     return (
         field(load.column.title, lambda each: load.cell(each[0])),
         field("", lambda each: each[0].name, console="level", on_page=False),
-        field("Metric", lambda each: _metric_title(each[1]), numeric=False),
+        field("Metric", lambda each: f"{metric_title(each[1])}, {unit(each)}", numeric=False),
         field("Attempts", lambda each: count(each[0].attempts), console="attempts"),
-        field("", metric, console="metric", on_page=False),
+        field("", lambda each: f"{each[1]}, {unit(each)}", console="metric", on_page=False),
         field("Mean", lambda each: number(each[2].mean), console="mean"),
         field("95 % interval", interval, console="interval"),
         field("Variation", lambda each: share(each[2].cv), hint=hint, console="cv"),
@@ -140,8 +153,8 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
         ("share", "of the level", share),
     )
     fields = [
-        field("Whole level, tok/s", lambda line: number(line.throughput_tokens_per_s)),
-        *(_key_field(f"steady.{key}", title, "Steady window", text) for key, title, text in window),
+        key_field("throughput_tokens_per_s", "Whole level, tok/s"),
+        *(key_field(f"steady.{key}", title, "Steady window", text) for key, title, text in window),
         field("Difference", change),
     ]
     note = (
@@ -158,19 +171,9 @@ def _turns_field(key: str, name: str, group: str, console: str) -> Field[Level]:
 
 
 _SESSIONS: tuple[Field[Level], ...] = (
-    *(
-        field(
-            title,
-            lambda line, key=key, text=text: text(getattr(line.sessions or Sessions(), key)),  # type: ignore[misc]
-            "Conversations",
-            console=console,
-        )
-        for key, title, text, console in (
-            ("started", "begun", count, "conversations"),
-            ("failed", "failed", count, "failed"),
-            ("turns_mean", "turns", number, "turns mean"),
-        )
-    ),
+    key_field("sessions.started", "begun", "Conversations", count, "conversations"),
+    key_field("sessions.failed", "failed", "Conversations", count, "failed"),
+    key_field("sessions.turns_mean", "turns", "Conversations", number, "turns mean"),
     *(
         _turns_field(key, name, f"TTFT {turns}, ms", console)
         for key, turns in (("first_turn", "first turn"), ("later_turns", "later turns"))
@@ -218,7 +221,7 @@ def engine_table(axis: str, lines: Lines) -> Table | None:
     if not any(line.engine for line in lines):
         return None
     fields = [
-        _engine_field(key, title, "", text)
+        key_field(f"engine.{key}", title, "", text)
         for key, title, _, text, always, _ in _ENGINE
         if title and (always or any((line.engine or {}).get(key) is not None for line in lines))
     ]
@@ -229,19 +232,11 @@ def engine_rows(levels: Lines) -> list[dict[str, str]]:
     """The same as console rows, without columns whose values are all missing or 0."""
     seen = [line for line in levels if line.engine]
     fields = [
-        _engine_field(key, title, console, "{:.2f}".format if text is number else text)
+        key_field(f"engine.{key}", title, "", "{:.2f}".format if text is number else text, console)
         for key, title, console, text, _, always in _ENGINE
         if console and (always or any((line.engine or {}).get(key) for line in seen))
     ]
     return _named_rows(fields, seen)
-
-
-def _engine_field(key: str, title: str, console: str, text: Callable[[Any], str]) -> Field[Level]:
-    def cell(line: Level) -> str:
-        value = (line.engine or {}).get(key)
-        return MISSING if value is None else text(value)
-
-    return field(title, cell, console=console)
 
 
 def _named_rows(fields: Any, lines: Lines) -> list[dict[str, str]]:
@@ -277,61 +272,39 @@ _SERVER: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
 def server_table(axis: str, lines: Lines) -> Table | None:
     """The server's own metrics beside the client's."""
     fields = [
-        _key_field(f"server.{key}", title, group, text)
+        key_field(f"server.{key}", title, group, text)
         for key, title, group, text in _SERVER
-        if any(_at(line, f"server.{key}") is not None for line in lines)
+        if any(value_at(line, f"server.{key}") is not None for line in lines)
     ]
     if not fields:
         return None
-    sources = next((found for line in lines if (found := _at(line, "server.sources"))), ())
+    sources = next((found for line in lines if (found := value_at(line, "server.sources"))), ())
     note = f"Read from {', '.join(sources)}." if sources else ""
     return per_level("The server's own view", axis, lines, fields, note)
 
 
 def power_table(axis: str, lines: Lines) -> Table | None:
     """Energy of the accelerators, where they could be read."""
-    if not any(_at(line, "server.power") for line in lines):
+    if not any(value_at(line, "server.power") for line in lines):
         return None
 
     def verdict(line: Level) -> Cell:
-        if _at(line, "server.power.valid"):
-            return Cell(f"valid, by {_at(line, 'server.power.source')}", "", "good")
+        if value_at(line, "server.power.valid"):
+            return Cell(f"valid, by {value_at(line, 'server.power.source')}", "", "good")
         return Cell("too short to tell", "the level gave too few readings", "warn")
 
-    columns: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-        ("gpus", "GPUs", count),
-        ("mean_power_w", "Mean power, W", number),
-        ("gpu_use_frac", "Use", share),
-        ("energy_j", "Energy, J", number),
-        ("joules_per_output_token", "J per output token", number),
-    )
     fields = [
-        *(_key_field(f"server.power.{key}", title, "", text) for key, title, text in columns),
+        key_field("server.power.gpus", "GPUs", "", count),
+        key_field("server.power.mean_power_w", "Mean power, W"),
+        key_field("server.power.gpu_use_frac", "Use", "", share),
+        key_field("server.power.energy_j", "Energy, J"),
+        key_field("server.power.joules_per_output_token", "J per output token"),
         field("Reading", verdict, numeric=False),
     ]
     return per_level("Energy", axis, lines, fields)
 
 
-def _key_field(key: str, title: str, group: str, text: Callable[[Any], str]) -> Field[Level]:
-    """A number of the level by its dotted name."""
-
-    def cell(line: Level) -> str:
-        value = _at(line, key)
-        return MISSING if value is None else text(value)
-
-    return field(title, cell, group)
-
-
-def _at(value: Any, dotted: str) -> Any:
-    """A nested attribute by its dotted name; None if a part of it is None."""
-    for name in dotted.split("."):
-        value = None if value is None else getattr(value, name)
-    return value
-
-
-def _metric_title(metric: str) -> str:
-    """`ttft_p90` as a heading: `TTFT p90, ms`."""
-    if metric == "throughput":
-        return "Throughput, tok/s"
-    name, _, statistic = metric.rpartition("_")
-    return f"{name.upper()} {statistic}, ms"
+TABLES = (
+    search_table, spread_table, sessions_table, steady_table, engine_table, server_table,
+    power_table,
+)  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.slo_results import check_slo, goodput
@@ -69,6 +69,32 @@ def per_level(caption: str, axis: str, lines: Lines, fields: LevelFields, note: 
     return table_of(caption, (load_field(axis), *fields), lines, note)
 
 
+def value_at(value: Any, dotted: str) -> Any:
+    """A nested attribute or key by its dotted name; None if a part of it is None."""
+    for name in dotted.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        else:
+            value = None if value is None else getattr(value, name)
+    return value
+
+
+def key_field(
+    key: str,
+    title: str,
+    group: str = "",
+    text: Callable[[Any], str] = number,
+    console: str = "",
+) -> Field[Level]:
+    """A number of the level by its dotted name."""
+
+    def cell(line: Level) -> str:
+        value = value_at(line, key)
+        return MISSING if value is None else text(value)
+
+    return field(title, cell, group, console=console)
+
+
 def level_state(line: Level) -> Cell:
     """Whether the level is valid, and why not."""
     if not line.valid:
@@ -116,18 +142,14 @@ def _errors_cell(line: Level) -> Cell:
     return Cell(count(line.failed), kinds, "bad" if line.failed else "")
 
 
-_COST_HINT = "at the level's whole throughput, by the price of the target"
+def _cost_field(title: str, key: str) -> Field[Level]:
+    hint = "at the level's whole throughput, by the price of the target"
+    return field(title, lambda line: Cell(number(getattr(line, key)), hint), "USD per 1M tokens")
+
+
 _COST: LevelFields = (
-    field(
-        "output",
-        lambda line: Cell(number(line.usd_per_1m_output_tokens), _COST_HINT),
-        "USD per 1M tokens",
-    ),
-    field(
-        "in and out",
-        lambda line: Cell(number(line.usd_per_1m_total_tokens), _COST_HINT),
-        "USD per 1M tokens",
-    ),
+    _cost_field("output", "usd_per_1m_output_tokens"),
+    _cost_field("in and out", "usd_per_1m_total_tokens"),
 )
 _STATE: Field[Level] = field("State", level_state, numeric=False, console="state")
 _LATENCIES: tuple[tuple[Metric, str, str, tuple[str, str]], ...] = (
@@ -201,8 +223,8 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     for metric, title in _METRICS:
         if any(line.of(metric).n for line in lines):
             fields = [_statistic_field(name, "", metric, name) for name in STATISTICS]
-            n = field("n", lambda line, metric=metric: count(line.of(metric).n))  # type: ignore[misc]
-            tables.append(per_level(title, axis, lines, (*fields, n)))
+            fields.append(key_field(f"latency.{metric}.n", "n", "", count))
+            tables.append(per_level(title, axis, lines, fields))
     keys = [
         ("total_throughput_tokens_per_s", "Total tokens, tok/s"),
         ("request_throughput_per_s", "Requests, req/s"),
@@ -214,7 +236,7 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     ]
     if any(line.reasoning_tokens for line in lines):
         keys.append(("reasoning_tokens", "Reasoning tokens"))
-    rates = [field(title, lambda line, key=key: number(getattr(line, key))) for key, title in keys]  # type: ignore[misc]
+    rates = [key_field(key, title) for key, title in keys]
     return (*tables, per_level("Rates, counts and Little's law", axis, lines, rates))
 
 
@@ -224,9 +246,6 @@ def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
 
     def found_at(knee: Knee) -> bool:
         return knee.axis == axis and knee.load is not None
-
-    def cause(knee: Knee) -> str:
-        return CAUSE_TITLES.get(knee.cause, knee.cause) if found_at(knee) else MISSING
 
     def change(knee: Knee) -> Cell:
         text = knee.change or MISSING
@@ -242,7 +261,11 @@ def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
         ),
         field(found, lambda knee: knee_load(knee) if found_at(knee) else MISSING),
         field("Interval", knee_interval),
-        field("What binds beyond it", cause, numeric=False),
+        field(
+            "What binds beyond it",
+            lambda knee: cause_title(knee) if found_at(knee) else MISSING,
+            numeric=False,
+        ),
         field("The change that moves it", change, numeric=False),
         field("How it was found", lambda knee: knee.why, numeric=False),
     ]
@@ -265,6 +288,11 @@ def knee_rows(knees: Sequence[Knee]) -> list[dict[str, str]]:
         }
         for knee in knees
     ]
+
+
+def cause_title(knee: Knee) -> str:
+    """A cause's title; a file of another version may have an unknown cause."""
+    return CAUSE_TITLES.get(knee.cause, knee.cause)
 
 
 def rule_title(knee: Knee) -> str:
@@ -370,12 +398,8 @@ def _verdict_cell(line: Level, slo: Slo) -> Cell:
     return Cell(f"fail{shown}", over, "bad")
 
 
-def _ms_field(title: str, group: str, key: str) -> Field[Level]:
-    def text(line: Level) -> str:
-        seconds = getattr(line.generator, key)
-        return MISSING if seconds is None else number(s_to_ms(seconds))
-
-    return field(title, text, group)
+def _ms(seconds: float) -> str:
+    return number(s_to_ms(seconds))
 
 
 def _bound_cell(check: GeneratorReport, name: Literal["ttft", "itl"]) -> Cell:
@@ -411,12 +435,12 @@ def _generator_verdict(line: Level) -> Cell:
 _OWN_ERROR = "Own error, at most"
 _GENERATOR: LevelFields = (
     *(
-        _ms_field(name, "Dispatch delay, ms", f"dispatch_delay_{name}_s")
+        key_field(f"generator.dispatch_delay_{name}_s", name, "Dispatch delay, ms", _ms)
         for name in ("p50", "p99", "max")
     ),
-    _ms_field("Loop lag p99, ms", "", "loop_lag_p99_s"),
-    _ms_field("Receive delay p99, ms", "", "receive_delay_p99_s"),
-    field("Share of a core", lambda line: share(line.generator.cpu_share)),
+    key_field("generator.loop_lag_p99_s", "Loop lag p99, ms", "", _ms),
+    key_field("generator.receive_delay_p99_s", "Receive delay p99, ms", "", _ms),
+    key_field("generator.cpu_share", "Share of a core", "", share),
     field("TTFT p99, ms", lambda line: _bound_cell(line.generator, "ttft"), _OWN_ERROR),
     field("ITL p99, ms", lambda line: _bound_cell(line.generator, "itl"), _OWN_ERROR),
     field("Reached share of the planned load", _load_reached_cell),
