@@ -225,7 +225,6 @@ def optimize(
 
 
 def _print_plan(plan: JobPlan) -> None:
-    """The memory of each variant and the cheapest machines."""
     rows = [
         {
             "variant": need.name,

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
 from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of, taken_of
@@ -39,7 +38,7 @@ def print_sweep(result: SweepResult) -> None:
     """Print what was measured, or what is left of a sweep that was interrupted."""
     folder, levels = result.folder, result.levels
     if result.interrupted:
-        _print_levels(levels)
+        print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return
@@ -79,15 +78,9 @@ def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
     searched = result.scenario.load.search is not None
     if answer.value is not None and answer.first_breach is None and not searched:
         note("no SLO broke up to the highest level; --search concurrency tries higher loads")
-    if doubtful := _invalid_beside(answer, levels):
+    beside = [x for x in levels if x.load.on(answer.load) in (answer.value, answer.first_breach)]
+    if doubtful := dict.fromkeys(line.name for line in beside if not line.valid):
         warn(f"the answer depends on invalid levels: {', '.join(doubtful)}")
-
-
-def _invalid_beside(answer: SloAnswer, levels: Sequence[Level]) -> list[str]:
-    """Names of the invalid levels on both sides of a search's answer."""
-    beside = (answer.value, answer.first_breach)
-    lines = [line for line in levels if line.load.on(answer.load) in beside]
-    return list(dict.fromkeys(line.name for line in lines if not line.valid))
 
 
 def _first_error(result: SweepResult) -> str:
@@ -161,14 +154,10 @@ def _doubt(levels: Sequence[Level], curve: SweepCurve) -> str:
     return "no check failed; one run does not show how much runs differ: --repeat 3"
 
 
-def _print_levels(levels: list[Level]) -> None:
-    print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
-
-
 def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     """Levels by rising load, knees, and warnings."""
     levels = sorted(levels, key=lambda line: line.load.value)
-    _print_levels(levels)
+    print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
     print_table(
         "Knee by rule (* recommended)", knee_rows(knees), left=("rule", "cause", "change", "why")
     )
@@ -183,12 +172,9 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
         note(text)
     for text in check_levels(levels):
         warn(text)
-    if (own_error := generator_line(levels)) is not None:
-        say(own_error)
-    if (counts := token_counts_line(levels)) is not None:
-        say(counts)
-    if (cost := cheapest(levels)) is not None:
-        say(cost)
+    for line in (generator_line(levels), token_counts_line(levels), cheapest(levels)):
+        if line is not None:
+            say(line)
 
 
 def cost_at(lines: Sequence[Level], answer: SloAnswer) -> str | None:
@@ -323,10 +309,8 @@ def _row(each: CellState) -> dict[str, str]:
         row["best tok/s"] = number(best.throughput_tokens_per_s)
         row["at"] = load_name(curve.axis, best.load)
         row["ms/token there"] = number(best.latency_ms_per_token)
-    prices = [line.usd_per_1m_output_tokens for line in pooled.levels]
-    known = [price for price in prices if price is not None]
-    if known:
-        row["USD/1M out"] = number(min(known))
+    prices = (line.usd_per_1m_output_tokens for line in pooled.levels)
+    row["USD/1M out"] = number(min((each for each in prices if each is not None), default=None))
     return row
 
 
@@ -394,9 +378,10 @@ def print_workload(found: Summary) -> None:
 
 
 def _facts(found: Summary) -> Iterator[str]:
+    tokens_in = sum(kind.input_tokens * kind.share for kind in found.kinds)
+    tokens_out = sum(kind.output_tokens * kind.share for kind in found.kinds)
     yield (
-        f"mean lengths: {_mean(found.kinds, 'input_tokens'):,.0f} in / "
-        f"{_mean(found.kinds, 'output_tokens'):,.0f} out"
+        f"mean lengths: {tokens_in:,.0f} in / {tokens_out:,.0f} out"
         + ("" if found.correlation is None else f", correlation {found.correlation:+.2f}")
     )
     if found.peak_per_s is not None and found.mean_per_s is not None:
@@ -411,7 +396,3 @@ def _facts(found: Summary) -> Iterator[str]:
             f"shared prefix: {found.shared_tokens:,} tokens of at least half of the prompts; "
             f"{found.repeated:.0%} of all prompt text repeats the beginning of another prompt"
         )
-
-
-def _mean(kinds: Sequence[RequestKind], name: str) -> float:
-    return sum(float(getattr(kind, name)) * kind.share for kind in kinds)

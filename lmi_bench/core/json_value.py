@@ -106,7 +106,6 @@ class JsonValue:
         return values
 
     def _written(self, name: str) -> Any:
-        """A field's JSON value."""
         return _json_of(getattr(self, name))
 
     def _is_left_out(self, slot: Slot) -> bool:

@@ -107,10 +107,7 @@ def parse_seconds(text: str) -> Pauses:
     text = text.strip()
     match = _PAUSES.fullmatch(text)
     kind = match[1] if match else "fixed"
-    try:
-        numbers = [float(part) for part in (match[2] if match else text).split(",")]
-    except ValueError:
-        numbers = []
+    numbers = _numbers(match[2] if match else text)
     wrong = len(numbers) != _PAUSE_ARGUMENTS[kind] or min(numbers, default=-1) < 0
     if (
         wrong
@@ -122,6 +119,14 @@ def parse_seconds(text: str) -> Pauses:
             "uniform(LOW,HIGH) or lognormal(MEAN,STD)"
         )
     return Pauses(kind, *numbers)  # type: ignore[arg-type]
+
+
+def _numbers(text: str) -> list[float]:
+    """Numbers between commas; empty if one of them is none."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        return []
 
 
 def _empirical(text: str) -> LengthDistribution | None:
@@ -152,10 +157,7 @@ def parse_lengths(text: str) -> LengthDistribution:
     if found is not None:
         return found
     match = _PATTERN.fullmatch(f"fixed({text})" if text.isdecimal() else text)
-    try:
-        numbers = [float(part) for part in match[2].split(",")] if match else []
-    except ValueError:
-        numbers = []
+    numbers = _numbers(match[2]) if match else []
     least, most = _ARGUMENTS[match[1]] if match else (0, 0)
     if match is None or not least <= len(numbers) <= most:
         raise InputError(

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.json_value import OPTIONAL, JsonValue, Slot, slot_of, slots_by_field
+from lmi_bench.core.json_value import OPTIONAL, JsonValue, Slot, key_of, slot_of, slots_by_field
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 
@@ -175,7 +175,7 @@ class CloudWatch(JsonValue):
 
     level: int | None = None
     attempt: int | None = None
-    first_minute: str | None = None
+    first_minute: str | None = field(default=None, metadata=key_of("from"))
     minutes: int | None = None
     shared_minutes: int | None = None
     invocations: float | None = field(default=None, metadata=OPTIONAL)
@@ -190,14 +190,6 @@ class CloudWatch(JsonValue):
     gpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
     gpu_memory_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
     cpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
-
-    @classmethod
-    def slots(cls) -> Mapping[str, Slot]:
-        """`from` is no name of a field in Python."""
-        return {
-            "from" if key == "first_minute" else key: slot
-            for key, slot in super(CloudWatch, cls).slots().items()
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +329,7 @@ class Level(JsonValue):
     attempts, attempts_left_out, spread  of several pooled attempts; never in a file
     """
 
-    index: int
+    index: int = field(metadata=key_of("level"))
     attempt: int
     load: Load
     requests: int | None = None
@@ -483,7 +475,6 @@ _KEYS = """
 def _level_slots() -> Mapping[str, Slot]:
     by_field = slots_by_field(Level)
     known = {
-        "level": by_field["index"],
         "concurrency": slot_of("concurrency", int | None),
         "rate_per_s": slot_of("rate_per_s", float | None),
     }

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import orjson
@@ -175,9 +174,7 @@ class RunStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, name: str, content: Any) -> None:
@@ -246,7 +243,6 @@ def _found(file: Path) -> Any:
 
 
 def _cloudwatch(path: Path) -> dict[tuple[int | None, int | None], CloudWatch]:
-    """CloudWatch's metrics by level and attempt."""
     lines = _found(path / CLOUDWATCH) or ()
     found = [CloudWatch.from_json(line, str(path / CLOUDWATCH)) for line in lines]
     return {(each.level, each.attempt): each for each in found}

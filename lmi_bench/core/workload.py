@@ -222,15 +222,10 @@ def arrival_times_s(
             steady_s += draw.expovariate(rate_per_s)
         else:
             steady_s += draw.gammavariate(burstiness, 1 / (rate_per_s * burstiness))
-        at_s = _on_ramp_s(steady_s, ramp_s)
+        at_s = steady_s + ramp_s / 2
+        if steady_s < ramp_s / 2:
+            at_s = float((2 * ramp_s * steady_s) ** 0.5)
         if duration_s is not None and at_s >= duration_s:
             return
         yield at_s
         index += 1
-
-
-def _on_ramp_s(steady_s: float, ramp_s: float) -> float:
-    """When a ramped rate has sent as much as a steady one has after `steady_s`."""
-    if steady_s < ramp_s / 2:
-        return float((2 * ramp_s * steady_s) ** 0.5)
-    return steady_s + ramp_s / 2

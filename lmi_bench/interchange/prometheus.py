@@ -83,10 +83,13 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
             continue
         kinds = independent_kinds(_groups(prompts), _groups(answers))
         end = time.time()
-        rates = _range(get, base, f"sum(rate({names.requests}[5m]))", end - hours * 3600, end)
-        return MeteredTraffic(
-            names.engine, kinds, rates, (*_NO_PAIRS, *_UNKNOWN[: 2 if rates else 3])
-        )
+        query = f"sum(rate({names.requests}[5m]))"
+        span = {"start": end - hours * 3600, "end": end, "step": int(PEAK_WINDOW_S)}
+        rows = _asked(get, base, "query_range", {"query": query, **span})
+        points = [(float(at), float(rate)) for at, rate in (rows[0]["values"] if rows else ())]
+        rates = tuple(point for point in points if math.isfinite(point[1]))
+        unknown = (*_NO_PAIRS, *_UNKNOWN[: 2 if rates else 3])
+        return MeteredTraffic(names.engine, kinds, rates, unknown)
     raise InputError(
         f"{base} has no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
         f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"
@@ -164,18 +167,6 @@ def _queried(get: Fetch, base: str, query: str) -> dict[float, float]:
         if bound is not None and math.isfinite(value):
             found[float(bound)] = value
     return found
-
-
-def _range(
-    get: Fetch, base: str, query: str, start: float, end: float
-) -> tuple[tuple[float, float], ...]:
-    asked = {"query": query, "start": start, "end": end, "step": int(PEAK_WINDOW_S)}
-    rows = _asked(get, base, "query_range", asked)
-    if not rows:
-        return ()
-    return tuple(
-        (float(at), float(value)) for at, value in rows[0]["values"] if math.isfinite(float(value))
-    )
 
 
 def _asked(get: Fetch, base: str, kind: str, fields: Mapping[str, Any]) -> list[Any]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _WIDTH = 96
-_PARAMETERS = "PARAMETERS"
 _LISTENER = "listener\n    `Listener` that gets notes, warnings and progress. (default: none)"
 
 
@@ -66,7 +65,8 @@ def _keywords(
         for each in known.values():  # a help text names other options as they are typed
             name = each.option.name_of(each.name).partition("/")[0]
             listed = re.sub(rf"{name}(?![\w-])", f"`{each.name}`", listed)
-        call.__doc__ = inspect.cleandoc(job.__doc__ or "").replace(_PARAMETERS, listed)
+        before, returns, after = inspect.cleandoc(job.__doc__ or "").partition("\nReturns ")
+        call.__doc__ = f"{before}\nParameters, all by keyword:\n\n{listed}\n{returns}{after}"
         return call
 
     return with_keywords
@@ -103,10 +103,6 @@ def sweep(settings: SweepSettings, listener: Listener) -> SweepResult:
     Keywords override the scenario file, which overrides the defaults. The sweep runs an asyncio
     loop of its own, so call it from a thread without a running loop.
 
-    Parameters, all by keyword:
-
-    PARAMETERS
-
     Returns a SweepResult: `folder` is the run folder, `levels` has a Level each (latencies in ms,
     other times in s), `knees` the knee by each rule, and `answer` that of a search. `failed` and
     `slo_missed` say how it ended.
@@ -133,10 +129,6 @@ def predict(settings: PredictSettings, listener: Listener) -> Prediction:
 
     Equal requests are predicted in closed form. Unequal ones (`mix`, `input_lengths`, `trace` ...)
     are simulated with the bundled engine's scheduler.
-
-    Parameters, all by keyword:
-
-    PARAMETERS
 
     Returns a Prediction: `forecasts` of equal requests, one for each load, or `simulated`; its
     `to_json()` has all figures by name, times in ms and rates in tokens/s.
@@ -165,10 +157,6 @@ def recommend(settings: RecommendSettings, listener: Listener) -> Advice:
     Without a load the answer is one machine, loaded up to the limits. With `runs`, their levels
     calibrate the step-time model first.
 
-    Parameters, all by keyword:
-
-    PARAMETERS
-
     Returns an Advice: `answer.recommended` is the best candidate, or None if none keeps the SLOs
     and `answer.nearest` is the closest; `answer.candidates` has all, the best first. Its
     `to_json()` is what `recommend --json` writes.
@@ -193,10 +181,6 @@ def recommend(settings: RecommendSettings, listener: Listener) -> Advice:
 @_keywords(ReportSettings)
 def write_report(settings: ReportSettings, _: Listener) -> WrittenReport:
     """Write one HTML page with the curves, knees and levels of runs, and with recommendations.
-
-    Parameters, all by keyword:
-
-    PARAMETERS
 
     Returns the paths of the files that were written: `html`, `markdown` and `figures`.
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lmi_bench.analysis.results.gate import OUTCOMES, Outcome
 from lmi_bench.core.durable import write_text, write_whole
@@ -19,6 +19,7 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import KNEES, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario, read_yaml
+from lmi_bench.core.scenario_sections import Section
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.limits import Budget
@@ -30,12 +31,10 @@ from lmi_bench.targets.access import Access
 _TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")
 
 
-class _MatrixFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _MatrixFile(Section):
     targets: Annotated[list[str | dict[str, Any]], Field(min_length=1)]
     payloads: Annotated[list[str | dict[str, Any]], Field(min_length=1)]
-    defaults: dict[str, Any] = {}
+    defaults: Mapping[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +209,14 @@ def run_matrix(
     a folder that exists without --resume.
     """
     path, run, overrides = settings.target.matrix, settings.run, settings.overrides()
-    named = settings.target.scenario is not None or settings.target.target is not None
-    for is_wrong, why in (
-        (path is None, "--matrix FILE is missing: it names the targets and payloads"),
-        (named, "--matrix names its targets: leave SCENARIO and --target out"),
-        (run.step_trace, "--step-trace needs a single engine: leave it out with --matrix"),
-        (run.live is not None, "--live follows a single sweep: leave it out with --matrix"),
-    ):
-        if is_wrong:
-            raise InputError(why)
+    if path is None:
+        raise InputError("--matrix FILE is missing: it names the targets and payloads")
+    if settings.target.scenario is not None or settings.target.target is not None:
+        raise InputError("--matrix names its targets: leave SCENARIO and --target out")
+    if run.step_trace is not None:
+        raise InputError("--step-trace needs a single engine: leave it out with --matrix")
+    if run.live is not None:
+        raise InputError("--live follows a single sweep: leave it out with --matrix")
     cells, options = read_matrix(path), read_options(settings)
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:

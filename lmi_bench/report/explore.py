@@ -201,9 +201,8 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     """The value with four digits a number; what is not finite becomes None."""
-    text = json.dumps(value)
-    return json.loads(text, parse_float=_four_digits, parse_constant=lambda _: None)
 
+    def four_digits(text: str) -> float:
+        return float(f"{float(text):.4g}")
 
-def _four_digits(text: str) -> float:
-    return float(f"{float(text):.4g}")
+    return json.loads(json.dumps(value), parse_float=four_digits, parse_constant=lambda _: None)

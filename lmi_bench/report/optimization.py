@@ -108,7 +108,6 @@ def optimization_tables(results: Sequence[VariantResult]) -> tuple[Table, ...]:
 
 
 def _products(results: Sequence[VariantResult]) -> Table | None:
-    """Times of the matrix products, and their ratio to the baseline's."""
     base = results[0].products_ms
     if not base:
         return None

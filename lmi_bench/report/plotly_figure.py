@@ -200,7 +200,6 @@ def _diamonds(series: Series, several: bool) -> Iterator[dict[str, Any]]:
 
 
 def _draw_knees(layout: dict[str, Any], curve: Curve) -> None:
-    """Upright lines at the knees."""
     for level, (load, (title, is_chosen)) in enumerate(sorted(_knees_by_load(curve).items())):
         # "between": a grid line is at the same load
         line = {"x0": load, "x1": load, "y0": 0, "y1": 1, "yref": "paper", "layer": "between"}

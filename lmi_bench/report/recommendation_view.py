@@ -95,7 +95,6 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
 
 
 def _answer(chosen: Candidate) -> tuple[Headline, ...]:
-    """The price, attainment and SLO verdict of the chosen candidate."""
     month, per_1m = chosen.usd_per_month, chosen.usd_per_1m_output_tokens
     mark = "~" if _estimate(chosen) else ""
     notes = (
@@ -230,7 +229,6 @@ def _figures_table(chosen: Candidate) -> Table | None:
 def _candidates_table(
     candidates: Sequence[Candidate], chosen: Candidate | None, caption: str
 ) -> Table | None:
-    """The candidates, the best first; the chosen one is marked."""
     if not candidates:
         return None
     known = dict.fromkeys(name for each in candidates for name in each.figures)

@@ -209,7 +209,6 @@ def _curve(
 
 
 def _intervals(sure: Mapping[int, LevelUncertainty | None]) -> levels.Interval:
-    """The interval of a level's predicted figure as text."""
 
     def between(line: Level, metric: str, name: str) -> str:
         known = sure[id(line)]

@@ -82,7 +82,7 @@ class SloSearch:
             return self._seek_above(trials, finished)
         if found.low is None:
             return self._seek_below(found.high, finished)
-        if self.is_closed(found):
+        if self._are_close(found.low.load, found.high.load):
             return self._confirm(found.low, found.high, trials, finished)
         return self._between(found.low, found.high, trials, finished)
 
@@ -97,13 +97,8 @@ class SloSearch:
         high = bracket(self.trials(finished)).high
         return None if high is None else high.load
 
-    def is_closed(self, found: Bracket) -> bool:
-        """Whether the bracket is as narrow as required, or as whole users allow."""
-        if found.low is None or found.high is None:
-            return False
-        return self._are_close(found.low.load, found.high.load)
-
     def _are_close(self, low: float, high: float) -> bool:
+        """Whether a bracket is as narrow as required, or as whole users allow."""
         if self.axis == "concurrency" and high - low <= 1:
             return True
         return high <= low * (1 + self.tolerance) * (1 + 1e-4)

@@ -41,19 +41,13 @@ def vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:
     if not all(columns):
         return []
     errors = content.get("errors") or [""] * len(columns[0])
-    rows = zip(*columns, errors, strict=True)
-    return [_vllm_record(number, *row) for number, row in enumerate(rows)]
+    return [
+        _vllm_record(number, row) for number, row in enumerate(zip(*columns, errors, strict=True))
+    ]
 
 
-def _vllm_record(
-    number: int,
-    start_s: float,
-    ttft_s: float,
-    gaps_s: Sequence[float],
-    input_tokens: int,
-    output_tokens: int,
-    error: Any,
-) -> RequestRecord:
+def _vllm_record(number: int, row: Sequence[Any]) -> RequestRecord:
+    start_s, ttft_s, gaps_s, input_tokens, output_tokens, error = row
     if error or not output_tokens:
         reason = str(error) or "no output"
         return failed_record(number, sent_s=start_s, error=reason, input_tokens=input_tokens)

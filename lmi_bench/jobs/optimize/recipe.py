@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from lmi_bench.analysis.model.memory import (
     BITS_PER_BYTE,
@@ -19,6 +19,7 @@ from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection, parse_scenario, read_yaml
+from lmi_bench.core.scenario_sections import PositiveRate, Section
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.models.folder import is_model_folder, shape_of_folder
@@ -26,14 +27,8 @@ from lmi_bench.models.shape import ModelShape
 
 BASELINE, BASELINE_AGAIN = "baseline", "baseline-again"
 
-PositiveUsd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class Evaluation(_Section):
+class Evaluation(Section):
     """The data on which quality and speed are measured.
 
     text               file for the perplexity (text, or JSON lines with `text` or `prompt`); None:
@@ -56,10 +51,10 @@ class Evaluation(_Section):
     requests_per_user: PositiveInt = 3
     rounds: PositiveInt = 3
     agreement_prompts: PositiveInt = 8
-    usd_per_hour: PositiveUsd | None = None
+    usd_per_hour: PositiveRate | None = None
 
 
-class Variant(_Section):
+class Variant(Section):
     """A combination of techniques.
 
     engine  changes to the recipe's engine settings
@@ -71,7 +66,7 @@ class Variant(_Section):
     save: bool = False
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """A whole job.
 
     model   a demo model or a Hugging Face folder

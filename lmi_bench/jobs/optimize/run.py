@@ -367,7 +367,6 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
 def _keep_artefacts(
     recipe: Recipe, variant: Variant, each: MeasuredVariant, folder: Path, listener: Listener
 ) -> None:
-    """Measure each matrix's error, and save the weights if the recipe says so."""
     start_s = time.monotonic()
     each.layer_errors = measure_layer_errors(recipe.model, each.settings, listener)
     if variant.save:

@@ -12,10 +12,9 @@ from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
 from lmi_bench.core.level import Level, NextLevel
-from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
-from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox
 from lmi_bench.loadgen.run.levels import in_order, levels_of, session_levels
@@ -45,11 +44,8 @@ def with_levels_found(scenario: Scenario) -> Scenario:
     The bundled engine and repeats have a default list, a trace its recorded times at each speed.
     """
     load = scenario.load
-    if scenario.target == ENGINE_TARGET:
-        return scenario
-    if load.concurrency is not None or load.rate_per_s is not None or load.search is not None:
-        return scenario
-    if scenario.workload.trace is not None or load.repeat > 1 or load.until is not None:
+    stated = (load.concurrency, load.rate_per_s, load.search, load.until, scenario.workload.trace)
+    if scenario.target == ENGINE_TARGET or load.repeat > 1 or any(x is not None for x in stated):
         return scenario
     return scenario.with_overrides({"load.concurrency": AUTO})
 
@@ -78,7 +74,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
         curve = auto_levels(sizes, slos=slos, fits=box.fits, shortened=box.shortened)
     if curve is not None and not slos:
         return LevelRule(curve, None, StopRules(ends_sweep=False), summarise_one)
-    search = _search(scenario, sizes)
+    search = _search(scenario, slos, sizes)
     seek = box.levels(search.next_level)
     of_curve: set[int] = set()
 
@@ -121,13 +117,11 @@ def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:
     return lambda run: replace(summarise_level(run), cached_prompt_expected=True)
 
 
-def _search(scenario: Scenario, sizes: LevelSizes) -> SloSearch:
+def _search(scenario: Scenario, slos: tuple[Slo, ...], sizes: LevelSizes) -> SloSearch:
     load = scenario.load
-    slos = tuple(parse_slo(text) for text in scenario.slo)
-    start = load.rate_per_s if load.search == "rate" else load.concurrency
-    axis: LoadAxis = "rate_per_s" if load.search == "rate" else "concurrency"
-    usual = START_USERS if axis == "concurrency" else START_RATE_PER_S
-    first = float(start[0]) if isinstance(start, tuple) else usual
-    if axis == "concurrency":
-        return SloSearch(axis, slos, sizes, start=first)
-    return SloSearch(axis, slos, sizes, start=first, least=LEAST_RATE_PER_S, most=MOST_RATE_PER_S)
+    if load.search == "rate":
+        first = load.rate_per_s[0] if load.rate_per_s else START_RATE_PER_S
+        limits = {"least": LEAST_RATE_PER_S, "most": MOST_RATE_PER_S}
+        return SloSearch("rate_per_s", slos, sizes, start=first, **limits)
+    users = float(load.concurrency[0]) if isinstance(load.concurrency, tuple) else START_USERS
+    return SloSearch("concurrency", slos, sizes, start=users)

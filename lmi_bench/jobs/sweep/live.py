@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lmi_bench.core.durable import write_text
@@ -71,9 +70,7 @@ class LiveReport:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         from lmi_bench.report.html import render_html  # 0.5 s to load
         from lmi_bench.report.view import build_view
 

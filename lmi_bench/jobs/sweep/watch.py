@@ -11,7 +11,7 @@ from typing import Literal
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.level import CloudWatch, Level
 from lmi_bench.core.listener import Listener
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, level_spans
+from lmi_bench.loadgen.aws.cloudwatch import level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
@@ -102,12 +102,12 @@ def read_cloudwatch(
     end_s = time.monotonic() + wait_s
     found: list[CloudWatch] = []
     try:
-        found = _ask(bench, spans)
+        found = bench.cloudwatch(spans)
         if wait_s and _counted(found) < sent:
             listener.note(f"waiting up to {wait_s:.0f} s for CloudWatch (Ctrl-C ends the wait)")
         while _counted(found) < sent and time.monotonic() < end_s:
             time.sleep(min(_ASK_EVERY_S, max(0.0, end_s - time.monotonic())))
-            found = _ask(bench, spans)
+            found = bench.cloudwatch(spans)
     except KeyboardInterrupt:
         listener.note("the wait for CloudWatch was ended; its last minutes may be missing")
     except LmiBenchError as exc:
@@ -123,11 +123,6 @@ def read_cloudwatch(
             f"CloudWatch had counted {_counted(found):.0f} of {sent} invocations when read"
         )
     return found
-
-
-def _ask(bench: Bench, spans: Sequence[LevelSpan]) -> list[CloudWatch]:
-    assert bench.cloudwatch is not None
-    return bench.cloudwatch(spans)
 
 
 def _counted(levels: Sequence[CloudWatch]) -> float:

@@ -300,7 +300,6 @@ def _collect_stream(
 def _stamps(
     reads: Sequence[Read], kernel_time: KernelTime | None, clock_bound_ns: int
 ) -> list[_Stamp]:
-    """The stamp of each read."""
     clock_bound_s = clock_bound_ns / NS_PER_S
     found: list[_Stamp] = []
     for user_ns, control, _, bound_ns in reads:

@@ -85,13 +85,8 @@ def merge_parts(
 
     max_error_share  share of failed requests above which the level counts as stopped by errors
     """
-    records = tuple(
-        sorted(
-            (record for part in parts for record in part.records),
-            key=lambda record: record.request_id,
-        )
-    )
-    records = with_start_marked(records, spec)
+    sent = [record for part in parts for record in part.records]
+    records = with_start_marked(tuple(sorted(sent, key=lambda each: each.request_id)), spec)
     signals = functools.reduce(operator.add, (part.signals for part in parts))
     watch = LoopWatch()
     watch.lags_s = [lag_s for part in parts for lag_s in part.watch.lags_s]

@@ -196,8 +196,7 @@ class LevelRunner:
                 break
 
     def _request(self, number: int) -> PlannedRequest:
-        prepared = self._prepared.pop(number, None)
-        return prepared or self._prompts.request(self._spec, number)
+        return self._prepared.pop(number, None) or self._prompts.request(self._spec, number)
 
     def _connections(self) -> int:
         most = OPEN_LOOP_CONNECTIONS if self._spec.concurrency is None else self._users

@@ -14,8 +14,7 @@ import random
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
@@ -81,10 +80,8 @@ class RetryingTarget:
         await self._target.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._target.__aexit__(kind, exc, tb)
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._target.__aexit__(*failure)
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, float, int]:
         """An attempt's result, when the first attempt was sent, and the number of retries."""

@@ -21,7 +21,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from lmi_bench.core.errors import InputError, LmiBenchError
@@ -299,9 +298,7 @@ class WorkerPool:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
