@@ -20,9 +20,7 @@ from lmi_bench.core.option import Option, default_note, filled, flag_of, option_
 
 JsonFile = Annotated[Path | None, Option("JSON file for the result.", ("--json",))]
 _HELP_ALL = "--help-all"
-_RARE = "rare"
-_OLD_NAMES = "old_names"
-_BARE = "bare"
+_MARKS = "marks"
 _FORM, _QUIET = "output_form", "is_quiet"
 _FORM_HELP = "Form of the answer: table, plain (tab-separated, all columns) or json (one document)."
 _QUIET_HELP = "Answer and warnings only, without progress and notes."
@@ -79,15 +77,7 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     spread.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # typer folds them
-    vars(spread)[_RARE] = frozenset(name for name, mark in marks.items() if mark.rare)
-    vars(spread)[_OLD_NAMES] = {
-        old: mark.name_of(name) + equals + value
-        for name, mark in marks.items()
-        for old, equals, value in (each.partition("=") for each in mark.old_names)
-    }
-    vars(spread)[_BARE] = {
-        mark.name_of(name): str(mark.bare) for name, mark in marks.items() if mark.bare is not None
-    }
+    vars(spread)[_MARKS] = marks
     return spread
 
 
@@ -140,9 +130,16 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rare: frozenset[str] = getattr(self.callback, _RARE, frozenset())
-        self._old_names: dict[str, str] = getattr(self.callback, _OLD_NAMES, {})
-        self._bare: dict[str, str] = getattr(self.callback, _BARE, {})
+        marks: dict[str, Option] = getattr(self.callback, _MARKS, {})
+        self._rare = {name for name, mark in marks.items() if mark.rare}
+        self._old_names = {
+            old: mark.name_of(name) + equals + value
+            for name, mark in marks.items()
+            for old, equals, value in (each.partition("=") for each in mark.old_names)
+        }
+        self._bare = {
+            mark.name_of(name): mark.bare for name, mark in marks.items() if mark.bare is not None
+        }
         if self._rare:
             self.epilog = f"{len(self._rare)} more options: {_HELP_ALL}"
 
@@ -156,8 +153,12 @@ class Command(TyperCommand):
         self._show_rare(False)
         args = [self._renamed(arg) for arg in args]
         check_purpose(args)
-        following = (*args[1:], "")
-        stated = list(map(self._with_value, args, following))
+        stated = [  # with its value where it is an option whose number may be left out
+            f"{arg}={self._bare[arg]}"
+            if arg in self._bare and not following.lstrip("-").isdecimal()
+            else arg
+            for arg, following in zip(args, (*args[1:], ""), strict=True)
+        ]
         missing = missing_options(self.params, args)
         if missing and not {"--help", "-h"} & {*args}:
             raise InputError(f"{missing}: missing; {ctx.command_path} --help explains them")
@@ -178,12 +179,6 @@ class Command(TyperCommand):
             return arg
         typer.echo(f"{name} is now {new}; the next release drops the old name", err=True)
         return new + equals + value
-
-    def _with_value(self, arg: str, following: str) -> str:
-        """The argument, with its value where it is an option whose number may be left out."""
-        if arg in self._bare and not following.lstrip("-").isdecimal():
-            return f"{arg}={self._bare[arg]}"
-        return arg
 
     def _show_rare(self, shown: bool) -> None:
         for param in self.params:

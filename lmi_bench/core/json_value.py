@@ -28,7 +28,6 @@ class Slot(NamedTuple):
     accepts   Python types of the JSON value
     of        the JsonValue class, if the value is an object of known keys or a list of such
     optional  left out of the file if the value is None
-    required  must be in the file
     is_tuple  a list in the file, a tuple here
     """
 

@@ -59,7 +59,6 @@ def library(
 
     cache_dir  None: $XDG_CACHE_HOME/lmi-bench/native, or ~/.cache/lmi-bench/native
     compiler   None: the environment's, or else the first that is installed
-    tell       prints one line when a build starts
     build      False: compile nothing, so the file may not be there yet
 
     Safe with several processes at once: a library appears whole or not at all. Raises

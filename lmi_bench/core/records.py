@@ -134,7 +134,6 @@ class LevelRun:
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
                 "interrupted", "decided": a search knew its verdict)
     connect_s   time to open each connection of the level, TLS included; tls_s: its handshake
-    server      summary of the server's own metrics, if collected
     engine      work of the engine in this process: counts, shares as fractions
     """
 

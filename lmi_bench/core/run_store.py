@@ -51,10 +51,7 @@ class Run:
 
 
 class RunStore:
-    """The one writer of a run folder; use it as a context manager or `close` it.
-
-    levels  the finished levels, in the order in which they ended
-    """
+    """The one writer of a run folder; use it as a context manager or `close` it."""
 
     def __init__(self, path: Path, manifest: Manifest, secrets: Sequence[str]) -> None:
         self.path = path

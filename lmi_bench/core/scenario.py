@@ -27,33 +27,20 @@ from pydantic import (
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario_sections import (
-    DEFAULT_CONCURRENCY,
     ClientSection,
     EngineSection,
-    LengthShare,
     LoadSection,
     PositiveSeconds,
     SageMakerSection,
     Section,
     WorkloadSection,
+    raise_value_error,
     seconds_or_none,
 )
 from lmi_bench.core.slo import parse_slo
 
-__all__ = [
-    "DEFAULT_CONCURRENCY",
-    "ClientSection",
-    "EngineSection",
-    "LengthShare",
-    "LoadSection",
-    "SageMakerSection",
-    "Scenario",
-    "WorkloadSection",
-    "is_endpoint",
-    "load_scenario",
-    "parse_scenario",
-    "read_yaml",
-]
+# defined in the sections
+__all__ = ["ClientSection", "EngineSection", "SageMakerSection", "WorkloadSection"]
 
 DEFAULT_OPEN_LOOP_REQUESTS = 100
 """Requests of an open-loop level that names neither a number nor a duration."""
@@ -81,11 +68,9 @@ def _default_model(fields: dict[str, Any]) -> str:
 
 
 def _default_timeout_s(fields: dict[str, Any]) -> float | None:
-    if not str(fields.get("target", "")).startswith(SAGEMAKER_PREFIX):
-        return None
-    return (
-        SAGEMAKER_STREAMING_TIMEOUT_S if fields.get("stream", True) else SAGEMAKER_UNARY_TIMEOUT_S
-    )
+    streams = fields.get("stream", True)
+    limit_s = SAGEMAKER_STREAMING_TIMEOUT_S if streams else SAGEMAKER_UNARY_TIMEOUT_S
+    return limit_s if str(fields.get("target", "")).startswith(SAGEMAKER_PREFIX) else None
 
 
 class Scenario(Section):
@@ -126,10 +111,7 @@ class Scenario(Section):
     @classmethod
     def _slo_is_understood(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for text in value:
-            try:
-                parse_slo(text)
-            except InputError as exc:
-                raise ValueError(str(exc)) from exc
+            raise_value_error(parse_slo, text)
         return value
 
     @model_validator(mode="after")
@@ -224,10 +206,8 @@ def parse_scenario(content: object, *, source: str = "scenario") -> Scenario:
         return Scenario.model_validate(content)
     except ValidationError as exc:
         lines = [_describe(dict(error)) for error in exc.errors() if not _follows(error)]
-        if len(lines) == 1:
-            raise InputError(f"{source}: {lines[0]}") from exc
-        listed = "\n".join(f"  {line}" for line in lines)
-        raise InputError(f"{source}: {len(lines)} mistakes\n{listed}") from exc
+        listed = "\n  ".join([f"{len(lines)} mistakes", *lines]) if lines[1:] else lines[0]
+        raise InputError(f"{source}: {listed}") from exc
 
 
 def _follows(error: Mapping[str, Any]) -> bool:

@@ -51,7 +51,7 @@ def _connections(value: object) -> object:
     raise ValueError("write reuse, per-request or a number of connections, at least 1")
 
 
-def _raise_value_error(parse: Callable[[str], object], text: str) -> None:
+def raise_value_error(parse: Callable[[str], object], text: str) -> None:
     """Check a text with its parser; pydantic gathers ValueErrors only."""
     try:
         parse(text)
@@ -132,7 +132,7 @@ class WorkloadSection(Section):
             raise ValueError(f"give either {' or '.join(named)}, not both")
         for text in (self.input_lengths, self.output_lengths):
             if text is not None:
-                _raise_value_error(parse_lengths, text)
+                raise_value_error(parse_lengths, text)
         shortest = min((kind.input_tokens for kind in self.mix), default=self.input_tokens)
         if self.input_lengths is not None:
             shortest = round(parse_lengths(self.input_lengths).mean)
@@ -166,12 +166,12 @@ class WorkloadSection(Section):
     @model_validator(mode="after")
     def _whole_conversations(self) -> WorkloadSection:
         if self.turns is not None:
-            _raise_value_error(_parse_turns, self.turns)
+            raise_value_error(_parse_turns, self.turns)
             alone = ("mix", "dataset", "trace", "conversations")
             if any(getattr(self, name) for name in alone):
                 raise ValueError(f"turns makes its own conversations; leave out {', '.join(alone)}")
         if self.think_s is not None:
-            _raise_value_error(parse_seconds, self.think_s)
+            raise_value_error(parse_seconds, self.think_s)
             if not self.has_sessions:
                 raise ValueError("think_s is a pause between turns; give turns or conversations")
         if self.shared_prefix and (self.dataset is not None or self.conversations is not None):

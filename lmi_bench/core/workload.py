@@ -59,7 +59,6 @@ class LevelSpec:
     repeat         number of earlier runs of the level: same lengths, other prompts and arrivals
     num_sessions   conversations, for a load of sessions; None: the duration ends the level
     max_sessions   maximum concurrent conversations of an open loop
-    max_in_flight  maximum requests in flight
     start_requests  number of first requests of a closed loop's users, part of `num_requests`: sent
                     at once, they wait for each other, so latencies leave them out
     """

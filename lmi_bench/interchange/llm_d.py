@@ -88,21 +88,16 @@ def _load(run: Run, line: Level, stage: int) -> dict[str, Any]:
         "tool_version": __version__,
         "source": "sampled" if scenario.workload.dataset else "random",
         "stage": stage,
-        "input_seq_len": _length(input_tokens, fixed=fixed),
     }
-    if output_tokens is not None and output_tokens >= 1:
-        standardized["output_seq_len"] = _length(output_tokens, fixed=fixed)
-    if line.load.rate_per_s is not None:
-        standardized["rate_qps"] = line.load.rate_per_s
-    if line.load.concurrency is not None:
-        standardized["concurrency"] = line.load.concurrency
+    for side, tokens in (("input", input_tokens), ("output", output_tokens)):
+        if tokens is not None and tokens >= 1:
+            length = {"distribution": "fixed" if fixed else "other", "value": tokens}
+            standardized[f"{side}_seq_len"] = length
+    loads = {"rate_qps": line.load.rate_per_s, "concurrency": line.load.concurrency}
+    standardized |= {name: value for name, value in loads.items() if value is not None}
     metadata = {"cfg_id": _digest(content), "description": scenario.name}
     native = {"config": content}
     return {"load": {"metadata": metadata, "standardized": standardized, "native": native}}
-
-
-def _length(tokens: float, *, fixed: bool) -> dict[str, Any]:
-    return {"distribution": "fixed" if fixed else "other", "value": tokens}
 
 
 def _aggregate(line: Level) -> dict[str, Any]:

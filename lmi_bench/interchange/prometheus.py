@@ -67,7 +67,6 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
     """Read the traffic from a Prometheus server or a page of metrics.
 
     hours  length of the period that ends now
-    fetch  returns the text of a URL, for tests
 
     Raises InputError if nothing answers or no known engine is found.
     """

@@ -67,11 +67,8 @@ class Traffic:
 
     requests       in order of time, from 0; without times all at 0
     start_epoch_s  Unix time of the first; None where times are relative or missing
-    has_times      whether the requests' times are known
     assumed        number of requests with an assumed length
     prefix         shared by the prompts, in tokens; None if the prompts are not recorded
-    unknown        what such a source does not contain
-    notes          how it was read
     """
 
     requests: tuple[TraceRequest, ...]

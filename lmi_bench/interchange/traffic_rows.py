@@ -83,7 +83,6 @@ class LogFile:
     left_out  number of lines that hold no request, by reason
     is_web    whether it is a web server's access log, which holds no token counts
     is_late   whether its times are when answers ended, as in most access logs
-    lines     number of lines (CSV: rows) read
     first     first row, whose fields an error names
     """
 
@@ -159,7 +158,10 @@ class LogFile:
     def _document(self, text: str) -> Iterator[Any]:
         """JSON values one after another; a line that cannot be read is left out."""
         decoder, at = json.JSONDecoder(), 0
-        while (at := _next_value(text, at)) < len(text):
+        while at < len(text):
+            if text[at] in " \t\r\n,":
+                at += 1
+                continue
             try:
                 value, at = decoder.raw_decode(text, at)
                 yield value
@@ -312,12 +314,6 @@ def _opened(path: Path) -> Iterator[tuple[Iterator[str], Callable[[], float]]]:
         encoding = "utf-16" if stream.peek(2)[:2] in _UTF16 else "utf-8-sig"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="") as text:
             yield iter(text), lambda: raw.tell() / size
-
-
-def _next_value(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
 
 
 def _listed(value: object) -> list[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.analysis.model.collectives import CollectiveFit, fit_all_reduce
+from lmi_bench.analysis.results.confidence import text_perplexity
 from lmi_bench.core.durable import write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError, installed
 from lmi_bench.core.host import host_facts, usable_cores
@@ -101,10 +102,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Perplexities:
-    """Scores by RoPE scaling (None: as trained) and length; lengths that do not fit are absent.
-
-    max_positions  the trained maximum length of a request in tokens
-    """
+    """Scores by RoPE scaling (None: as trained) and length; lengths that do not fit are absent."""
 
     settings: bundled.PerplexitySettings
     max_positions: int
@@ -194,14 +192,10 @@ def _score_lengths(
                 every += scores
                 far += scores[length // 2 - 1 :]
                 listener.progress(f"{name}: windows of {length:,}", count, len(starts))
-            rows[length] = Score(length, len(every), _perplexity(every), _perplexity(far))
+            rows[length] = Score(length, len(every), text_perplexity(every), text_perplexity(far))
         return rows
 
     return run_closing(parts, all_windows())
-
-
-def _perplexity(scores: Sequence[float]) -> float:
-    return math.exp(-math.fsum(scores) / len(scores))
 
 
 SCHEMA: Final = 1

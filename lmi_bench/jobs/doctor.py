@@ -217,11 +217,10 @@ def _receiver() -> Outcome:
 def _processor() -> Outcome:
     listed, machine = instruction_sets().split(), host_facts()["machine"]
     wanted = _EXTENSIONS.get(machine, ()) if listed else ()
-    has = [name for name in wanted if name in listed]
-    lacks = [name for name in wanted if name not in listed]
     found = cpu_info("model name") or machine
-    found += f", with {', '.join(has)}" if has else ""
-    found += f", without {', '.join(lacks)}" if lacks else ""
+    has = [name for name in wanted if name in listed]
+    for word, names in (("with", has), ("without", [each for each in wanted if each not in has])):
+        found += f", {word} {', '.join(names)}" if names else ""
     mend = "Run the bundled engine on a processor with vector instructions."
     return _judged(found, (wanted and not has, mend))
 
@@ -370,21 +369,19 @@ def _prices() -> Outcome:
     from lmi_bench.catalog.instances import all_instances
     from lmi_bench.catalog.prices import STALE_DAYS, on_platform, price_day
 
-    found, is_stale = [], False
+    found, stale = [], 0
     for platform in ("sagemaker", "ec2"):
         machines = [on_platform(each, platform) for each in all_instances()]
-        priced = [each for each in machines if each.price_usd_per_hour is not None]
-        days = [day for each in priced if (day := price_day(each)) is not None]
-        old = sum((_today() - day).days > STALE_DAYS for day in days)
-        undated = len(priced) - len(days)
-        is_stale = is_stale or bool(old)
-        dates = f", {min(days)} to {max(days)}" if days else ""
+        days = [price_day(each) for each in machines if each.price_usd_per_hour is not None]
+        known = [day for day in days if day is not None]
+        old = sum((_today() - day).days > STALE_DAYS for day in known)
+        stale += old
+        dates = f", {min(known)} to {max(known)}" if known else ""
         found.append(
-            f"{platform}: {len(priced)} of {len(machines)}{dates}, {old} older than {STALE_DAYS} "
-            f"days, {undated} undated"
+            f"{platform}: {len(days)} of {len(machines)}{dates}, {old} older than {STALE_DAYS} "
+            f"days, {days.count(None)} undated"
         )
-    mend = "Get today's with `lmi-bench catalog refresh`."
-    return _judged("; ".join(found), (is_stale, mend))
+    return _judged("; ".join(found), (stale, "Get today's with `lmi-bench catalog refresh`."))
 
 
 def _today() -> dt.date:

@@ -44,7 +44,6 @@ def checked(kind: type[M], content: object, *, source: str, expected: str) -> M:
 class SavedRecommendation:
     """The answer in a file of `recommend --json`.
 
-    best              the recommended candidate
     model             as the user named it
     profile_document  the profile of the plan; None if the file has none
     """

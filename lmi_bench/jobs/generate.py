@@ -81,8 +81,6 @@ def generate(
 ) -> Generated | None:
     """Generate a text. Raises InputError before a model is loaded.
 
-    on_text  called with each piece of the text as it comes
-
     None in a process that a launcher has started as a further rank.
     """
     sampling = SamplingParams(

@@ -42,7 +42,6 @@ class Combination:
     """One payload on one target.
 
     instance, usd_per_hour  type and price of the target's machines, if the file states them
-    api_key_env             environment variable that holds the target's key
     """
 
     target: str

@@ -172,10 +172,7 @@ def export(settings: results.ExportSettings) -> list[Path]:
 def import_results(
     settings: results.ImportSettings, listener: Listener = SILENT, *, command: Sequence[str] = ()
 ) -> ImportedRun:
-    """Write the run folder; raises InputError for a file that cannot be read.
-
-    command  the command line, for the run's manifest
-    """
+    """Write the run folder; raises InputError for a file that cannot be read."""
     is_stated = settings.concurrency is not None or settings.rate is not None
     load = Load(settings.concurrency, settings.rate) if is_stated else None
     parts = [read_results(path, load) for path in settings.files]
@@ -196,7 +193,6 @@ class Summary:
     hourly_per_s   mean rates of the hours of a day (UTC)
     shared_tokens  common prefix of at least half of the prompts
     repeated       share of prompt text that repeats the beginning of another prompt
-    assumed        whether lengths are assumed
     """
 
     kinds: tuple[RequestKind, ...]

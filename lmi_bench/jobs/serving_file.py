@@ -60,8 +60,6 @@ def read_serving_file(
 ) -> BundledSettings:
     """The settings of `serve`; `note` is called with the origin of each value and each trap.
 
-    djl_version  version of djl-serving whose rules apply
-
     Raises InputError for a name or a value that containers refuse, for what the bundled engine
     refuses, and if the model is neither named nor beside the file.
     """

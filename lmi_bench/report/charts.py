@@ -31,7 +31,6 @@ Limits = tuple[tuple[float, str], ...]
 class Series:
     """One line over the levels of a run; None where there is no finite value.
 
-    colour     the run's colour in every chart
     statistic  mean, p50, p90 or p99 of a latency; "" otherwise
     band       80 % interval of each y of a prediction; empty for what was measured
     """
@@ -56,7 +55,6 @@ class Chart:
     anchor, name  of the chart on the page, and of the static figure's file
     curves        the runs over the same kind of load, also those without a value here
     over_load     True: x is a logarithmic load; False: x is the throughput
-    has_knees     True: the runs' knees are marked
     limits        lines to draw: ms and text; a limit far above the series is only named
     """
 

@@ -76,7 +76,6 @@ class VariantResult:
     products_ms        time of a decode step's matrix products, by its sequences
     levels             empty if the arithmetic is only emulated
     throughput_ratios  to the baseline, by level: ratio and its 95 % interval
-    saved              folder of the quantized weights
     """
 
     name: str

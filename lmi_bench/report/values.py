@@ -106,7 +106,6 @@ class RecommendationView:
     """One recommendation; its headline is bad where no candidate meets the SLOs.
 
     answer    what to read after the headline: price, attainment, SLOs
-    unlisted  number of candidates that are only in the file
     roof      roofline of a device of the fleet (`explore.fleet_roofline`)
     """
 

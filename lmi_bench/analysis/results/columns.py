@@ -97,19 +97,14 @@ def columns_of(records: Sequence[RequestRecord]) -> Columns:
         )  # fmt: skip
     if records.kept is None:
         lines = records.lines
-        names = (
-            "status", "due_s", "sent_s", "ended_s", "output_tokens", "streamed", "token_times_s",
-            "token_counts", "at_start",
-        )  # fmt: skip
-        defaults = {"ended_s": None, "streamed": True, "at_start": False}
         records.kept = _columns(
-            *(
-                [line.get(name, defaults[name]) for line in lines]
-                if name in defaults
-                else [line[name] for line in lines]
-                for name in names
-            )
-        )
+            [line["status"] for line in lines], [line["due_s"] for line in lines],
+            [line["sent_s"] for line in lines], [line.get("ended_s") for line in lines],
+            [line["output_tokens"] for line in lines],
+            [line.get("streamed", True) for line in lines],
+            [line["token_times_s"] for line in lines], [line["token_counts"] for line in lines],
+            [line.get("at_start", False) for line in lines],
+        )  # fmt: skip
     kept: Columns = records.kept
     return kept
 

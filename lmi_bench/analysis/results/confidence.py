@@ -20,6 +20,11 @@ def confidence(logprobs: Sequence[float]) -> float:
     return math.exp(math.fsum(logprobs) / len(logprobs))
 
 
+def text_perplexity(logprobs: Sequence[float]) -> float:
+    """exp(-mean log-probability) of a text's tokens."""
+    return math.exp(-math.fsum(logprobs) / len(logprobs))
+
+
 def shares(joint_logprobs: Sequence[float]) -> list[float]:
     """The probability of each answer if one of them is right: exp(joint), normalised to 1."""
     largest = max(joint_logprobs)

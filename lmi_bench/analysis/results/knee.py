@@ -70,9 +70,7 @@ def find_knees(
 ) -> list[Knee]:
     """The knee of a sweep by each rule, in the order of KNEE_RULES; one is recommended if any is.
 
-    levels   lines of levels.jsonl
     records  one sequence of records a level, in the same order, for the bootstrap
-    facts    what is known about the server besides the sweep
     """
     facts = facts or KneeFacts()
     curve = sweep_curve(levels, records)

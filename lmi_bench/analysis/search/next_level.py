@@ -106,7 +106,6 @@ def auto_levels(
 ) -> NextLevel:
     """The rule behind `--concurrency auto`.
 
-    sizes  requests and seconds of each level
     slos   the doubling ends at the first level that breaks one of them
     fits   whether a level may still be run: the doubling ends before one that may not; of the finer
            levels those that fit are run. A level that did not fit once never fits later.

@@ -57,8 +57,6 @@ Lines = Sequence[Level]
 class SloSearch:
     """Where and how finely to search; `next_level` is the rule.
 
-    start        first load
-    least, most  lowest and highest load to try
     sizes        requests a level; at least as many as the SLOs' quantiles need
     """
 

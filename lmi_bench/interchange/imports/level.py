@@ -47,12 +47,7 @@ class ImportedLevel:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The content of one file.
-
-    tool      the program that wrote it
-    facts     facts about the target, as in a manifest
-    workload  the scenario's workload, where it is known
-    """
+    """The content of one file."""
 
     tool: str
     levels: tuple[ImportedLevel, ...]
@@ -67,7 +62,6 @@ def statistics(
     """The statistics object of a level's line, from a file's statistics in milliseconds.
 
     n       number of samples; None where it is unknown: then every quantile is kept
-    reason  why a statistic is missing
     """
     found: Statistics = {name: finite(values.get(name)) for name in STATISTICS}
     unsupported = {name: reason for name in STATISTICS if found[name] is None}

@@ -31,7 +31,6 @@ class _Requests:
 
     ask      the error's text if no file beside it states the load
     beside   name of the tool's file that states the load, from this file's name
-    load_of  reads the load from that file
     """
 
     knows: Knows

@@ -195,8 +195,9 @@ def _mean_of_runs(parameters: Object, found: Object, load: Load | None) -> Impor
 
 
 def _guidellm_counts(benchmark: Object) -> Object:
+    found = benchmark["metrics"].get("request_latency") or {}
     kinds = {
-        kind: whole_of(benchmark, f"metrics.request_latency.{kind}.count") or 0
+        kind: whole_of(found.get(kind) or {}, "count") or 0
         for kind in ("successful", "errored", "incomplete")
     }
     times = benchmark.get("scheduler_metrics") or benchmark

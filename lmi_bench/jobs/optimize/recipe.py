@@ -33,7 +33,6 @@ class Evaluation(Section):
 
     text               file for the perplexity (text, or JSON lines with `text` or `prompt`); None:
                        a part of the sample text that calibration does not use
-    text_tokens        maximum tokens of the text
     dataset            JSON lines with `prompt` and optionally `output_tokens` for speed and
                        agreement; None: made-up prompts of `input_tokens`
     agreement_prompts  requests whose greedy outputs are compared with the baseline's
@@ -69,7 +68,6 @@ class Variant(Section):
 class Recipe(Section):
     """A whole job.
 
-    model   a demo model or a Hugging Face folder
     engine  settings of the baseline, as in a scenario; variants change them
     """
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.analysis.results.confidence import text_perplexity
 from lmi_bench.analysis.results.repeats import pooled_run, spread
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EngineError, InputError
@@ -68,7 +69,7 @@ class Quality:
     @property
     def perplexity(self) -> float:
         """exp(-mean log-probability)."""
-        return math.exp(-math.fsum(self.scores) / len(self.scores))
+        return text_perplexity(self.scores)
 
 
 def measure_quality(

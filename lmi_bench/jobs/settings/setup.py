@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_bench.core.option import option
-from lmi_bench.jobs.settings.sweep import API_KEY
+from lmi_bench.jobs.settings.sweep import API_KEY, HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,7 @@ class DoctorSettings:
         "URL of an endpoint to examine too; it gets a real request of two tokens."
     )
     api_key: str | None = option(API_KEY)
-    header: tuple[str, ...] = option(
-        "Header of every request, 'Name: value'; repeatable.", "--header", "-H", value=()
-    )
+    header: tuple[str, ...] = option(HEADER, value=())
     runs: Path = option("Folder in which run folders will be written.", value=Path("runs"))
 
 

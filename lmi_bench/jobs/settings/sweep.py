@@ -29,6 +29,8 @@ API_KEY: Final = Option(
     "Key sent as a bearer token; never written to a file.", envvar="LMI_BENCH_API_KEY"
 )
 
+HEADER: Final = Option("Header of every request, 'Name: value'; repeatable.", ("--header", "-H"))
+
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
@@ -62,9 +64,7 @@ class TargetSettings:
         "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="found by asking it"
     )
     api_key: str | None = option(API_KEY)
-    header: tuple[str, ...] = option(
-        "Header of every request, 'Name: value'; repeatable.", "--header", "-H", value=()
-    )
+    header: tuple[str, ...] = option(HEADER, value=())
     stream: bool | None = option(
         "Answers: streamed, or whole, with only the total time known.",
         default="streamed",

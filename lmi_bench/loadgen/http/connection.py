@@ -73,12 +73,9 @@ class Connection:
     """A connected socket that carries one request at a time.
 
     reads       what came for the present request, whole when it ended; num_bytes: their bytes
-    native      whether the native receiver reads
     status      of the last whole response
     sent_by_ns  when the kernel had all of the present request; 0: not yet
     connect_s   seconds to open it, the TLS handshake included; tls_s: the handshake alone
-    reusable    whether another request may follow
-    address     peer address
     """
 
     def __init__(

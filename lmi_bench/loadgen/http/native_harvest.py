@@ -52,7 +52,6 @@ class ReceiveChoice:
     """The reader of the sockets: the native receiver or Python.
 
     library  the compiled receiver; None: Python reads
-    why      why Python reads, unless the user asked for it
     """
 
     library: Path | None
@@ -72,7 +71,6 @@ def choose_receive(
     """The native receiver if available, built first if necessary (under a second).
 
     tls   the endpoint's connections are encrypted: Python reads those
-    tell  prints one line when a build starts
 
     Raises InputError if it is required and not available.
     """

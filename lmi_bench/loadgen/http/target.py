@@ -79,8 +79,6 @@ class _Response:
 class HttpTarget:
     """One endpoint, one protocol. Use it as an async context manager or `close` it.
 
-    model       name that the endpoint knows
-    headers     added to every request, such as Authorization
     stream      False requests answers in one piece
     sign        called with each body just before it is sent
     timestamps  "kernel" insists on the kernel's receive time, "user" does without; None takes

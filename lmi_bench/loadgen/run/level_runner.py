@@ -82,7 +82,6 @@ class Progress:
     state       "warm-up", "running" or "finished"
     total       requests of the level; None if only its duration is fixed
     tokens      tokens so far, or reads if answers are decoded later
-    stopped_by  the stop rule that applied, if one did
     """
 
     level: int

@@ -33,7 +33,6 @@ async def run_closed_loop(
 ) -> list[Measured]:
     """Run the users until their requests are done; returns them in request order.
 
-    request_at  gives the request with a number
     spacing_s   seconds between the first sends of neighbouring users: a burst of all at once
                 measures the server's accept queue
     on_ended    called as each request ends; False: send no more, let the rest finish

@@ -60,11 +60,8 @@ async def run_sweep(
 
     levels      a list, or a rule that picks the next level from the finished ones
     store       saves each level when it ends; None: nothing is written to disk
-    summarise   makes a level of its run
-    on_level    called when a level is saved
     spacing_s   seconds between the first sends of a closed loop's users
     workers     processes for the levels that one process cannot send; each opens its own target
-    server      collects the server's metrics for each level
 
     Raises the target's own errors; a failed request is a record. Cancelled during a level, it
     keeps the levels before it.
