@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -157,7 +158,7 @@ class Command(TyperCommand):
             f"{arg}={self._bare[arg]}"
             if arg in self._bare and not following.lstrip("-").isdecimal()
             else arg
-            for arg, following in zip(args, (*args[1:], ""), strict=True)
+            for arg, following in pairwise((*args, ""))
         ]
         missing = missing_options(self.params, args)
         if missing and not {"--help", "-h"} & {*args}:

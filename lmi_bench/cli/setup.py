@@ -96,7 +96,22 @@ def _lister(name: str) -> Callable[..., None]:
     """The command that lists one table of the catalog."""
 
     def show(settings: of_setup.CatalogSettings, json_file: JsonFile = None) -> None:
-        _list(name, settings, json_file)
+        from lmi_bench.jobs.catalog import catalog_table
+
+        table = catalog_table(name, settings)
+        sources = list(dict.fromkeys(row["source"] for row in table.rows))
+        rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in table.rows]
+        left = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
+        give_way = [column for column in _GIVE_WAY if column not in left[:1]]
+        whole = [column for column in left if column != "tag"]  # of an image: long
+        print_table(table.title, rows, left=("tag",), whole=whole, give_way=give_way)
+        for number, source in enumerate(sources, 1):
+            say(f"[{number}] {source or 'not stated'}")
+        if not rows:
+            say(f"no {name} match")
+        if table.warning:
+            warn(table.warning)
+        write_json(json_file, table.to_json(), name)
 
     show.__doc__ = _TABLES[name]
     return spread_options(show)
@@ -119,25 +134,6 @@ def refresh(settings: of_setup.RefreshSettings) -> None:
     done = run_job(run, settings)
     counts = ", ".join(f"{number} of {platform}" for platform, number in done.counts.items())
     say(f"prices: {done.file}: {counts}, {done.region}, {done.date}")
-
-
-def _list(name: str, settings: of_setup.CatalogSettings, json_file: Path | None) -> None:
-    from lmi_bench.jobs.catalog import catalog_table
-
-    table = catalog_table(name, settings)
-    sources = list(dict.fromkeys(row["source"] for row in table.rows))
-    rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in table.rows]
-    left = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
-    give_way = [column for column in _GIVE_WAY if column not in left[:1]]
-    whole = [column for column in left if column != "tag"]  # of an image: long
-    print_table(table.title, rows, left=("tag",), whole=whole, give_way=give_way)
-    for number, source in enumerate(sources, 1):
-        say(f"[{number}] {source or 'not stated'}")
-    if not rows:
-        say(f"no {name} match")
-    if table.warning:
-        warn(table.warning)
-    write_json(json_file, table.to_json(), name)
 
 
 @explain.command()
@@ -189,4 +185,4 @@ def _explain(explained: Explanation, json_file: Path | None) -> None:
     print_table(explained.title, rows, left=("quantity", "unit", "formula"))
     for text in explained.notes:
         say(f"note: {text}")
-    write_json(json_file, explained.to_json(), "explanation")
+    write_json(json_file, asdict(explained), "explanation")

@@ -6,9 +6,8 @@ Memory is in GB (1e9 bytes) beside GiB, since the published examples count in GB
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.model import memory as model_memory
@@ -40,10 +39,6 @@ class Explanation:
     title: str
     terms: tuple[Term, ...]
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 def _bytes(quantity: str, formula: str, amount: float) -> Term:

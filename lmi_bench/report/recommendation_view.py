@@ -15,7 +15,7 @@ from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.explore import CANDIDATES, candidates_data, fleet_roofline
 from lmi_bench.report.formats import MISSING, count, interval, key_title, number, plain, usd
-from lmi_bench.report.table import Cell, Column, Field, Row, Table, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, field, table_of
 from lmi_bench.report.values import Facts, Headline, RecommendationView, RejectedGroup
 
 # field, group of columns, title
@@ -349,23 +349,18 @@ def _accuracy_table(levels: Sequence[LevelAccuracy] | None) -> Table | None:
     metrics = list(dict.fromkeys(key for level in levels or () for key in level.figures))
     if not levels or not metrics:
         return None
-    columns = [Column("Level")] + [
-        Column(name, key_title(key))
-        for key in metrics
-        for name in ("measured", "predicted", "error")
-    ]
-    rows = []
-    for level in levels:
-        cells = [Cell(plain(level.concurrency))]
-        for key in metrics:
-            pair = level.figures.get(key)
-            if pair is None:
-                cells += [Cell(MISSING)] * 3
-            else:
-                shown = (Cell(number(pair.measured)), Cell(number(pair.predicted)))
-                cells += [*shown, _error(*pair)]
-        rows.append(Row(tuple(cells)))
-    return Table("Predicted against measured", tuple(columns), tuple(rows))
+
+    def side(key: str, name: str) -> Field[LevelAccuracy]:
+        def cell(level: LevelAccuracy) -> Cell:
+            if (pair := level.figures.get(key)) is None:
+                return Cell(MISSING)
+            return _error(*pair) if name == "error" else Cell(number(getattr(pair, name)))
+
+        return field(name, cell, key_title(key))
+
+    sides = (side(key, name) for key in metrics for name in ("measured", "predicted", "error"))
+    fields = (field("Level", lambda level: plain(level.concurrency)), *sides)
+    return table_of("Predicted against measured", fields, levels)
 
 
 def _error(measured: float, predicted: float) -> Cell:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.results.slo_results import FAILURE_RULES, FailureRule
@@ -32,6 +32,7 @@ _MINUTE_S = 60.0
 Summarise = Callable[[LevelRun], Level]
 
 
+@dataclass(slots=True, eq=False)
 class TimeBox:
     """Follows one sweep's time, from the first call on.
 
@@ -39,26 +40,19 @@ class TimeBox:
     note   called once, for the first level that is left out
     """
 
-    def __init__(
-        self,
-        max_s: float | None,
-        *,
-        note: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.max_s = max_s
-        self._note = note
-        self._clock = clock
-        self._start_s: float | None = None
-        self._noted = False
+    max_s: float | None
+    note: Callable[[str], None] = field(default=lambda _: None, kw_only=True)
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    _start_s: float | None = field(default=None, init=False)
+    _noted: bool = field(default=False, init=False)
 
     def left_s(self) -> float | None:
         """Seconds that are left, at least 0; None without a limit."""
         if self.max_s is None:
             return None
         if self._start_s is None:
-            self._start_s = self._clock()
-        return max(0.0, self.max_s - (self._clock() - self._start_s))
+            self._start_s = self.clock()
+        return max(0.0, self.max_s - (self.clock() - self._start_s))
 
     def fits(self, spec: LevelSpec, finished: Sequence[Level]) -> bool:
         """Whether a level will probably end in time; always true for the first one."""
@@ -70,7 +64,7 @@ class TimeBox:
             return True
         if not self._noted:
             self._noted = True
-            self._note(
+            self.note(
                 f"left out {spec.load.name}: it would take about {clock_text(likely_s)}, and "
                 f"{clock_text(left_s)} of {clock_text(self.max_s or 0.0)} are left; --resume with "
                 "a longer --max-time goes on"
@@ -195,6 +189,7 @@ class Budget:
 NO_BUDGET = Budget()
 
 
+@dataclass(slots=True, eq=False)
 class Spend:
     """Follows one sweep's cost, level by level.
 
@@ -202,49 +197,42 @@ class Spend:
     count_instances  number of instances that answer now; None if unknown
     """
 
-    def __init__(
-        self,
-        usd_per_hour: float | None,
-        *,
-        max_usd: float | None = None,
-        count_instances: Callable[[], int | None] | None = None,
-        note: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = loop_time_s,
-    ) -> None:
-        self._usd_per_hour = usd_per_hour
-        self._max_usd = max_usd
-        self._count = count_instances
-        self._note = note
-        self._clock = clock
-        self._started_s: float | None = None
-        self._earlier_usd = 0.0
-        self._capped = False
-        self._level_started_s = 0.0
-        self._instances: int | None = None
+    usd_per_hour: float | None
+    max_usd: float | None = field(default=None, kw_only=True)
+    count_instances: Callable[[], int | None] | None = field(default=None, kw_only=True)
+    note: Callable[[str], None] = field(default=lambda _: None, kw_only=True)
+    clock: Callable[[], float] = field(default=loop_time_s, kw_only=True)
+    _started_s: float | None = field(default=None, init=False)
+    _earlier_usd: float = field(default=0.0, init=False)
+    _capped: bool = field(default=False, init=False)
+    _level_started_s: float = field(default=0.0, init=False)
+    _instances: int | None = field(default=None, init=False)
 
     def levels(self, rule: NextLevel) -> NextLevel:
         """The rule's levels while money is left, each at most as long as the money lasts."""
 
         def next_level(finished: Sequence[Level]) -> LevelSpec | None:
-            now_s = self._clock()
+            now_s = self.clock()
             if self._started_s is None:
                 self._started_s = now_s
                 self._earlier_usd = (finished[-1].spent_usd or 0.0) if finished else 0.0
-                self._instances = self._count() if self._count is not None else None
+                self._instances = (
+                    self.count_instances() if self.count_instances is not None else None
+                )
             spec = rule(finished)
             self._level_started_s = now_s
-            if spec is None or self._max_usd is None or self._usd_per_hour is None:
+            if spec is None or self.max_usd is None or self.usd_per_hour is None:
                 return spec
-            left_usd = self._max_usd - self._spent_usd(now_s)
-            likely_usd = likely_level_s(spec, finished) * self._usd_per_hour / SECONDS_PER_HOUR
+            left_usd = self.max_usd - self._spent_usd(now_s)
+            likely_usd = likely_level_s(spec, finished) * self.usd_per_hour / SECONDS_PER_HOUR
             if likely_usd >= left_usd:
-                self._note(
-                    f"stopped before {spec.load.name}: {number(self._max_usd - left_usd, 2)} USD "
+                self.note(
+                    f"stopped before {spec.load.name}: {number(self.max_usd - left_usd, 2)} USD "
                     f"are spent, it would take about {number(likely_usd, 2)} more, and "
-                    f"--max-spend is {self._max_usd:g}"
+                    f"--max-spend is {self.max_usd:g}"
                 )
                 return None
-            left_s = left_usd * SECONDS_PER_HOUR / self._usd_per_hour
+            left_s = left_usd * SECONDS_PER_HOUR / self.usd_per_hour
             self._capped = left_s < (spec.duration_s or float("inf"))
             return replace(spec, duration_s=min(left_s, spec.duration_s or left_s))
 
@@ -256,13 +244,13 @@ class Spend:
         def summarise_and_price(run: LevelRun) -> Level:
             line = summarise(run)
             if self._capped and line.stopped_by == "duration":
-                self._note(
-                    f"{line.name} was cut short: the {self._max_usd:g} USD of --max-spend "
-                    f"are used up at {self._usd_per_hour:.2f} USD an hour"
+                self.note(
+                    f"{line.name} was cut short: the {self.max_usd:g} USD of --max-spend "
+                    f"are used up at {self.usd_per_hour:.2f} USD an hour"
                 )
-            if self._usd_per_hour is not None:
-                now_s = self._clock()
-                price = self._usd_per_hour
+            if self.usd_per_hour is not None:
+                now_s = self.clock()
+                price = self.usd_per_hour
                 line = replace(
                     line,
                     price_usd_per_hour=price,
@@ -278,21 +266,21 @@ class Spend:
         return summarise_and_price
 
     def _spent_usd(self, now_s: float) -> float:
-        if self._usd_per_hour is None or self._started_s is None:
+        if self.usd_per_hour is None or self._started_s is None:
             return 0.0
-        return self._earlier_usd + (now_s - self._started_s) * self._usd_per_hour / SECONDS_PER_HOUR
+        return self._earlier_usd + (now_s - self._started_s) * self.usd_per_hour / SECONDS_PER_HOUR
 
     def _with_instances(self, line: Level) -> Level:
         """The level with its number of instances; invalid if that changed during the level."""
-        if self._count is None or (now := self._count()) is None:
+        if self.count_instances is None or (now := self.count_instances()) is None:
             return line
         before, self._instances = self._instances, now
         if before is None or before == now:
             return replace(line, instances=now)
-        if self._usd_per_hour is not None:
-            now_s = self._clock()
+        if self.usd_per_hour is not None:
+            now_s = self.clock()
             self._earlier_usd, self._started_s = self._spent_usd(now_s), now_s
-            self._usd_per_hour *= now / before
+            self.usd_per_hour *= now / before
         reason = (
             f"the endpoint went from {before} to {now} instances during the level: run it again"
         )

@@ -166,7 +166,9 @@ def _sweep_target(
 
         tracer = ChromeTrace(options.trace)
     bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
-    folder = out or _default_folder(bench.scenario)
+    stamp, model = datetime.now().astimezone(), Path(bench.scenario.model).name
+    named = re.sub(r"[^\w.-]", "-", model)
+    folder = out or Path("runs") / f"{stamp:%Y%m%d-%H%M%S}-{named}"
     try:
         with tracer or nullcontext():
             found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
@@ -253,12 +255,6 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
     else:
         scenario = load_scenario(Path(scenario_or_url))
     return scenario.with_overrides(overrides)
-
-
-def _default_folder(scenario: Scenario) -> Path:
-    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    model = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(scenario.model).name)
-    return Path("runs") / f"{stamp}-{model}"
 
 
 def _open_store(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import CapacityError, InputError, OverloadedError, TargetError
@@ -15,6 +16,7 @@ from lmi_bench.engine.scheduling.stats import EngineStats
 from lmi_bench.loadgen.http.outcome import cancelled
 
 
+@dataclass(slots=True, eq=False)
 class InProcessTarget:
     """An engine that runs on the same loop; times are that loop's clock.
 
@@ -23,43 +25,39 @@ class InProcessTarget:
     overhead_s     time of a request before a simulated engine gets it
     """
 
-    def __init__(
-        self,
-        engine: ServingEngine,
-        simulated: bool = False,
-        eos_token_ids: tuple[int, ...] = (),
-        overhead_s: float = 0.0,
-    ) -> None:
-        self._engine = engine
-        self._simulated = simulated
-        self._eos_token_ids = eos_token_ids
-        self._overhead_s = overhead_s
-        self._gate = (-1.0, asyncio.Event())  # of the requests sent last
+    engine: ServingEngine
+    simulated: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    overhead_s: float = 0.0
+    # of the requests sent last: when, and what lets them through
+    _gate: tuple[float, asyncio.Event] = field(
+        default_factory=lambda: (-1.0, asyncio.Event()), init=False
+    )
 
     def engine_stats(self) -> EngineStats:
         """The engine's counts at this moment."""
-        return self._engine.stats()
+        return self.engine.stats()
 
     async def send(self, request: PlannedRequest) -> Exchange:
         """Generate the complete answer; a cancellation stops it and frees its blocks.
 
         Raises TargetError if the engine refuses it, EngineError if the engine failed.
         """
-        if is_virtual() and not self._simulated:
+        if is_virtual() and not self.simulated:
             raise InputError(
                 "this engine computes in real time: virtual time is for simulated targets only"
             )
         sampling = SamplingParams(
             max_new_tokens=request.output_tokens,
             ignore_eos=request.ignore_eos,
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
         )
         prompt = request.prompt_token_ids or range(request.input_tokens)
         sent_s = asyncio.get_running_loop().time()
-        if self._overhead_s:
+        if self.overhead_s:
             await self._outside(sent_s)
         try:
-            generation = self._engine.submit(prompt, sampling)
+            generation = self.engine.submit(prompt, sampling)
         except CapacityError as exc:
             raise TargetError("refused", str(exc)) from exc
         except OverloadedError as exc:
@@ -78,7 +76,7 @@ class InProcessTarget:
         """Wait until the request reaches the engine; those of one instant keep their order."""
         if self._gate[0] != sent_s:
             self._gate = sent_s, asyncio.Event()
-            asyncio.get_running_loop().call_at(sent_s + self._overhead_s, self._gate[1].set)
+            asyncio.get_running_loop().call_at(sent_s + self.overhead_s, self._gate[1].set)
         await self._gate[1].wait()
 
 
