@@ -373,14 +373,11 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     if cell.prefill is not None:
         return pools_of(profile, cell).most.rate_per_s * cell.output_tokens
     slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
-    steady = _steady(model_of(profile, cell), cell, slots, _scheduler(profile, cell))
-    cycle_s = steady.cycle_s(slots)
+    cycle_s = _steady(model_of(profile, cell), cell, slots).cycle_s(slots)
     return cell.replicas * slots * cell.output_tokens / cycle_s
 
 
-def _steady(
-    model: PricedSteps, cell: MeasuredLevel, slots: int = 1, join: SchedulerConfig | None = None
-) -> SteadyState:
+def _steady(model: PricedSteps, cell: MeasuredLevel, slots: int = 1) -> SteadyState:
     return SteadyState(
         model,
         cell.input_tokens,
@@ -388,7 +385,6 @@ def _steady(
         slots,
         open_loop=cell.rate_per_s is not None,
         cached_tokens=cell.cached_tokens,
-        join=join,
     )
 
 

@@ -381,7 +381,6 @@ def plan_copy(
             open_loop=open_loop,
             batch_limit=config.max_rolling_batch_size,
             overhead_s=outside_s(profile, workload.shape),
-            join=config,
             cached_tokens=workload.cached_tokens,
         ),
     )

@@ -2,12 +2,12 @@
 
 With B sequences always running and their starts spread evenly, each answer takes one cycle:
 
-    cycle(B) = (output - 1 + wait) * decode_step(B) + B * prompt_step
+    cycle(B) = (output - 1) * decode_step(B) + B * prompt_step
     rate(B)  = B / cycle(B)
 
-because every sequence decodes output - 1 times while B prompts, its own included, pause it; wait:
-steps before a prompt may join running sequences (TGI). Under
-random arrivals the batch varies like a Poisson count, so a quantile q of a latency is that at
+because every sequence decodes output - 1 times while B prompts, its own included, pause it. The
+wait of prompts before they join running sequences (TGI) is left to the simulation of finalists.
+Under random arrivals the batch varies like a Poisson count, so a quantile q of a latency is that at
 B + z(q) * sqrt(B); the queue for a prompt step is that of a server with fixed service times. Time
 outside the engine adds to the answers and to the cycle of B users.
 Accurate to about 10 %; finalists are simulated.
@@ -22,7 +22,6 @@ from statistics import NormalDist
 
 from lmi_bench.analysis.model.step_time import Binding, PricedSteps
 from lmi_bench.core.level import QUANTILES
-from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 LATENCY_LOAD_LIMIT = 0.8
@@ -52,7 +51,6 @@ class SteadyState:
     open_loop      random arrivals (quantiles spread) or waiting users (the batch is fixed)
     cached_tokens  tokens of each prompt that the prefix cache holds
     overhead_s     time of a request outside the engine
-    join           the scheduler, where prompts wait before they join running sequences (`JoinRule`)
     prompt_step_s  time of the step that computes one prompt, with its new_tokens
     """
 
@@ -64,7 +62,6 @@ class SteadyState:
     batch_limit: int | None = None
     cached_tokens: int = 0
     overhead_s: float = 0.0
-    join: SchedulerConfig | None = None
     prompt_step_s: float = field(init=False)
     new_tokens: int = field(init=False)
     _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -109,28 +106,8 @@ class SteadyState:
 
     def cycle_s(self, batch: float) -> float:
         """Seconds from a sequence's start to its end among `batch` running ones."""
-        prompts_s = max(1.0, batch) * self.prompt_step_s
-        wait_steps, least_steps = self._join_steps(batch)
-        steps = max(self.output_tokens - 1 + wait_steps, least_steps)
-        return steps * self.decode_step_s(batch) + prompts_s
-
-    def _join_steps(self, batch: float) -> tuple[float, float]:
-        """Decode steps that a prompt waits before it joins, and fewest of them in a cycle.
-
-        Prompts join every n steps, or when one comes after them. With r of them a step, n * r wait
-        n / 2 steps and one none.
-        """
-        join = self.join
-        if join is None or not join.max_waiting_tokens or batch <= 1:
-            return 0.0, 0.0
-        together = max(1, join.max_rolling_batch_prefill_tokens // self.new_tokens)
-        at_once = math.floor(join.waiting_served_ratio * (batch - 1))
-        if at_once <= 1:
-            return 0.0, 0.0
-        steps = join.max_waiting_tokens - 1
-        coming = steps * batch / self.output_tokens
-        least = 0.0 if together >= at_once else batch / together * steps
-        return coming * steps / 2 / (coming + 1), least
+        decode_s = (self.output_tokens - 1) * self.decode_step_s(batch)
+        return decode_s + max(1.0, batch) * self.prompt_step_s
 
     def rate_per_s(self, batch: float) -> float:
         """Completed requests each second."""
@@ -196,8 +173,7 @@ class SteadyState:
             return alone_s
         load = min(0.95, self.rate_per_s(batch) * prompt_s)
         mean_wait_s = load * prompt_s / (2 * (1 - load))
-        waits = max(quantile, 2 * quantile * self._join_steps(batch)[0])
-        return alone_s + waits * self.decode_step_s(busy) - math.log(1 - quantile) * mean_wait_s
+        return alone_s + quantile * self.decode_step_s(busy) - math.log(1 - quantile) * mean_wait_s
 
     def limiting_part(self, batch: float) -> str:
         """What limits the rate: kv_memory, batch_limit, or the step's part that binds."""

@@ -23,10 +23,10 @@ CASES = [
 ]
 
 
-def copy(case, *, open_loop, most_waiting=TGI_2023.max_waiting_tokens):
+def copy(case, *, open_loop):
     model, instance, tp, input_tokens, output_tokens = case
     workload = Workload(find_model(model), "float16", input_tokens, output_tokens)
-    profile = replace(TGI_2023, max_waiting_tokens=most_waiting)
+    profile = replace(TGI_2023, max_waiting_tokens=0)  # the closed form has none
     return plan_copy(Layout(find_instance(instance), tp), workload, profile, open_loop=open_loop)
 
 
@@ -45,34 +45,15 @@ def latencies(plan, spec, **options):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("users", [2, 9, 20])
-@pytest.mark.parametrize(("most_waiting", "room"), [(0, 0.02), (20, 0.055)])
-def test_waiting_users_take_one_cycle_an_answer(case, users, most_waiting, room):
-    plan = copy(case, open_loop=False, most_waiting=most_waiting)
+def test_waiting_users_take_one_cycle_an_answer(case, users):
+    plan = copy(case, open_loop=False)
     cycle_s = plan.steady.cycle_s(users)
     seen = latencies(
         plan,
         LevelSpec(0, Load(concurrency=users), num_requests=6 * users),
         spacing_s=cycle_s / users,
     )
-    assert np.mean([each.e2e_s for each in seen]) == pytest.approx(cycle_s, rel=room)
-
-
-def test_one_long_prompt_joins_for_each_wait_of_the_running_ones():
-    """TGI: of 3,840 tokens one prompt fits a step of 4,096, so no more than one joins in 19 decode
-    steps; with slots for hundreds of sequences that bounds the rate."""
-    plan = copy(("llama-2-7b", "ml.p4d.24xlarge", 8, 3840, 256), open_loop=False)
-    users, steady = 40, plan.steady
-    seen = simulate_level(
-        LevelSpec(0, Load(concurrency=users), num_requests=5 * users),
-        lambda i: PlannedRequest(i, 0.0, 3840, 256),
-        plan.config,
-        steady.model,
-    )
-    first_s = sorted(record.token_times_s[0] for record in seen.records)
-    rate = (len(first_s) - 2 * users) / (first_s[-users] - first_s[users])
-    running = 1.2 * rate * np.mean([r.token_times_s[-1] - r.token_times_s[0] for r in seen.records])
-    assert users * 0.2 < running < users
-    assert steady.rate_per_s(round(running / 1.2)) == pytest.approx(rate, rel=0.1)
+    assert np.mean([each.e2e_s for each in seen]) == pytest.approx(cycle_s, rel=0.02)
 
 
 @pytest.mark.parametrize("case", CASES)
