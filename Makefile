@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint docs clean
+.PHONY: quickstart test lint docs accuracy clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -61,6 +61,10 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html; with search: $(BIN)/python -m http.server -d build/site"
+
+# Fails where predictions of published tables are worse than docs/accuracy.md; ten minutes of one core.
+accuracy: $(VENV)/.dev
+	$(BIN)/python benchmarks/planner_accuracy.py --check
 
 clean:
 	rm -rf $(VENV) dist build

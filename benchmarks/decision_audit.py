@@ -1,6 +1,9 @@
-"""Audits the planner's decisions in hidden worlds: is the SLO kept, and what did it cost too much?
+"""Self-consistency of decisions in hidden worlds: is the SLO kept, what did it cost too much?
 
     python benchmarks/decision_audit.py --worlds 200 --out benchmarks/results/decision_audit.md
+
+The worlds are of the planner's own class of models, so this audits the measuring and the rule of
+choice, not the model: for that, published_decisions.py has measured worlds.
 
 A world draws its machines (bandwidth, compute, memory, link, price), its engine's constants from
 wide ranges, a load and two SLOs. Every second world also has effects that the planner's model
@@ -555,7 +558,7 @@ def main() -> None:
             shown = {name: _shown(each) for name, each in row[2].items()}
             print(row[0], "effects" if row[1] else "plain", shown, flush=True)
     lines = [
-        "# Decision audit",
+        "# Self-consistency of decisions",
         "",
         f"Printed by `python benchmarks/decision_audit.py --worlds {given.worlds}`: worlds "
         f"{numbers[0]} to {numbers[-1]}, {hopeless} of them left out because no fleet of up to "

@@ -1,21 +1,26 @@
-"""Decisions on the published Llama 2 7B tables: limits on ms/token, candidates their cells.
+"""Decisions on published tables, without a simulator: which layout and load under an SLO?
 
-    python benchmarks/published_decisions.py              nine limits
-    python benchmarks/published_decisions.py --resample   and 20 draws of the published noise
+    python benchmarks/published_decisions.py
 
-A cell is an instance, a tensor-parallel degree and a concurrency; ml.p4d.24xlarge holds
-floor(8 / TP) copies; prices are the catalog's. Published latencies are cut to milliseconds, so
-a limit of 18 is kept by 18.9. The profile was fitted on these cells: what is judged here is the
-decision, and the resamples say how much of it is noise.
+The options are a table's rows: layouts (machine, tensor-parallel degree) at numbers of users. For
+each table and a ladder of limits over the measured range, the planner takes the cheapest row that
+keeps the limit at the upper end of its interval (else the least upper end below which the
+prediction lies), after 0, 2, 4 and 6 cells of the table. The choice is judged by the measured
+figures: is the limit broken, and what does it cost over the cheapest row that keeps it?
+
+Beside it: the smallest layout that fits at its highest load, the data sheet (kernels that reach
+their peaks, no host), and the nearest measured cell. A row that was measured counts as measured.
+"engine unseen" is today's default profile for tables of other engines. No profile, prior or error
+constant has seen the table. Costs are dollars where the catalog has the machine's price, else
+accelerators.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,169 +28,245 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.support.decisions import Decision, Option, decide  # noqa: E402
-from lmi_bench.analysis.fit.calibrate import profile_of_fit  # noqa: E402
-from lmi_bench.analysis.fit.fit import fit_cells  # noqa: E402
-from lmi_bench.analysis.level.cells import predict_cell  # noqa: E402
-from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023  # noqa: E402
-from lmi_bench.analysis.model.measured_level import MeasuredLevel  # noqa: E402
-from lmi_bench.analysis.model.profiles import EngineProfile  # noqa: E402
-from lmi_bench.analysis.model.setup import Setup  # noqa: E402
-from lmi_bench.catalog.instances import find_instance  # noqa: E402
-from lmi_bench.catalog.models import find_model  # noqa: E402
-from lmi_bench.catalog.published import (  # noqa: E402
-    JUMPSTART_REQUESTS_PER_USER,
-    PublishedCell,
-    jumpstart_concurrency,
+from benchmarks.support.accuracy_tables import (  # noqa: E402
+    Table,
+    fitted_with,
+    octaves_apart,
+    prior_without,
+    tables,
 )
-from lmi_bench.core.load import Load  # noqa: E402
+from lmi_bench.analysis.fit.discrepancy import ERRORS, ErrorConstants  # noqa: E402
+from lmi_bench.analysis.fit.uncertainty import Estimate  # noqa: E402
+from lmi_bench.analysis.fit.validation import Judged, PriorRule, judge, validate  # noqa: E402
+from lmi_bench.analysis.model.measured_level import MeasuredLevel  # noqa: E402
+from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters  # noqa: E402
+from lmi_bench.targets.profiles import find_profile  # noqa: E402
 
-LIMITS_MS = (18, 20, 25, 35, 50, 65, 90, 110, 150)
-CUT_MS = 1.0
-# log-normal noise whose median absolute deviation is what the tables repeat within: 2 % and 5 %
-THROUGHPUT_LOG_SD = 0.02 / 0.6745
-LATENCY_LOG_SD = 0.05 / 0.6745
-EIGHT_CELLS = (
-    ("ml.g5.2xlarge", 1, 1), ("ml.g5.2xlarge", 1, 16), ("ml.g5.12xlarge", 4, 8),
-    ("ml.g5.48xlarge", 8, 32), ("ml.p4d.24xlarge", 1, 1), ("ml.p4d.24xlarge", 1, 64),
-    ("ml.p4d.24xlarge", 4, 16), ("ml.p4d.24xlarge", 8, 128),
-)  # fmt: skip
-
-
-def published_cells() -> list[PublishedCell]:
-    """The tables' cells of one instance with both figures, each layout and load once."""
-    cells: dict[tuple[str, int, int], PublishedCell] = {}
-    for row in jumpstart_concurrency():
-        if row.replicas == 1 and row.throughput_tokens_per_s and row.latency_s_per_token:
-            cells.setdefault((row.instance_type, row.tensor_parallel, row.concurrency), row)
-    return list(cells.values())
+CELLS = (0, 2, 4, 6)
+_LADDER = np.linspace(0.1, 0.9, 9)
+_LEAST_ROWS = 9
+_PEAK = StepParameters(1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0)
 
 
-def options(profile: EngineProfile) -> list[Option]:
-    """Every published cell as the profile predicts it and as it was measured."""
+@dataclass(frozen=True)
+class Option:
+    """A row: what it costs a token and its latency, as predicted and as measured."""
+
+    cost: float
+    latency: float
+    upper: float
+    true_cost: float
+    true_latency: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a choice was made, broke its limit, and its true cost over the least possible."""
+
+    made: bool
+    broken: bool
+    regret: float | None
+
+
+def decide(options: Sequence[Option], limit: float) -> Decision | None:
+    """The planner's rule; None where no row keeps the limit."""
+    keeping = [o.true_cost for o in options if o.true_latency <= limit]
+    if not keeping:
+        return None
+    sure = [o for o in options if o.upper <= limit]
+    likely = [o for o in options if o.latency <= limit]
+    if sure:
+        chosen = min(sure, key=lambda option: option.cost)
+    elif likely:
+        chosen = min(likely, key=lambda option: option.upper)
+    else:
+        return Decision(made=False, broken=False, regret=None)
+    if chosen.true_latency > limit:
+        return Decision(made=True, broken=True, regret=None)
+    return Decision(made=True, broken=False, regret=chosen.true_cost / min(keeping))
+
+
+def usd_per_hour(cell: MeasuredLevel) -> float:
+    """Of one copy; accelerators where the table names no machine."""
+    instance, degree = cell.setup.instance, cell.setup.devices
+    if instance.price_usd_per_hour is None:
+        return float(degree)
+    return instance.price_usd_per_hour / max(1, instance.num_accelerators // degree)
+
+
+def _figure(row: Judged, figure: str) -> tuple[Estimate | None, float | None]:
+    return row.figures.get(figure), row.measured(figure)
+
+
+def options_of(judged: Sequence[Judged], figure: str) -> list[Option]:
+    """The rows that state the figure and a throughput; measured ones as they are."""
     found = []
-    for row in published_cells():
-        predicted = predict_cell(profile, cell_of(row))
-        instance = find_instance(row.instance_type)
-        copies = 1
-        if row.instance_type == "ml.p4d.24xlarge":
-            copies = instance.num_accelerators // row.tensor_parallel
-        assert instance.price_usd_per_hour
-        assert row.throughput_tokens_per_s
-        assert row.latency_s_per_token
-        usd_per_hour_copy = instance.price_usd_per_hour / copies
-        found.append(
-            Option(
-                name=f"{row.instance_type} TP {row.tensor_parallel} at {row.concurrency}",
-                predicted_usd=usd_per_hour_copy / predicted.throughput_tokens_per_s / 0.0036,
-                predicted_latency=1e3 * predicted.latency_p90_s_per_token,
-                true_usd=usd_per_hour_copy / row.throughput_tokens_per_s / 0.0036,
-                true_latency=1e3 * row.latency_s_per_token,
-                log_sd=profile.residual_log_sd,
-            )
-        )
+    for row in judged:
+        said, true = _figure(row, figure)
+        speed, true_speed = _figure(row, "throughput_tokens_per_s")
+        if row.row.cell is None or not true or not true_speed:
+            continue
+        price = usd_per_hour(row.row.cell)
+        true_cost = price / true_speed
+        if row.calibrated:
+            found.append(Option(true_cost, true, true, true_cost, true))
+        elif said is not None and speed is not None:
+            found.append(Option(price / speed.value, said.value, said.high, true_cost, true))
+        else:
+            found.append(Option(math.inf, math.inf, math.inf, true_cost, true))
     return found
 
 
-def cell_of(row: PublishedCell) -> MeasuredLevel:
-    """A published row as a cell: three requests a user, FP16."""
-    return MeasuredLevel(
-        Setup(
-            find_model(row.model), find_instance(row.instance_type), row.tensor_parallel, "float16"
-        ),
-        input_tokens=row.input_tokens,
-        output_tokens=row.output_tokens,
-        load=Load(row.concurrency),
-        num_requests=JUMPSTART_REQUESTS_PER_USER * row.concurrency,
-        throughput_tokens_per_s=row.throughput_tokens_per_s,
-        latency_p90_s_per_token=row.latency_s_per_token,
-        latency_rounded_down_s=CUT_MS / 1e3,
-    )
-
-
-def decisions(profile: EngineProfile) -> list[Decision]:
-    """One decision a limit."""
-    known = options(profile)
-    return [decide(known, limit + CUT_MS) for limit in LIMITS_MS]
-
-
-def resampled_profile(seed: int) -> EngineProfile:
-    """The prior fitted to eight cells with the tables' own repeat noise on their figures."""
-    chance = np.random.default_rng(seed)
-    rows = {(r.instance_type, r.tensor_parallel, r.concurrency): r for r in published_cells()}
-    cells = []
-    for key in EIGHT_CELLS:
-        cell = cell_of(rows[key])
-        assert cell.throughput_tokens_per_s
-        assert cell.latency_p90_s_per_token
-        noise = np.exp(chance.normal(0.0, (THROUGHPUT_LOG_SD, LATENCY_LOG_SD)))
-        cells.append(
-            replace(
-                cell,
-                throughput_tokens_per_s=cell.throughput_tokens_per_s * float(noise[0]),
-                latency_p90_s_per_token=cell.latency_p90_s_per_token * float(noise[1]),
-            )
+def by_nearest(judged: Sequence[Judged], figure: str) -> list[Option]:
+    """Each row with the latency of the nearest measured cell and the throughput in proportion."""
+    known = [(row, row.row.cell) for row in judged if row.calibrated and row.row.cell]
+    found = []
+    for row in judged:
+        true, true_speed = row.measured(figure), row.measured("throughput_tokens_per_s")
+        cell = row.row.cell
+        if cell is None or not true or not true_speed:
+            continue
+        apart = [octaves_apart(cell, other) for _, other in known]
+        near, other = known[int(np.argmin(apart))]
+        latency = near.measured(figure) or math.inf
+        speed = (near.measured("throughput_tokens_per_s") or 0.0) * (
+            cell.load.value / other.load.value
         )
-    return profile_of_fit(
-        fit_cells(EAGER_GPU_PRIOR, cells),
-        fitted_on=f"eight cells, draw {seed}",
-        fitted_date="2026-11-21",
-    )
+        price = usd_per_hour(cell)
+        cost = price / speed if speed else math.inf
+        found.append(Option(cost, latency, latency, price / true_speed, true))
+    return found
 
 
-def print_decisions(profile: EngineProfile) -> None:
-    print(f"{profile.provenance}")
-    print(f"{'limit':>6}  {'kept':5} {'regret':>6}  choice (published ms/token)")
-    made = decisions(profile)
-    for limit, each in zip(LIMITS_MS, made, strict=True):
-        chosen = each.chosen
-        regret = "" if each.regret is None else f"{each.regret:.3f}"
-        named = "none" if chosen is None else f"{chosen.name} ({chosen.true_latency:.0f})"
-        print(f"{limit:6d}  {'yes' if each.kept else 'no':5} {regret:>6}  {named}")
+def cheapest_that_fits(judged: Sequence[Judged], figure: str) -> list[Option]:
+    """The smallest layout at its highest load looks cheapest and meets every limit."""
+    found = []
+    for row in judged:
+        cell, true = row.row.cell, row.measured(figure)
+        true_speed = row.measured("throughput_tokens_per_s")
+        if cell is None or not true or not true_speed:
+            continue
+        price = usd_per_hour(cell)
+        found.append(Option(price / cell.load.value, 0.0, 0.0, price / true_speed, true))
+    return found
+
+
+def data_sheet(table: Table) -> PriorRule:
+    def rule(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
+        prior = prior_without(table)(engine, cells)
+        return replace(prior, parameters=_PEAK, host_factors={}, log_sd={}, log_correlation=())
+
+    return rule
+
+
+def unseen_engine(_engine: str, _cells: Sequence[MeasuredLevel]) -> EngineProfile:
+    """Today's default profile, for an engine that nobody named."""
+    return find_profile(None)
+
+
+def limits_of(judged: Sequence[Judged], figure: str) -> list[float]:
+    values = [value for row in judged if (value := row.measured(figure))]
+    return [] if len(values) < _LEAST_ROWS else np.quantile(values, _LADDER).tolist()
+
+
+def judged_by(table: Table, cells: int, prior: PriorRule | None = None) -> list[Judged]:
+    if prior is not None:
+        return validate(table.rows, calibrate_cells=cells, prior=prior)[0]
+    fitted = fitted_with(table.name, cells)
+    return [judge(fitted.fit, row, row.number in fitted.chosen) for row in fitted.rows]
+
+
+def decisions_on(table: Table) -> dict[str, list[Decision]]:
+    """Decisions of each method under the ladder of limits, on the rows of each pair of lengths."""
+    most = table.cells  # 8 of JumpStart's, which have no TPOT
+    runs = {f"planner, {n} cells": judged_by(table, most if n == 6 else n) for n in CELLS}
+    methods: dict[str, tuple[list[Judged], Callable[..., list[Option]]]] = {
+        name: (run, options_of) for name, run in runs.items()
+    }
+    if not table.engine.startswith("vllm"):
+        run = judged_by(table, 0, unseen_engine)
+        methods["planner, engine unseen, 0 cells"] = (run, options_of)
+    methods["cheapest that fits"] = (runs["planner, 0 cells"], cheapest_that_fits)
+    methods["data sheet"] = (judged_by(table, 0, data_sheet(table)), _without_interval)
+    methods["nearest of 6 cells"] = (runs["planner, 6 cells"], by_nearest)
+    found: dict[str, list[Decision]] = {name: [] for name in methods}
+    lengths = {(cell.input_tokens, cell.output_tokens) for cell in table.levels}
+    for pair in sorted(lengths):
+        for figure in ("latency_ms_per_token", "tpot_ms", "ttft_ms"):
+            for name, (run, options) in methods.items():
+                if figure == "latency_ms_per_token" and table.levels[0].tpot_mean_s:
+                    continue
+                limits = limits_of(run, figure)
+                own = options(run, figure)
+                same = [
+                    option
+                    for option, row in zip(own, _stating(run, figure), strict=True)
+                    if (row.row.cell.input_tokens, row.row.cell.output_tokens) == pair
+                ]
+                made = (decide(same, limit) for limit in limits)
+                found[name] += [each for each in made if each is not None]
+    return found
+
+
+def _stating(judged: Sequence[Judged], figure: str) -> list[Judged]:
+    return [
+        row
+        for row in judged
+        if row.row.cell and row.measured(figure) and row.measured("throughput_tokens_per_s")
+    ]
+
+
+def _without_interval(judged: Sequence[Judged], figure: str) -> list[Option]:
+    return [replace(option, upper=option.latency) for option in options_of(judged, figure)]
+
+
+def decision_lines(
+    constants_without: Callable[[str], ErrorConstants],
+) -> tuple[str, dict[str, dict[str, float]]]:
+    """The page's section, and shares of broken limits and regrets by method."""
+    pooled: dict[str, list[Decision]] = {}
+    by_table: dict[str, dict[str, list[Decision]]] = {}
+    for table in tables():
+        if table.is_open or len(table.rows) < _LEAST_ROWS:
+            continue
+        token = ERRORS.set(constants_without(table.name))
+        by_table[table.name] = decisions_on(table)
+        ERRORS.reset(token)
+        for name, made in by_table[table.name].items():
+            pooled.setdefault(name, []).extend(made)
+    lines = ["", "## Decisions: layout and load under a limit on ms/token, TPOT or TTFT", ""]
+    lines += ["| method | decisions | none | broken | regret median / p90 / worst |"]
+    lines += ["|---|---|---|---|---|"]
+    lines += [_line(name, made) for name, made in pooled.items()]
+    lines += ["", "| table, after 6 cells | decisions | none | broken | regret |"]
+    lines += ["|---|---|---|---|---|"]
+    lines += [_line(name, found["planner, 6 cells"]) for name, found in by_table.items()]
+    numbers = {f"Decisions: {name}": _scores(made) for name, made in pooled.items()}
+    return "\n".join(lines) + "\n", numbers
+
+
+def _scores(made: Sequence[Decision]) -> dict[str, float]:
+    """Broken counts as `median`, so that the page's comparison applies to it."""
     regrets = [each.regret for each in made if each.regret is not None]
-    print(
-        f"kept {sum(each.kept for each in made)} of {len(made)}; regret median "
-        f"{np.median(regrets):.3f}, worst {max(regrets):.3f}"
-    )
+    broken = float(np.mean([each.broken for each in made]))
+    p90 = float(np.quantile(regrets, 0.9)) - 1 if regrets else 0.0
+    return {"n": len(made), "median": round(broken, 4), "p90": round(p90, 4), "covered": 0.8}
 
 
-def print_resamples(count: int) -> None:
-    chosen: list[Counter[str]] = [Counter() for _ in LIMITS_MS]
-    tied = [0] * len(LIMITS_MS)
-    kept = 0
-    made = []
-    for seed in range(count):
-        made.append(decisions(resampled_profile(seed)))
-    for index in range(len(LIMITS_MS)):
-        for run in made:
-            name = run[index].chosen.name if run[index].chosen else "none"
-            chosen[index][name] += 1
-            kept += run[index].kept
-        usual = chosen[index].most_common(1)[0][0]
-        tied[index] = sum(
-            (run[index].chosen.name if run[index].chosen else "none") == usual
-            or usual in run[index].tied
-            for run in made
-        )
-    print(f"\n{count} draws of the published noise on eight cells, fitted anew each time")
-    for limit, counter, agreed in zip(LIMITS_MS, chosen, tied, strict=True):
-        name, number = counter.most_common(1)[0]
-        print(f"{limit:6d}  {name}: chosen in {number} of {count}, or declared tied in {agreed}")
-    regrets = [d.regret for run in made for d in run if d.regret is not None]
-    print(
-        f"kept {kept} of {count * len(LIMITS_MS)}; regret median {np.median(regrets):.3f}, "
-        f"90th percentile {np.quantile(regrets, 0.9):.3f}, worst {max(regrets):.3f}"
+def _line(name: str, made: Sequence[Decision]) -> str:
+    regrets = [each.regret for each in made if each.regret is not None] or [math.nan]
+    middle, high = np.quantile(regrets, [0.5, 0.9])
+    return (
+        f"| {name} | {len(made)} | {np.mean([not each.made for each in made]):.0%} | "
+        f"{np.mean([each.broken for each in made]):.1%} | "
+        f"{middle:.2f} / {high:.2f} / {max(regrets):.2f} |"
     )
-    assert math.isfinite(sum(regrets))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--resample", action="store_true", help="20 draws of the noise too")
-    options_given = parser.parse_args()
-    print_decisions(TGI_2023)
-    if options_given.resample:
-        print_resamples(20)
+    from benchmarks.planner_accuracy import constants_without
+
+    print(decision_lines(constants_without)[0])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from typing import Any
 
 from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.forecast import CAUSES, Forecast, SimulatedForecast
+from lmi_bench.analysis.fit.measured_tables import TableRow
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
-from lmi_bench.analysis.fit.validation import Accuracy, Judged, accuracies, rates_under
+from lmi_bench.analysis.fit.validation import Accuracy, LoadUnderSlo, accuracies
 from lmi_bench.analysis.fleet.accelerator_comparison import (
     FourSteps,
     MachineFigures,
@@ -170,7 +171,7 @@ def print_validation(validation: Validation) -> None:
     chosen = [row for row in judged if row.calibrated]
     print_table(
         f"Calibrated on {plural(len(chosen), 'line')}",
-        [_calibrated_row(row) for row in chosen],
+        [_calibrated_row(row.row) for row in chosen],
         left=("engine", "model", "machine"),
     )
     found = accuracies(judged)
@@ -181,22 +182,11 @@ def print_validation(validation: Validation) -> None:
         [{"slice": entry.slice_name, **_error_row(entry)} for entry in found],
         left=("slice", "figure"),
     )
-    for figure, limit_ms in validation.limits:
-        print_table(
-            "Highest rate of the table under a limit, req/s",
-            [
-                {
-                    "engine": entry.engine,
-                    "model": entry.model,
-                    "TP": entry.tensor_parallel,
-                    "limit": entry.limit,
-                    "measured": _rate(entry.measured_per_s),
-                    "predicted": _rate(entry.predicted_per_s),
-                }
-                for entry in rates_under(judged, figure, limit_ms)
-            ],
-            left=("engine", "model", "limit"),
-        )
+    print_table(
+        "Highest load of the table under a limit: users, or req/s",
+        [_under_slo_row(entry) for entry in validation.under_slo],
+        left=("engine", "model", "machine", "limit"),
+    )
     for text in warnings[:_SHOWN_WARNINGS]:
         warn(text)
     if len(warnings) > _SHOWN_WARNINGS:
@@ -242,21 +232,32 @@ def _error_row(entry: Accuracy) -> dict[str, Any]:
     }
 
 
-def _rate(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
+def _under_slo_row(entry: LoadUnderSlo) -> dict[str, Any]:
+    def shown(value: float | None) -> str:
+        return "none" if value is None else f"{value:g}{'/s' if entry.is_rate else ''}"
+
+    return {
+        **_setup_row(entry.row),
+        "limit": entry.limit,
+        "measured": shown(entry.measured),
+        "predicted": f"{shown(entry.predicted)} [{shown(entry.low)} to {shown(entry.high)}]",
+    }
 
 
-def _calibrated_row(row: Judged) -> dict[str, Any]:
-    cell = row.row.cell
+def _calibrated_row(row: TableRow) -> dict[str, Any]:
+    assert row.cell is not None
+    return {"line": row.number + 2, **_setup_row(row), "load": _load(row.cell)}
+
+
+def _setup_row(row: TableRow) -> dict[str, Any]:
+    cell = row.cell
     assert cell is not None
     return {
-        "line": row.row.number + 2,
-        "engine": row.row.engine,
+        "engine": row.engine,
         "model": cell.setup.shape.name,
         "machine": cell.setup.instance.instance_type,
         "TP": cell.setup.tensor_parallel,
         "in / out": f"{cell.input_tokens} / {cell.output_tokens}",
-        "load": _load(cell),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,8 +29,11 @@ from lmi_bench.analysis.fit.validation import (
     FIGURES,
     Accuracy,
     Judged,
+    LoadUnderSlo,
     accuracy_of,
+    loads_under,
     problems_of,
+    setup_key,
     validate_profile,
 )
 from lmi_bench.analysis.fit.validation import validate as judge
@@ -289,6 +293,8 @@ def cells_of_run_folder(
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
+_WITHOUT_STATISTIC = re.compile(r"^(ttft|tpot|latency_per_token)\s*<=")
+_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "latency_per_token": FIGURES[1]}
 TABLES_VARIABLE = "LMI_BENCH_TABLES"
 
 
@@ -296,16 +302,23 @@ TABLES_VARIABLE = "LMI_BENCH_TABLES"
 class Validation:
     """Every level, measured and predicted.
 
-    limits  figures and their limits in ms, for the highest rates of open loops
+    under_slo  the highest loads of each set-up under the limits
     """
 
     judged: list[Judged]
-    limits: list[tuple[str, float]]
+    under_slo: list[LoadUnderSlo]
     warnings: list[str]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As `validate --json` writes it."""
-        return [row.to_json() for row in self.judged]
+        """As `validate --json` writes it: each row with the loads under SLOs of its set-up."""
+        return [
+            {**row.to_json(), "under_slo": [entry.to_json() for entry in self._of(row.row)]}
+            for row in self.judged
+        ]
+
+    def _of(self, row: TableRow) -> list[LoadUnderSlo]:
+        known = self.under_slo if row.cell is not None else []
+        return [entry for entry in known if setup_key(entry.row) == setup_key(row)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +400,10 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
         engines = sorted({row.engine for row in rows})
         warnings = [text for text in map(profile.warning_for_engine, engines) if text]
         warnings += problems_of(judged)
-    return Validation(judged, limits, warnings)
+    under = [entry for limit in limits for entry in loads_under(judged, *limit)]
+    if not settings.slo:  # closed loops have no limit unless one is stated
+        under = [entry for entry in under if entry.is_rate]
+    return Validation(judged, under, warnings)
 
 
 def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
@@ -434,10 +450,13 @@ def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
         return [("ttft_ms", _TTFT_LIMIT_MS), ("tpot_ms", _TPOT_LIMIT_MS)]
     limits = []
     for text in slos:
-        slo = parse_slo(text)
-        if slo.metric not in ("ttft", "tpot") or slo.statistic != "mean":
-            raise InputError(f"--slo {text}: tables state means, so use ttft_mean or tpot_mean")
-        limits.append((f"{slo.metric}_ms", slo.limit_ms))
+        slo = parse_slo(_WITHOUT_STATISTIC.sub(r"\1_mean<=", text.strip()))
+        key = _KEYS.get(slo.metric)
+        if key is None or (slo.statistic != "mean" and slo.metric in ("ttft", "tpot")):
+            raise InputError(
+                f"--slo {text}: tables state means, so use ttft, tpot or latency_per_token"
+            )
+        limits.append((key, slo.limit_ms))
     return limits
 
 

@@ -52,7 +52,8 @@ def find_profile(name: str | None, cache_tokens: int | None = None) -> EnginePro
 
 
 def _find(name: str | None) -> EngineProfile:
-    name = DEFAULT_PROFILE if name is None else name
+    if name is None:
+        return replace(SHIPPED[DEFAULT_PROFILE], engine_named=False)
     shipped = SHIPPED.get(name.lower())
     if shipped is not None:
         return shipped

@@ -1,56 +1,57 @@
-"""Decisions on published tables, and the rule by hand."""
+"""The rule of decisions on published tables, and the conformal factor, by hand."""
 
 from __future__ import annotations
 
-import statistics
+import math
 
 import pytest
 
-from benchmarks.published_decisions import LIMITS_MS, decisions
-from benchmarks.support.decisions import Option, choose, decide
-from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from benchmarks.planner_accuracy import spans, worse
+from benchmarks.published_decisions import Option, decide
+from benchmarks.support.accuracy_tables import Figure
+from benchmarks.support.error_constants import conformal
 
-CHEAP = Option("cheap", 1.0, 40.0, 1.2, 55.0, log_sd=0.1)
-MIDDLE = Option("middle", 2.0, 30.0, 2.0, 33.0, log_sd=0.1)
-FAST = Option("fast", 5.0, 10.0, 5.0, 11.0, log_sd=0.1)
+CHEAP = Option(cost=1.0, latency=40.0, upper=45.0, true_cost=1.2, true_latency=55.0)
+MIDDLE = Option(cost=2.0, latency=30.0, upper=34.0, true_cost=2.0, true_latency=33.0)
+FAST = Option(cost=5.0, latency=10.0, upper=11.0, true_cost=5.0, true_latency=11.0)
 ALL = (CHEAP, MIDDLE, FAST)
 
 
-def test_the_cheapest_that_is_sure_to_keep_the_limit_is_chosen():
-    """An 80 % interval of 10 % is a factor of 1.137: 40 becomes 45.5, 30 becomes 34.1."""
-    assert choose(ALL, 50.0) is CHEAP
-    assert choose(ALL, 45.0) is MIDDLE
-    assert choose(ALL, 34.0) is FAST
+def test_the_cheapest_whose_upper_end_keeps_the_limit_is_chosen():
+    assert decide(ALL, 46.0).broken  # 45 looks safe and is 55
+    assert decide(ALL, 44.0).regret == pytest.approx(1.0)
+    assert decide(ALL, 33.5).regret == pytest.approx(2.5)  # FAST, where MIDDLE keeps 33.5 too
 
 
-def test_without_a_sure_one_the_likely_one_is_chosen():
-    assert choose((MIDDLE,), 31.0) is MIDDLE
-    assert choose(ALL, 9.0) is None
+def test_without_a_sure_one_the_safest_likely_one_is_chosen_or_none():
+    assert decide((CHEAP, MIDDLE), 33.0).regret == pytest.approx(1.0)
+    assert not decide((MIDDLE, Option(9, 40, 44, 9, 20)), 25.0).made
+    assert decide(ALL, 5.0) is None  # nothing keeps it
 
 
-def test_regret_is_the_true_cost_over_the_cheapest_that_keeps_the_limit():
-    assert decide(ALL, 45.0).regret == pytest.approx(1.0)
-    broken = decide(ALL, 50.0)
-    assert not broken.kept
-    assert broken.regret is None
-    assert decide((MIDDLE, FAST), 32.0).regret == pytest.approx(1.0)
-    assert decide((CHEAP, FAST), 60.0).regret == pytest.approx(1.0)
+def figure(table, reach):
+    """A figure whose measured value lies at this share of the interval's half-width."""
+    return Figure(
+        table, "cells", "tpot_ms", 1.0, math.exp(-1), math.e, math.exp(reach), 4, 0, False
+    )
 
 
-@pytest.fixture(scope="module")
-def published():
-    return decisions(TGI_2023)
+def test_the_conformal_factor_covers_four_of_five_of_one_more_table():
+    """Four tables, so 80 % * 5 / 4 of their figures: all of them. Of nine, 89 %, each alike."""
+    four = [figure(str(n), 0.1 * n) for n in range(1, 5)]
+    assert conformal(four, None)["widen"] == pytest.approx(0.4, rel=0.03)
+    nine = [figure(str(n), 0.1 * n) for n in range(1, 10)] + [figure("9", 0.9)] * 50
+    assert conformal(nine, None)["widen"] == pytest.approx(0.8, rel=0.03)
+    assert conformal(nine, "9")["widen"] == pytest.approx(0.8, rel=0.03)
 
 
-def test_limits_on_the_published_tables_are_kept_at_little_regret(published):
-    """Nine limits of ms/token: at least eight kept, median regret 1.05 at most, none above 2."""
-    assert len(published) == len(LIMITS_MS) == 9
-    assert sum(each.kept for each in published) >= 8
-    regrets = [each.regret for each in published if each.regret is not None]
-    assert statistics.median(regrets) <= 1.05
-    assert max(regrets) <= 2.0
+def test_a_group_is_worse_by_two_points_and_a_tenth():
+    page = {"a": {"median": 0.05, "p90": 0.4, "covered": 0.8}}
+    assert worse({"a": {"median": 0.069, "p90": 0.43, "covered": 0.79}}, page) == []
+    found = worse({"a": {"median": 0.071, "p90": 0.45, "covered": 0.7}}, page)
+    assert [text.split(": ")[1].split()[0] for text in found] == ["median", "p90", "covered"]
+    assert worse({}, page) == []
 
 
-def test_a_looser_limit_never_costs_more(published):
-    costs = [each.chosen.predicted_usd for each in published]
-    assert costs == sorted(costs, reverse=True)
+def test_lines_are_named_by_their_spans():
+    assert spans([2, 3, 4, 5, 7]) == "2-5, 7"

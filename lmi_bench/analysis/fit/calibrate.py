@@ -5,11 +5,13 @@ Parameters that the cells do not determine keep their prior, and the profile's n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from lmi_bench.analysis.fit.fit import Fit
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, unidentified_note
 
 _IDENTIFIED = 0.7  # a posterior wider than this share of the prior is not identified
@@ -59,9 +61,17 @@ def profile_of_fit(
         error_scale=fit.scales.times if keep_levels else profile.error_scale,
         ttft_error_scale=fit.scales.ttft if keep_levels else profile.ttft_error_scale,
         levels=fit.cells if keep_levels else (),
+        fitted_lengths=_lengths(fit.cells),
         fitted_cells=(),
         notes=unidentified_note(kept),
     )
+
+
+def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, int], ...]:
+    """The shortest and the longest prompt and answer, in tokens."""
+    prompts = [cell.input_tokens for cell in cells]
+    answers = [cell.output_tokens for cell in cells]
+    return ((min(prompts), min(answers)), (max(prompts), max(answers)))
 
 
 # Parameters that the notes name; the time outside the engine affects only the time to first token.

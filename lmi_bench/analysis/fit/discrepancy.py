@@ -15,10 +15,13 @@ coincide, which the step times do not determine: it has its own.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
+from importlib.resources import files
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +31,7 @@ from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import InputError
 
-# Standard deviations of logarithms before a scale is found from the cells.
-_STEP_ERROR = 0.05  # error of a step time, shared by neighbours
-_TTFT_ERROR = 0.17  # error of queueing and prompt batching, the least certain part of the model
+# Noise of published figures, standard deviations of logarithms, before a scale is found.
 _QUEUED_TTFT_ERROR = 0.5  # error of a wait for slots, which depends strongly on their number
 _NOISE: dict[Metric, float] = {
     "throughput_tokens_per_s": 0.025,
@@ -47,13 +48,78 @@ _SENSITIVITIES: dict[Metric, tuple[float, float]] = {
     "ttft_mean_s": (0.7, 4.0),
 }
 _TIME_SENSITIVITIES = (0.7, 4.0)
-_LOAD_LENGTH = 1.5  # doublings of the load over which the error changes
-_PROMPT_LENGTH = 1.5  # doublings of the prompt length
-_LASTING_SHARE = 0.4  # of the error's variance: the same at all loads of a machine and degree
-_ACROSS_DEGREES = 0.3  # correlation between degrees of one machine
 _SOFTWARE_DAYS = 45.0  # over which nightly builds of an engine change
 _ACROSS_SOFTWARE = 0.3  # correlation that remains between builds far apart
-_TTFT_ACROSS_DEGREES = 0.8  # it depends on load and prompt, not on degree
+_LIGHT_LOAD = 8.0  # users of a copy up to which the model's error is constant
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorConstants:
+    """How wrong the model is, estimated over the published tables by planner_accuracy.py.
+
+    step_sd, ttft_sd          error's standard deviation at a light load, of logarithms
+    growth, ttft_growth       relative growth of an interval with each doubling of users beyond
+                              eight; the fit's weights do not grow, or heavy loads hardly count
+    load_, prompt_, output_octaves   doublings over which the error changes
+    lasting_share             of the error's variance: the same at all loads of a machine and degree
+    across_degrees            correlation between degrees of one machine; ttft_across_degrees
+    noise                     factor on the noise of figures other than TTFT
+    scale, ttft_scale         centre of the prior of a table's own factor on errors and noise
+    beyond_sd, ttft_beyond_sd added for each doubling of a length outside the calibrated ones
+    setup_sd, ttft_setup_sd   between set-ups of one name, before a level of one's own is measured
+    engine_sd                 between engines, where none is named
+    widen, ttft_widen         conformal factor on an interval's width, by levels of other tables;
+                              blind_widen, ttft_blind_widen: before a level of one's own
+    """
+
+    step_sd: float
+    ttft_sd: float
+    growth: float
+    ttft_growth: float
+    load_octaves: float
+    prompt_octaves: float
+    output_octaves: float
+    lasting_share: float
+    across_degrees: float
+    ttft_across_degrees: float
+    noise: float
+    scale: float
+    ttft_scale: float
+    beyond_sd: float
+    ttft_beyond_sd: float
+    setup_sd: float
+    ttft_setup_sd: float
+    engine_sd: float
+    widen: float
+    ttft_widen: float
+    blind_widen: float
+    ttft_blind_widen: float
+
+    def growth_at(self, cell: MeasuredLevel, *, ttft: bool) -> float:
+        """Factor of the error at a cell's load, 1 at a light one."""
+        users = max(1.0, cell.concurrency / cell.replicas / _LIGHT_LOAD)
+        return 1 + (self.ttft_growth if ttft else self.growth) * math.log2(users)
+
+    def widened(self, metric: Metric, *, blind: bool) -> float:
+        """Conformal factor on the width of a figure's interval."""
+        names = (
+            ("widen", "blind_widen")
+            if metric != "ttft_mean_s"
+            else ("ttft_widen", "ttft_blind_widen")
+        )
+        return float(getattr(self, names[blind]))
+
+
+def _shipped() -> ErrorConstants:
+    text = (files("lmi_bench.catalog") / "data" / "planner_errors.json").read_text("utf-8")
+    values = json.loads(text)
+    values.pop("about")
+    return ErrorConstants(**values)
+
+
+_SHIPPED: Final = _shipped()
+ERRORS: Final[ContextVar[ErrorConstants]] = ContextVar("ERRORS", default=_SHIPPED)
+"""The constants in use; a judgement of a table sets those estimated without that table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +153,12 @@ class Observation:
         """Standard deviation of the measurement and of a wait for slots: each cell has its own."""
         if self.queued and self.is_ttft:
             return math.hypot(_NOISE[self.metric], _QUEUED_TTFT_ERROR)
-        return _NOISE[self.metric]
+        return _NOISE[self.metric] * (1.0 if self.is_ttft else ERRORS.get().noise)
 
     @property
     def error_sd(self) -> float:
         """Standard deviation of the model's error."""
-        return (_TTFT_ERROR if self.is_ttft else _STEP_ERROR) * self.sensitivity
+        return (ERRORS.get().ttft_sd if self.is_ttft else ERRORS.get().step_sd) * self.sensitivity
 
     @property
     def total_sd(self) -> float:
@@ -163,24 +229,31 @@ def error_covariance(
         return (
             np.array([math.log2(max(cell.load.value / cell.replicas, 1e-3)) for cell in cells]),
             np.array([math.log2(cell.input_tokens) for cell in cells]),
+            np.array([math.log2(cell.output_tokens) for cell in cells]),
             np.array([hash(_split(cell)) for cell in cells]),
-            np.array([hash(_machine(cell)) for cell in cells]),
+            np.array([hash(_machine(item)) for item in items]),
             np.array([math.nan if (day := cell.measured_day) is None else day for cell in cells]),
             np.array([item.is_ttft for item in items]),
             np.array([item.sign * item.error_sd for item in items]),
         )
 
-    load_l, prompt_l, degree_l, machine_l, day_l, ttft_l, sd_l = columns(left)
-    load_r, prompt_r, degree_r, machine_r, day_r, ttft_r, sd_r = columns(right)
-    near = np.exp(-0.5 * (np.subtract.outer(load_l, load_r) / _LOAD_LENGTH) ** 2)
-    shared = _LASTING_SHARE + (1 - _LASTING_SHARE) * near
-    prompt = np.exp(-0.5 * (np.subtract.outer(prompt_l, prompt_r) / _PROMPT_LENGTH) ** 2)
-    across = np.where(ttft_l, _TTFT_ACROSS_DEGREES, _ACROSS_DEGREES)[:, None]
+    load_l, prompt_l, output_l, degree_l, machine_l, day_l, ttft_l, sd_l = columns(left)
+    load_r, prompt_r, output_r, degree_r, machine_r, day_r, ttft_r, sd_r = columns(right)
+    known = ERRORS.get()
+
+    def near(one: NDArray[np.float64], other: NDArray[np.float64], octaves: float) -> Any:
+        return np.exp(-0.5 * (np.subtract.outer(one, other) / octaves) ** 2)
+
+    lasting = known.lasting_share
+    shared = lasting + (1 - lasting) * near(load_l, load_r, known.load_octaves)
+    lengths = near(prompt_l, prompt_r, known.prompt_octaves)
+    lengths = lengths * near(output_l, output_r, known.output_octaves)
+    across = np.where(ttft_l, known.ttft_across_degrees, known.across_degrees)[:, None]
     degree = np.where(np.equal.outer(degree_l, degree_r), 1.0, across)
     same = np.equal.outer(machine_l, machine_r) & np.equal.outer(ttft_l, ttft_r)
     apart = np.nan_to_num(np.abs(np.subtract.outer(day_l, day_r)))
     software = _ACROSS_SOFTWARE + (1 - _ACROSS_SOFTWARE) * np.exp(-apart / _SOFTWARE_DAYS)
-    shared = shared * degree * prompt * software
+    shared = shared * degree * lengths * software
     return np.asarray(same * shared * np.outer(sd_l, sd_r), dtype=np.float64)
 
 
@@ -196,13 +269,16 @@ def _split(cell: MeasuredLevel) -> tuple[object, ...]:
     return setup.tensor_parallel, setup.parallelism, setup.speculation, prefill
 
 
-def _machine(cell: MeasuredLevel) -> tuple[object, ...]:
+def _machine(item: Observation) -> tuple[object, ...]:
+    """What figures of one error have in common. A table that names accelerators instead of machines
+    says nothing of the machine, so its degrees share the error of TTFT alone."""
+    setup = item.cell.setup
     return (
-        cell.setup.instance.accelerator.name,
-        cell.setup.instance.num_accelerators,
-        cell.setup.shape.name,
-        cell.setup.dtype,
-        cell.rate_per_s is None,
+        setup.instance.accelerator.name,
+        0 if item.is_ttft else setup.instance.num_accelerators,
+        setup.shape.name,
+        setup.dtype,
+        item.cell.rate_per_s is None,
     )
 
 
@@ -210,7 +286,7 @@ OUTLIER = 2.5  # standard deviations at which a figure's residual is clipped
 
 _TIME_SCALES = np.geomspace(0.65, 2.5, 15)  # repeated published levels differ by the least
 _TTFT_SCALES = np.geomspace(0.4, 2.5, 12)
-_PRIOR_SCALE, _PRIOR_SCALE_LOG_SD = 0.7, 0.5
+_SCALE_LOG_SD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,16 +334,17 @@ def find_scales(
         return float(determinant + from_prior @ np.linalg.solve(covariance, from_prior))
 
     times = _TIME_SCALES.tolist()
-    ttfts = _TTFT_SCALES.tolist() if has_ttft else [_PRIOR_SCALE]
+    ttfts = _TTFT_SCALES.tolist() if has_ttft else [ERRORS.get().ttft_scale]
     common = min(times, key=lambda scale: cost(scale, scale) + _prior_cost(scale))
     grid = list(itertools.product(times, ttfts))
-    costs = [cost(*pair) + sum(map(_prior_cost, pair)) for pair in grid]
+    costs = [cost(*pair) + _prior_cost(pair[0]) + _prior_cost(pair[1], ttft=True) for pair in grid]
     weights = np.exp((min(costs) - np.array(costs)) / 2)
     mean_squares = np.average(np.square(grid), axis=0, weights=weights)
     if not has_ttft:  # the scale's prior alone
-        mean_squares[1] = (_PRIOR_SCALE * math.exp(_PRIOR_SCALE_LOG_SD**2)) ** 2
+        mean_squares[1] = (ERRORS.get().ttft_scale * math.exp(_SCALE_LOG_SD**2)) ** 2
     return common, ErrorScales(*np.sqrt(mean_squares).tolist())
 
 
-def _prior_cost(scale: float) -> float:
-    return (math.log(scale / _PRIOR_SCALE) / _PRIOR_SCALE_LOG_SD) ** 2
+def _prior_cost(scale: float, *, ttft: bool = False) -> float:
+    centre = ERRORS.get().ttft_scale if ttft else ERRORS.get().scale
+    return (math.log(scale / centre) / _SCALE_LOG_SD) ** 2

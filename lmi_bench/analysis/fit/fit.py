@@ -27,7 +27,7 @@ from lmi_bench.analysis.fit.discrepancy import (
     measured_covariance,
     observations_of,
 )
-from lmi_bench.analysis.level.cells import predict_cell, slots_for
+from lmi_bench.analysis.level.cells import can_run, predict_cell, slots_for
 from lmi_bench.analysis.model.carried import carried
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
@@ -52,7 +52,9 @@ FloatArray = NDArray[np.float64]
 
 
 def log_value(profile: EngineProfile, name: str) -> float:
-    """Logarithm of a free parameter's value."""
+    """Logarithm of a free parameter's value; its share of the limit if only a limit is known."""
+    if name in profile.up_to:
+        return float(getattr(profile.parameters, name)) / profile.up_to[name]
     if name.startswith(_HOST_PREFIX):
         return math.log(profile.host_factors.get(name.removeprefix(_HOST_PREFIX), 1.0))
     return math.log(max(getattr(profile.parameters, name), 1e-12))
@@ -65,6 +67,8 @@ def with_logs(base: EngineProfile, names: Sequence[str], logs: FloatArray) -> En
     for name, log in zip(names, logs.tolist(), strict=True):
         if name.startswith(_HOST_PREFIX):
             hosts[name.removeprefix(_HOST_PREFIX)] = math.exp(log)
+        elif name in base.up_to:
+            values[name] = max(0.0, log) * base.up_to[name]
         else:
             values[name] = min(math.exp(log), 1.0) if name.endswith("_share") else math.exp(log)
     return replace(base, parameters=StepParameters(**values), host_factors=hosts)
@@ -345,6 +349,8 @@ def _fit_steps(
 
     most = np.array([math.log(_MOST_SHARE) if n.endswith("_share") else np.inf for n in names])
     upper = np.maximum((most - start) / prior.sd, 1e-3)
+    lower = np.array([-start[i] if n in base.up_to else -np.inf for i, n in enumerate(names)])
+    lower = lower / prior.sd - 1e-3  # a value of 0 is inside
     begins = [np.zeros(len(names))]
     if at is not None:
         begins = [(_logs(at, names) - start) / prior.sd]
@@ -355,9 +361,9 @@ def _fit_steps(
     fits = [
         least_squares(
             residuals,
-            np.minimum(begin, upper - 1e-6),
+            np.clip(begin, lower + 1e-6, upper - 1e-6),
             jac=jacobian,
-            bounds=(np.full(len(names), -np.inf), upper),
+            bounds=(lower, upper),
             max_nfev=most_evaluations,
             ftol=1e-4,
             xtol=1e-4,
@@ -453,6 +459,7 @@ def _with_best_reserve(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> E
         replace(base, reserve_bytes=max(0.0, base.reserve_bytes + share * memory))
         for share in _RESERVE_STEPS
     ]
+    options[1:] = [each for each in options[1:] if all(can_run(each, cell) for cell in cells)]
     return min(options, key=lambda option: _misfit(option, near))
 
 

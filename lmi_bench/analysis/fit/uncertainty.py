@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from lmi_bench.analysis.fit.discrepancy import observe
+from lmi_bench.analysis.fit.discrepancy import ERRORS, observe
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
 from lmi_bench.analysis.level.cells import (
     CellPrediction,
@@ -56,7 +56,6 @@ _NEAR_LIMIT = 0.5  # share of the allowed sequences that run on average
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
 _UNKNOWN_SHAPE = 0.25  # an architecture that is planned by its sizes
 _UNSEEN_KIND = 0.12  # mixtures of experts, weights of few bits
-_UNSEEN_SETUP, _UNSEEN_SETUP_TTFT = 0.10, 0.30
 _FEW_BITS = 8
 _ROUNDING = 1e-9  # a load planned at the limit does not exceed it
 _LASTING_REQUESTS = 1 << 20  # requests of one copy: more than fit any cache
@@ -162,8 +161,8 @@ def why_withheld(fit: Fit, cell: MeasuredLevel) -> str | None:
     if not latency_withheld(fit, lasting):
         return None
     return (
-        f"the load is {load_share(fit, lasting):.0%} of the predicted capacity: beyond "
-        f"{LATENCY_LOAD_LIMIT:.0%} a small capacity error is a large latency error"
+        f"the load is {load_share(fit, lasting):.0%} of the predicted capacity and may exceed it: "
+        "a small capacity error is a large latency error"
     )
 
 
@@ -211,21 +210,31 @@ def _factors(
     full = _cache_full(profile, cell)
     guessed = _limit_is_guessed(profile, cell, predicted)
     transfer = _transfer_sd(fit, cell)
+    beyond = octaves_beyond(fit, cell)
+    errors = ERRORS.get()
     unmeasured = [(0.0, 0.0)] * len(metrics)
     # a prior has no device, and a shipped profile marks: this one is not of the user's levels
-    if not fit.cells and (profile.fitted_cells or not profile.accelerators):
+    blind = not fit.cells and bool(profile.fitted_cells or not profile.accelerators)
+    if blind:
         unmeasured = _unmeasured_sd(profile, cell, predicted, metrics, spread=spread)
+    ends = [(0.0, 0.0)] * len(metrics)
+    if growth is not None and load_share(fit, _lasting(cell)) > LATENCY_LOAD_LIMIT:
+        ends = _near_capacity(fit, brief, metrics)
     scales = fit.scales.of(wanted)
     factors = {}
     for index, item in enumerate(wanted):
         variance = float(jacobian[index] @ fit.covariance @ jacobian[index])
         variance += max(0.0, float(left[index])) + float(scales[index] * item.noise_sd) ** 2
-        variance += transfer**2
+        far = beyond * (errors.ttft_beyond_sd if item.is_ttft else errors.beyond_sd)
+        by_load = errors.growth_at(cell, ttft=item.is_ttft)
+        variance = by_load**2 * (variance + far**2) + transfer**2
         if guessed and item.metric in ("throughput_tokens_per_s", "ttft_mean_s"):
             variance += _SETTING_ERROR**2
         if full:
             variance += (_CACHE_ERROR * _CACHE_ERROR_OF.get(item.metric, 1.0)) ** 2
-        down, up = (math.exp(Z80 * math.sqrt(variance + sd**2)) for sd in unmeasured[index])
+        reach = Z80 * errors.widened(item.metric, blind=blind)
+        sides = zip(unmeasured[index], ends[index], strict=True)
+        down, up = (math.exp(max(reach * math.sqrt(variance + sd**2), end)) for sd, end in sides)
         factors[item.metric] = Factor(math.exp(float(shift[index])), down, up)
     return factors
 
@@ -239,7 +248,7 @@ def _brief(cell: MeasuredLevel, predicted: CellPrediction) -> MeasuredLevel:
 
 
 def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
-    """The additional uncertainty for a model or a device that no cell has."""
+    """The additional uncertainty for a model, device or kind that no cell has, or any engine."""
     setups = [known.setup for known in fit.cells]
     devices = {setup.instance.accelerator.name for setup in setups} or {*fit.profile.accelerators}
     models = {setup.shape.name for setup in setups} or {*fit.profile.models}
@@ -249,7 +258,18 @@ def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
         _UNSEEN_MODEL * (cell.setup.shape.name not in models),
         _UNSEEN_KIND * (_kind(cell) not in kinds),
         _UNKNOWN_SHAPE * bool(cell.setup.shape.doubt),
+        ERRORS.get().engine_sd * (not fit.cells and not fit.profile.engine_named),
     )
+
+
+def octaves_beyond(fit: Fit, cell: MeasuredLevel) -> float:
+    """Doublings of the prompt's and the answer's length beyond those that were fitted."""
+    known = [(level.input_tokens, level.output_tokens) for level in fit.cells]
+    known = known or list(fit.profile.fitted_lengths)
+    if not known:
+        return 0.0
+    own = zip((cell.input_tokens, cell.output_tokens), zip(*known, strict=True), strict=True)
+    return math.hypot(*(math.log2(max(1.0, n / max(of), min(of) / n)) for n, of in own))
 
 
 def _kind(cell: MeasuredLevel) -> tuple[bool, bool]:
@@ -291,10 +311,26 @@ def _unmeasured_sd(
         lengths = 0.0 if cell.length_spread else LENGTH_SPREAD
         other = predict_cell(profile, replace(cell, length_spread=lengths))
     found = []
+    known = ERRORS.get()
     for metric in metrics:
         reach = math.log(other.value(metric) / predicted.value(metric)) / Z80
-        setup = _UNSEEN_SETUP_TTFT if metric == "ttft_mean_s" else _UNSEEN_SETUP
+        setup = known.ttft_setup_sd if metric == "ttft_mean_s" else known.setup_sd
         found.append((math.hypot(setup, min(reach, 0.0)), math.hypot(setup, max(reach, 0.0))))
+    return found
+
+
+def _near_capacity(
+    fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]
+) -> list[tuple[float, float]]:
+    """How far each figure's logarithm reaches down and up if all steps are as fast or slow as the
+    interval of a busy step says: a queue grows faster than any derivative tells."""
+    step = _busy_step(fit, cell)
+    base = predict_cell(fit.profile, cell)
+    others = [predict_cell(fit.profile, cell, slower=s) for s in (1 / step.down, step.up)]
+    found = []
+    for metric in metrics:
+        moved = [math.log(other.value(metric) / base.value(metric)) for other in others]
+        found.append((max(0.0, -min(moved)), max(0.0, *moved)))
     return found
 
 
@@ -319,9 +355,13 @@ def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> F
 def latency_withheld(fit: Fit, cell: MeasuredLevel) -> bool:
     """Whether an open loop is too near its capacity for a prediction of its latency.
 
-    It is not where the same copy was calibrated on at such a load.
+    It is if the load may exceed the capacity, by its interval: then no lasting latency exists. It
+    is not where the same copy was calibrated on at such a load.
     """
     if cell.rate_per_s is None or load_share(fit, cell) <= LATENCY_LOAD_LIMIT + _ROUNDING:
+        return False
+    least = 1 / _busy_step(fit, cell).up
+    if load_share(fit, cell) <= max(LATENCY_LOAD_LIMIT, least) + _ROUNDING:
         return False
     return not any(
         known.rate_per_s is not None

@@ -7,7 +7,7 @@ used as the prior, since it would be judged on its own data: the general prior o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from lmi_bench.analysis.fit.uncertainty import (
     FIGURE_METRICS,
     Estimate,
     estimates,
-    latency_withheld,
     shown_value,
 )
 from lmi_bench.analysis.fit.unstated import as_assumed, as_fitted, fit_unstated
@@ -31,6 +30,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import s_to_ms
 
+PriorRule = Callable[[str, Sequence[MeasuredLevel]], EngineProfile]
 _SPLIT_SHARE = 0.7  # share of the cells from which a split with a seed chooses
 _LONG_PROMPT_TOKENS = 2048
 
@@ -56,6 +56,7 @@ class Judged:
             for name in ("value", "low", "high"):
                 shown = "predicted" if name == "value" else name
                 content[f"{shown}_{key}"] = None if figure is None else getattr(figure, name)
+            content[f"measured_{key}"] = self.measured(key)
         return {**content, "calibrated": self.calibrated, "regime": self.regime}
 
     def measured(self, key: str) -> float | None:
@@ -79,12 +80,26 @@ def metric_of(key: str, cell: MeasuredLevel) -> Metric:
     return FIGURE_METRICS[key]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedRows:
+    """The rows of one engine, the fit that predicts them, and the numbers of those it was made of.
+
+    warnings  what is assumed about the calibration cells
+    """
+
+    fit: Fit
+    rows: tuple[TableRow, ...]
+    chosen: frozenset[int]
+    warnings: tuple[str, ...]
+
+
 def validate(
     rows: Sequence[TableRow],
     *,
     calibrate_cells: int = 0,
     calibrate_on: Sequence[TableRow] | None = None,
     seed: int = 0,
+    prior: PriorRule = prior_for,
 ) -> tuple[list[Judged], list[str]]:
     """Every row judged, in order, and warnings.
 
@@ -92,32 +107,52 @@ def validate(
                      engines, since each is fitted alone
     calibrate_on     measured rows to calibrate on instead
     seed             0 chooses among all cells, another among a random part of them
+    prior            the profile from which an engine's fit starts, by its name and cells
     """
-    usable = _usable(rows)
+    fitted = fitted_rows(
+        rows, calibrate_cells=calibrate_cells, calibrate_on=calibrate_on, seed=seed, prior=prior
+    )
+    judged: dict[int, Judged] = {}
     warnings: list[str] = []
+    for group in fitted:
+        warnings += group.warnings
+        for row in group.rows:
+            judged[row.number] = judge(group.fit, row, row.number in group.chosen)
+    found = [judged.get(row.number) or _without_figures(row) for row in rows]
+    return found, [*problems_of(found), *warnings]
+
+
+def fitted_rows(
+    rows: Sequence[TableRow],
+    *,
+    calibrate_cells: int = 0,
+    calibrate_on: Sequence[TableRow] | None = None,
+    seed: int = 0,
+    prior: PriorRule = prior_for,
+) -> Iterator[FittedRows]:
+    """The fit of each engine and its rows as it predicts them; arguments as in `validate`."""
+    usable = _usable(rows)
     engines = Counter(row.engine for row in usable)
     shares = _shares(
         Counter(row.engine for row in usable if _is_measured(row)), max(0, calibrate_cells)
     )
-    judged: dict[int, Judged] = {}
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
-        first = _base(engine, group)
+        first = prior(engine, _cells(group))
         group = [_with_measured_limits(first, row) for row in group]
-        known, more = _known_rows(engine, group, shares.get(engine, 0), calibrate_on, seed)
-        warnings += more
-        count = requests_of_open_loop(known)
-        if count is not None:
-            group = [with_requests(row, count) for row in group]
-            known = [with_requests(row, count) for row in known]
-        base = _base(engine, [*group, *known])
+        count = shares.get(engine, 0)
+        known, warnings = _known_rows(engine, group, count, calibrate_on, seed, prior)
+        requests = requests_of_open_loop(known)
+        if requests is not None:
+            group = [with_requests(row, requests) for row in group]
+            known = [with_requests(row, requests) for row in known]
+        base = prior(engine, _cells([*group, *known]))
         known = [_with_measured_limits(base, row) for row in known]
         started = prior_fit(base, _cells(group))
         known = [
             row for row in known if row.cell is not None and can_run(started.profile, row.cell)
         ]
         fit = fit_unstated(base, _cells(known)) if known else started
-        group = [_as_fitted(fit, row) for row in group]
         if calibrate_on is None:  # a line that repeats a chosen one is not chosen itself
             chosen = {row.number for row in known}
         else:
@@ -125,10 +160,8 @@ def validate(
             chosen = {
                 row.number for row in group if row.cell is not None and _identity(row.cell) in seen
             }
-        for row in group:
-            judged[row.number] = _judge(fit, row, row.number in chosen)
-    found = [judged.get(row.number) or _without_figures(row) for row in rows]
-    return found, [*problems_of(found), *warnings]
+        group = [_as_fitted(fit, row) for row in group]
+        yield FittedRows(fit, tuple(group), frozenset(chosen), tuple(warnings))
 
 
 def _usable(rows: Sequence[TableRow]) -> list[TableRow]:
@@ -161,7 +194,7 @@ def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[J
     fit = fit_of_profile(profile, _cells(usable))
     seen = {_identity(cell) for cell in fit.cells}
     judged = {
-        row.number: _judge(fit, row, row.cell is not None and _identity(row.cell) in seen)
+        row.number: judge(fit, row, row.cell is not None and _identity(row.cell) in seen)
         for row in usable
     }
     return [judged.get(row.number) or _without_figures(row) for row in rows]
@@ -212,20 +245,17 @@ def _shares(engines: Mapping[str, int], total: int) -> dict[str, int]:
     return shares
 
 
-def _base(engine: str, rows: Sequence[TableRow]) -> EngineProfile:
-    return prior_for(engine, _cells(rows))
-
-
 def _known_rows(
     engine: str,
     group: Sequence[TableRow],
     count: int,
     calibrate_on: Sequence[TableRow] | None,
     seed: int,
+    prior: PriorRule,
 ) -> tuple[list[TableRow], list[str]]:
     """The rows to calibrate an engine on, and warnings."""
     if calibrate_on is None:
-        return choose_rows(engine, group, count, seed), []
+        return choose_rows(engine, group, count, seed, prior), []
     known = [row for row in calibrate_on if row.cell is not None]
     same = [row for row in known if row.engine == engine]
     if same:
@@ -238,7 +268,13 @@ def _known_rows(
     return [], [f"no calibration cell was measured on {engine or 'the engine of the table'}"]
 
 
-def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -> list[TableRow]:
+def choose_rows(
+    engine: str,
+    group: Sequence[TableRow],
+    count: int,
+    seed: int,
+    prior: PriorRule = prior_for,
+) -> list[TableRow]:
     """The `count` measured rows that are most informative about the whole group."""
     measured = [row for row in group if _is_measured(row)]
     if count <= 0 or not measured:
@@ -252,7 +288,7 @@ def choose_rows(engine: str, group: Sequence[TableRow], count: int, seed: int) -
     first = cells[0]
     metrics: list[Metric] = ["throughput_tokens_per_s"]
     metrics.append("tpot_mean_s" if first.tpot_mean_s else metric_of("latency_ms_per_token", first))
-    fit = prior_fit(_base(engine, group), _cells(group))
+    fit = prior_fit(prior(engine, _cells(group)), _cells(group))
     light = [replace(cell, num_requests=min(cell.num_requests, 200)) for cell in cells]
     cells = [c if c.rate_per_s is None else few for c, few in zip(cells, light, strict=True)]
     fits = [index for index, cell in enumerate(cells) if can_run(fit.profile, cell)]
@@ -291,7 +327,8 @@ def _identity(cell: MeasuredLevel) -> tuple[Any, ...]:
     )
 
 
-def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
+def judge(fit: Fit, row: TableRow, calibrated: bool = False) -> Judged:
+    """A row as the fit predicts it; its figures are None where it cannot run."""
     cell = row.cell
     assert cell is not None  # the caller chose usable rows
     models = {known.setup.shape.name for known in fit.cells}
@@ -300,14 +337,13 @@ def _judge(fit: Fit, row: TableRow, calibrated: bool) -> Judged:
         metrics = [metric_of(key, cell) for key in FIGURES]
         found = estimates(fit, cell, metrics)
         regime = regime_of(fit.profile, cell, predict_cell(fit.profile, cell, smooth=True))
-        silent = latency_withheld(fit, cell)
     except InputError as exc:
         blank = _without_figures(replace(row, problem=str(exc)))
         return replace(blank, calibrated=calibrated, model_unseen=unseen)
     figures: dict[str, Estimate | None] = {FIGURES[0]: found[metrics[0]]}
     for key, metric in zip(FIGURES[1:], metrics[1:], strict=True):
         cut_s = cell.latency_rounded_down_s if key == "latency_ms_per_token" else 0.0
-        figures[key] = None if silent else _as_published(found[metric], cut_s)
+        figures[key] = _as_published(found[metric], cut_s)
     return Judged(row, calibrated, regime, figures, unseen)
 
 
@@ -385,33 +421,65 @@ def accuracy_of(name: str, figure: str, rows: Sequence[Judged]) -> Accuracy | No
 
 
 @dataclass(frozen=True, slots=True)
-class RateUnderSlo:
-    """Highest rate of a table's open loop that meets a limit, as measured and as predicted."""
+class LoadUnderSlo:
+    """The highest load of a set-up's rows that meets a limit: users of a closed loop, or a rate.
 
-    engine: str
-    model: str
-    tensor_parallel: int
+    Measured, predicted, and by the far and the near end of the 80 % intervals (low, high); None
+    where no row meets it. `row` is one of the set-up's.
+    """
+
+    row: TableRow
     limit: str
-    measured_per_s: float | None
-    predicted_per_s: float | None
+    is_rate: bool
+    measured: float | None
+    predicted: float | None
+    low: float | None
+    high: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a row of its set-up states it."""
+        return {
+            "limit": self.limit,
+            "load": "rate_per_s" if self.is_rate else "users",
+            "measured": self.measured,
+            "predicted": self.predicted,
+            "low": self.low,
+            "high": self.high,
+        }
 
 
-def rates_under(judged: Sequence[Judged], figure: str, limit_ms: float) -> list[RateUnderSlo]:
-    """One entry for each engine and copy; a row without a prediction meets no limit."""
-    limit = f"{figure.removesuffix('_ms')} <= {limit_ms:g} ms"
-    rates: dict[tuple[str, str, int], tuple[list[float], list[float]]] = {}
+def setup_key(row: TableRow) -> tuple[Any, ...]:
+    """What rows of one set-up at different loads have in common."""
+    cell = row.cell
+    assert cell is not None  # the caller chose usable rows
+    return (row.engine, cell.setup, cell.replicas, cell.input_tokens, cell.output_tokens)
+
+
+def loads_under(judged: Sequence[Judged], figure: str, limit_ms: float) -> list[LoadUnderSlo]:
+    """One entry for each set-up and kind of load whose rows state the figure."""
+    groups: dict[tuple[Any, ...], list[tuple[float, float, Judged]]] = {}
     for row in judged:
         cell, measured = row.row.cell, row.measured(figure)
-        if cell is None or cell.rate_per_s is None or measured is None:
-            continue
-        key = (row.row.engine, cell.setup.shape.name, cell.setup.tensor_parallel)
-        by_measurement, by_prediction = rates.setdefault(key, ([], []))
-        if measured <= limit_ms:
-            by_measurement.append(cell.rate_per_s)
-        estimate = row.figures.get(figure)
-        if estimate is not None and estimate.value <= limit_ms:
-            by_prediction.append(cell.rate_per_s)
-    return [
-        RateUnderSlo(*key, limit, *(max(each, default=None) for each in found))
-        for key, found in rates.items()
-    ]
+        if cell is not None and measured is not None:
+            same = groups.setdefault((*setup_key(row.row), cell.rate_per_s is None), [])
+            same.append((cell.load.value, measured, row))
+    limit = f"{figure.removesuffix('_ms')} <= {limit_ms:g} ms"
+    found = []
+    for (*_, is_closed), rows in groups.items():
+        known = [(load, said) for load, _, row in rows if (said := row.figures.get(figure))]
+        found.append(
+            LoadUnderSlo(
+                rows[0][2].row,
+                limit,
+                not is_closed,
+                _highest((load, measured <= limit_ms) for load, measured, _ in rows),
+                _highest((load, each.value <= limit_ms) for load, each in known),
+                _highest((load, each.high <= limit_ms) for load, each in known),
+                _highest((load, each.low <= limit_ms) for load, each in known),
+            )
+        )
+    return found
+
+
+def _highest(loads: Iterable[tuple[float, bool]]) -> float | None:
+    return max((load for load, meets in loads if meets), default=None)

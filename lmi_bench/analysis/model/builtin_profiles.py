@@ -119,7 +119,7 @@ def prior_of_engine(
         kin = [VLLM, *kin]
     for profile in _akin(kin, models, accelerators):
         if not _has_seen(profile, models, accelerators, marks):
-            return _widened(profile, general)
+            return widened(profile, general)
     return general
 
 
@@ -171,7 +171,7 @@ def _distance(version: tuple[int, ...], profile: EngineProfile) -> int:
     return abs(version[0] - own[0]) * 1000 + abs(version[1] - own[1])
 
 
-def _widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
+def widened(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
     """The profile as a prior for other levels: twice its standard deviations, uncorrelated.
 
     A level was measured, so its engine does load that model on that device.

@@ -107,6 +107,9 @@ class EngineProfile:
     error_scale             fitted factor on the model's error and noise;
                             ttft_error_scale: on that of times to first token
     levels                  measured levels that correct predictions
+    fitted_lengths          shortest and longest (prompt, answer) of the fit's levels, in tokens
+    up_to                   additive terms of which only a limit is known, in seconds: `log_sd` is
+                            then of value / limit instead of the logarithm
     fitted_cells            marks of the levels of a shipped profile's fit (`marks_of`)
     widen_first_rows        rows of a step from which narrow weights are widened as a whole before
                             their products; 0: never
@@ -118,6 +121,7 @@ class EngineProfile:
     max_waiting_tokens, waiting_served_ratio  when waiting prompts pause decoding (`JoinRule`)
     split_attention         whether decode attention splits a long context over several blocks;
                             else one block reads the cache of a sequence and KV head
+    engine_named            False where nobody said which engine serves: intervals are then wider
     defaults                rule for the scheduler's settings by model and device
                             (`engine_defaults`); empty: the settings of the profile
     machine                 figures of the machine `local`, if the fit was made on it
@@ -155,6 +159,9 @@ class EngineProfile:
     levels: tuple[MeasuredLevel, ...] = ()
     machine: MeasuredMachine | None = None
     fitted_cells: tuple[str, ...] = ()
+    fitted_lengths: tuple[tuple[int, int], ...] = ()
+    up_to: Mapping[str, float] = field(default_factory=dict)
+    engine_named: bool = True
     defaults: str = ""
     widen_first_rows: int = 0
     shared_head_dims: tuple[int, ...] = ()
@@ -280,6 +287,7 @@ def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     values["kv_layout"] = KvLayout(values["kv_layout"])
     for name in _TUPLES:
         values[name] = tuple(values.get(name, ()))
+    values["fitted_lengths"] = tuple((a, b) for a, b in values.get("fitted_lengths", ()))
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:
         values["machine"] = MeasuredMachine(**values["machine"])

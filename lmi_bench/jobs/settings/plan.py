@@ -181,23 +181,25 @@ class ValidateSettings:
         metavar="[TABLE.csv|RUN_DIR...]",
     )
     calibrate_cells: int | None = option(
-        "Number of lines to calibrate on, chosen for each engine of the table."
+        "Number of lines to calibrate on, chosen among the table's engines; 0 predicts blindly."
     )
     calibrate_on: Path | None = option("Table of levels to calibrate on.", metavar="CELLS.csv")
     profile: str | None = option("Profile to judge unchanged: a file of `calibrate`, vllm-0.12 ...")
     instance: str | None = option(_MEASURED_ON)
     dtype: str | None = option(_MEASURED_DTYPE)
     slo: tuple[str, ...] = option(
-        "Limit of the highest open-loop rate, such as ttft_mean<=500ms; repeatable.", value=()
+        "Limit of a set-up's highest rate or users, such as 'tpot<=50ms'; repeatable.", value=()
     )
     seed: int = option(
         "Random seed of the calibration split (0: from all lines; other: from 70 %).", value=0
     )
 
     def __post_init__(self) -> None:
-        check_at_least_one(calibrate_cells=self.calibrate_cells)
+        if self.calibrate_cells is not None and self.calibrate_cells < 0:
+            raise InputError(f"--calibrate-cells must be 0 or more, got {self.calibrate_cells}")
         ways = (self.calibrate_cells, self.calibrate_on, self.profile)
-        if not self.sources and (any(ways) or self.instance or self.dtype or self.slo or self.seed):
+        given = any(way is not None for way in ways)
+        if not self.sources and (given or self.instance or self.dtype or self.slo or self.seed):
             raise InputError(
                 "name a table or sweeps to judge; without one, the shipped profiles are judged "
                 "unchanged and only --json applies"

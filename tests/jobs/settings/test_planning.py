@@ -42,7 +42,7 @@ ONE = RecommendSettings(
         (RecommendSettings, {"objective": "speed"}, "--objective speed"),
         (CalibrateSettings, {"next_levels": -1}, "--next must be 0 or more"),
         (ValidateSettings, {"seed": 3}, "name a table"),
-        (ValidateSettings, {"sources": (REC,), "calibrate_cells": 0}, "--calibrate-cells must be"),
+        (ValidateSettings, {"sources": (REC,), "calibrate_cells": -1}, "--calibrate-cells must be"),
         (DeploySettings, {}, "give a file of `recommend --json`"),
         (DeploySettings, {"recommendation": REC, "layout": LayoutSettings(model="x")}, "not both"),
     ],

@@ -1,0 +1,130 @@
+"""What an interval grows with: load, lengths, limits of additive times, engines, saturation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lmi_bench.analysis.fit.discrepancy import ERRORS
+from lmi_bench.analysis.fit.fit import log_value, prior_fit, with_logs
+from lmi_bench.analysis.fit.measured_tables import read_table
+from lmi_bench.analysis.fit.uncertainty import Z80, estimates, octaves_beyond
+from lmi_bench.analysis.fit.validation import validate
+from lmi_bench.analysis.level.cells import predict_cell
+from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.load import Load
+from lmi_bench.jobs.calibrate import validate as validate_job
+from lmi_bench.jobs.settings.plan import ValidateSettings
+from lmi_bench.targets.profiles import find_profile
+
+TTFT = "ttft_mean_s"
+PLAIN = {"growth": 0.5, "blind_widen": 1.0, "ttft_blind_widen": 1.0, "engine_sd": 0.2}
+HEAD = (
+    "model,accelerator,tp,dtype,input_tokens,output_tokens,concurrency_or_rate,"
+    "throughput_tokens_per_s,ttft_ms,itl_ms,engine\n"
+)
+LINE = "Llama 3.1 8B,H100,1,float16,512,256,{},{},{},{},vllm 0.9\n"
+
+
+def cell(users=1, *, prompt=256, answer=256, machine="ml.g5.12xlarge", degree=4):
+    return MeasuredLevel(
+        Setup(find_model("llama-2-7b"), find_instance(machine), degree, "float16"),
+        input_tokens=prompt,
+        output_tokens=answer,
+        load=Load(users),
+        num_requests=3 * users,
+    )
+
+
+@pytest.fixture
+def plain_errors():
+    """Constants whose factors are easy to follow by hand."""
+    token = ERRORS.set(replace(ERRORS.get(), **PLAIN))
+    yield ERRORS.get()
+    ERRORS.reset(token)
+
+
+def test_the_error_grows_with_each_doubling_of_a_copys_users_beyond_eight(plain_errors):
+    assert [plain_errors.growth_at(cell(n), ttft=False) for n in (1, 8, 16, 64)] == [1, 1, 1.5, 2.5]
+    two = replace(cell(64), replicas=8)
+    assert plain_errors.growth_at(two, ttft=False) == 1
+
+
+def test_lengths_count_beyond_the_calibrated_ones_in_doublings():
+    """1,024 of 256 are two doublings, 64 of 256 two the other way; both: their hypotenuse."""
+    fit = replace(prior_fit(TGI_2023, [cell()]), cells=(cell(), cell(prompt=512)))
+    assert octaves_beyond(fit, cell(prompt=300)) == 0
+    assert octaves_beyond(fit, cell(prompt=2048)) == pytest.approx(2)
+    assert octaves_beyond(fit, cell(prompt=2048, answer=64)) == pytest.approx(math.hypot(2, 2))
+
+
+def test_an_additive_time_with_only_a_limit_reaches_to_it_for_long_prompts(plain_errors):
+    """Up to 0.2 ms a token with 80 %: 0.77 s of a prompt of 3,840 tokens, 0.05 s of one of 256."""
+    for prompt in (256, 3840):
+        level = cell(prompt=prompt, machine="ml.p4d.24xlarge", degree=1)
+        known = replace(EAGER_GPU_PRIOR, log_sd={**EAGER_GPU_PRIOR.log_sd})
+        sure = replace(known, log_sd={**known.log_sd, "host_per_prompt_token_s": 0.0})
+        ttft = predict_cell(known, level).ttft_mean_s
+        wide, narrow = (
+            math.log(found.high / found.value)
+            for found in (
+                estimates(prior_fit(each, [level]), level, [TTFT])[TTFT] for each in (known, sure)
+            )
+        )
+        own = math.sqrt(wide**2 - narrow**2) / Z80 * ttft
+        assert own == pytest.approx(0.78 * 2e-4 * prompt, rel=0.05)
+
+
+def test_a_value_with_only_a_limit_may_be_zero_but_not_below():
+    names = ["host_per_prompt_token_s"]
+    assert log_value(EAGER_GPU_PRIOR, names[0]) == pytest.approx(5e-6 / 2e-4)
+    moved = with_logs(EAGER_GPU_PRIOR, names, prior_fit(EAGER_GPU_PRIOR, []).prior_sd[:1] * 0 - 1.0)
+    assert moved.parameters.host_per_prompt_token_s == 0.0
+
+
+def test_an_engine_that_nobody_named_has_the_spread_between_engines(plain_errors):
+    """Variances add: 0.2 squared of the logarithm."""
+    level = cell(machine="ml.p4d.24xlarge", degree=1)
+
+    def reach(name):
+        fit = prior_fit(find_profile(name), [level])
+        found = estimates(fit, level, ["tpot_mean_s"])["tpot_mean_s"]
+        return math.log(found.value / found.low) / Z80
+
+    assert reach(None) ** 2 - reach("vllm-0.12") ** 2 == pytest.approx(0.04, rel=0.05)
+
+
+def test_levels_of_an_open_loop_beyond_capacity_have_wide_intervals_instead_of_none(tmp_path):
+    path = tmp_path / "open.csv"
+    rates = (4, 40, 100)
+    path.write_text(HEAD + "".join(LINE.format(f"rate={r}/s", 256 * r, 60, 9) for r in rates))
+    judged, _ = validate(read_table(path))
+    widths = []
+    for row in judged:
+        said = row.figures["ttft_ms"]
+        assert said.low < said.value < said.high
+        widths.append(said.high / said.low)
+    assert widths[-1] > widths[0]
+
+
+def test_a_blind_validation_states_measured_figures_and_the_users_under_an_slo(tmp_path):
+    """Measured: 8 users keep 10 ms, 64 do not. Predicted is one of the table's loads, or none."""
+    path = tmp_path / "closed.csv"
+    path.write_text(
+        HEAD + LINE.format("c=1", 120, 20, 7) + LINE.format("c=8", 900, 30, 9)
+        + LINE.format("c=64", 3000, 200, 21)
+    )  # fmt: skip
+    settings = ValidateSettings(sources=(path,), calibrate_cells=0, slo=("tpot<=10ms",))
+    rows = validate_job(settings).to_json()
+    assert [row["measured_tpot_ms"] for row in rows] == pytest.approx([7, 9, 21])
+    assert not any(row["calibrated"] for row in rows)
+    (under,) = rows[0]["under_slo"]
+    assert (under["load"], under["measured"]) == ("users", 8)
+    assert under["predicted"] in (None, 1, 8, 64)
+    assert (under["low"] or 0) <= (under["predicted"] or 0) <= (under["high"] or 0)
