@@ -27,7 +27,7 @@ MACHINE = find_instance("ml.g5.2xlarge")
 LAYOUT = Layout(MACHINE, 1)
 REQUEST = RecommendRequest(
     Workload(find_model("llama-2-7b"), "float16", 128, 12),
-    TGI_2023,
+    replace(TGI_2023, max_waiting_tokens=0),
     load=Load(rate_per_s=20.0),
     slos=(parse_slo("latency_per_token_p90<=80ms"),),
     instances=(MACHINE,),
