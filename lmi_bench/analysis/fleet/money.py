@@ -348,6 +348,8 @@ def blended_as_published(
         return None, "no price is known"
     if concurrency > slots:
         return None, f"it assumes that all {concurrency:g} requests decode; {slots} can"
+    if itl_p50_s <= 0:
+        return None, "answers of one token have no gap between tokens"
     note = None
     if not math.isclose(input_tokens, ratio * output_tokens, rel_tol=_SAME_RATIO):
         note = (
