@@ -154,20 +154,12 @@ def plan_from_recommendation(
     best, question = answer.recommended, answer.question
     assert best is not None
     engine = best.setting
-    if engine.hosts or (engine.speculation is not None and engine.speculation.own):
-        raise InputError(
-            f"{engine.describe()} cannot be written as files yet: recommend with --hosts 1 and "
-            "without --draft mtp, or set it at the server by hand"
-        )
+    _check_can_be_written(engine)
     dtype = planned_dtype(model, stated.dtype or engine.dtype or question.dtype)
     degree = stated.tensor_parallel or best.tensor_parallel
     instance = find_instance(best.instance)
     copies = best.copies if degree == best.tensor_parallel else instance.num_accelerators // degree
-    draft, speculation = _draft(stated.draft), engine.speculation
-    if draft is None and speculation is not None:
-        draft = NGRAM if speculation.draft is None else _hub_id(speculation.draft.name)
-    elif draft is not None:
-        speculation = _speculation(draft)
+    draft, speculation = _drafting(stated, engine)
     split = engine.parallelism(instance, degree)
     setup = Setup(find_model(model), instance, degree, dtype, engine.kv_dtype, speculation, split)
     batch = best.memory.mean_batch_per_copy
@@ -200,6 +192,25 @@ def plan_from_recommendation(
         concurrency=_concurrency(answer),
         warnings=warnings,
     )
+
+
+def _drafting(stated: Stated, engine: EngineSetting) -> tuple[str | None, Speculation | None]:
+    """The draft as the server names it, and what it does: the stated one, else the plan's."""
+    draft, planned = _draft(stated.draft), engine.speculation
+    if draft is not None:
+        return draft, _speculation(draft)
+    if planned is None:
+        return None, None
+    return NGRAM if planned.draft is None else _hub_id(planned.draft.name), planned
+
+
+def _check_can_be_written(engine: EngineSetting) -> None:
+    """Raises InputError for a setting that no file states."""
+    if engine.hosts or (engine.speculation is not None and engine.speculation.own):
+        raise InputError(
+            f"{engine.describe()} cannot be written as files yet: recommend with --hosts 1 and "
+            "without --draft mtp, or set it at the server by hand"
+        )
 
 
 def _concurrency(answer: Recommendation) -> float:

@@ -124,27 +124,10 @@ def predict_cell(
     model = model_of(profile, cell)
     profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
-    limits = CopyLimits(
-        cell.input_tokens,
-        cell.output_tokens,
-        slots,
-        profile.max_prefill_tokens,
-        profile.chunked_prefill,
-        cell.cached_tokens,
-        0 if profile.chunked_prefill else profile.max_waiting_tokens,
-        profile.waiting_served_ratio,
-    )
-    overhead_s = outside_s(profile, cell.setup.shape)
     if cell.rate_per_s is not None:
         parts = [_open_loop(profile, cell, _slowed(model.pricer(), slower))]
     else:
-        parts = []
-        for users in _shares(cell.concurrency, cell.replicas):
-            requests = max(1, round(cell.num_requests * users / cell.concurrency))
-            if cell.length_spread and not smooth:
-                parts.append(_followed(profile, cell, model.pricer(), users, requests))
-            else:
-                parts.append(_traced(model, limits, overhead_s, users, requests))
+        parts = _closed_loops(profile, cell, model, slots, smooth=smooth)
     weights = np.concatenate([part.count for part in parts])
     e2e_s = np.concatenate([part.e2e_s for part in parts])
     ttft_s = np.concatenate([part.ttft_s for part in parts])
@@ -174,6 +157,31 @@ def predict_cell(
         tpot_mean_s=tpot_s,
         peak_sequences=slots,
     )
+
+
+def _closed_loops(
+    profile: EngineProfile, cell: MeasuredLevel, model: PricedSteps, slots: int, *, smooth: bool
+) -> list[_Answers]:
+    """The requests of each copy with its share of the users."""
+    limits = CopyLimits(
+        cell.input_tokens,
+        cell.output_tokens,
+        slots,
+        profile.max_prefill_tokens,
+        profile.chunked_prefill,
+        cell.cached_tokens,
+        0 if profile.chunked_prefill else profile.max_waiting_tokens,
+        profile.waiting_served_ratio,
+    )
+    overhead_s = outside_s(profile, cell.setup.shape)
+    parts = []
+    for users in _shares(cell.concurrency, cell.replicas):
+        requests = max(1, round(cell.num_requests * users / cell.concurrency))
+        if cell.length_spread and not smooth:
+            parts.append(_followed(profile, cell, model.pricer(), users, requests))
+        else:
+            parts.append(_traced(model, limits, overhead_s, users, requests))
+    return parts
 
 
 def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.step_costs import SplitCosts, StepCosts, step_costs
+from lmi_bench.analysis.model.step_costs import AttentionCosts, SplitCosts, StepCosts, step_costs
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
 Binding = Literal["bandwidth", "compute", "link", "host"]
@@ -191,22 +191,15 @@ def step_sum(
 
     larger, constant  maximum of two, and conversion of a figure, for numbers or for arrays
     """
-    products, attention, unhidden = costs.products, costs.attention, costs.unhidden
-    read_s, expert_share = constant(products.read_s), products.expert_share
-    unread = products.unread_share
-    more_read, widening = products.rows_read - 1, products.widening_share
-    widening_rows = products.widening_rows
-    token_s, head_s = products.token_s, products.head_s
-    decode_read_s, prompt_read_s = attention.decode_read_s, attention.prompt_read_s
-    pair_s, convert_s = attention.pair_s, attention.widening_s
-    prompt_pair_s = attention.prompt_pair_s
-    window, sliding, busy = attention.window, attention.sliding_share, attention.busy_rows
-    state_s = attention.row_s
-    fixed_s = products.first_s + costs.gap_s + costs.all_reduce_s
-    reduce_s = costs.all_reduce_token_s
-    host_s, host_row_s = costs.host_s, costs.host_row_s
-    host_token_s, host_prompt_s = costs.host_token_s, costs.host_prompt_s
-    split = costs.split
+    attention, unhidden, split = costs.attention, costs.unhidden, costs.split
+    of_products = _products(costs, larger, constant)
+    of_attention = _attention(attention, larger, constant)
+    window, sliding, state_s = attention.window, attention.sliding_share, attention.row_s
+    fixed_s = costs.products.first_s + costs.gap_s + costs.all_reduce_s
+    reduce_s, host_s = costs.all_reduce_token_s, costs.host_s
+    host_row_s, host_token_s = costs.host_row_s, costs.host_token_s
+    host_prompt_s = costs.host_prompt_s
+    share_s = 0.0 if split is None else costs.products.token_s * split.attention_share
 
     def seconds(
         rows: Amount,
@@ -225,8 +218,44 @@ def step_sum(
             part = _prompt_part(split.stages, prompts, larger)
             tokens, pairs, cached = tokens * part, pairs * part, cached * part
         every = drafted + tokens
-        weights_s = read_s
-        linear_s = token_s * every + head_s * (drafted + prompts)
+        weights_s, linear_s = of_products(every, drafted + prompts)
+        if window is not None:  # it bounds the pairs of a prompt of n tokens by n * window
+            context = _attended(context, window * rows, sliding, larger)
+            pairs = _attended(pairs, window * tokens, sliding, larger)
+            cached = _attended(cached, window * prompts, sliding, larger)
+        if split is not None and split.groups > 1:
+            of_rows = _fullest_group(split.groups, rows, larger)
+            of_prompts = _fullest_group(split.groups, prompts, larger)
+            more: Amount = drafted * (of_rows - 1) + tokens * (of_prompts - 1)
+            linear_s = linear_s + share_s * more
+            context, cached, pairs = context * of_rows, cached * of_prompts, pairs * of_prompts
+        kv_s, attention_s = of_attention(rows, context, cached, pairs, each)
+        # matrix products and attention are kernels of their own: each is bound by itself
+        longer_s = larger(weights_s, linear_s) + larger(kv_s, attention_s)
+        gpu_s = longer_s + fixed_s + reduce_s * every + state_s * rows
+        if unhidden:
+            gpu_s = gpu_s + unhidden * (weights_s + linear_s + kv_s + attention_s - longer_s)
+        step_s = larger(gpu_s, host_s * (sequences > 0)) + host_row_s * sequences
+        step_s = step_s + host_token_s * tokens + host_prompt_s * prompts
+        return weights_s, linear_s, kv_s, attention_s, gpu_s, step_s
+
+    return seconds
+
+
+def _products(
+    costs: StepCosts,
+    larger: Callable[[Amount, Amount], Amount],
+    constant: Callable[[float], Amount],
+) -> Callable[[Amount, Amount], tuple[Amount, Amount]]:
+    """Reads of weights and arithmetic with them, by all tokens of a step and rows of its head."""
+    products, split = costs.products, costs.split
+    read_s, expert_share = constant(products.read_s), products.expert_share
+    unread, more_read = products.unread_share, products.rows_read - 1
+    widening, widening_rows = products.widening_share, products.widening_rows
+    token_s, head_s = products.token_s, products.head_s
+
+    def seconds(every: Amount, heads: Amount) -> tuple[Amount, Amount]:
+        weights_s, linear_s = read_s, token_s * every + head_s * heads
         if expert_share:
             left: Amount = unread**every
             if split is not None and split.busiest:
@@ -237,32 +266,33 @@ def step_sum(
             linear_s = linear_s + widening * weights_s * -(-every // widening_rows)
         if more_read:
             weights_s = weights_s * (1 + more_read * (every > 1))
-        if window is not None:  # it bounds the pairs of a prompt of n tokens by n * window
-            context = _attended(context, window * rows, sliding, larger)
-            pairs = _attended(pairs, window * tokens, sliding, larger)
-            cached = _attended(cached, window * prompts, sliding, larger)
-        if split is not None and split.groups > 1:
-            of_rows = _fullest_group(split.groups, rows, larger)
-            of_prompts = _fullest_group(split.groups, prompts, larger)
-            more: Amount = drafted * (of_rows - 1) + tokens * (of_prompts - 1)
-            linear_s = linear_s + token_s * split.attention_share * more
-            context, cached, pairs = context * of_rows, cached * of_prompts, pairs * of_prompts
+        return weights_s, linear_s
+
+    return seconds
+
+
+def _attention(
+    attention: AttentionCosts,
+    larger: Callable[[Amount, Amount], Amount],
+    constant: Callable[[float], Amount],
+) -> Callable[[Amount, Amount, Amount, Amount, float], tuple[Amount, Amount]]:
+    """Reads of the cache and arithmetic with it, by rows, cached tokens of rows and of prompts,
+    pairs of prompts, and drafted rows of a sequence."""
+    decode_read_s, prompt_read_s = attention.decode_read_s, attention.prompt_read_s
+    pair_s, prompt_pair_s = attention.pair_s, attention.prompt_pair_s
+    convert_s, busy = attention.widening_s, attention.busy_rows
+
+    def seconds(
+        rows: Amount, context: Amount, cached: Amount, pairs: Amount, each: float
+    ) -> tuple[Amount, Amount]:
         decode_s = decode_read_s * context
         if busy > 1:  # a block for each sequence and head leaves multiprocessors idle
             decode_s = decode_s * larger(busy / larger(rows, constant(1.0)), constant(1.0))
-        kv_s = decode_s + prompt_read_s * cached
         # each drafted token of a sequence looks at its whole context, which is read once
         attention_s = pair_s * context * each + prompt_pair_s * pairs
         if convert_s:
             attention_s = attention_s + convert_s * (context + cached)
-        # matrix products and attention are kernels of their own: each is bound by itself
-        longer_s = larger(weights_s, linear_s) + larger(kv_s, attention_s)
-        gpu_s = longer_s + fixed_s + reduce_s * every + state_s * rows
-        if unhidden:
-            gpu_s = gpu_s + unhidden * (weights_s + linear_s + kv_s + attention_s - longer_s)
-        step_s = larger(gpu_s, host_s * (sequences > 0)) + host_row_s * sequences
-        step_s = step_s + host_token_s * tokens + host_prompt_s * prompts
-        return weights_s, linear_s, kv_s, attention_s, gpu_s, step_s
+        return decode_s + prompt_read_s * cached, attention_s
 
     return seconds
 

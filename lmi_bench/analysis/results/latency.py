@@ -193,8 +193,6 @@ def summarise_level(run: LevelRun) -> Level:
     # the share is of the tokens that arrived as events, since servers count differently
     streamed = sum(sum(each.token_counts) for each in answers)
     unfinished = sum(each.streamed and each.finish_reason is None for each in answers)
-    held_s = [record.exchange.held_s for record in run.records if record.exchange.held_s]
-    by_replica = Counter(r.exchange.replica for r in run.records if r.exchange.replica is not None)
     return Level(
         index=spec.index,
         attempt=run.attempt,
@@ -230,9 +228,21 @@ def summarise_level(run: LevelRun) -> Level:
         without_finish_reason=(unfinished if run.check.receiver else 0) or None,
         sessions=_sessions(run) if spec.load.sessions else None,
         max_in_flight=spec.max_in_flight,
-        held=Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None,
-        requests_by_replica={str(n): by_replica[n] for n in sorted(by_replica)} or None,
+        held=_held(run.records),
+        requests_by_replica=_by_replica(run.records),
     )
+
+
+def _held(records: Sequence[RequestRecord]) -> Held | None:
+    """Requests that waited for a free place under the limit in flight, and their mean wait."""
+    held_s = [record.exchange.held_s for record in records if record.exchange.held_s]
+    return Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None
+
+
+def _by_replica(records: Sequence[RequestRecord]) -> dict[str, int] | None:
+    """Requests of each replica; None where none is named."""
+    counts = Counter(r.exchange.replica for r in records if r.exchange.replica is not None)
+    return {str(number): counts[number] for number in sorted(counts)} or None
 
 
 def _latency(
