@@ -94,7 +94,7 @@ def test_tables_are_printed(lmi_bench):
     assert "option.rolling_batch=auto is lmi-dist (to 0.26)" in backends
     limits = lmi_bench("deploy", "limits", *LLAMA, "--tp", "1", "--rope-factor", "2")
     fits = re.findall(r"^ +1 +4 +[\d,]+(?: \*)? +(\d+)", limits.stdout, re.MULTILINE)
-    assert [int(count) for count in fits] == [28, 14, 7, 3, 1]
+    assert [int(count) for count in fits] == [23, 11, 5, 2, 1]  # 5.9 GiB of 0.5 MiB a token
     assert "perplexity may rise with the length" in limits.stderr
     assert "SM_NUM_GPUS=4" in lmi_bench("deploy", "defaults", *LLAMA[1::2]).stdout
 
@@ -199,7 +199,9 @@ def test_sagemakers_own_draft_does_not_run_on_this_machine(lmi_bench):
     assert "the bundled engine, which runs on this machine" in done.stderr
 
 
-@pytest.mark.parametrize(("version", "profile"), [("0.38.0", "vLLM 0.19"), ("0.35.0", "vLLM 0.12")])
+@pytest.mark.parametrize(
+    ("version", "profile"), [("0.38.0", "vLLM 0.12 to 0.19"), ("0.35.0", "vLLM 0.12 to 0.19")]
+)
 def test_a_simulated_container_has_the_profile_nearest_to_its_engine(tmp_path, version, profile):
     notes = []
     file = tmp_path / "serving.properties"

@@ -29,7 +29,7 @@ MACHINES = [each for each in all_instances() if each.has_endpoints]
 SAMPLE = 50
 BITS = {"int4": 4, "mxfp4": 4, "float8": 8, "int8": 8, "float32": 32}  # of a weight, else 16
 CUDA_SINCE = {"cu124": (7.0, 9.0), "cu126": (5.0, 9.0), "cu128": (7.0, 12.1), "cu129": (7.0, 12.1)}
-OVERFLOWS = ("gemma-2", "gemma-3", "glm-4", "plamo-2")  # vLLM's _check_valid_dtype
+OVERFLOWS = ("gemma-2", "gemma-3", "glm-4-", "plamo-2")  # vLLM's _check_valid_dtype
 NAMED = {"awq": "int4", "gptq": "int4", "int4": "int4", "fp8": "float8", "mxfp4": "mxfp4"}
 PUBLISHED = {
     "gpt-oss": "mxfp4", "deepseek-v4": "mxfp4", "kimi-k3": "mxfp4", "deepseek-v3": "float8",

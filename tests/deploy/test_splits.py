@@ -61,7 +61,8 @@ def test_sglang_splits_attention_within_its_tensor_parallel_group(answer):
 
 def test_other_servers_say_that_they_cannot(answer):
     made = plan_of(answer, EP_DP)
-    assert unsupported_settings(made, "lmi") == ["EP, DP attention"]
+    assert unsupported_settings(made, "lmi") == ["DP attention"]
+    assert unsupported_settings(made, "tgi") == ["EP, DP attention"]
     assert unsupported_settings(made, "vllm") == []
 
 
