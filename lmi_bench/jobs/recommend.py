@@ -148,7 +148,9 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
 
 def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> OtherProfile | None:
     """The same question to the other vLLM profile, for the best machines of the answer."""
-    name = next(one for one in VLLM_PROFILES if SHIPPED[one] != request.profile)
+    name = next(
+        one for one in VLLM_PROFILES if SHIPPED[one].provenance != request.profile.provenance
+    )
     ranked = list(dict.fromkeys(each.instance for each in answer.candidates))[:_SAME_MACHINES]
     machines = tuple(one for one in request.instances or () if one.instance_type in ranked)
     profile = SHIPPED[name]
