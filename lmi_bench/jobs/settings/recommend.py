@@ -83,7 +83,7 @@ class AxisSettings:
         "Chunked prefill, within decode steps: on, off.", old_names=("--chunked",)
     )
     memory_share: str | None = option("Share of a device's memory that the engine takes, 0 to 1.")
-    graphs: str | None = option("CUDA graphs: on, off.")
+    graphs: str | None = option("CUDA graphs: on, off.", rare=True)
     replicas: str | None = option("Copies of the model on a machine.", default="as many as fit")
     speculation: DraftSettings = field(default_factory=DraftSettings)
     ep: str | None = option(
@@ -92,8 +92,8 @@ class AxisSettings:
     dp_attention: str | None = option(
         "Data-parallel attention: on, off.", default="both for mixtures with latent attention"
     )
-    pp: str | None = option("Pipeline stages of a copy.", default="1")
-    hosts: str | None = option("Machines that one copy spans.", default="1")
+    pp: str | None = option("Pipeline stages of a copy.", default="1", rare=True)
+    hosts: str | None = option("Machines that one copy spans.", default="1", rare=True)
 
 
 @dataclass(frozen=True, slots=True)
