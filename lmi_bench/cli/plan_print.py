@@ -240,7 +240,7 @@ def _under_slo_row(entry: LoadUnderSlo) -> dict[str, Any]:
         **_setup_row(entry.row),
         "limit": entry.limit,
         "measured": shown(entry.measured),
-        "predicted": f"{shown(entry.predicted)} [{shown(entry.low)} to {shown(entry.high)}]",
+        "predicted": f"{shown(entry.predicted)} ({shown(entry.low)} to {shown(entry.high)})",
     }
 
 
