@@ -14,7 +14,6 @@ from lmi_bench.cli.console import note, print_table, run_job, say, warn
 from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
-from lmi_bench.deploy.settings import ACCOUNT, REGION
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.deploy import INSTANCE, DeploySettings, LimitsSettings
 
@@ -324,39 +323,6 @@ def defaults(
     for name, value in jumpstart_environment(shape, find_instance(instance)).items():
         say(f"{name}={value}")
     say(jumpstart_provenance(shape))
-
-
-@deploy.command()
-@spread_options
-def images(
-    family: Annotated[
-        str | None, Option("Family of images, such as lmi or vllm.", argument=True, default="all")
-    ] = None,
-    region: Annotated[str, REGION] = "us-east-1",
-    account: Annotated[str | None, ACCOUNT] = None,
-) -> None:
-    """List the published container images, and what they need."""
-    from lmi_bench.deploy.images import all_images
-
-    families = sorted({image.family for image in all_images()})
-    if family is not None and family not in families:
-        raise InputError(f"no images of {family!r} are known; known: {', '.join(families)}")
-    print_table(
-        "Images; pin the tag, several share one version",
-        [
-            {
-                "family": image.family,
-                "engine": f"{image.engine} {image.engine_version}".rstrip(),
-                "needs": "Neuron devices"
-                if image.accelerator == "neuron"
-                else f"{image.cuda}, compute capability {image.compute_capability}, {image.arch}",
-                "address": image.uri(region, account),
-            }
-            for image in all_images()
-            if family in (None, image.family) and (account or image.is_in(region))
-        ],
-        left=("family", "engine", "needs", "address"),
-    )
 
 
 @deploy.command()

@@ -103,8 +103,8 @@ def _lister(name: str) -> Callable[..., None]:
         rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in table.rows]
         left = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
         give_way = [column for column in _GIVE_WAY if column not in left[:1]]
-        whole = [column for column in left if column != "tag"]  # of an image: long
-        print_table(table.title, rows, left=("tag",), whole=whole, give_way=give_way)
+        whole = [column for column in left if column not in ("tag", "address")]  # of an image: long
+        print_table(table.title, rows, left=("tag", "address"), whole=whole, give_way=give_way)
         for number, source in enumerate(sources, 1):
             say(f"[{number}] {source or 'not stated'}")
         if not rows:

@@ -63,11 +63,16 @@ class Refreshed:
 
 def catalog_table(name: str, settings: CatalogSettings) -> CatalogTable:
     """The matching rows of a table: `models`, `instances`, `profiles` ..."""
-    tables = {
-        "models": _models, "instances": _instances, "accelerators": _accelerators,
-        "prices": _prices, "images": _images, "profiles": _profiles,
-    }  # fmt: skip
-    rows = [row for row in tables[name]() if _matches(row, settings)]
+    if name == "images":
+        rows = [*_images(settings.region)]
+        settings = replace(settings, region=None)
+    else:
+        tables = {
+            "models": _models, "instances": _instances, "accelerators": _accelerators,
+            "prices": _prices, "profiles": _profiles,
+        }  # fmt: skip
+        rows = [*tables[name]()]
+    rows = [row for row in rows if _matches(row, settings)]
     old = [row for row in rows if name == "prices" and row["age days"] > STALE_DAYS]
     undated = sum(name == "prices" and not row["date"] for row in rows)
     warning = ""
@@ -200,10 +205,14 @@ def _prices() -> Iterator[Row]:
         }
 
 
-def _images() -> Iterator[Row]:
-    columns = ("family", "tag", "platform", "engine version", "arch", "date", "source")
+def _images(region: str | None) -> Iterator[Row]:
+    """The images; of a region those that AWS publishes there, with their addresses for tags."""
+    columns = ("platform", "engine version", "arch", "date", "source")
     for each in sorted(all_images(), key=lambda each: (each.family, each.date, each.tag)):
-        yield {column: getattr(each, column.replace(" ", "_")) for column in columns}
+        if region is None or each.is_in(region):
+            named = {"tag": each.tag} if region is None else {"address": each.uri(region)}
+            row = {column: getattr(each, column.replace(" ", "_")) for column in columns}
+            yield {"family": each.family, **named, **row}
 
 
 def refresh(settings: RefreshSettings, listener: Listener) -> Refreshed:

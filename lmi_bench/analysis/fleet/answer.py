@@ -369,7 +369,7 @@ class Recommendation:
                     for each in content["rejected"]
                 ),
                 question=Question.from_json(
-                    {key: content[key] for key in Question.slots()}, "the question"
+                    {k: v for k, v in content.items() if k in Question.slots()}, "the question"
                 ),
                 warnings=tuple(content["warnings"]),
                 accuracy=accuracy_from_json(content["accuracy"]),

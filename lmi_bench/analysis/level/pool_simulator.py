@@ -21,7 +21,7 @@ from lmi_bench.analysis.level.simulator import (
 )
 from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.analysis.model.speculation import SpeculativeModel
-from lmi_bench.core.errors import CapacityError, InputError, OverloadedError
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import LeastOutstanding, Router
@@ -134,25 +134,12 @@ class _TwoPools(LevelRunner):
                 input_tokens=planned.input_tokens + 1,
                 output_tokens=planned.output_tokens - 1,
             )
-            return self._add(request, self._decode, 1, now_s)
+            return self._add(request, self._decode, self._routers[1], now_s)
         return super()._take_next(now_s)
 
     def _enter(self, request: SentRequest, now_s: float) -> bool:
         request.part = replace(request.planned, output_tokens=1)
-        return self._add(request, self._prefill, 0, now_s)
-
-    def _add(self, request: SentRequest, pool: list[Replica], place: int, now_s: float) -> bool:
-        outstanding = [each.outstanding for each in pool]
-        picked = self._routers[place].pick(outstanding, request.planned.prompt_token_ids)
-        try:
-            pool[picked].add(request, now_s, self._slack_s(now_s))
-        except CapacityError as exc:
-            self._fail(request, "refused", str(exc))
-            return False
-        except OverloadedError as exc:
-            self._fail(request, "overloaded", str(exc))
-            return False
-        return True
+        return self._add(request, self._prefill, self._routers[0], now_s)
 
     def _end_step(self, replica: Replica, now_s: float) -> None:
         in_prefill = any(replica is each for each in self._prefill)

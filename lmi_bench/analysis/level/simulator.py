@@ -431,8 +431,14 @@ class LevelRunner:
 
     def _enter(self, request: SentRequest, now_s: float) -> bool:
         """The request reaches the engine; whether that accepted it."""
-        outstanding = [replica.outstanding for replica in self._replicas]
-        replica = self._replicas[self._router.pick(outstanding, request.planned.prompt_token_ids)]
+        return self._add(request, self._replicas, self._router, now_s)
+
+    def _add(
+        self, request: SentRequest, pool: Sequence[Replica], router: Router, now_s: float
+    ) -> bool:
+        """Give the request to a replica of the pool; whether that accepted it."""
+        outstanding = [replica.outstanding for replica in pool]
+        replica = pool[router.pick(outstanding, request.planned.prompt_token_ids)]
         try:
             replica.add(request, now_s, self._slack_s(now_s))
         except CapacityError as exc:

@@ -71,19 +71,15 @@ class PricedSteps(Protocol):
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step."""
-        ...
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
         """Seconds of each row, repeats included, shape (rows,)."""
-        ...
 
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts."""
-        ...
 
     def explain(self, step: StepShape) -> StepParts:
         """The step's time by part."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

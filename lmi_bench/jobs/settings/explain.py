@@ -24,13 +24,9 @@ class MemorySettings:
     tokens: int = option("Tokens of each sequence, input and output.", value=4096)
     tensor_parallel: int = option("Devices of one copy.", "--tp", value=1)
     accelerator: str | None = option("Accelerator, such as A10G, for the shares of its memory.")
-    memory_gb: float | None = option(
-        "Memory of a device in GB.", default="the accelerator's, as its driver reports it"
-    )
+    memory_gb: float | None = option("Memory of a device in GB.", default="the accelerator's")
     overhead_gb: float = option("Memory that the framework takes, in GB.", value=0.0)
-    parameters_b: float | None = option(
-        "Parameters in 1e9 instead of the model's exact number, as rounded examples have them."
-    )
+    parameters_b: float | None = option("Parameters in 1e9, instead of the model's own number.")
 
     def __post_init__(self) -> None:
         planning.check_at_least_one(
@@ -67,11 +63,9 @@ class BlendedSettings:
     discount: float = option("Discount on the price, 0 to 1.", value=0.0)
 
     def __post_init__(self) -> None:
-        _check_positive(self, "price", "throughput", "concurrency", "itl")
+        _check_positive(self, "price", "throughput", "concurrency", "itl", "ratio")
         if not 0 <= self.discount < 1:
             raise InputError(f"--discount must be at least 0 and below 1, got {self.discount:g}")
-        if self.ratio < 0:
-            raise InputError(f"--ratio must be at least 0, got {self.ratio:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +74,8 @@ class SavingsSettings:
 
     cheap: str = option("Cheaper instance type.", argument=True, metavar="CHEAP")
     dear: str = option("Dearer instance type.", argument=True, metavar="DEAR")
-    cheap_price: float | None = option(
-        "Price of the cheaper one in USD per hour.", default="the catalog's"
-    )
-    dear_price: float | None = option(
-        "Price of the dearer one in USD per hour.", default="the catalog's"
-    )
+    cheap_price: float | None = option("Price of CHEAP in USD/h.", default="the catalog's")
+    dear_price: float | None = option("Price of DEAR in USD/h.", default="the catalog's")
 
     def __post_init__(self) -> None:
         _check_positive(self, "cheap_price", "dear_price")

@@ -42,9 +42,7 @@ class PredictSettings:
     dtype: str | None = option(planning.DTYPE)
     kv_dtype: str | None = option(planning.KV_DTYPE)
     profile: str | None = option(planning.PROFILE)
-    prefix_hit: float = option(
-        "Share of each prompt found in the prefix cache, 0 to 1.", value=0.0, group=WORKLOAD
-    )
+    prefix_hit: float = option(planning.PREFIX_HIT, value=0.0)
     mix: str | None = option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD)
     input_lengths: str | None = option(
         "Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD): simulated.",
@@ -53,23 +51,13 @@ class PredictSettings:
     output_lengths: str | None = option(
         "Output lengths; same forms as --input-lengths.", group=WORKLOAD
     )
-    trace: Path | None = option(
-        "Recorded traffic, Azure's CSV, Mooncake's or Bailian's JSON lines: simulated.",
-        group=WORKLOAD,
-    )
+    trace: Path | None = option(planning.TRACE)
     speed: str | None = option(
         "Speed of recorded traffic: 1 as recorded, 2 twice as fast.", group=WORKLOAD
     )
-    shared_prefix: int = option(
-        "Prefix that all prompts share in tokens: simulated.", value=0, group=WORKLOAD
-    )
-    documents: str | None = option(
-        "Documents COUNTxTOKENS, one in each prompt, such as 1000x1500: simulated.", group=WORKLOAD
-    )
-    turns: str | None = option(
-        "Turns of conversations that --rate starts; --input-tokens is what each adds: simulated.",
-        group=WORKLOAD,
-    )
+    shared_prefix: int = option(planning.SHARED_PREFIX, value=0)
+    documents: str | None = option(planning.DOCUMENTS)
+    turns: str | None = option(planning.TURNS)
     think_time: str | None = option(
         "Seconds between an answer and the next turn: a number or a distribution.", group=WORKLOAD
     )

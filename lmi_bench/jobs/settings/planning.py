@@ -54,6 +54,14 @@ MACHINE_PRICE = Option(
 COMMIT_DISCOUNT = Option(
     "Discount on the on-demand price of committed machines, 0 to 1.", group=PRICES
 )
+PREFIX_HIT = Option("Share of each prompt found in the prefix cache, 0 to 1.", group=WORKLOAD)
+SHARED_PREFIX = Option("Prefix that all prompts share in tokens: simulated.", group=WORKLOAD)
+DOCUMENTS = Option("Documents COUNTxTOKENS, one in each prompt: simulated.", group=WORKLOAD)
+TURNS = Option(
+    "Turns of conversations that --rate starts; --input-tokens is what each adds: simulated.",
+    group=WORKLOAD,
+)
+TRACE = Option("Recorded traffic of Azure, Mooncake or Bailian: simulated.", group=WORKLOAD)
 SEED = Option("Random seed.", group=LOAD, rare=True)
 RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]")
 

@@ -109,30 +109,11 @@ class RecommendSettings:
     workload: Path | None = option(
         "Scenario with lengths, rate and burstiness.", metavar="S.yaml", group=WORKLOAD
     )
-    prefix_hit: float = option(
-        "Share of each prompt found in the prefix cache, 0 to 1.",
-        value=0.0,
-        group=WORKLOAD,
-        rare=True,
-    )
-    shared_prefix: int | None = option(
-        "Prefix that all prompts share in tokens; cached.", group=WORKLOAD, rare=True
-    )
-    documents: str | None = option(
-        "Documents COUNTxTOKENS, one in each prompt, such as 1000x1500; cached.",
-        group=WORKLOAD,
-        rare=True,
-    )
-    turns: str | None = option(
-        "Turns of conversations, whose history is cached; --input-tokens is what each adds.",
-        group=WORKLOAD,
-        rare=True,
-    )
-    trace: Path | None = option(
-        "Recorded traffic with its hash ids: Mooncake's or Bailian's JSON lines.",
-        group=WORKLOAD,
-        rare=True,
-    )
+    prefix_hit: float = option(planning.PREFIX_HIT, value=0.0, rare=True)
+    shared_prefix: int | None = option(planning.SHARED_PREFIX, rare=True)
+    documents: str | None = option(planning.DOCUMENTS, rare=True)
+    turns: str | None = option(planning.TURNS, rare=True)
+    trace: Path | None = option(planning.TRACE, rare=True)
     portfolio: Path | None = option(
         "Models to share machines, as [{model, rate_per_s, input_tokens, output_tokens, slo}].",
         metavar="FILE.yaml",

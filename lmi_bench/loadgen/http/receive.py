@@ -38,15 +38,12 @@ class Stream(Protocol):
     @property
     def fd(self) -> int:
         """Its descriptor; -1 when it is closed."""
-        ...
 
     def on_readable(self, bound_ns: int) -> None:
         """Read once. The bytes arrived after `bound_ns`; 0: unknown."""
-        ...
 
     def on_writable(self) -> None:
         """Send more; called once after `want_write`."""
-        ...
 
 
 class WokenStream(Stream, Protocol):
@@ -54,7 +51,6 @@ class WokenStream(Stream, Protocol):
 
     def on_woken(self, kind: int, error: int) -> None:
         """Look at what was kept; kind is one of `native_harvest`'s, `error` the errno of FAILED."""
-        ...
 
 
 class Receiver(Protocol):
@@ -62,27 +58,21 @@ class Receiver(Protocol):
 
     def add(self, stream: Stream) -> None:
         """Read this socket from now on."""
-        ...
 
     def use_native(self, library: Path) -> None:
         """Let the native receiver read for streams that are `kept`, if it can."""
-        ...
 
     def add_kept(self, stream: WokenStream) -> KeptStream | None:
         """Read this socket natively from now on; None: impossible here, `add` it."""
-        ...
 
     def remove(self, stream: Stream) -> None:
         """Stop; the socket is about to be closed."""
-        ...
 
     def want_write(self, stream: Stream, wanted: bool) -> None:
         """Call `on_writable` when the stream can write again, or stop doing so."""
-        ...
 
     def look_every(self, tick_s: float | None) -> None:
         """Look for data at least this often, so that what is read arrived within the tick."""
-        ...
 
 
 if sys.platform == "linux":

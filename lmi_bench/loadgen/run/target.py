@@ -29,7 +29,6 @@ class Target(Protocol):
         Times are on the running loop's clock. Raises TargetError if no complete answer came. A
         cancelled target may raise `loadgen.http.outcome.cancelled` with what had arrived.
         """
-        ...
 
 
 @runtime_checkable
@@ -38,7 +37,6 @@ class DecodesLater(Protocol):
 
     async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
         """Like `send`; raises TargetError for failures that show without decoding."""
-        ...
 
 
 @runtime_checkable
@@ -47,11 +45,9 @@ class LevelAware(Protocol):
 
     async def open_level(self, connections: int) -> None:
         """Open this many connections before the level's clock starts."""
-        ...
 
     def end_level(self) -> ReceiveSignals:
         """Observations since `open_level`; called when all answers are decoded."""
-        ...
 
 
 @runtime_checkable
@@ -61,7 +57,6 @@ class Connected(Protocol):
     @property
     def max_connections(self) -> int | None:
         """Maximum requests in flight; more have to wait. None: no limit."""
-        ...
 
 
 @runtime_checkable
@@ -70,7 +65,6 @@ class EngineWatched(Protocol):
 
     def engine_stats(self) -> EngineStats:
         """The engine's counts at this moment."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
