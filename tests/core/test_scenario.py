@@ -199,7 +199,6 @@ def test_connections_are_refused_in_one_sentence(given):
                 {"input_tokens": 9, "output_tokens": 1},
             ]
         },
-        {"input_tokens": 80, "turns": 3},
     ],
 )
 def test_a_shared_prefix_must_leave_a_prompt_something_of_its_own(workload):

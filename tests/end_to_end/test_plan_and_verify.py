@@ -28,7 +28,7 @@ def plan(tmp_path_factory):
 
 def test_a_plan_names_price_purchase_spares_failure_unit_and_what_would_change_it(plan):
     path, text = plan
-    assert "USD 1.515 a machine and hour (component not stated, us-east-1, 2026-08-17)" in text
+    assert "USD 1.515 a machine and hour (Hosting, us-east-1, 2026-08-17)" in text
     assert "savings-plan, 25% off" in text
     assert "more than 75% of the hours" in text
     assert "1 more add USD 1.14 per hour" in text  # 1.515 * 0.75

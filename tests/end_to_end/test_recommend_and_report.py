@@ -57,7 +57,7 @@ def test_the_catalog_is_ranked_by_cost_with_reasons_and_intervals(tmp_path):
     assert best["price_usd_per_hour"] == min(c["price_usd_per_hour"] for c in priced)
     assert content["rejected"]
     assert all(each["reason"] for each in content["rejected"])
-    assert "profile vLLM 0.12, fitted" in said.stdout
+    assert "profile vLLM 0.12 to 0.19, fitted" in said.stdout
 
 
 def test_an_slo_out_of_reach_names_the_nearest_and_exits_99(tmp_path):

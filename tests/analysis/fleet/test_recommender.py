@@ -252,13 +252,13 @@ def test_thinking_users_are_a_concurrency_of_n_r_over_r_plus_z():
 
 
 def test_eight_single_copies_are_the_best_layout_of_p4d_for_a_7b_model():
-    """Published: TP 4 beats TP 8 in one copy, and the larger g5 loses to the smaller."""
+    """Published: 256 users get more of TP 4 than of TP 8, and more of the smaller g5."""
     answer = ask(instances=(find_instance("ml.p4d.24xlarge"),), objective="throughput")
     assert (answer.recommended.tensor_parallel, answer.recommended.copies) == (1, 8)
 
     def rate(name, degree):
-        layout = Layout(find_instance(name), degree)
-        return plan_copy(layout, LLAMA, TGI_2023, open_loop=False).steady.saturated_rate_per_s
+        plan = plan_copy(Layout(find_instance(name), degree), LLAMA, TGI_2023, open_loop=False)
+        return plan.steady.rate_per_s(min(256, plan.steady.slots))
 
     assert rate("ml.p4d.24xlarge", 4) > rate("ml.p4d.24xlarge", 8)
     assert rate("ml.g5.12xlarge", 4) > rate("ml.g5.48xlarge", 8)
@@ -320,7 +320,7 @@ def test_a_machine_of_many_times_the_cost_is_left_to_the_closed_form():
 @pytest.mark.parametrize(
     ("model", "machine", "lengths", "profile", "limits"),
     [
-        ("llama-2-7b", "ml.g5.2xlarge", (256, 256), TGI_2023, ["ttft_p90<=1s"]),
+        ("llama-2-7b", "ml.g5.2xlarge", (256, 256), TGI_2023, ["ttft_p90<=2s"]),
         ("qwen3-32b", "ml.g7e.2xlarge", (1000, 300), VLLM_0_12, ["ttft_p90<=2s"]),
         ("mistral-7b-v0.3", "ml.g6e.xlarge", (500, 200), VLLM_0_12, ["itl_p90<=50ms"]),
     ],
