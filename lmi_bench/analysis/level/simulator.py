@@ -430,22 +430,17 @@ class LevelRunner:
         return self._enter(self._coming.popleft(), now_s)
 
     def _enter(self, request: SentRequest, now_s: float) -> bool:
-        """The request reaches the engine; whether that accepted it."""
         return self._add(request, self._replicas, self._router, now_s)
 
-    def _add(
-        self, request: SentRequest, pool: Sequence[Replica], router: Router, now_s: float
-    ) -> bool:
+    def _add(self, request: SentRequest, pool: list[Replica], router: Router, now_s: float) -> bool:
         """Give the request to a replica of the pool; whether that accepted it."""
         outstanding = [replica.outstanding for replica in pool]
         replica = pool[router.pick(outstanding, request.planned.prompt_token_ids)]
         try:
             replica.add(request, now_s, self._slack_s(now_s))
-        except CapacityError as exc:
-            self._fail(request, "refused", str(exc))
-            return False
-        except OverloadedError as exc:
-            self._fail(request, "overloaded", str(exc))
+        except (CapacityError, OverloadedError) as exc:
+            refused = isinstance(exc, CapacityError)
+            self._fail(request, "refused" if refused else "overloaded", str(exc))
             return False
         return True
 

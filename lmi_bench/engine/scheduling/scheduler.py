@@ -276,8 +276,9 @@ class Scheduler:
         residents = self._residents
         if not residents.running or residents.num_filling:
             return 0
-        if self._in_flight or self._drafter is not None:
-            return 0
+        windowed_cache = self.config.prefix_caching and self.config.attention_window is not None
+        if self._in_flight or self._drafter is not None or windowed_cache:
+            return 0  # blocks that a window frees on the way decide which cached ones go
         most = min(seq.num_left for seq in residents.running) - 1
         if self._next_to_admit() is not None:
             if self._may_join():

@@ -8,6 +8,7 @@ changes the answer, which is compared with generation without any blocks.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -217,6 +218,19 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
     scheduler.set_block_budget(config.num_blocks)
     assert scheduler.free_blocks == config.num_blocks
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+
+
+def test_no_step_is_skipped_where_a_window_frees_cached_blocks():
+    """Freed one by one they are the next to be evicted; freed at once after growth, others are."""
+    config = SchedulerConfig(
+        num_blocks=27, block_size=1, max_model_len=30, prefix_caching=True, attention_window=4
+    )
+    for window, skips in ((4, False), (None, True)):
+        scheduler = Scheduler(replace(config, attention_window=window))
+        scheduler.add(0, range(5), SamplingParams(max_new_tokens=22), 0.0)
+        batch = scheduler.plan(0.0)
+        scheduler.commit(batch, [StepOutput(0, (9,))], 0.0)
+        assert bool(scheduler.identical_decode_steps()) is skips
 
 
 @settings(max_examples=120, deadline=None)
