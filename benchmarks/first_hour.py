@@ -60,7 +60,7 @@ ROOT = Path(__file__).parent.parent
 COLUMNS = 80
 PORT = 18_517
 REGIMES = ("kv_memory", "compute", "bandwidth", "any")
-PROFILES = ("vllm-0.12", "vllm-0.12", "vllm-0.19", "tgi-2023")
+PROFILES = ("vllm", "vllm", "vllm-0.19", "tgi-2023")
 JUDGED_REQUESTS = 1500
 ABOVE = 1.15  # of the interval's upper end: here an SLO has to be broken
 NEAR = 0.1  # distance from a limit below which two more draws are simulated
@@ -252,7 +252,8 @@ def drawn_cell(chance: random.Random) -> Cell | None:
         return math.exp(chance.uniform(math.log(low), math.log(high)))
 
     model = chance.choice(all_model_entries()).shape.name
-    machine, name = chance.choice(all_instances()), chance.choice(PROFILES)
+    offered = [each for each in all_instances() if each.instance_type.startswith("ml.")]
+    machine, name = chance.choice(offered), chance.choice(PROFILES)
     layout = chance.choice(list(layouts_of(machine)))
     lengths = round(between(64, 4096)), round(between(16, 256))
     times = between(3, 10), between(1.2, 3), between(1, 40)
