@@ -1,7 +1,5 @@
 """Accelerators with their data sheets' figures: dense, per device, in base units."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal

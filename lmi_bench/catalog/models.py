@@ -1,7 +1,5 @@
 """Models by name: their shape and their checkpoint's dtype."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

@@ -18,8 +18,6 @@ catalog, or describes another one that is built of the catalog's accelerators:
         network_gbit_per_s: 3200      # optional; also link_gb_per_s (one way), region, date
 """
 
-from __future__ import annotations
-
 import csv
 import datetime as dt
 import re

@@ -4,8 +4,6 @@ Every row names its source. `meta-llama/Llama-2-7b-chat-hf`, `Llama 2 7B Chat` a
 one architecture: chat, instruct and quantized variants have their base model's shape.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import re

@@ -1,7 +1,5 @@
 """The table of candidates that recommend prints: prices and predictions with their intervals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Commands from settings classes: each field an option, rare ones under --help-all, old names."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

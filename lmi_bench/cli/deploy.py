@@ -1,7 +1,5 @@
 """`lmi-bench deploy`: configurations for servers that others run, written, read and checked."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

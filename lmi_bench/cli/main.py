@@ -1,7 +1,5 @@
 """The command `lmi-bench`: its commands, and how an error becomes one line and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from typing import Annotated, NoReturn

@@ -1,7 +1,5 @@
 """All that is wrong with a command line at once: missing options, unknown names, bad SLOs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

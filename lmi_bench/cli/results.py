@@ -1,7 +1,5 @@
 """The commands on results: report, compare, gate, export, import and workload from."""
 
-from __future__ import annotations
-
 import sys
 
 import typer

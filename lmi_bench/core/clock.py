@@ -6,8 +6,6 @@ arrive from a socket, a thread or a process, so a jump past a real event cannot 
 would wait for ever raises instead of hanging.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

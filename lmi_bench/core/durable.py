@@ -1,7 +1,5 @@
 """Writes files that a kill leaves whole or absent, and locks a folder for one process."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

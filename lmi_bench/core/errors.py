@@ -10,8 +10,6 @@
 The number is the exit code. A traceback is a bug in lmi-bench.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Literal, get_args

@@ -1,7 +1,5 @@
 """Results of a finished sweep: its knees (knees.json) and a search's answer (slo.json)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self

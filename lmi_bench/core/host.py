@@ -1,7 +1,5 @@
 """Facts about this machine and its software that affect a measurement."""
 
-from __future__ import annotations
-
 import gc
 import importlib.metadata
 import os

@@ -6,8 +6,6 @@ themselves. A length is rounded and limited to [1, MAX], so that the longest req
 beforehand; the default of MAX is four standard deviations above the mean.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

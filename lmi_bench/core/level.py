@@ -5,8 +5,6 @@ are None; docs/run_files.md says when. The key of a field is its name, but for `
 (`level`), `load` (`concurrency`, `rate_per_s`) and `latency` (`ttft_ms` ...: see LATENCY_KEY).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Messages of a running job; the command line shows them, a library's caller may ignore them."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

@@ -1,7 +1,5 @@
 """The load on a target, and its name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

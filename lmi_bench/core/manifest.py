@@ -1,7 +1,5 @@
 """A run's manifest.json: what was run where. A value that a run does not state is empty or None."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The cached library's name is a hash of all that went into it (source, flags, com
 so a new version is built beside the old one and never mistaken for it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -6,8 +6,6 @@ value, or is annotated `Annotated[type, OPTION]` with an `Option` that several c
 function. Nothing here knows a terminal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints

@@ -4,8 +4,6 @@ They are found by the name of a field or flag, by the shape of a value, and as t
 that the program was given. So a run's files can be attached to a bug report without a review.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One line of requests.jsonl: a request record as plain JSON values, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, overload

@@ -4,8 +4,6 @@ Goodput limits of requests are written as vLLM does: `ttft:500 tpot:15`.
 Grammar: (ttft|itl|tpot|e2e|latency_per_token)_(mean|p50|p90|p95|p99)<=NUMBER(ms|s)
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ Conversations are JSON lines, or one JSON list, of ShareGPT's `conversations` ([
 answer only the length is used: a replay continues from the answers that it gets.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping, Sequence

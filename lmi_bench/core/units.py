@@ -4,8 +4,6 @@ Inside the program: seconds, bytes, tokens per second. Shown: ms, GiB, tok/s. On
 the report convert units too.
 """
 
-from __future__ import annotations
-
 GIB = 2**30
 MIB = 2**20
 MS_PER_S = 1e3

@@ -4,8 +4,6 @@ The load generator applies them on a real clock, the simulator on its own, so bo
 requests by the same rules.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ JSON array whose closing bracket is optional, so that a killed run's trace is re
 microseconds on the engine's clock since the first event.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final, Self

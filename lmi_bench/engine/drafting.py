@@ -5,8 +5,6 @@ blocks, so it needs no block manager. It samples with the request's settings and
 is accepted if the target samples the same one. Source: Leviathan et al. 2023, arXiv:2211.17192.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """The interface of an executor, which runs the steps that the scheduler plans."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, runtime_checkable

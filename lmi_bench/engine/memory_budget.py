@@ -4,8 +4,6 @@ The system allocates a cache page on its first write, not when the cache is crea
 is the blocks ever used plus those for which memory is free now, and changes with free memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Plain values; the arithmetic is in `torch_backend/quantization`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum

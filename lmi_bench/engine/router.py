@@ -3,8 +3,6 @@
 A policy's `pick` sees each replica's number of outstanding requests, and the prompt.
 """
 
-from __future__ import annotations
-
 import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ It sleeps on the loop's clock, so a level takes its predicted time in real time 
 time. Token ids are a function of the position and never end the sequence.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from lmi_bench.core.clock import settle

@@ -4,8 +4,6 @@ The sample has two parts of the same kinds of prose, so that perplexity is not m
 calibration text.
 """
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from pathlib import Path

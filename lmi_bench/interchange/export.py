@@ -1,7 +1,5 @@
 """Writes a run for other programs: CSV or Parquet tables, one JSON file, or llm-d reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal, get_args

@@ -5,8 +5,6 @@ Units are written with each metric (ms, ms/token, tokens/s, queries/s, count). S
 The schema requires an accelerator, so the stack is described only where it is known.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

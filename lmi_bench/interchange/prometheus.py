@@ -5,8 +5,6 @@ Prometheus server also has the rate over time; a `/metrics` page has only sums s
 started.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

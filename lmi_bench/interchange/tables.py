@@ -4,8 +4,6 @@ The level table begins with the columns of the published benchmark tables, so th
 published rows can be stacked; every further column has its unit in its name.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

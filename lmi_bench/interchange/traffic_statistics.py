@@ -5,8 +5,6 @@ neither the long-long requests nor their absence. Requests are grouped by prompt
 by answer length; a group's kind has the group's mean lengths, so the means are exact.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

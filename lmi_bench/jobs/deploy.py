@@ -1,7 +1,5 @@
 """Writes and checks configurations of other servers; waits until such a server is healthy."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """What `doctor` does: examines this machine, its software and settings, without changing any."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import importlib.metadata

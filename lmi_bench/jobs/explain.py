@@ -3,8 +3,6 @@
 Memory is in GB (1e9 bytes) beside GiB, since the published examples count in GB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

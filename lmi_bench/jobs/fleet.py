@@ -1,7 +1,5 @@
 """The catalog's machines compared for one model, and a day of load on a fleet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final

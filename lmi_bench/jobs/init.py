@@ -1,7 +1,5 @@
 """What `init` does: asks for the parts of a scenario, checks each at once, writes the file."""
 
-from __future__ import annotations
-
 import os.path
 import re
 import shlex

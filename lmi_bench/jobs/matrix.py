@@ -1,7 +1,5 @@
 """A matrix of sweeps: every payload on every target, a run folder each, then one report."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Every function raises InputError that names the option which cannot be used.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

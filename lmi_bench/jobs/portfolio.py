@@ -1,7 +1,5 @@
 """A portfolio: several models of a file, packed onto shared machines."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field

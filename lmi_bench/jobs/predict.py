@@ -1,7 +1,5 @@
 """Throughput and latency of a model on a machine that is not rented yet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Runs, recommendations and traffic as reports, comparisons, verdicts, scenarios and files."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

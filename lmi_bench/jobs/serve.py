@@ -1,7 +1,5 @@
 """Runs a server from its settings until it is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Settings of LMI and TGI containers for `serve`: serving.properties, archives, variables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

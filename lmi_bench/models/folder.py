@@ -4,8 +4,6 @@ Rope scaling extends a model's context without training: a new folder has links 
 and a config.json with another rope scaling.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

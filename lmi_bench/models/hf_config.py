@@ -4,8 +4,6 @@ Sizes are required; other missing settings take transformers' default. An unsupp
 changes the arithmetic is an error, never ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final

@@ -6,8 +6,6 @@ those of the matrices: norms and biases are below 0.3 %. `config_keys.csv` has t
 figure, `families.csv` what the keys do not tell; an architecture that it lacks has a `doubt`.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Read from a model's config.json (`hf_config`) or the catalog. Parameters are cou
 the dtype is chosen when the model is served.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lmi_bench.core.errors import InputError

@@ -3,8 +3,6 @@
 `hf_config` reads it from a model's config.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Sizes of a model by the names and shapes of its tensors, where config.json does not tell them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

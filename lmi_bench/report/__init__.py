@@ -4,8 +4,6 @@
 function cannot have one name otherwise, and both are wanted.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The charts of a report as series over points, which the page and the static figures draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Compares several runs with the first, level by level: their values, and `compare`'s verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -3,8 +3,6 @@
 Numbers have four digits and levels a fixed size, so that a long run does not make a large page.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Formats numbers for display. Units are converted only here, in the console and in `units`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime

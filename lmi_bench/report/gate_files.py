@@ -1,7 +1,5 @@
 """A gate's verdict as JUnit XML and Markdown."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring

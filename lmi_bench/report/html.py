@@ -5,8 +5,6 @@ content-security policy blocks loading, and allows only the scripts written here
 a name that slips through the escaping still cannot run.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -6,8 +6,6 @@ files alone, in which a level is whole as soon as it has a line. A sweep that is
 pipe without a word: then this process writes the file in its place.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

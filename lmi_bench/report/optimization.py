@@ -1,7 +1,5 @@
 """The tables of an optimization job: what each combination of techniques costs and gives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

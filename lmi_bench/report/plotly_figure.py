@@ -5,8 +5,6 @@ A figure is {"data": [...], "layout": {...}}. Colours that follow the page's the
 escaped: plotly reads a few HTML tags in its texts.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import math

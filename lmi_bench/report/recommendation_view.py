@@ -3,8 +3,6 @@
 Known keys have a place of their own; every other key is listed under provenance.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

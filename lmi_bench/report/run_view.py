@@ -1,7 +1,5 @@
 """One run as a report shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

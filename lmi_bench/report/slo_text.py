@@ -1,7 +1,5 @@
 """SLOs on the console: goodput and each limit by level, and the result of a search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A table as plain text cells, and its fields, shared by page, Markdown and console."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

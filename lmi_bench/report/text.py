@@ -1,7 +1,5 @@
 """A run as plain text: a block to paste in an issue, lines for the console, and Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 

@@ -3,8 +3,6 @@
 The renderers (HTML, text, charts) place these and decide nothing about the content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

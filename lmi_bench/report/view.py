@@ -1,7 +1,5 @@
 """Builds the content of a report from runs and recommendations."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Credentials for an endpoint: used, but never written to a file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

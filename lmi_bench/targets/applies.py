@@ -5,8 +5,6 @@ several kinds of target: a setting without effect is noted there, or refused if 
 be those of another engine than the file describes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal

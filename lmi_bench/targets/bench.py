@@ -1,7 +1,5 @@
 """A target that is ready to be measured."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """Speculative decoding: the drafter that the settings choose, facts for the manifest, notes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Opens a server at a URL: its protocol and model are found by asking it if not stated."""
 
-from __future__ import annotations
-
 import functools
 import socket
 import urllib.parse

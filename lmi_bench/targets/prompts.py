@@ -1,7 +1,5 @@
 """A scenario's workload as a source of requests: their text, their tokenizer, their lengths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

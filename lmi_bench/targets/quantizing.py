@@ -1,7 +1,5 @@
 """Quantization: the engine's settings, facts for the manifest, notes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Opens a SageMaker endpoint; its container's settings state the protocol and the model."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Sequence

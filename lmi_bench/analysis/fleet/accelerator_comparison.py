@@ -9,8 +9,6 @@ These need only data sheets and prices. The step-time model then predicts the le
 throughput and least cost of each machine, and its best layout against one copy over all devices.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

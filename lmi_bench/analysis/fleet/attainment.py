@@ -5,8 +5,6 @@ statistic over the five minutes in which it is highest. A short simulation may k
 luck: where fifteen minutes miss them, the capacity of the copies is lowered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ serves after the start-up; one that is stopped gets no more requests and is paid
 answer. With a constant number of machines this is M/M/c behind a router.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A fleet from a layout and the capacity of one copy: machines, figures with intervals, cost."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The value of measuring a cheaper fleet is chance * saving: the probability that 
 share of the load within the SLOs, times the saved USD an hour. One measured copy decides it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

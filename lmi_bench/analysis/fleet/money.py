@@ -14,8 +14,6 @@ N0 machines carry the load by the lower end of their capacity. An availability o
 machine; `az:K` spreads K * ceil(N0 / (K - 1)) machines evenly over K zones, one of which may fail.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

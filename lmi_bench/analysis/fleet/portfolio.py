@@ -9,8 +9,6 @@ are divided into groups, each on its cheapest machine, at the least total cost:
 A device serves one model; a host with several models is assumed to be as fast as with one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measured serving configurations: the cheapest and the fastest of each model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

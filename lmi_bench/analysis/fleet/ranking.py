@@ -3,8 +3,6 @@
 A fleet without a price never wins on cost, nor one without a latency on latency.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

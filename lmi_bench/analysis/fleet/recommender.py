@@ -7,8 +7,6 @@ The number of machines keeps the load within the lower end of the capacity's int
 the upper end of their interval if possible (`sure`), else as predicted (`likely`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

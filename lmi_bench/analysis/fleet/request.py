@@ -1,7 +1,5 @@
 """A recommendation's request: workload, load, limits and objective."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args

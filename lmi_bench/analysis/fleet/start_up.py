@@ -12,8 +12,6 @@ The estimate rests on figures that AWS, Anyscale and vLLM's developers published
 so each part may be off by the factor `DOUBT`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from typing import Final

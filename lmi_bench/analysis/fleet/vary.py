@@ -5,8 +5,6 @@ cost is a staircase and the winner changes only at stairs: it is found exactly. 
 interval of the capacity whose stair it is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -4,8 +4,6 @@ A measured figure is inside or outside the predicted interval. The SLOs are judg
 level alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Checked: Little's law, a single user's idle time, throughput that falls with the
 did not deliver their load, failures, token counts that disagree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from lmi_bench.analysis.results.sweep_curve import sweep_curve

@@ -1,7 +1,5 @@
 """A level's requests as columns, so that a report of many requests looks at each of them once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain

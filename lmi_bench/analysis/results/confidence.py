@@ -5,8 +5,6 @@ calibrated; the table shows by how much. Source of the expected calibration erro
 arXiv:1706.04599.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

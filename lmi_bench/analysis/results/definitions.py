@@ -3,8 +3,6 @@
 Other tools give the same names to other formulas.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from importlib import resources

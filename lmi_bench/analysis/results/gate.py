@@ -5,8 +5,6 @@ missed. A regression is a metric that is worse by more than the allowed share an
 chance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ highest level still passes. No knee is recommended on fewer than three levels, o
 level differed by more than the bends to be seen. `knee_cause` finds what binds beyond a knee.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ refused or queued, a limit between the knee and the next level, or the part of t
 binds there. Without such a fact the cause is `unknown`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

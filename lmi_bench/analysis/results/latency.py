@@ -5,8 +5,6 @@ completed requests; failed requests are only counted, by kind. Latencies leave o
 of each user of a closed loop (`counted`). The formulas are in `definitions`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Quantiles of samples that may hold infinite values, and intervals of bootstrap draws."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -5,8 +5,6 @@ Student's t over the attempts' own values. The pooled level holds all requests, 
 the other, and its throughput is all tokens over the sum of the wall times.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

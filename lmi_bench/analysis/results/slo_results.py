@@ -6,8 +6,6 @@ count as infinitely slow (`infinite`), so that one fast success among many failu
 level. Values are milliseconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

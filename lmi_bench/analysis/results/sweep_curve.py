@@ -1,7 +1,5 @@
 """The curve of a sweep: one point a level, from its line of levels.jsonl and its records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ squared standard error of its mean, sum((y - mean)^2) / n^2 (MSER, White 1997, a
 ends). Times are seconds since the level's start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

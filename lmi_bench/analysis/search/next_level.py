@@ -7,8 +7,6 @@ that show it are measured again first: one noisy level ends nothing. If none was
 the most throughput is measured again, since two attempts show how noisy the target is.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ is weighted by how well it explains the levels. Gaussian-process regression with
 Rasmussen and Williams 2006, chapters 2 and 5.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

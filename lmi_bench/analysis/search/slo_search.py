@@ -14,8 +14,6 @@ The search is a pure function of the finished levels' lines, whose `search` hold
 (`slo_results`), so a resumed search continues unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ faster than a lower one, the two are pooled (isotonic regression, weighted by ce
 lowest load that then misses is the first breach.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The structures match those of step.cpp field by field.
 """
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import partial

@@ -3,8 +3,6 @@
 Checks whether a model is supported, and loads it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import platform
 from array import array

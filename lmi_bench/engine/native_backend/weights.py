@@ -1,7 +1,5 @@
 """Loads a checkpoint's weights in the layout of step.cpp, and checks which models it supports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

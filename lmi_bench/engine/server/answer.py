@@ -1,7 +1,5 @@
 """One request's answer as text: decodes the engine's tokens and applies stop strings."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 

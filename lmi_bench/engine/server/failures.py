@@ -11,8 +11,6 @@ the model's handler. OpenAI: vLLM's error object, whose `code` is the status. TG
 `{"error", "error_type"}`.
 """
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any, Final
 

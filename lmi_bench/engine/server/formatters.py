@@ -5,8 +5,6 @@ with `@input_formatter` and `@output_formatter` of `djl_python` take and return 
 object. The file is user code, so it runs only if the user names it.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Unlike vLLM's, the buckets are 1-2-5 steps. A request enters the histograms when it ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from aiohttp import web

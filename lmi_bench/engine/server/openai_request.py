@@ -1,7 +1,5 @@
 """Reads an OpenAI request, completion or chat, with vLLM's extra fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The OpenAI routes, compatible with vLLM: completions, chat, models, and their replies."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ A request is counted when it ends, for any reason. Times are measured in the eng
 network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

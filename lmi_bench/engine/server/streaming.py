@@ -4,8 +4,6 @@ Each of several choices is a separate engine request with its own random draws. 
 the first one computes the prompt alone and the others share its blocks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -5,8 +5,6 @@ error, which a stream sends as an event.
 Source: router/src/lib.rs and router/src/validation.rs of text-generation-inference 3.
 """
 
-from __future__ import annotations
-
 import secrets
 import sys
 from dataclasses import dataclass

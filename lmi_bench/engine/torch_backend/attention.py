@@ -10,8 +10,6 @@ row has one query, for which SDPA on a CPU is 5 to 10 times slower than plain ma
 pages are gathered into reused buffers and multiplied as one batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

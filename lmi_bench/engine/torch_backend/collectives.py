@@ -16,8 +16,6 @@ elsewhere `works_here` is false. Waiting spins first, then yields the core, then
 free cores than ranks, the rank that the others wait for must get to run.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

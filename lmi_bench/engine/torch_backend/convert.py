@@ -4,8 +4,6 @@ A .bin file is a pickle. Only this explicit conversion reads it, with torch's re
 which builds tensors and calls nothing else; the engine itself reads only safetensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

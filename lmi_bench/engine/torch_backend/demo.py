@@ -4,8 +4,6 @@ They are for measuring: speed, memory and token counts match any model of that s
 has no meaning. Weights are stored as bfloat16, 2 bytes per parameter.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

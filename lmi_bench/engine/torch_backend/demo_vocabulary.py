@@ -7,8 +7,6 @@ count can be sent to a text-only endpoint. Other text becomes `<unk>`, one per r
 per character.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import chain, islice, product
 from string import ascii_lowercase

@@ -3,8 +3,6 @@
 This module does not import torch, so the server and this process can import it in parallel.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext

@@ -5,8 +5,6 @@ head_dim). A head's page is block_size * head_dim contiguous values: a gather co
 matrix product reads it in order. Every product would copy token-major pages once more.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Self

@@ -9,8 +9,6 @@ torch.distributed sends pickled values between hosts without authentication: use
 itself, only in a trusted network.
 """
 
-from __future__ import annotations
-
 import datetime
 import hmac
 import os

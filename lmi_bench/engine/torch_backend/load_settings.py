@@ -1,7 +1,5 @@
 """Load settings of the bundled engine's executors, except the simulated one."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass
 from typing import Final

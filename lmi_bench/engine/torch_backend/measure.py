@@ -8,8 +8,6 @@ The products show whether quantized weights are faster: unpacked at every step, 
 memory and compute more.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

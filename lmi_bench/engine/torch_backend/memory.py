@@ -3,8 +3,6 @@
 All sizes are in bytes.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path

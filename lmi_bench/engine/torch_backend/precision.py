@@ -7,8 +7,6 @@ stored as float32, and only the cache stays 2 bytes wide. float16 arithmetic is 
 such weights are stored as float32.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ scaled equally (linear), low ones more than high ones (llama3, yarn), or by the 
 (dynamic).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Final

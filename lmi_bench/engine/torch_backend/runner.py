@@ -5,8 +5,6 @@ common to all, tracks sequences and samples tokens; a back end has the weights a
 own layout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol

@@ -6,8 +6,6 @@ position, so a request gives the same tokens in any batch and after a preemption
 are those of the unmodified logits.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reads a model folder: its configuration, and its tensors one at a time from safetensors files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Formulas are mapped, not names: a metric with another formula stays empty, with 
 As in our own levels, a quantile stays empty where there are too few requests for it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ llmperf's requests have no times of day; llmeter's and inference-perf's are seco
 nanoseconds with a unit at each metric.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate

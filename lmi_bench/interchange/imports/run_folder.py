@@ -1,7 +1,5 @@
 """Writes imported levels as a run folder, which every other command reads like our own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -15,8 +15,6 @@ TPOT is (E2E - TTFT) / (n - 1) of a request and ITL the gap between streamed ite
 - vllm: a rate of "inf" sent all prompts at once; some versions wrote `request_goodput:`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An optimization job: measures each variant of a recipe, writes its report and artefacts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Settings of the bundled engine's commands: serve, generate, compile, optimize, profile ..."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final

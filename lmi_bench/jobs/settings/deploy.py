@@ -1,7 +1,5 @@
 """Settings of `deploy write` and `deploy limits`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar

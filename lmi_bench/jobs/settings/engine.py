@@ -4,8 +4,6 @@ A field is named as the setting is in the scenario's `engine` section. None leav
 the scenario, and then to the engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final

@@ -1,7 +1,5 @@
 """Settings of `explain`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Settings of a sweep's workload and load."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

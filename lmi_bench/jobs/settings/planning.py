@@ -1,7 +1,5 @@
 """Options that several planning commands share, each declared once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

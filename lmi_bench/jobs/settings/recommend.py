@@ -1,7 +1,5 @@
 """Settings of `recommend`: the model, the load, the limits, the machines and their prices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final

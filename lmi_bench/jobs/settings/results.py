@@ -1,7 +1,5 @@
 """Settings of the commands on results: report, compare, gate, export, import, workload from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Settings of the commands before a first sweep: doctor, init, catalog."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

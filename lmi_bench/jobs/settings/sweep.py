@@ -1,7 +1,5 @@
 """Settings of `sweep`: the target, the limits, the run folder, the load generator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial

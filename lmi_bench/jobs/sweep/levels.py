@@ -1,7 +1,5 @@
 """Which levels a scenario runs: its list, or a rule that picks each from those before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

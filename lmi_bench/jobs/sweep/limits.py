@@ -8,8 +8,6 @@ A sweep's cost is its hours times the price of all instances, from the first lev
 and pauses.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The report while a sweep runs: a process beside it serves the page and leaves the file."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What a sweep measured and how it ended; a complete run is read back by --resume."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Watching the server during and after a sweep, and the processes that send to it."""
 
-from __future__ import annotations
-
 import time
 import urllib.parse
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ One request for two tokens shows whether a protocol is served, and by which fiel
 requested length. A request that the server would refuse every time is reported before the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ OpenAI-compatible servers, `/ping` of a SageMaker container). One request for tw
 confirms a protocol, and shows whether the server reports token counts and obeys a forced length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Single requests to an address before a measurement; their speed does not matter."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import ssl

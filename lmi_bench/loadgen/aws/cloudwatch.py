@@ -6,8 +6,6 @@ answers. Use of GPUs and cores comes as a sum over those of an instance or compo
 Source: "Monitor Amazon SageMaker AI with CloudWatch".
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Read through boto3's control plane before a sweep. Credentials that may invoke a
 be allowed to describe it; the sweep then continues without these facts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A SageMaker endpoint as a target: an HTTP endpoint with signed requests and its own frames."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

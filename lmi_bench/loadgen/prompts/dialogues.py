@@ -4,8 +4,6 @@ The number of turns, their lengths and the pauses follow from the seed and the c
 number alone; the earlier answers in a prompt are those that the target gave.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ target get the same lengths in the same order. The salt changes from run to run,
 answers prompts that it has seen before faster, from its prefix cache.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from array import array

@@ -4,8 +4,6 @@ Energy comes from the driver's own counter if the GPU has one (Volta and later),
 samples by the trapezoidal rule. It includes what other programs used on these GPUs.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ For a server on this machine (Linux). What the hypervisor took always counts; wh
 used counts only where they left no core idle, since it was then missing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ known metrics are read, because a page has thousands of lines and is read during
 Source: the Prometheus exposition format 0.0.4.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

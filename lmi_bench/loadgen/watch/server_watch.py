@@ -4,8 +4,6 @@ A separate thread scrapes, so the sending loop never waits for it. The first scr
 close together and later ones a second apart, so that short levels are covered too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import statistics

@@ -4,8 +4,6 @@ The search for a load, repeats, conversations, steady windows, the engine's slot
 server's own metrics, energy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of one run: levels, all statistics, knees, SLOs, the generator's self-check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal

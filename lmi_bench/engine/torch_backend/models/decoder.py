@@ -4,8 +4,6 @@ A family's file maps a checkpoint's tensors to parts; the DecoderSpec describes 
 biases, windows, experts).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

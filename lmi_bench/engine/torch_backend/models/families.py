@@ -9,8 +9,6 @@ arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115
 arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final

@@ -8,8 +8,6 @@ outputs and multiplying the matching columns of all its readers leaves the model
 unchanged. Outputs that pass a nonlinearity (Falcon's GELU) or that readers use in other shapes
 (values shared by query heads) are excluded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

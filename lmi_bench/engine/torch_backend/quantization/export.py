@@ -5,8 +5,6 @@ no equivalent public format, so their tensors have this program's own names: `in
 `fp8` and `scale`, `packed_3bit`, `scale` and `zeros`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ compared with the exact product of a small matrix. The measurement takes some te
 per model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ float8 products are native on GPUs that have them, else emulated: stored and rou
 GPU but multiplied in float32, which shows size and error, not speed.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial

@@ -4,8 +4,6 @@ The quantization plan is made once, then used by every rank. Matrices are rounde
 stored quantized; embeddings, head, norms and the routers of experts stay floats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

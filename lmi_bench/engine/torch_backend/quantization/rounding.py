@@ -12,8 +12,6 @@ outputs 0 2 4 6 1 3 5 7 of its run of eight. weight = (value - zero) * scale.
 Source: the `gemm` layout of mit-han-lab/llm-awq and AutoAWQ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

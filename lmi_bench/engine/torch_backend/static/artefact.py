@@ -10,8 +10,6 @@ field of the manifest's key equals this engine's; nothing in the folder is unpic
 detects a damaged or mixed-up folder, not a malicious one: use only folders from trusted sources.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
