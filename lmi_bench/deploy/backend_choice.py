@@ -25,6 +25,9 @@ TENSORRT_JIT_0_26: Final = (
 """Families that the TensorRT-LLM container compiles at start-up since version 0.26."""
 
 _TENSORRT_BEFORE: Final = ("llama", "falcon")
+_NEURON_DEGREES: Final = {True: (1, 2, 4, 8, 12, 24), False: (1, 2, 8, 32)}
+"""Degrees of the Neuron runtime, in cores: Inferentia2's and Trainium's. transformers-neuronx pads
+query heads to a multiple of the degree. Source: its developer guide and `get_qkv_padding`."""
 _ENGINES: Final = {
     "TensorRT-LLM": "tensorrt-llm",
     **{name: name.lower() for name in ("NeuronX", "DeepSpeed", "TGI")},
@@ -40,6 +43,37 @@ class BackendVerdict:
     verdict: str
     reason: str
     settings: str
+
+
+_BUNDLED: Final = {
+    "vLLM": (
+        "one scheduler for all; prefix caching and chunked prefill as its version has them",
+        "CUDA graphs (option.enforce_eager) and its kernels",
+    ),
+    "LMI-Distributed": (
+        "rolling batch, paged or contiguous cache, splits over processes with their all-reduces",
+        "collectives over NVLink",
+    ),
+    "TensorRT-LLM": (
+        "RoPE scaling, SmoothQuant, AWQ; compiled steps only with --compile or --artefact",
+        "its kernels; an engine compiled for one GPU type",
+    ),
+    "NeuronX": (
+        "n_positions; fixed shapes with padding only with --compile --compile-shapes",
+        "a Neuron device, its compiler, group_query_attention",
+    ),
+    "DeepSpeed": (
+        "SmoothQuant; rolling batches whose cache follows free memory",
+        "its kernels",
+    ),
+    "TGI": ("its variables, limits, routes and errors", "its kernels"),
+    "Hugging Face Accelerate": ("dynamic batches", "layers spread over devices (device_map)"),
+}
+
+
+def bundled_effects(backend: str) -> tuple[str, str]:
+    """What a backend's name or options do on the bundled engine, and what needs its own device."""
+    return _BUNDLED[backend]
 
 
 def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> list[BackendVerdict]:
@@ -78,9 +112,18 @@ def auto_resolves_to(instance: Instance, era: str) -> str:
 def degree_note(shape: ModelShape, instance: Instance) -> str:
     """The tensor-parallel degrees that the model's heads allow, and LMI's workers for each."""
     cores = instance.neuron_cores or instance.num_accelerators
-    degrees = possible_degrees(shape, cores)
+    degrees, pads = possible_degrees(shape, cores), ""
+    if instance.neuron_cores:
+        every = _NEURON_DEGREES[instance.accelerator.name.startswith("Inferentia")]
+        degrees = [degree for degree in every if degree <= cores]
+        padded = [degree for degree in degrees if shape.num_heads % degree]
+        if padded:
+            pads = (
+                f"; the {shape.num_heads} query heads are padded to a multiple of "
+                f"{' and '.join(map(str, padded))}"
+            )
     copies = ", ".join(f"{degree} ({cores // degree} workers)" for degree in degrees)
     return (
         f"option.tensor_parallel_degree and the workers LMI then starts on {cores} "
-        f"{'cores' if instance.neuron_cores else 'accelerators'}: {copies}; `max` is {cores}"
+        f"{'cores' if instance.neuron_cores else 'accelerators'}: {copies}; `max` is {cores}{pads}"
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import Option, Setting, all_options
+from lmi_bench.models.folder import KINDS
 
 _QUANTIZE: Final = {"awq": "awq-int4", "smoothquant": "smoothquant", "fp8": "fp8"}
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -17,6 +18,8 @@ _ON_SINCE_V1: Final = ("chunked_prefill", "prefix_caching")
 """What the vLLM of such containers does unless told otherwise."""
 _AUTO_BATCH: Final = 32  # of rolling_batch=auto, whatever the documentation says
 _ON_OFF: Final = {True: "on", False: "off"}
+_FORMATTERS: Final = {"jsonlines": True, "json": False}
+"""Whether a formatter that a file names streams; an unnamed one leaves it to the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,9 @@ class BundledSettings:
     loading_timeout_s  None: no limit
     ignored            keys without effect here
     batching           description of the chosen batching, for display
-    lmi_replies        form of the container's answers: rolling or async
+    lmi_replies        form of the container's answers: rolling, async or tgi
+    lmi_streams        whether it streams, whatever a request says; None: as the request says
+    notes              what the engine does otherwise than the file asks
     """
 
     model: str | None
@@ -37,6 +42,8 @@ class BundledSettings:
     ignored: tuple[str, ...]
     batching: str
     lmi_replies: str = "rolling"
+    lmi_streams: bool | None = None
+    notes: tuple[str, ...] = ()
 
 
 def bundled_settings(
@@ -48,25 +55,18 @@ def bundled_settings(
                no half-precision arithmetic)
     era        of the container; what it does without being asked is done here too
 
-    Raises InputError for settings that the bundled engine rejects: code from the hub, and
-    quantization that it would not apply.
+    Raises InputError for quantization and RoPE scaling that it would not apply.
     """
     values = {name: setting.value for name, setting in settings.items()}
-    if values.get("option.trust_remote_code", "false").lower() == "true":
-        raise InputError(
-            f"{_where(settings, 'option.trust_remote_code')}: the bundled engine never runs code "
-            "that comes with a model; remove the line"
-        )
-    engine: dict[str, Any] = _quantization(settings)
-    if "option.rotary_scaling_type" in values:
-        kind, factor = (values[f"option.rotary_scaling_{part}"] for part in ("type", "factor"))
-        engine["rope_scaling"] = f"{kind.lower()}:{factor}"
+    engine: dict[str, Any] = _quantization(settings) | _rope_scaling(values)
     options = all_options()
     for name, option in options.items():
         if name in values and option.engine_setting.strip("*"):
             engine[option.engine_setting] = _converted(option, values[name])
     batching, policy = _batching(values)
     engine |= policy
+    if values.get("option.rolling_batch", "").lower() == "deepspeed" and not simulated:
+        engine["follow_memory"] = True  # as DeepSpeed's own batches do
     is_async = era == _ASYNC_ERA and policy["policy"] == "rolling"
     if is_async:
         engine = dict.fromkeys(_ON_SINCE_V1, True) | engine
@@ -87,16 +87,31 @@ def bundled_settings(
         running = int(engine.get("max_rolling_batch_size") or engine.get("batch_size") or 32)
         engine["max_concurrent_requests"] = int(values["job_queue_size"]) + running
     timeout = values.get("option.model_loading_timeout")
+    streams = None
+    if policy["policy"] == "rolling" and not is_async:  # the only place of a formatter
+        streams = _FORMATTERS.get(values.get("option.output_formatter", ""))
+    as_tgi = era == "B" and values.get("option.tgi_compat", "false").lower() == "true"
+    used = {"option.output_formatter": streams is not None}
+    used["option.hf_overrides"] = "rope_scaling" in engine
+    known = {name for name, option in options.items() if option.engine_setting or used.get(name)}
     return BundledSettings(
         model=values.get("option.model_id"),
         engine=engine,
         loading_timeout_s=None if timeout is None else int(timeout),
-        ignored=tuple(
-            name for name in values if name not in options or not options[name].engine_setting
-        ),
+        ignored=tuple(name for name in values if name not in known),
         batching=batching,
-        lmi_replies="async" if is_async else "rolling",
+        lmi_replies="tgi" if as_tgi else "async" if is_async else "rolling",
+        lmi_streams=streams,
+        notes=_notes(settings),
     )
+
+
+def _notes(settings: Mapping[str, Setting]) -> tuple[str, ...]:
+    name = "option.trust_remote_code"
+    if name not in settings or settings[name].value.lower() != "true":
+        return ()
+    refusal = "a model that needs its own is refused when it is loaded"
+    return (f"{_where(settings, name)}: no code of the model is run here; {refusal}",)
 
 
 def _quantization(settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -112,6 +127,30 @@ def _quantization(settings: Mapping[str, Setting]) -> dict[str, Any]:
                 "choose with --quantize"
             )
     return {}
+
+
+def _rope_scaling(values: Mapping[str, str]) -> dict[str, Any]:
+    """The scaling that TensorRT-LLM's two options, or the others' JSON, name."""
+    if "option.rotary_scaling_type" in values:
+        kind, factor = (values[f"option.rotary_scaling_{part}"] for part in ("type", "factor"))
+        return {"rope_scaling": f"{kind.lower()}:{factor}"}
+    replaced, stated = (
+        json.loads(values.get(f"option.{name}", "null"))
+        for name in ("hf_overrides", "rope_scaling")
+    )
+    replaced = replaced if isinstance(replaced, dict) else {}
+    stated = stated or replaced.get("rope_scaling") or replaced.get("rope_parameters")
+    if not stated:
+        return {}
+    if not isinstance(stated, dict):
+        raise InputError(f"RoPE scaling {json.dumps(stated)}: expected an object in JSON")
+    named = stated.get("rope_type") or stated.get("type")
+    if named not in KINDS or "factor" not in stated:
+        raise InputError(
+            f"RoPE scaling {json.dumps(stated)}: the bundled engine has {', '.join(KINDS)}, each "
+            'with a factor, as in {"type": "linear", "factor": 2}'
+        )
+    return {"rope_scaling": f"{named}:{stated['factor']}"}
 
 
 def _batching(values: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ from lmi_bench.deploy.engine_arguments import (
 from lmi_bench.deploy.images import all_images
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
+NEWEST: Final = "0.38.0"
 _SAGEMAKER_LONGEST_S: Final = 3600
 _RENAMED: Final = {
     "option.max_rolling_batch": "option.max_rolling_batch_size",
@@ -89,6 +90,23 @@ def container_of(version: str) -> tuple[str, str]:
         at = version_key(version)
         images = [one for one in known if version_key(one.djl) <= at and era_of(one.djl) == era]
     return era, images[-1].engine_version if images else ""
+
+
+def container_for(settings: Mapping[str, str]) -> str:
+    """The newest of three versions of djl-serving in which all of these settings have an effect."""
+    rolling = settings.get("option.rolling_batch", "auto").lower()
+    async_mode = rolling in ("auto", "disable") and settings.get("batch_size", "1") == "1"
+    of_2023 = (
+        (settings.get("engine") == "MPI" and rolling != "trtllm")
+        or rolling == "lmi-dist"
+        or (async_mode and "option.output_formatter" in settings)
+    )
+    known = [all_options()[name] for name in settings if name in all_options()]
+    for era, version in (("C", NEWEST), ("B", "0.32.0")):
+        has_all = all(era in option.eras for option in known) and rolling in _ROLLING_OF_ERA[era]
+        if has_all and not (era == "C" and of_2023):
+            return version
+    return "0.26.0"
 
 
 def check_settings(

@@ -11,6 +11,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import DEFAULT_MODEL, EngineSection, parse_scenario
+from lmi_bench.deploy.option_table import untranslated_variables
 from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.chrome_trace import ChromeTrace
 from lmi_bench.engine.scheduling.stats import EngineStats
@@ -42,6 +43,20 @@ OnReady = Callable[[server.Listening, str], None]
 """Called with the address and the model's name when the server is ready."""
 
 
+_AS_TGI = "tgi"
+_REPLIES = (*LMI_REPLIES, _AS_TGI)
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """The form of the container's answers: one of `_REPLIES`, whether the LMI routes stream
+    (None: as a request says), and functions that change their bodies."""
+
+    kind: str
+    streams: bool | None
+    formatters: Formatters
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """The engine's statistics when the server ended, and notes on its prepared steps."""
@@ -57,11 +72,9 @@ def serve(
 
     None in a process that a launcher has started as a further rank.
     """
-    settings, engine = _resolved(settings, listener)
-    if settings.lmi_replies not in (None, *LMI_REPLIES):
-        raise InputError(
-            f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(LMI_REPLIES)}"
-        )
+    settings, engine, streams = _resolved(settings, listener)
+    if settings.lmi_replies not in (None, *_REPLIES):
+        raise InputError(f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(_REPLIES)}")
     check = None
     if settings.require_signature:
         check = credentials_check(
@@ -79,15 +92,19 @@ def serve(
         computed = "" if settings.instance else parts.shape.name  # a simulation has no text
         for line in (*weights_notes(computed), *parts.notes):
             listener.note(line)
-        return asyncio.run(_serve(parts, settings, check, formatters, on_ready, tracer))
+        replies = Replies(settings.lmi_replies or "rolling", streams, formatters)
+        return asyncio.run(_serve(parts, settings, check, replies, on_ready, tracer))
 
 
-def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSettings, EngineSection]:
-    """The settings completed by a container's file and the environment, and the engine's."""
+def _resolved(
+    settings: ServeSettings, listener: Listener
+) -> tuple[ServeSettings, EngineSection, bool | None]:
+    """The settings completed by a container's file and the environment, the engine's, and
+    whether the LMI routes stream (None: as a request says)."""
     stated = stated_settings(settings.model_options, settings.batching)
     options = [f"engine.{name}" for name in stated]
     model, timeout_s = settings.model, settings.model_loading_timeout
-    path, replies = settings.serving_properties, settings.lmi_replies
+    path, replies, streams = settings.serving_properties, settings.lmi_replies, None
     if path is not None or is_lmi_environment(os.environ):
         file = read_serving_file(
             path,
@@ -99,7 +116,7 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
         stated = {**file.engine, **stated}  # options override the file
         model = model or file.model
         timeout_s = timeout_s or file.loading_timeout_s
-        replies = replies or file.lmi_replies
+        replies, streams = replies or file.lmi_replies, file.lmi_streams
         beside = model_py_of(path)
         if settings.model_py is None and beside is not None:
             listener.note(f"{beside} is not run: --model-py {beside} uses its formatters")
@@ -108,12 +125,15 @@ def _resolved(settings: ServeSettings, listener: Listener) -> tuple[ServeSetting
             if setting not in stated:
                 stated[setting] = value
                 listener.note(f"{variable}={value} from the environment")
+        if replies is None and untranslated_variables(os.environ):
+            replies = _AS_TGI
+            listener.note("SageMaker's paths answer as a TGI container's: in a list")
     engine = parse_scenario({"engine": stated}, source="serve").engine
     refuse_idle("bundled" if settings.instance is None else "simulated", options, engine)
     found = replace(
         settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s, lmi_replies=replies
     )
-    return found, engine
+    return found, engine, streams
 
 
 def _load(settings: ServeSettings, engine: EngineSection, listener: Listener) -> EngineParts:
@@ -129,7 +149,7 @@ async def _serve(
     parts: EngineParts,
     settings: ServeSettings,
     check: SignatureCheck | None,
-    formatters: Formatters,
+    replies: Replies,
     on_ready: OnReady | None,
     trace: ChromeTrace | None,
 ) -> Served:
@@ -149,8 +169,10 @@ async def _serve(
             max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
             vocab_size=parts.shape.vocab_size,
             signature_check=check,
-            lmi_reply=LMI_REPLIES[settings.lmi_replies or "rolling"],
-            formatters=formatters,
+            lmi_reply=LMI_REPLIES.get(replies.kind, LMI_REPLIES["rolling"]),
+            lmi_streams=replies.streams,
+            as_tgi=replies.kind == _AS_TGI,
+            formatters=replies.formatters,
             overhead_s=parts.request_overhead_s,
             encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),
         )

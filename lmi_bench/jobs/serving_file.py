@@ -9,7 +9,7 @@ from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import PROPERTIES, unpack_properties
 from lmi_bench.deploy.bundled_engine import BundledSettings, bundled_settings
-from lmi_bench.deploy.checks import check_settings, container_of
+from lmi_bench.deploy.checks import NEWEST, check_settings, container_for, container_of
 from lmi_bench.deploy.option_table import effective_settings, untranslated_variables
 from lmi_bench.deploy.properties import parse_properties, read_properties
 from lmi_bench.models.folder import is_model_folder
@@ -54,20 +54,24 @@ def read_serving_file(
     *,
     simulated: bool,
     note: Callable[[str], None],
-    djl_version: str,
+    djl_version: str | None,
 ) -> BundledSettings:
     """The settings of `serve`; `note` is called with the origin of each value and each trap.
 
+    djl_version  None: the newest in which all that the file says has an effect
     Raises InputError for a name or a value that containers refuse, for what the bundled engine
     refuses, and if the model is neither named nor beside the file.
     """
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
     settings = effective_settings(properties, environ, source=source)
+    values = {name: setting.value for name, setting in settings.items()}
+    if djl_version is None:
+        djl_version = container_for(values)
+        if djl_version != NEWEST:
+            note(f"read as djl-serving {djl_version} does, which the file is for (--djl-version)")
     era, vllm = container_of(djl_version)
-    verdict = check_settings(
-        {name: setting.value for name, setting in settings.items()}, era=era, vllm=vllm
-    )
+    verdict = check_settings(values, era=era, vllm=vllm)
     verdict.raise_mistakes(source)
     found = bundled_settings(settings, simulated=simulated, era=era)
     profile = _profile_of(vllm) if simulated and found.lmi_replies == "async" else None
@@ -76,7 +80,10 @@ def read_serving_file(
     for name, setting in settings.items():
         if setting.origin != source:
             note(f"{name}={setting.value} from the environment ({setting.origin})")
-    note(f"batching: {found.batching}; answers of the LMI routes: {found.lmi_replies}")
+    streams = {None: "", True: ", always in lines", False: ", never streamed"}[found.lmi_streams]
+    note(f"batching: {found.batching}; answers of the LMI routes: {found.lmi_replies}{streams}")
+    for line in found.notes:
+        note(line)
     for trap in verdict.traps:
         note(f"in a container of djl-serving {djl_version}: {trap}")
     if found.ignored:

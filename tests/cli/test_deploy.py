@@ -166,7 +166,6 @@ def test_a_model_that_loads_too_long_ends_the_server_with_one_line(served_file):
     [
         ("option.model_id=s3://bucket/model/", "this command downloads nothing"),
         ("option.model_id=tiiuae/falcon-40b", "'tiiuae/falcon-40b' is neither a folder nor a demo"),
-        ("option.trust_remote_code=true", "never runs code that comes with a model"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_named(lmi_bench, tmp_path, line, message):

@@ -8,7 +8,14 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
-from lmi_bench.deploy.backend_choice import CHOSEN, OUT, auto_resolves_to, choose_backend
+from lmi_bench.deploy.backend_choice import (
+    CHOSEN,
+    OUT,
+    auto_resolves_to,
+    bundled_effects,
+    choose_backend,
+    degree_note,
+)
 from lmi_bench.deploy.bundled_engine import bundled_settings
 from lmi_bench.deploy.option_table import Setting
 from lmi_bench.deploy.server_settings import jumpstart_environment, jumpstart_provenance
@@ -51,6 +58,35 @@ def test_a_compiled_backend_names_the_gpu_it_is_compiled_for():
 
 def test_a_gpu_without_bfloat16_is_told():
     assert "has no bfloat16" in verdict("vLLM", "llama-2-7b", "ml.g4dn.12xlarge", "C").reason
+
+
+@pytest.mark.parametrize(
+    ("instance", "degrees", "padded"),
+    [
+        (
+            "ml.inf2.48xlarge",
+            "1 (24 workers), 2 (12 workers), 4 (6 workers), 8 (3 workers)",
+            "12 and 24",
+        ),
+        ("ml.trn1.32xlarge", "8 (4 workers), 32 (1 workers); `max` is 32", None),
+        ("ml.g5.48xlarge", "8 accelerators: 1 (8 workers)", None),
+    ],
+)
+def test_degrees_of_aws_silicon_are_cores_that_its_runtime_allows(instance, degrees, padded):
+    """Llama 3 8B has 32 query heads; the Neuron guide: 1, 2, 4, 8, 12 and 24 on Inferentia2, 1, 2,
+    8 and 32 on Trainium. The post served it on 24 cores."""
+    note = degree_note(find_model("llama-3-8b"), find_instance(instance))
+    assert degrees in note
+    assert (", 24 (1 workers)" in note) == (instance == "ml.inf2.48xlarge")
+    assert ("padded to a multiple of" in note) == (padded is not None)
+    assert padded is None or f"multiple of {padded}" in note
+
+
+def test_every_backend_says_what_is_real_here_and_what_needs_its_device():
+    for instance in ("ml.g5.12xlarge", "ml.inf2.48xlarge"):
+        for era in "ABC":
+            for each in choose_backend(find_model("llama-2-7b"), find_instance(instance), era):
+                assert all(bundled_effects(each.backend))
 
 
 def test_auto_is_a_named_scheduler_in_every_version():
@@ -199,7 +235,6 @@ def test_a_simulated_engine_keeps_half_precision():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"option__trust_remote_code": "true"}, "never runs code that comes with a model"),
         ({"option__quantize": "gptq"}, "file: option.quantize=gptq: the bundled engine has awq,"),
         ({"option__load_in_8bit": "true"}, "the bundled engine has awq"),
         ({"option__speculative_config": '{"a": 1}'}, "neither a model nor the method ngram"),

@@ -67,6 +67,8 @@ def build_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     signature_check: SignatureCheck | None = None,
     lmi_reply: type[RollingBatchReply] = RollingBatchReply,
+    lmi_streams: bool | None = None,
+    as_tgi: bool = False,
     formatters: Formatters = NO_FORMATTERS,
     encode_chat: ChatEncoder | None = None,
     unary_timeout_s: float = UNARY_TIMEOUT_S,
@@ -77,6 +79,8 @@ def build_app(
     vocab_size       the model's; None: the codec's
     signature_check  for requests on SageMaker's paths; None accepts unsigned requests
     lmi_reply        the reply format of a djl-serving version
+    lmi_streams      whether the LMI routes stream, whatever a body says; None: as it says
+    as_tgi           SageMaker's paths answer as a TGI container's
     encode_chat      applies the model's chat template; None: one line per message
     formatters       functions that change the bodies of the LMI routes
     unary_timeout_s  timeout of SageMaker's InvokeEndpoint
@@ -91,9 +95,15 @@ def build_app(
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     middlewares = [failure_middleware(model_name), *([delay] if overhead_s else [])]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
-    lmi, openai = LmiRoutes(state, lmi_reply, formatters), OpenAiRoutes(state, encode_chat)
-    sagemaker = SageMakerRoutes(lmi, openai, model_name, signature_check, unary_timeout_s)
-    for routes in (lmi, openai, TgiRoutes(state), sagemaker):
+    lmi, openai = (
+        LmiRoutes(state, lmi_reply, formatters, lmi_streams),
+        OpenAiRoutes(state, encode_chat),
+    )
+    tgi = TgiRoutes(state)
+    sagemaker = SageMakerRoutes(
+        lmi, openai, tgi if as_tgi else None, model_name, signature_check, unary_timeout_s
+    )
+    for routes in (lmi, openai, tgi, sagemaker):
         routes.add_to(app)
     add_metrics(app, state)
     return app

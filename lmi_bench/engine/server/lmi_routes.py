@@ -59,8 +59,13 @@ class LmiCall:
     ignored: list[str]
 
 
-def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> LmiCall:
-    """Read a decoded body. Raises InputError that names the invalid field."""
+def read_lmi_call(
+    body: Mapping[str, Any], eos_token_ids: tuple[int, ...], streams: bool | None = None
+) -> LmiCall:
+    """Read a decoded body. Raises InputError that names the invalid field.
+
+    streams  True: in lines, False: whole, whatever the body's `stream` says; None: as it says
+    """
     top = Fields(body)
     inputs = top.raw("inputs")
     if not isinstance(inputs, str) or not inputs:
@@ -71,6 +76,7 @@ def read_lmi_call(body: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Lm
         parameters.strings(name, at_most=MAX_STOP_STRINGS) for name in ("stop_sequences", "stop")
     )
     details, stream = parameters.flag("details", False), top.flag("stream", False)
+    stream = stream if streams is None else streams
     top_n_tokens = parameters.integer("top_n_tokens", 0, minimum=0)
     do_sample = parameters.flag("do_sample", None)
     if do_sample is None:  # one of these then implies sampling, as in LMI since 0.32
@@ -240,11 +246,12 @@ def _engine_details(generation: Generation) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LmiRoutes:
-    """Handlers over one served model."""
+    """Handlers over one served model. streams: as in `read_lmi_call`."""
 
     state: ServerState
     reply_type: type[RollingBatchReply] = RollingBatchReply
     formatters: Formatters = NO_FORMATTERS
+    streams: bool | None = None
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_route("GET", "/ping", self.ping)
@@ -274,7 +281,7 @@ class LmiRoutes:
         state = self.state
         body = load_json_object(await request.read())
         body = self.formatters.request(body, state.codec)
-        call = read_lmi_call(body, state.codec.eos_token_ids)
+        call = read_lmi_call(body, state.codec.eos_token_ids, self.streams)
         token_ids = await state.encode(call.inputs, call.truncate)
         answer = state.submit(
             Prompt(token_ids, call.sampling, call.stop_strings, call.keep_stop_string)

@@ -4,7 +4,8 @@
     /endpoints/{name}/invocations-response-stream  InvokeEndpointWithResponseStream
 
 Any endpoint name is accepted. The body selects the protocol, as in djl-serving's async mode:
-`prompt` an OpenAI completion, `messages` a chat, otherwise LMI. An error of the container (this
+`prompt` an OpenAI completion, `messages` a chat, otherwise LMI, or TGI (a list) if the server
+stands for a TGI container. An error of the container (this
 server's other routes) becomes ModelError, status 424, with the container's status inside.
 
 A request's AWS Signature Version 4 is verified by recomputing it, with AWS's error codes and
@@ -20,6 +21,7 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -32,11 +34,13 @@ from lmi_bench.engine.server.failures import (
     json_response,
     lmi_failure,
     openai_failure,
+    tgi_failure,
     unreadable,
 )
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.streaming import Envelope
+from lmi_bench.engine.server.tgi_routes import TgiRoutes
 from lmi_bench.wire.event_stream import CONTENT_TYPE, payload_part
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -157,18 +161,21 @@ _AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
 
 _Handler = Callable[[web.Request, Envelope], Awaitable[web.StreamResponse]]
+_FailureOf = Callable[[Exception], tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class SageMakerRoutes:
     """Handlers that pass requests on to the other routes.
 
+    tgi              answers in LMI's place; None: LMI does
     check            None accepts unsigned requests
     unary_timeout_s  timeout of InvokeEndpoint; the stream has none here
     """
 
     lmi: LmiRoutes
     openai: OpenAiRoutes
+    tgi: TgiRoutes | None
     model_name: str
     check: SignatureCheck | None = None
     unary_timeout_s: float = UNARY_TIMEOUT_S
@@ -195,7 +202,8 @@ class SageMakerRoutes:
             body = response.body
             assert isinstance(body, bytes)  # true for our own JSON responses
             headers = _stream_headers({"Content-Type": response.content_type})
-            return web.Response(body=payload_part(body), headers=headers)
+            # a newline is no part of JSON's value, and a client that reads lines waits for one
+            return web.Response(body=payload_part(body + b"\n"), headers=headers)
         return response
 
     async def _answer(self, request: web.Request, envelope: Envelope) -> web.StreamResponse:
@@ -215,24 +223,26 @@ class SageMakerRoutes:
                 )
             except SignatureError as exc:
                 return _aws_error(403, exc.code, str(exc))
-        is_openai, handler = self._route(body)
+        failure_of, handler = self._route(body)
         try:
             return await handler(request, envelope)
         except FAILURES as exc:
-            status, error = openai_failure(exc) if is_openai else lmi_failure(exc, self.model_name)
+            status, error = failure_of(exc)
             return _model_error(status, orjson.dumps(error))
 
-    def _route(self, body: bytes) -> tuple[bool, _Handler]:
-        """Whether it is an OpenAI body, and its handler."""
+    def _route(self, body: bytes) -> tuple[_FailureOf, _Handler]:
+        """The handler of a body, and the status and body of its failures."""
         try:
             keys: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
             keys = ()
         if isinstance(keys, dict) and "prompt" in keys:
-            return True, self.openai.completions
+            return openai_failure, self.openai.completions
         if isinstance(keys, dict) and "messages" in keys and "inputs" not in keys:
-            return True, self.openai.chat
-        return False, self.lmi.invocations
+            return openai_failure, self.openai.chat
+        if self.tgi is not None:
+            return tgi_failure, self.tgi.compat_generate
+        return partial(lmi_failure, model_name=self.model_name), self.lmi.invocations
 
 
 def credentials_check(access_key: str | None, secret_key: str | None) -> SignatureCheck:

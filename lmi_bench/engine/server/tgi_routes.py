@@ -23,7 +23,14 @@ from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
-from lmi_bench.engine.server.streaming import complete_all, end_all, send_stream, submit_choices
+from lmi_bench.engine.server.streaming import (
+    PLAIN,
+    Envelope,
+    complete_all,
+    end_all,
+    send_stream,
+    submit_choices,
+)
 from lmi_bench.engine.server.tgi_request import (
     MAX_BEST_OF,
     TgiBody,
@@ -187,13 +194,15 @@ class TgiRoutes:
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, read_tgi_body(await request.read()))
 
-    async def compat_generate(self, request: web.Request) -> web.StreamResponse:
+    async def compat_generate(
+        self, request: web.Request, envelope: Envelope = PLAIN
+    ) -> web.StreamResponse:
         """`/`: an array of one answer, or a stream."""
         body = read_tgi_body(await request.read())
         if body.return_full_text is None:
             body = replace(body, return_full_text=True)
         if body.stream:
-            return await self._stream(request, body)
+            return await self._stream(request, body, envelope)
         return await self._whole(body, in_array=True)
 
     async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
@@ -211,7 +220,9 @@ class TgiRoutes:
         finally:
             end_all(state, answers)
 
-    async def _stream(self, request: web.Request, body: TgiBody) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, body: TgiBody, envelope: Envelope = PLAIN
+    ) -> web.StreamResponse:
         headers = {
             "Content-Type": "text/event-stream",
             "Cache-Control": "no-cache",
@@ -223,7 +234,11 @@ class TgiRoutes:
         answers: list[Answer] = []
         try:
             return await send_stream(
-                request, self._events(body, answers), headers=headers, headers_first=True
+                request,
+                self._events(body, answers),
+                headers=headers,
+                envelope=envelope,
+                headers_first=True,
             )
         finally:
             end_all(self._state, answers)

@@ -31,8 +31,9 @@ class ServeSettings:
     host: str = option("Address to listen on.", value="127.0.0.1")
     port: int = option("Port to listen on; 0: any free port.", value=8080)
     lmi_replies: str | None = option(
-        "Response format of djl-serving: rolling (to 0.34) or async (from 0.35).",
-        default="the serving.properties' container's, else rolling",
+        "Response format: djl-serving's rolling (to 0.34) or async (from 0.35); tgi: SageMaker's "
+        "paths answer as a TGI container's.",
+        default="the serving.properties' container's, tgi with TGI's variables, else rolling",
         rare=True,
     )
     require_signature: bool = option(
@@ -42,9 +43,9 @@ class ServeSettings:
     serving_properties: Path | None = option(
         "Settings of an LMI container: a serving.properties, its folder, or a model.tar.gz."
     )
-    djl_version: str = option(
+    djl_version: str | None = option(
         "Version of djl-serving or LMI for --serving-properties, such as 0.26.0 or lmi28.",
-        value="0.38.0",
+        default="the newest in which all of the file has an effect",
     )
     model_py: Path | None = option(
         "Program to run with @input_formatter and @output_formatter of the LMI routes.", rare=True
