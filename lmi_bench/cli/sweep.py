@@ -14,13 +14,7 @@ import typer
 
 from lmi_bench.cli.command import spread_options
 from lmi_bench.cli.console import run_job, show_result, terminal
-from lmi_bench.core.errors import (
-    EXIT_BAD_INPUT,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_SLO_MISSED,
-    EXIT_TERMINATED,
-)
+from lmi_bench.core import errors
 from lmi_bench.jobs.settings.sweep import SweepSettings
 
 if TYPE_CHECKING:
@@ -40,15 +34,15 @@ def sweep(settings: SweepSettings) -> None:
         except KeyboardInterrupt:  # before the run had a folder
             if not is_terminated():
                 raise
-            raise typer.Exit(EXIT_TERMINATED) from None
+            raise typer.Exit(errors.EXIT_TERMINATED) from None
     if outcome.interrupted:
-        raise typer.Exit(EXIT_TERMINATED if is_terminated() else EXIT_INTERRUPTED)
+        raise typer.Exit(errors.EXIT_TERMINATED if is_terminated() else errors.EXIT_INTERRUPTED)
     if outcome.failed:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(errors.EXIT_FAILED)
     if outcome.slo_outcome == "missed":
-        raise typer.Exit(EXIT_SLO_MISSED)
+        raise typer.Exit(errors.EXIT_SLO_MISSED)
     if outcome.slo_outcome == "not measured":
-        raise typer.Exit(EXIT_BAD_INPUT)
+        raise typer.Exit(errors.EXIT_BAD_INPUT)
 
 
 def _sweep(settings: SweepSettings) -> SweepResult | MatrixResult:

@@ -10,15 +10,8 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.jobs import planned
 from lmi_bench.jobs.files import checked, read_yaml
-from lmi_bench.jobs.planned import (
-    model_notes,
-    named_machine,
-    planned_workload,
-    purchase_of,
-    repriced,
-    requirements_of,
-)
 from lmi_bench.jobs.recommend import with_images
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.targets.profiles import find_profile
@@ -49,17 +42,17 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     source = str(settings.portfolio)
     file = checked(_File, read_yaml(settings.portfolio), source=source, expected=expected)
     money, names = settings.money, settings.instances
-    considered = tuple(named_machine(name, money.price_list) for name in names) or None
-    requirements = requirements_of(money, settings.limits)
-    machines, _ = requirements.split_by_region(repriced(considered, money.price_list))
+    considered = tuple(planned.named_machine(name, money.price_list) for name in names) or None
+    requirements = planned.requirements_of(money, settings.limits)
+    machines, _ = requirements.split_by_region(planned.repriced(considered, money.price_list))
     members = []
     for index, each in enumerate(file.models):
         name = each.name or each.model
         listener.progress(name, index, len(file.models))
-        for text in model_notes(each.model, each.dtype):
+        for text in planned.model_notes(each.model, each.dtype):
             listener.note(text)
         request = RecommendRequest(
-            planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
+            planned.planned_workload(each.model, each.dtype, each.input_tokens, each.output_tokens),
             find_profile(settings.profile),
             load=Load(rate_per_s=each.rate_per_s),
             slos=tuple(parse_slo(text) for text in each.slo),
@@ -73,6 +66,6 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     return share_machines(
         members,
         machines,
-        purchase=purchase_of(money),
+        purchase=planned.purchase_of(money),
         availability=parse_availability(money.availability),
     )

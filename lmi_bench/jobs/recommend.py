@@ -6,17 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from lmi_bench.analysis.fit.from_run import (
-    LevelAccuracy,
-    PlacedRun,
-    calibrate_on_runs,
-    calibrated_levels,
-    has_closed_loop,
-    prior_for_run,
-    run_dtype,
-    run_lengths,
-    run_model,
-)
+from lmi_bench.analysis.fit import from_run
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
@@ -43,19 +33,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.images import machine_problem
-from lmi_bench.jobs.planned import (
-    described_workload,
-    engine_axes,
-    first_dtype,
-    model_notes,
-    named_machine,
-    planned_workload,
-    purchase_of,
-    read_workload,
-    repriced,
-    requirements_of,
-    with_prefix_hits,
-)
+from lmi_bench.jobs import planned
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.targets.profiles import SHIPPED, VLLM_PROFILES, default_note, find_profile
 
@@ -185,23 +163,23 @@ def with_images(
 def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
-    axes = engine_axes(settings.axes)
+    axes = planned.engine_axes(settings.axes)
     load = _load(settings, basis)
     return RecommendRequest(
-        workload=with_prefix_hits(basis.workload, settings, load),
+        workload=planned.with_prefix_hits(basis.workload, settings, load),
         profile=basis.profile,
         engine_version=settings.engine_version,
         load=load,
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
-        instances=repriced(basis.instances, money.price_list),
+        instances=planned.repriced(basis.instances, money.price_list),
         degrees=settings.tensor_parallel or None,
         blended_ratio=settings.blended_ratio,
         discount=settings.discount,
         seed=settings.seed,
-        purchase=purchase_of(money),
+        purchase=planned.purchase_of(money),
         availability=parse_availability(money.availability),
-        requirements=requirements_of(money, settings.limits),
+        requirements=planned.requirements_of(money, settings.limits),
         routing=cast("Routing", settings.router.replace("_", "-")),
         simulate_long=True,
         measured=basis.measured,
@@ -252,7 +230,7 @@ class Basis:
     instances: tuple[Instance, ...] | None
     workload: Workload
     model: str
-    accuracy: tuple[LevelAccuracy, ...] | None = None
+    accuracy: tuple[from_run.LevelAccuracy, ...] | None = None
     measured: tuple[MeasuredLoad, ...] = ()
     rate_per_s: float | None = None
     slos: tuple[str, ...] = ()
@@ -267,11 +245,11 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
     if settings.workload is None and not settings.describes_prompts:
         return _measured(settings, runs, listener) if runs else _from_profile(settings)
     if settings.workload is None:
-        read = described_workload(settings)
+        read = planned.described_workload(settings)
     elif settings.describes_prompts or (settings.input_tokens or settings.output_tokens):
         raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
     else:
-        read = read_workload(settings.workload)
+        read = planned.read_workload(settings.workload)
     if runs:
         base = _measured(settings, runs, listener)
     else:
@@ -313,14 +291,14 @@ def _from_profile(settings: RecommendSettings) -> Basis:
             f"{', '.join(missing)} {verb} missing: give a run folder, or --model, --input-tokens "
             "and --output-tokens"
         )
-    dtype = first_dtype(settings.axes)
-    notes = (default_note(settings.profile), *model_notes(model, dtype))
+    dtype = planned.first_dtype(settings.axes)
+    notes = (default_note(settings.profile), *planned.model_notes(model, dtype))
     if settings.kv_tokens and (len(settings.instances), len(settings.tensor_parallel)) != (1, 1):
         raise InputError("--kv-tokens is of one layout: give one --instance and one --tp")
     return Basis(
         find_profile(settings.profile, settings.kv_tokens),
         _machines(settings, default=None),
-        planned_workload(model, dtype, prompt, output),
+        planned.planned_workload(model, dtype, prompt, output),
         model,
         notes=tuple(text for text in notes if text is not None),
     )
@@ -347,18 +325,18 @@ def _measured(settings: RecommendSettings, runs: list[Run], listener: Listener) 
     placed = [
         _placed(settings, run, index, len(runs), local=local) for index, run in enumerate(runs)
     ]
-    closed = [each for each in placed if has_closed_loop(each.run)]
-    profile, accuracy = base or prior_for_run(first, ()), None
+    closed = [each for each in placed if from_run.has_closed_loop(each.run)]
+    profile, accuracy = base or from_run.prior_for_run(first, ()), None
     if closed:
-        listener.note(calibrated_levels([each.run for each in closed]))
+        listener.note(from_run.calibrated_levels([each.run for each in closed]))
         # a server's own name for its model does not imply a format
         dtype = narrow_dtype(model) if measured_model == settings.model else None
-        profile, accuracy = calibrate_on_runs(base, closed, measured_shape, dtype=dtype)
-    lengths = run_lengths(first)
+        profile, accuracy = from_run.calibrate_on_runs(base, closed, measured_shape, dtype=dtype)
+    lengths = from_run.run_lengths(first)
     of_model = None if settings.model is None else narrow_dtype(settings.model)
     workload = Workload(
         shape,
-        first_dtype(settings.axes) or of_model or run_dtype(first),
+        planned.first_dtype(settings.axes) or of_model or from_run.run_dtype(first),
         lengths[0] if settings.input_tokens is None else settings.input_tokens,
         lengths[1] if settings.output_tokens is None else settings.output_tokens,
     )
@@ -382,7 +360,7 @@ def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
     """
     known = {}
     for run in runs:
-        name = run_model(run)
+        name = from_run.run_model(run)
         try:
             known[name] = find_model(name).name
         except InputError as exc:
@@ -399,12 +377,14 @@ def _measured_model(settings: RecommendSettings, runs: list[Run]) -> str:
     return next(iter(known))
 
 
-def _loads(placed: list[PlacedRun], workload: Workload, listener: Listener) -> list[MeasuredLoad]:
+def _loads(
+    placed: list[from_run.PlacedRun], workload: Workload, listener: Listener
+) -> list[MeasuredLoad]:
     """Measured loads of the workload's weight format; other formats have other timing."""
     found = [
         load
         for each in placed
-        if run_dtype(each.run) == workload.dtype
+        if from_run.run_dtype(each.run) == workload.dtype
         for load in loads_from_run(each, workload)
     ]
     if found:
@@ -416,7 +396,7 @@ def _loads(placed: list[PlacedRun], workload: Workload, listener: Listener) -> l
 
 def _placed(
     settings: RecommendSettings, run: Run, index: int, count: int, *, local: Instance | None
-) -> PlacedRun:
+) -> from_run.PlacedRun:
     """The run with its machine: that of `--measured-on`, or as the run states."""
     given = settings.measured_on
     if len(given) not in (0, 1, count):
@@ -425,7 +405,7 @@ def _placed(
             "once for each in order"
         )
     if run.manifest.target.is_bundled and local is not None:
-        return PlacedRun(run, local)
+        return from_run.PlacedRun(run, local)
     name = given[index if len(given) > 1 else 0] if given else run.manifest.target.instance
     if name is None:
         raise InputError(
@@ -437,7 +417,7 @@ def _placed(
         raise InputError(
             f"--measured-on {name}: write INSTANCE or INSTANCE:TP, such as {machine}:4"
         )
-    return PlacedRun(run, find_instance(machine), int(degree) if degree else None)
+    return from_run.PlacedRun(run, find_instance(machine), int(degree) if degree else None)
 
 
 def _machines(
@@ -448,7 +428,7 @@ def _machines(
         return default
     local = default if default and default[0].instance_type == LOCAL_NAME else ()
     return tuple(
-        named_machine(name, settings.money.price_list)
+        planned.named_machine(name, settings.money.price_list)
         if name != LOCAL_NAME
         else next(iter(local), None) or _this_machine(settings, find_profile(settings.profile))
         for name in settings.instances

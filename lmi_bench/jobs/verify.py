@@ -10,12 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit.from_run import (
-    PlacedRun,
-    accuracy_on,
-    calibrate_on_runs,
-    cells_from_run,
-)
+from lmi_bench.analysis.fit import from_run
 from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.verification import Verified, compare_figures, contradicts
@@ -344,13 +339,13 @@ def _fitted(
     shape, best = find_model(plan.model), plan.best
     name, setting = best.instance, best.setting
     machine = probe_machine().instance() if name == LOCAL_NAME else find_instance(name)
-    placed = PlacedRun(run, machine, best.tensor_parallel)
+    placed = from_run.PlacedRun(run, machine, best.tensor_parallel)
     dtype = setting.dtype or plan.answer.question.dtype
     formats = {"dtype": dtype, "kv_dtype": setting.kv_dtype}
-    cells = cells_from_run(run, shape, machine, **formats, tensor_parallel=placed.degree)
-    fitted, after = calibrate_on_runs(profile, [placed], shape, **formats)
+    cells = from_run.cells_from_run(run, shape, machine, **formats, tensor_parallel=placed.degree)
+    fitted, after = from_run.calibrate_on_runs(profile, [placed], shape, **formats)
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
-    before = accuracy_on(profile, cells)
+    before = from_run.accuracy_on(profile, cells)
     changes = (
         Change(
             key, pair.predicted / pair.measured - 1, new.figures[key].predicted / pair.measured - 1

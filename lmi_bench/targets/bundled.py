@@ -29,24 +29,10 @@ from lmi_bench.models.folder import (
     rope_scaled_folder,
     shape_of_folder,
 )
+from lmi_bench.targets import drafting, loading, quantizing
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.back_ends import choose_back_end, step_facts, step_notes, step_settings
 from lmi_bench.targets.bench import Bench
-from lmi_bench.targets.drafting import (
-    NGRAM_DRAFT,
-    check_same_vocabulary,
-    drafter_for,
-    refuse_sagemaker_draft,
-    speculation_notes,
-)
-from lmi_bench.targets.loading import (
-    LoadPlan,
-    check_memory,
-    copies_a_device,
-    gpu_count,
-    memory_budget,
-    start_ranks_early,
-)
 from lmi_bench.targets.parts import (
     EngineParts,
     close_all,
@@ -58,12 +44,6 @@ from lmi_bench.targets.parts import (
 )
 from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
 from lmi_bench.targets.prompts import DEMO_NAMES
-from lmi_bench.targets.quantizing import (
-    quantize_facts,
-    quantize_notes,
-    quantize_settings,
-    refuse_emulated,
-)
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
@@ -75,7 +55,7 @@ def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | No
     """The bundled engine with the scenario's model, loaded and ready to be measured."""
     parts = open_torch_engine(scenario.model, scenario.engine, listener)
     try:
-        refuse_emulated(parts.quantized)
+        quantizing.refuse_emulated(parts.quantized)
     except InputError:
         asyncio.run(close_all(parts.executors))
         raise
@@ -102,20 +82,22 @@ def open_torch_engine(
     refuse_to_follow()
     wait_briefly()
     if settings.tensor_parallel not in (None, 1):
-        start_ranks_early()
+        loading.start_ranks_early()
     with installed("the bundled engine", ", or use --target sim:INSTANCE or a URL"):
         import lmi_bench.engine.torch_backend.load_settings  # noqa: F401
-    refuse_sagemaker_draft(settings.draft, ["the bundled engine, which runs on this machine"])
+    drafting.refuse_sagemaker_draft(
+        settings.draft, ["the bundled engine, which runs on this machine"]
+    )
     plan = _plan(model, settings, listener)
     load_settings = _load_settings(plan, compile_into)
     if load_settings.quantize == NOT_QUANTIZED:
-        check_memory(plan, load_settings.dtype)
+        loading.check_memory(plan, load_settings.dtype)
     executors, loaded, draft = plan.load(load_settings, listener)
     config = _config(plan, loaded, draft)
     shape = replace(loaded.model_shape, name=plan.name)
     budget = None
     if settings.follow_memory:
-        budget = memory_budget(settings, (loaded, draft), listener.note)
+        budget = loading.memory_budget(settings, (loaded, draft), listener.note)
     return EngineParts(
         executors=executors,
         config=config,
@@ -126,22 +108,22 @@ def open_torch_engine(
         back_end_note=plan.back_end.note,
         facts=_facts(plan, loaded, config),
         notes=_notes(plan, loaded, draft, config),
-        drafter=drafter_for(settings, shape, None if draft is None else draft.model_shape),
+        drafter=drafting.drafter_for(settings, shape, None if draft is None else draft.model_shape),
         first_replica=loaded,
         memory_budget=budget,
     )
 
 
-def _plan(model: str, settings: EngineSection, listener: Listener) -> LoadPlan:
+def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.LoadPlan:
     from lmi_bench.engine.torch_backend.load_settings import DEFAULT_BLOCK_SIZE
 
     folder = model_folder(model, settings.rope_scaling)
-    gpus, cores = gpu_count(settings), settings.threads or usable_cores()
+    gpus, cores = loading.gpu_count(settings), settings.threads or usable_cores()
     degree = launched_degree(settings) or degree_of(settings, cores if gpus is None else gpus)
     draft_folder = None
-    if settings.draft is not None and settings.draft != NGRAM_DRAFT:
+    if settings.draft is not None and settings.draft != drafting.NGRAM_DRAFT:
         draft_folder = model_folder(settings.draft)
-        check_same_vocabulary(folder, draft_folder)
+        drafting.check_same_vocabulary(folder, draft_folder)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     back_end = choose_back_end(
         settings,
@@ -151,12 +133,12 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> LoadPlan:
         listener=listener,
     )
     named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder_name(folder)
-    return LoadPlan(
+    return loading.LoadPlan(
         *(settings, named, folder, draft_folder, degree, cores, gpus, block_size, back_end)
     )
 
 
-def _load_settings(plan: LoadPlan, compile_into: Path | None) -> LoadSettings:
+def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSettings:
     from lmi_bench.engine.torch_backend.load_settings import (
         DEFAULT_MEMORY_SHARE,
         DEFAULT_MOST_CACHE_TOKENS,
@@ -164,7 +146,7 @@ def _load_settings(plan: LoadPlan, compile_into: Path | None) -> LoadSettings:
     )
 
     settings = plan.settings
-    sharing = copies_a_device(settings.replicas, plan.degree, plan.gpus)
+    sharing = loading.copies_a_device(settings.replicas, plan.degree, plan.gpus)
     share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / sharing
     if plan.draft_folder is not None:  # both cache the same tokens
         own, drafts = (
@@ -181,13 +163,15 @@ def _load_settings(plan: LoadPlan, compile_into: Path | None) -> LoadSettings:
         threads=max(1, plan.cores // settings.replicas),
         # a draft must sample as the model does, and every copy alike
         sampling_seed=secrets.randbits(62),
-        quantize=quantize_settings(settings),
+        quantize=quantizing.quantize_settings(settings),
         device=plan.back_end.device,
         steps=step_settings(settings, plan.back_end, out=compile_into),
     )
 
 
-def _config(plan: LoadPlan, loaded: LoadedModel, draft: LoadedModel | None) -> SchedulerConfig:
+def _config(
+    plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None
+) -> SchedulerConfig:
     """The scheduler's configuration; raises InputError for lengths beyond the model's positions."""
     longest = loaded.model_shape.max_positions
     if draft is not None:
@@ -209,8 +193,8 @@ def _config(plan: LoadPlan, loaded: LoadedModel, draft: LoadedModel | None) -> S
     return config
 
 
-def _facts(plan: LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict[str, Any]:
-    rounding = quantize_settings(plan.settings)
+def _facts(plan: loading.LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict[str, Any]:
+    rounding = quantizing.quantize_settings(plan.settings)
     return {
         "kind": "engine",
         "model": plan.name,
@@ -221,14 +205,14 @@ def _facts(plan: LoadPlan, loaded: LoadedModel, config: SchedulerConfig) -> dict
         "free_memory_bytes": loaded.free_memory_bytes,
         "kv_dtype": loaded.kv_dtype,
         "kv_cache_bytes": loaded.kv_cache_bytes,
-        **quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
+        **quantizing.quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
         **step_facts(loaded.prepared),
         **scheduler_facts(plan.settings, config),
     }
 
 
 def _notes(
-    plan: LoadPlan, loaded: LoadedModel, draft: LoadedModel | None, config: SchedulerConfig
+    plan: loading.LoadPlan, loaded: LoadedModel, draft: LoadedModel | None, config: SchedulerConfig
 ) -> tuple[str, ...]:
     settings, draft_note = plan.settings, ""
     if draft is not None:
@@ -244,17 +228,17 @@ def _notes(
         f"cache {bytes_to_gib(loaded.kv_cache_bytes):.2f} GiB in {config.num_blocks:,} "
         f"blocks of {config.block_size}, {config.cache_tokens:,} tokens"
         + (" a replica" if settings.replicas > 1 else ""),
-        *quantize_notes(loaded.quantized),
+        *quantizing.quantize_notes(loaded.quantized),
         *step_notes(settings, loaded.prepared),
         _layout_note(plan, loaded),
         draft_note,
-        *speculation_notes(settings),
+        *drafting.speculation_notes(settings),
         *idle_in_engine("bundled", settings),
     )
     return tuple(filter(None, notes))
 
 
-def _layout_note(plan: LoadPlan, loaded: LoadedModel) -> str:
+def _layout_note(plan: loading.LoadPlan, loaded: LoadedModel) -> str:
     """Number of processes and how they communicate; empty for one process."""
     copies, degree = plan.settings.replicas, plan.degree
     parts = [replica_note(plan.settings)]
@@ -291,7 +275,7 @@ def measure_layer_errors(
 
     return layer_errors(
         model_folder(model),
-        quantize_settings(settings),
+        quantizing.quantize_settings(settings),
         dtype=settings.dtype or "bfloat16",
         tell=listener.progress,
     )
@@ -306,7 +290,7 @@ def save_quantized(
     return export_quantized(
         model_folder(model),
         out,
-        quantize_settings(settings),
+        quantizing.quantize_settings(settings),
         dtype=settings.dtype or "bfloat16",
         tell=listener.progress,
     )
@@ -317,7 +301,7 @@ def time_all_reduces(
 ) -> list[float]:
     """Seconds of one all-reduce over processes of this machine, for each array size. Raises
     InputError if torch is not installed or the transport does not work on this machine."""
-    start_ranks_early()
+    loading.start_ranks_early()
     with installed("an all-reduce"):
         from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
     return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)

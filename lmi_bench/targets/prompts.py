@@ -16,12 +16,7 @@ from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.traces import RecordedConversation, read_conversations, read_trace
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.prompts.dialogues import (
-    Dialogues,
-    MadeUpDialogues,
-    RecordedDialogues,
-    num_turns,
-)
+from lmi_bench.loadgen.prompts import dialogues
 from lmi_bench.loadgen.prompts.prompts import (
     CHARACTERS_PER_TOKEN,
     DatasetPrompts,
@@ -134,7 +129,7 @@ def _dialogues(
     workload = scenario.workload
     pauses = parse_seconds(workload.think_s or "0")
     if workload.conversations is not None:
-        return RecordedDialogues(
+        return dialogues.RecordedDialogues(
             read_conversations(Path(workload.conversations)),
             pauses,
             output_tokens=workload.output_tokens,
@@ -143,10 +138,10 @@ def _dialogues(
         )
     lengths = DrawnLengths(*distributions(workload))
     first = replace(lengths, more_input=workload.shared_prefix)
-    return MadeUpDialogues(
+    return dialogues.MadeUpDialogues(
         SyntheticPrompts(first, text, shared_prefix=workload.shared_prefix, **common),
         SyntheticPrompts(lengths, text, **common),
-        num_turns(workload, scenario.seed),
+        dialogues.num_turns(workload, scenario.seed),
         pauses,
         seed=scenario.seed,
         tokenizer=tokenizer,
@@ -196,7 +191,7 @@ class PlannedPrompts:
                 seed=seed,
                 burstiness=load.burstiness,
             )
-            if isinstance(prompts, Dialogues):
+            if isinstance(prompts, dialogues.Dialogues):
                 return _turns(prompts, spec, starts_s)
             if isinstance(prompts, TracePrompts):
                 return map(partial(prompts.request, spec), count())
@@ -225,7 +220,7 @@ class _InOrder:
 
 
 def _dialogue(
-    prompts: Dialogues, spec: LevelSpec, session: int
+    prompts: dialogues.Dialogues, spec: LevelSpec, session: int
 ) -> Iterator[tuple[PlannedRequest, float]]:
     """The requests of a conversation, each with the seconds until the next one."""
     dialogue = prompts.begin(spec, session, session * _MOST_TURNS)
@@ -237,7 +232,7 @@ def _dialogue(
 
 
 def _turns(
-    prompts: Dialogues, spec: LevelSpec, starts_s: Iterator[float]
+    prompts: dialogues.Dialogues, spec: LevelSpec, starts_s: Iterator[float]
 ) -> Iterator[PlannedRequest]:
     """The requests of conversations that start at these times, in order of arrival."""
     due: list[tuple[float, int]] = []

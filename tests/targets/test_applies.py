@@ -30,6 +30,7 @@ from lmi_bench.targets.applies import (
     refuse_impossible,
     stated_names,
 )
+from lmi_bench.targets.drafting import drafter_for
 from lmi_bench.targets.open import open_bench
 from lmi_bench.targets.parts import scheduler_config
 from lmi_bench.targets.simulated import open_simulated_engine
@@ -147,7 +148,7 @@ def bundled_engine(settings):
     load = bundled._load_settings(plan, None)
     derived = SchedulerConfig(num_blocks=64, block_size=plan.block_size, max_model_len=96)
     shape = bundled.shape_of_folder(plan.folder)
-    drafter = bundled.drafter_for(settings, shape, None)
+    drafter = drafter_for(settings, shape, None)
     # the settings themselves always differ: what counts is what follows from them
     plan = replace(plan, settings=EngineSection(replicas=settings.replicas))
     router = settings.router if settings.replicas > 1 else None

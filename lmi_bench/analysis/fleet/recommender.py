@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
+from lmi_bench.analysis.fleet import operating_point, ranking
 from lmi_bench.analysis.fleet.answer import Candidate, Question, Recommendation, SloOutlook
 from lmi_bench.analysis.fleet.attainment import LongSimulation, fleet_of
 from lmi_bench.analysis.fleet.candidates import (
@@ -27,22 +28,6 @@ from lmi_bench.analysis.fleet.candidates import (
 from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_measurements
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.money import NO_REQUIREMENTS, NO_SPARES
-from lmi_bench.analysis.fleet.operating_point import (
-    CopySimulation,
-    alone_of,
-    held_slos,
-    screen_batch,
-    unloaded_ratio,
-)
-from lmi_bench.analysis.fleet.ranking import (
-    nearest_to_budget,
-    price_caveats,
-    ranked,
-    screen_order,
-    split_by_budget,
-    why_first,
-    with_winning_prices,
-)
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Rejection, split_layouts
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
@@ -101,10 +86,10 @@ def recommend(
     nearest: Candidate | None = None
     missed: str | None = None
     if met:
-        met = with_winning_prices(request, met)
-        met[0] = replace(met[0], reason=why_first(request, met))
+        met = ranking.with_winning_prices(request, met)
+        met[0] = replace(met[0], reason=ranking.why_first(request, met))
     elif in_time:
-        nearest, missed = nearest_to_budget(request, in_time), "the budget"
+        nearest, missed = ranking.nearest_to_budget(request, in_time), "the budget"
     else:
         nearest = _nearest(request, layouts)
         alone_in_time = nearest is not None and nearest.meets_slos
@@ -172,9 +157,9 @@ def _ranked(build: _Candidates, layouts: Sequence[Planned], tell: Progress) -> _
         candidates.append(build.of(fleet, simulate=index < _SIMULATED_FLEETS))
     rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
-    met, too_dear = split_by_budget(request, in_time)
+    met, too_dear = ranking.split_by_budget(request, in_time)
     rejected.extend(too_dear)
-    return _Ranked(fleets, ranked(request, met), in_time, rejected)
+    return _Ranked(fleets, ranking.ranked(request, met), in_time, rejected)
 
 
 def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
@@ -246,17 +231,17 @@ def _screened(
 ) -> CopyCapacity:
     """The capacity of one copy within the SLOs in closed form, with its uncertainty."""
     steady = plan.steady
-    held = held_slos(steady, request.slos, factors)
+    held = operating_point.held_slos(steady, request.slos, factors)
     batch = central = float(steady.slots)
     if request.slos:
-        batch = screen_batch(steady, held)
-        central = screen_batch(steady, request.slos)
+        batch = operating_point.screen_batch(steady, held)
+        central = operating_point.screen_batch(steady, request.slos)
     limited_by = steady.limiting_part(batch)
     if request.slos and batch < 0.9 * steady.slots:
         limited_by = f"SLO ({limited_by})"
     return CopyCapacity(
         plan=plan,
-        simulation=CopySimulation(plan, request.slos, request.seed),
+        simulation=operating_point.CopySimulation(plan, request.slos, request.seed),
         fit=fit,
         factors=factors,
         rate_per_s=steady.rate_per_s(batch),
@@ -307,7 +292,7 @@ def simulate_capacity(request: RecommendRequest, copy: CopyCapacity) -> CopyCapa
     """
     if not (request.open_loop and request.slos):
         return replace(copy, simulated=True)
-    held = held_slos(copy.plan.steady, request.slos, copy.factors)
+    held = operating_point.held_slos(copy.plan.steady, request.slos, copy.factors)
     rate_per_s = copy.simulation.sustained_rate(
         copy.rate_per_s, held, most_share=LATENCY_LOAD_LIMIT * copy.factors.steps
     )
@@ -333,13 +318,13 @@ def best_fleets(
             rejected.append(layout.rejected(reason))
         else:
             fleets.append(Fleet(layout, copy, machines))
-    fleets.sort(key=lambda fleet: screen_order(request, fleet))
+    fleets.sort(key=lambda fleet: ranking.screen_order(request, fleet))
     return fleets
 
 
 def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
     """The SLO that a lone request misses, or that no load keeps them all."""
-    steady = alone_of(copy.plan.steady)
+    steady = operating_point.alone_of(copy.plan.steady)
     for slo in request.slos:
         alone_ms = s_to_ms(steady.latency_s(slo.metric, slo.statistic, 1.0))
         if alone_ms > slo.limit_ms:
@@ -376,7 +361,7 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
     layout, copy = min(
         layouts,
         key=lambda pair: (
-            unloaded_ratio(pair[1].plan.steady, request.slos),
+            operating_point.unloaded_ratio(pair[1].plan.steady, request.slos),
             pair[0].instance.price_usd_per_hour or math.inf,
         ),
     )
@@ -411,7 +396,7 @@ def _question(request: RecommendRequest) -> Question:
 def _warnings(
     request: RecommendRequest, met: list[Candidate], nearest: Candidate | None
 ) -> Iterator[str]:
-    yield from price_caveats(request, met)
+    yield from ranking.price_caveats(request, met)
     if request.workload.shape.doubt:
         yield f"{request.workload.shape.doubt}; every interval is wider"
     shown = met if nearest is None else [*met, nearest]

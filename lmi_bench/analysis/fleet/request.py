@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from lmi_bench.analysis.fleet import money
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad
-from lmi_bench.analysis.fleet.money import (
-    NO_REQUIREMENTS,
-    NO_SPARES,
-    ON_DEMAND,
-    Availability,
-    Purchase,
-    Requirements,
-)
 from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -58,9 +51,9 @@ class RecommendRequest:
     blended_ratio: float = 3.0
     discount: float = 0.0
     seed: int = 0
-    purchase: Purchase = ON_DEMAND
-    availability: Availability = NO_SPARES
-    requirements: Requirements = NO_REQUIREMENTS
+    purchase: money.Purchase = money.ON_DEMAND
+    availability: money.Availability = money.NO_SPARES
+    requirements: money.Requirements = money.NO_REQUIREMENTS
     routing: Routing = "random"
     simulate_long: bool = False
     measured: tuple[MeasuredLoad, ...] = ()

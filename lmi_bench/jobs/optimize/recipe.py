@@ -9,12 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, PositiveInt, model_validator
 
-from lmi_bench.analysis.model.memory import (
-    BITS_PER_BYTE,
-    embedding_params,
-    kv_bytes_per_token,
-    weight_bytes,
-)
+from lmi_bench.analysis.model import memory
 from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -157,19 +152,19 @@ def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSect
     measure = weights of the format + draft + largest concurrency * (input + output) * KV bytes
     """
     scheme = engine.quantize
-    weights = weight_bytes(shape, _FORMATS[scheme])
+    weights = memory.weight_bytes(shape, _FORMATS[scheme])
     if scheme == "awq-int3":
-        weights -= (shape.params_total - embedding_params(shape)) // BITS_PER_BYTE
+        weights -= (shape.params_total - memory.embedding_params(shape)) // memory.BITS_PER_BYTE
     evaluate = recipe.evaluate
     tokens = max(evaluate.concurrency) * (evaluate.input_tokens + evaluate.output_tokens)
     shapes = [shape]
     if engine.draft is not None and engine.draft != "ngram":
         shapes.append(_shape(engine.draft))
-    drafts = sum(weight_bytes(each, _FLOATS) for each in shapes[1:])
-    cache = round(tokens * sum(kv_bytes_per_token(each) for each in shapes))
+    drafts = sum(memory.weight_bytes(each, _FLOATS) for each in shapes[1:])
+    cache = round(tokens * sum(memory.kv_bytes_per_token(each) for each in shapes))
     return MemoryNeed(
         name,
-        weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
+        memory.weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
         weights + drafts + cache,
         engine.tensor_parallel if isinstance(engine.tensor_parallel, int) else 1,
     )

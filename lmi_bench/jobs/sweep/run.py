@@ -29,6 +29,7 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.slo import parse_goodput
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
+from lmi_bench.jobs.sweep import watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.limits import (
     AUTO_S,
@@ -42,14 +43,6 @@ from lmi_bench.jobs.sweep.limits import (
     read_share,
 )
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
-from lmi_bench.jobs.sweep.watch import (
-    AUTO_CLIENT,
-    DEFAULT_WAIT_S,
-    Client,
-    open_pool,
-    open_server_watch,
-    read_cloudwatch,
-)
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
@@ -79,9 +72,9 @@ class SweepOptions:
     access: Access = NO_ACCESS
     budget: Budget = NO_BUDGET
     slo: SloOptions = AS_STATED
-    client: Client = AUTO_CLIENT
+    client: watch.Client = watch.AUTO_CLIENT
     trace: Path | None = None
-    cloudwatch_wait_s: float = DEFAULT_WAIT_S
+    cloudwatch_wait_s: float = watch.DEFAULT_WAIT_S
     max_time: str | None = None
     max_error_share: float | None = 0.5
     live: int | None = None
@@ -112,9 +105,9 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         slo=SloOptions(
             tuple(parse_goodput(goodput)) if goodput else (), read_failures(limits.failures)
         ),
-        client=Client(read_workers(client.workers), client.metrics_url),
+        client=watch.Client(read_workers(client.workers), client.metrics_url),
         trace=settings.run.step_trace,
-        cloudwatch_wait_s=DEFAULT_WAIT_S if wait_s is None else wait_s,
+        cloudwatch_wait_s=watch.DEFAULT_WAIT_S if wait_s is None else wait_s,
         max_time=limits.max_time,
         max_error_share=None if max_errors == "none" else read_share("--max-errors", max_errors),
         live=settings.run.live,
@@ -202,7 +195,7 @@ def _measure(
         count_instances=bench.count_instances,
         note=listener.note,
     )
-    server = open_server_watch(bench, options.client)
+    server = watch.open_server_watch(bench, options.client)
     limits = [str(limit) for limit in options.slo.limits]
     with _open_store(folder, bench, limits, listener, resume=resume) as store:
         on_folder(folder)
@@ -228,7 +221,9 @@ def _measure(
         facts = bench.knee_facts(pooled.levels)
         knees = find_knees(pooled.levels, records=pooled.records, facts=facts)
         store.write_knees(knees)
-        seen = read_cloudwatch(bench, store.levels, listener, wait_s=options.cloudwatch_wait_s)
+        seen = watch.read_cloudwatch(
+            bench, store.levels, listener, wait_s=options.cloudwatch_wait_s
+        )
         if seen:
             store.write_cloudwatch(seen)
             run = load_run(folder)
@@ -285,14 +280,14 @@ def _run_levels(
     store: RunStore,
     rule: LevelRule,
     spend: Spend,
-    client: Client,
+    client: watch.Client,
     server: ServerWatch | None,
     time_box: TimeBox,
     listener: Listener,
 ) -> None:
     scenario = bench.scenario
     prompts = bench.prompts(store.manifest.salt or "")
-    pool = open_pool(bench, prompts, client)
+    pool = watch.open_pool(bench, prompts, client)
     on_progress, on_level = _heard(listener, rule, time_box)
 
     async def send_levels(target: Target) -> None:

@@ -20,13 +20,7 @@ from lmi_bench.core.records import RequestRecord, counted
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
-from lmi_bench.loadgen.run.error_bound import (
-    gaps,
-    mean_bound,
-    supported_quantile,
-    ttft_bound,
-    unsure_shares,
-)
+from lmi_bench.loadgen.run import error_bound
 
 HEARTBEAT_S = 0.01
 MAX_DELAY_SHARE = 0.05
@@ -161,9 +155,9 @@ def _receive_facts(
     if signals.delays_s:
         facts["unstamped_share"] = signals.without_stamp / len(signals.delays_s)
     ttft_s, answered_bounds = _ttfts(records, virtual=virtual)
-    known_gaps = gaps(signals)
+    known_gaps = error_bound.gaps(signals)
     for name, bound in (
-        ("ttft", lambda q: ttft_bound(ttft_s, answered_bounds, q)),
+        ("ttft", lambda q: error_bound.ttft_bound(ttft_s, answered_bounds, q)),
         ("itl", known_gaps.bound),
     ):
         p50, p99 = bound(0.50), bound(0.99)
@@ -176,7 +170,7 @@ def _receive_facts(
                 facts["itl_p99_interval_ms"] = [s_to_ms(p99.low_s), s_to_ms(p99.high_s)]
     if signals.tokens:
         facts["merged_share"] = signals.merged / signals.tokens
-        facts["unsure_share"], facts["unsure_first_share"] = unsure_shares(signals)
+        facts["unsure_share"], facts["unsure_first_share"] = error_bound.unsure_shares(signals)
     return facts
 
 
@@ -275,11 +269,11 @@ def _ttft_doubt(records: Sequence[RequestRecord], *, virtual: bool) -> str | Non
     p99 always, by a wider limit if it is nearly their maximum.
     """
     ttft_s, bounds_s = _ttfts(records, virtual=virtual)
-    tail = supported_quantile(len(ttft_s))
-    figures = [("mean", mean_bound(ttft_s, bounds_s), MAX_BOUND_SHARE)]
+    tail = error_bound.supported_quantile(len(ttft_s))
+    figures = [("mean", error_bound.mean_bound(ttft_s, bounds_s), MAX_BOUND_SHARE)]
     for q in sorted({0.5, tail, 0.99}):
         limit = MAX_BOUND_SHARE if q <= tail else MAX_TAIL_BOUND_SHARE
-        figures.append((f"p{100 * q:.0f}", ttft_bound(ttft_s, bounds_s, q), limit))
+        figures.append((f"p{100 * q:.0f}", error_bound.ttft_bound(ttft_s, bounds_s, q), limit))
     doubts = [
         (bound.error_frac, name, bound.error_s)
         for name, bound, limit in figures

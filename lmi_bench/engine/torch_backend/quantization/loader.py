@@ -20,19 +20,8 @@ from lmi_bench.engine.torch_backend.loading import Joined, RankCheckpoint, Weigh
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.quantization import rounding
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
-from lmi_bench.engine.torch_backend.quantization.rounding import (
-    FP8,
-    GroupedWeight,
-    QuantizedWeight,
-    RowWeight,
-    fit_group_size,
-    from_awq,
-    round_fp8,
-    round_grouped,
-    round_int8,
-    unpack_3bit_from_file,
-)
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec
 
@@ -58,7 +47,7 @@ class QuantizePlan:
 def check_group_size(name: str, spec: DecoderSpec, degree: int) -> int:
     """AWQ's group size for a model over `degree` ranks; raises CapacityError if none fits."""
     sizes = _matrix_inputs(spec, degree)
-    size = fit_group_size(sizes, GROUP_SIZES)
+    size = rounding.fit_group_size(sizes, GROUP_SIZES)
     if size is None:
         raise CapacityError(
             f"{name} over {degree} device(s) has matrices of {', '.join(map(str, sizes))} inputs: "
@@ -200,36 +189,38 @@ class QuantizingLoader(WeightLoader):
 
     def _stored(
         self, parts: list[tuple[str, int]], columns: int, joined: Joined
-    ) -> QuantizedWeight:
+    ) -> rounding.QuantizedWeight:
         """Stored quantized matrices, joined into one."""
         weights = [self._stored_one(name, rows, columns) for name, rows in parts]
         head: Any = weights[0]
         names = ["values", "scale"]
-        if isinstance(head, GroupedWeight):
+        if isinstance(head, rounding.GroupedWeight):
             names.append("zeros")
         whole = {name: joined([getattr(weight, name) for weight in weights]) for name in names}
-        joined_weight: QuantizedWeight = replace(head, **whole)
+        joined_weight: rounding.QuantizedWeight = replace(head, **whole)
         return joined_weight
 
-    def _stored_one(self, name: str, rows: int, columns: int) -> QuantizedWeight:
+    def _stored_one(self, name: str, rows: int, columns: int) -> rounding.QuantizedWeight:
         take = self._take
         groups = columns // (self.plan.group_size or columns)
         match self.plan.settings.scheme:
             case Scheme.INT8 | Scheme.SMOOTHQUANT:
                 values = take(f"{name}.int8", rows, columns)
-                return RowWeight(values, take(f"{name}.scale", rows).float())
+                return rounding.RowWeight(values, take(f"{name}.scale", rows).float())
             case Scheme.FP8:
-                values = take(f"{name}.fp8", rows, columns).view(FP8)
-                return RowWeight(values, take(f"{name}.scale", rows).float())
+                values = take(f"{name}.fp8", rows, columns).view(rounding.FP8)
+                return rounding.RowWeight(values, take(f"{name}.scale", rows).float())
             case Scheme.AWQ_INT3:
                 packed = take(f"{name}.packed_3bit", rows, columns * 3 // 8)
                 scale, zeros = (take(f"{name}.{kind}", rows, groups) for kind in ("scale", "zeros"))
-                return GroupedWeight(unpack_3bit_from_file(packed), scale.float(), zeros, bits=3)
+                return rounding.GroupedWeight(
+                    rounding.unpack_3bit_from_file(packed), scale.float(), zeros, bits=3
+                )
         if rows % 8:
             raise InputError(
                 f"{name}: AWQ packs outputs in eights, and this device gets {rows}: lower --tp"
             )
-        return from_awq(
+        return rounding.from_awq(
             take(f"{name}.qweight", columns, rows // 8),
             take(f"{name}.qzeros", groups, rows // 8),
             take(f"{name}.scales", groups, rows),
@@ -261,17 +252,19 @@ def is_quantized_name(name: str, spec: DecoderSpec) -> bool:
     return not (spec.experts and name.endswith(".gate"))
 
 
-def round_weight(weight: Tensor, settings: QuantizeSettings, group_size: int) -> QuantizedWeight:
+def round_weight(
+    weight: Tensor, settings: QuantizeSettings, group_size: int
+) -> rounding.QuantizedWeight:
     """Round a float32 weight with the settings' scheme."""
     match settings.scheme:
         case Scheme.INT8:
-            return round_int8(weight)
+            return rounding.round_int8(weight)
         case Scheme.SMOOTHQUANT:
-            return round_int8(weight, per_channel=settings.per_channel)
+            return rounding.round_int8(weight, per_channel=settings.per_channel)
         case Scheme.AWQ_INT4 | Scheme.AWQ_INT3:
-            return round_grouped(weight, settings.scheme.bits, group_size)
+            return rounding.round_grouped(weight, settings.scheme.bits, group_size)
         case Scheme.FP8:
-            return round_fp8(weight)
+            return rounding.round_fp8(weight)
     raise ValueError(f"{settings.scheme} quantizes nothing")
 
 
