@@ -80,11 +80,8 @@ def is_same_model(name: str, known: Sequence[str]) -> bool:
     >>> is_same_model("llama-3.3-70b", ["llama-3.1-70b", "meta-llama/Llama-3.1-70B"])
     False
     """
-    words, variants = (
-        [w for w in _words(name) if not _VARIANT_WORD.fullmatch(w)],
-        variant_words(name),
-    )
-    return not variants - variant_words(known[-1]) and any(
+    words = model_words(name)
+    return variant_words(name) <= variant_words(known[-1]) and any(
         model_key(each) == model_key(name) or _words(each)[: len(words)] == words for each in known
     )
 

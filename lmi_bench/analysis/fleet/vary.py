@@ -49,9 +49,6 @@ class LoadInterval:
     least_usd_per_hour: float
     most_usd_per_hour: float
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Variation:
@@ -62,7 +59,7 @@ class Variation:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "intervals": [interval.to_json() for interval in self.intervals],
+            "intervals": [asdict(interval) for interval in self.intervals],
             "crossovers_per_s": [figure.to_json() for figure in self.crossovers],
         }
 

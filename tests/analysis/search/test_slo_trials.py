@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.results.slo_results import UNKNOWN_NOISE, judge_level, log_noise
-from lmi_bench.analysis.search.slo_trials import Trial, bracket, by_load, isotonic, trial
+from lmi_bench.analysis.search.slo_trials import Trial, bracket, by_load, trial
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Judgement, Level
 from lmi_bench.core.load import Load
@@ -113,8 +113,10 @@ def test_a_sure_miss_beside_a_jump_is_no_vague_level():
     assert sure.noise == pytest.approx(math.log(7.5) / 2.33)
 
 
-def test_isotonic_pools_what_falls():
-    """3, 1 become their mean 2; weights count."""
-    assert isotonic(np.array([0.0, 3.0, 1.0, 5.0]), np.ones(4)).tolist() == [0, 2, 2, 5]
-    weighted = isotonic(np.array([3.0, 0.0]), np.array([1.0, 2.0]))
-    assert weighted.tolist() == [1, 1]
+def test_levels_that_get_faster_are_pooled_with_their_neighbours():
+    """Logarithms of 1.2 and 0.8 have a mean below 0, of 1.3 and 0.8 above; a surer one counts."""
+    first, faster, last = tried(4, 0.5), tried(12, 0.8), tried(16, 1.5)
+    assert loads(bracket([first, tried(8, 1.2), faster, last])) == (12, 16)
+    assert loads(bracket([first, tried(8, 1.3), faster, last])) == (4, 8)
+    surer = tried(12, 0.8, noise=0.02)
+    assert loads(bracket([first, tried(8, 1.3), surer, last])) == (12, 16)
