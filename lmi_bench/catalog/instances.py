@@ -108,6 +108,7 @@ def joined(instance: Instance, hosts: int) -> Instance:
     if hosts == 1:
         return instance
     ec2, price = instance.ec2_price_usd_per_hour, instance.price_usd_per_hour
+    between = instance.price_range_usd_per_hour
     return replace(
         instance,
         instance_type=f"{hosts} x {instance.instance_type}",
@@ -115,6 +116,7 @@ def joined(instance: Instance, hosts: int) -> Instance:
         vcpus=hosts * instance.vcpus,
         host_memory_bytes=hosts * instance.host_memory_bytes,
         price_usd_per_hour=None if price is None else hosts * price,
+        price_range_usd_per_hour=between and (hosts * between[0], hosts * between[1]),
         rates_usd_per_hour=tuple(
             (kind, hosts * rate) for kind, rate in instance.rates_usd_per_hour
         ),
@@ -209,5 +211,12 @@ def endpoint_quota(instance_type: str, machines: int) -> str:
 
 
 def find_instance(name: str) -> Instance:
-    """Find an instance type, with or without `ml.`; raises InputError with the nearest names."""
+    """Find an instance type, with or without `ml.`; raises InputError with the nearest names.
+
+    >>> find_instance("2 x ml.p5.48xlarge").num_accelerators  # as `joined` names them
+    16
+    """
+    hosts, sign, one = name.partition(" x ")
+    if sign and hosts.isdigit() and int(hosts) > 1:
+        return joined(_INDEX.find(one), int(hosts))
     return _INDEX.find(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -315,7 +316,7 @@ def _next_lines(answer: Recommendation) -> Iterator[str]:
         )
         yield f"    lmi-bench sweep URL {_lengths(answer)} --concurrency {loads} --out RUN"
         place = best.instance + (f":{best.tensor_parallel}" if best.tensor_parallel > 1 else "")
-        yield f"    lmi-bench recommend RUN --measured-on {place}"
+        yield f"    lmi-bench recommend RUN --measured-on {shlex.quote(place)}"
     elif answer.recommended is not None:
         yield "  next: replay the load on the fleet before buying"
         yield "    lmi-bench verify REC.json --target URL"

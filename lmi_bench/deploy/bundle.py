@@ -233,13 +233,18 @@ def _started(
     stem = re.sub(r"[^a-zA-Z0-9]+", "-", plan.setup.shape.name)[:_NAME_STEM].strip("-")
     name = endpoint.name or "-".join(filter(None, (stem, date)))
     one_container = server.kind == "lmi" and plan.fills_the_machine and not endpoint.components
-    workers, downloads = (plan.copies, 1) if one_container else (1, plan.copies)
+    workers, downloads = (plan.copies, 1) if one_container else (1, plan.copies * plan.hosts)
     start_up = plan.start_up(workers=workers, downloads=downloads)
     likely_s = start_up.weights_s + start_up.compile_s
     limit_s = max(_SHORTEST_WAIT_S, 60 * math.ceil(DOUBT * likely_s / 60))
     warnings: tuple[str, ...] = ()
     if server.is_kubernetes:
         return replace(endpoint, name=name, startup_s=endpoint.startup_s or limit_s), ()
+    if endpoint.startup_s is not None and endpoint.startup_s > LONGEST_WAIT_S:
+        raise InputError(
+            f"container_startup_health_check_timeout of {endpoint.startup_s} s: SageMaker accepts "
+            f"60 to {LONGEST_WAIT_S} s; a model that loads longer needs faster storage"
+        )
     if endpoint.startup_s is None and limit_s > LONGEST_WAIT_S:
         warnings = (
             f"loading may take {likely_s / DOUBT:,.0f} to {likely_s * DOUBT:,.0f} s, and SageMaker "

@@ -1,6 +1,7 @@
 """Builds the Kubernetes files of a plan: Deployment and Service, KEDA's scaling, KServe's service.
 
-One pod is one copy. KEDA and KServe are files of their own, since a cluster may lack their kinds.
+One pod is one copy; a copy that spans hosts is a group of pods, a LeaderWorkerSet, whose leader
+serves. KEDA and KServe are files of their own, since a cluster may lack their kinds.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import yaml
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.sagemaker import PlainDumper
@@ -30,6 +32,14 @@ _WAITING: Final = {
     "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
 }
 """Gauges of requests in a replica and in its queue."""
+_LEADER: Final = "$(LWS_LEADER_ADDRESS)"  # this and the others are set in each pod of a group
+_OF_A_GROUP: Final = ("--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank", "$(LWS_WORKER_INDEX)")
+_JOIN: Final = {
+    "vllm": (*_OF_A_GROUP, "--master-addr", _LEADER, "--distributed-executor-backend", "mp"),
+    "sglang": (*_OF_A_GROUP, "--dist-init-addr", f"{_LEADER}:20000"),
+}
+_FOLLOW: Final = {"vllm": ("--headless",), "sglang": ()}
+_GROUP_KIND: Final = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +77,21 @@ def kubernetes_files(
     prometheus       address that has the server's metrics
     """
     copies = plan.instances * plan.copies
-    files = {"kubernetes.yaml": _documents(_deployment(plan, pod, name, startup_s), _service(name))}
+    make = _deployment if plan.hosts == 1 else _group
+    files = {"kubernetes.yaml": _documents(make(plan, pod, name, startup_s), _service(plan, name))}
     if most_machines is not None:
         scaled = _scaled(name, pod, copies, most_machines * plan.copies, target_per_copy)
         scaled["spec"]["triggers"][0]["metadata"]["serverAddress"] = prometheus
+        if plan.hosts > 1:
+            scaled["spec"]["scaleTargetRef"] |= _GROUP_KIND
         files["keda.yaml"] = _documents(scaled)
-    if pod.server == "vllm" and not plan.weights.location.startswith("/"):
+    if pod.server == "vllm" and plan.hosts == 1 and not plan.weights.location.startswith("/"):
         files["kserve.yaml"] = _documents(_kserve(plan, pod, name, copies))
     return files
 
 
 def _deployment(plan: DeploymentPlan, pod: PodImage, name: str, startup_s: int) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/name": name}
-    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_S}
-    container = _container(plan, pod) | {
-        "command": [*pod.command],
-        "args": [*pod.arguments, "--host", "0.0.0.0", "--port", str(_PORT)],  # noqa: S104 - a pod's
-        "ports": [{"name": "http", "containerPort": _PORT}],
-        "startupProbe": health | {"failureThreshold": math.ceil(startup_s / _PROBE_S)},
-        "readinessProbe": health | {"timeoutSeconds": 5},
-        "livenessProbe": health | {"timeoutSeconds": 10, "failureThreshold": 6},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - in the pod
-    }
-    shm = {"medium": "Memory", "sizeLimit": f"{_SHM_GIB_PER_DEVICE * plan.setup.tensor_parallel}Gi"}
+    labels = _labels(name)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -100,32 +102,83 @@ def _deployment(plan: DeploymentPlan, pod: PodImage, name: str, startup_s: int) 
             # spare accelerators for a surge are rare
             "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             "progressDeadlineSeconds": startup_s + _COOL_DOWN_S,
-            "template": {
-                "metadata": {
-                    "labels": labels,
-                    "annotations": {
-                        "prometheus.io/scrape": "true",
-                        "prometheus.io/port": str(_PORT),
-                        "prometheus.io/path": "/metrics",
-                    },
-                },
-                "spec": {
-                    "nodeSelector": _node(plan),
-                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-                    "terminationGracePeriodSeconds": _DRAIN_S,
-                    "containers": [container],
-                    "volumes": [{"name": "shm", "emptyDir": shm}],
-                },
+            "template": _serving_pod(plan, pod, name, startup_s),
+        },
+    }
+
+
+def _group(plan: DeploymentPlan, pod: PodImage, name: str, startup_s: int) -> dict[str, Any]:
+    """A LeaderWorkerSet: a pod on each host of a copy, all restarted when one is."""
+    if pod.server == "vllm" and plan.engine.dp_attention:
+        raise InputError(
+            f"DP attention over {plan.hosts} hosts: vLLM takes a rank offset for each host, which "
+            "a manifest cannot compute; use --server sglang, or recommend without --dp-attention"
+        )
+    joins = replace(pod, arguments=[*pod.arguments, *_JOIN[pod.server]])
+    follows = {"command": [*pod.command], "args": [*joins.arguments, *_FOLLOW[pod.server]]}
+    return _GROUP_KIND | {
+        "metadata": {"name": name, "labels": _labels(name)},
+        "spec": {
+            "replicas": plan.instances * plan.copies,
+            "rolloutStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdateConfiguration": {"maxSurge": 0, "maxUnavailable": 1},
+            },
+            "leaderWorkerTemplate": {
+                "size": plan.hosts,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": _serving_pod(plan, joins, name, startup_s),
+                "workerTemplate": _pod(plan, name, _container(plan, pod) | follows),
             },
         },
     }
 
 
+def _serving_pod(plan: DeploymentPlan, pod: PodImage, name: str, startup_s: int) -> dict[str, Any]:
+    """The pod that answers requests, with its probes."""
+    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_S}
+    container = _container(plan, pod) | {
+        "command": [*pod.command],
+        "args": [*pod.arguments, "--host", "0.0.0.0", "--port", str(_PORT)],  # noqa: S104 - a pod's
+        "ports": [{"name": "http", "containerPort": _PORT}],
+        "startupProbe": health | {"failureThreshold": math.ceil(startup_s / _PROBE_S)},
+        "readinessProbe": health | {"timeoutSeconds": 5},
+        "livenessProbe": health | {"timeoutSeconds": 10, "failureThreshold": 6},
+    }
+    made = _pod(plan, name, container)
+    made["metadata"]["annotations"] = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(_PORT),
+        "prometheus.io/path": "/metrics",
+    }
+    return made
+
+
+def _pod(plan: DeploymentPlan, name: str, container: dict[str, Any]) -> dict[str, Any]:
+    devices = plan.setup.devices // plan.hosts
+    shm = {"medium": "Memory", "sizeLimit": f"{_SHM_GIB_PER_DEVICE * devices}Gi"}
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - in the pod
+    return {
+        "metadata": {"labels": _labels(name)},
+        "spec": {
+            "nodeSelector": _node(plan),
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "terminationGracePeriodSeconds": _DRAIN_S,
+            "containers": [container | {"volumeMounts": mounts}],
+            "volumes": [{"name": "shm", "emptyDir": shm}],
+        },
+    }
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": name}
+
+
 def _container(plan: DeploymentPlan, pod: PodImage) -> dict[str, Any]:
-    """Image, variables and resources; the host's memory and cores are shared by its copies."""
-    instance, degree = plan.setup.instance, plan.setup.tensor_parallel
-    share = _HOST_SHARE * degree / instance.num_accelerators
-    devices: dict[str, Any] = {"nvidia.com/gpu": degree}
+    """Image, variables and resources of a pod; the copies on a host share its memory and cores."""
+    instance, count = plan.setup.instance, plan.setup.devices // plan.hosts
+    share = _HOST_SHARE * count / instance.num_accelerators  # of all hosts together
+    devices: dict[str, Any] = {"nvidia.com/gpu": count}
     requests: dict[str, Any] = {
         **devices,
         "cpu": max(1, math.floor(instance.vcpus * share)),
@@ -148,19 +201,19 @@ def _container(plan: DeploymentPlan, pod: PodImage) -> dict[str, Any]:
 
 
 def _node(plan: DeploymentPlan) -> dict[str, str]:
-    return {
-        "node.kubernetes.io/instance-type": plan.setup.instance.instance_type.removeprefix("ml.")
-    }
+    machine = plan.setup.instance.instance_type.rpartition(" x ")[2]
+    return {"node.kubernetes.io/instance-type": machine.removeprefix("ml.")}
 
 
-def _service(name: str) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/name": name}
+def _service(plan: DeploymentPlan, name: str) -> dict[str, Any]:
+    labels = _labels(name)
+    leader = {} if plan.hosts == 1 else {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "selector": labels,
+            "selector": labels | leader,
             "ports": [{"name": "http", "port": _PORT, "targetPort": "http"}],
         },
     }

@@ -12,7 +12,7 @@ from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype, planned_dtyp
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_bytes, weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.analysis.model.setup import ACCEPTANCE, OWN_LAYER, Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.tables import is_same_model
@@ -25,6 +25,7 @@ from lmi_bench.models.shape import possible_degrees, tensor_parallel_problem
 
 NGRAM: Final = "ngram"
 _DRAFT_TOKENS: Final = 5
+_OWN_DRAFT_TOKENS: Final = 1  # the published heads draft one token
 _CONTEXT, _TYPICAL_TOKENS = 32_768, 2_048
 _FULL_BITS: Final = 16
 _AWQ_SINCE: Final = 7.5  # compute capability; vLLM's AWQ configuration
@@ -53,7 +54,7 @@ class DeploymentPlan:
     setup         one copy: model, machine, tensor-parallel degree, number format
     basis         origin of the layout and its limits, for the files' comments
     engine        further engine settings; None keeps the server's default
-    draft         `ngram`, or the location of a draft model inside the container
+    draft         `ngram`, `mtp` (the model's own layer), or where the container finds a draft model
     draft_tokens  draft tokens per step
     concurrency   requests in a copy at the capacity within the SLOs; None: not planned
     warnings      for the user, about this plan
@@ -83,7 +84,12 @@ class DeploymentPlan:
                 f"the weights {self.weights.location} need compute capability {_AWQ_SINCE:g}, "
                 f"{instance.accelerator.name} has {capability:g}: take a GPTQ checkpoint"
             )
-        degree *= self.engine.pipeline or 1
+        degree = self.setup.devices
+        if degree % self.hosts:
+            raise CapacityError(
+                f"{degree} accelerators of a copy do not divide over {self.hosts} hosts: change "
+                "--tp or --pp"
+            )
         if self.copies * degree > instance.num_accelerators:
             raise CapacityError(
                 f"{self.copies} copies of TP {degree} need {self.copies * degree} accelerators; "
@@ -91,9 +97,14 @@ class DeploymentPlan:
             )
 
     @property
+    def hosts(self) -> int:
+        """Machines that one copy spans; `setup.instance` has the devices of all."""
+        return self.setup.parallelism.hosts
+
+    @property
     def fills_the_machine(self) -> bool:
         """True if no further copy fits on the accelerators."""
-        return self.copies == self.setup.instance.num_accelerators // self.setup.tensor_parallel
+        return self.copies == self.setup.instance.num_accelerators // self.setup.devices
 
     @property
     def has_one_byte_cache(self) -> bool:
@@ -154,14 +165,14 @@ def plan_from_recommendation(
     best, question = answer.recommended, answer.question
     assert best is not None
     engine = best.setting
-    _check_can_be_written(engine)
     dtype = planned_dtype(model, stated.dtype or engine.dtype or question.dtype)
     degree = stated.tensor_parallel or best.tensor_parallel
     instance = find_instance(best.instance)
-    copies = best.copies if degree == best.tensor_parallel else instance.num_accelerators // degree
     draft, speculation = _drafting(stated, engine)
     split = engine.parallelism(instance, degree)
     setup = Setup(find_model(model), instance, degree, dtype, engine.kv_dtype, speculation, split)
+    is_planned = degree == best.tensor_parallel
+    copies = best.copies if is_planned else instance.num_accelerators // setup.devices
     batch = best.memory.mean_batch_per_copy
     lengths = Lengths(
         question.input_tokens,
@@ -201,16 +212,9 @@ def _drafting(stated: Stated, engine: EngineSetting) -> tuple[str | None, Specul
         return draft, _speculation(draft)
     if planned is None:
         return None, None
+    if planned.own:
+        return OWN_LAYER, planned
     return NGRAM if planned.draft is None else _hub_id(planned.draft.name), planned
-
-
-def _check_can_be_written(engine: EngineSetting) -> None:
-    """Raises InputError for a setting that no file states."""
-    if engine.hosts or (engine.speculation is not None and engine.speculation.own):
-        raise InputError(
-            f"{engine.describe()} cannot be written as files yet: recommend with --hosts 1 and "
-            "without --draft mtp, or set it at the server by hand"
-        )
 
 
 def _concurrency(answer: Recommendation) -> float:
@@ -311,11 +315,13 @@ def _as_stated(stated: Stated, basis: str) -> str:
 
 
 def _draft(stated: str | None) -> str | None:
-    return stated if stated in (None, NGRAM) else _hub_id(str(stated))
+    return stated if stated in (None, NGRAM, OWN_LAYER) else _hub_id(str(stated))
 
 
 def _speculation(draft: str | None) -> Speculation | None:
     """A draft model of the catalog, for its memory; None for another, whose size is unknown."""
+    if draft == OWN_LAYER:
+        return Speculation(_OWN_DRAFT_TOKENS, ACCEPTANCE, own=True)
     try:
         return None if draft in (None, NGRAM) else Speculation(_DRAFT_TOKENS, 0, find_model(draft))
     except InputError:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from lmi_bench.analysis.model.setup import OWN_LAYER
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model_entry
 from lmi_bench.core.errors import CapacityError, InputError
@@ -221,9 +222,10 @@ def sglang_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -
         options["speculative-algorithm"] = "NGRAM"
         options["speculative-num-draft-tokens"] = plan.draft_tokens
     elif draft is not None:
+        is_own = draft == OWN_LAYER
         options |= {
-            "speculative-algorithm": "STANDALONE",
-            "speculative-draft-model-path": draft,
+            "speculative-algorithm": "NEXTN" if is_own else "STANDALONE",
+            "speculative-draft-model-path": None if is_own else draft,
             "speculative-num-steps": plan.draft_tokens,
             "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": plan.draft_tokens + 1,
@@ -321,6 +323,8 @@ def _speculative_config(plan: DeploymentPlan) -> str | None:
     tokens = {"num_speculative_tokens": plan.draft_tokens}
     if plan.draft == NGRAM:
         return json.dumps({"method": "ngram", **tokens, "prompt_lookup_max": _LONGEST_NGRAM})
+    if plan.draft == OWN_LAYER:
+        return json.dumps({"method": OWN_LAYER, **tokens})
     return json.dumps({"model": plan.draft, **tokens})
 
 

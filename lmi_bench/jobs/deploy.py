@@ -238,8 +238,8 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
     instance = find_instance(machine)
     if not (server.is_kubernetes or instance.instance_type.startswith("ml.")):
         raise InputError(
-            f"{machine} is no machine of SageMaker: take one that begins with ml., or "
-            "--platform kubernetes"
+            f"SageMaker puts a copy on one machine whose name begins with ml., not on {machine}: "
+            "take such a one, or --platform kubernetes"
         )
     _, image = choose_image(server, instance)
     profile = profile_of(image, server.kind)

@@ -256,7 +256,9 @@ def test_a_request_that_the_service_would_refuse_is_found_here(change, message):
 
 def test_a_start_longer_than_sagemaker_waits_is_refused():
     with pytest.raises(InputError, match="of 7200 s: SageMaker accepts 60 to 3600 s"):
-        EndpointSettings("test", ROLE, startup_s=7200)
+        build_bundle(plan(), Server("lmi"), EndpointSettings("test", ROLE, startup_s=7200))
+    with pytest.raises(InputError, match="--startup-timeout 30: give at least 60 s"):
+        EndpointSettings("test", ROLE, startup_s=30)
 
 
 def test_scaling_holds_the_concurrency_of_what_is_scaled():

@@ -45,7 +45,7 @@ KEYS = {
 """Prefix of a server's variables, then its share of the memory, its context, its degree."""
 REASONS = (
     r"does not fit|does not run on|overflows in|has no bfloat16|TGI serves|(int4|the) weights|"
-    r"weights need|is no machine of SageMaker"
+    r"weights need|SageMaker puts a copy on one machine"
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import shlex
 from dataclasses import replace
@@ -12,11 +13,18 @@ import jsonschema
 import pytest
 import yaml
 
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
+from lmi_bench.analysis.model.engine_setting import EngineSetting
+from lmi_bench.analysis.model.parallelism import Parallelism
+from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.engine_arguments import engine_arguments
-from lmi_bench.deploy.plan import plan_from_layout
+from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 
@@ -85,6 +93,84 @@ def test_the_files_are_valid_and_hold_the_planned_layout(model, instance, more):
     known = engine_arguments(more.get("server", "vllm"), bundle.image.rpartition(":v")[2])
     flags = {word[2:].replace("-", "_") for word in container["args"] if word.startswith("--")}
     assert flags - {"host", "port"} <= set(known)
+
+
+@pytest.mark.parametrize(
+    ("server", "own", "headless"),
+    [("vllm", "--master-addr", True), ("sglang", "--dist-init-addr", False)],
+)
+def test_a_copy_over_two_hosts_is_a_group_of_pods_whose_leader_serves(server, own, headless):
+    """DeepSeek-V3 on 2 x 8 H100: each pod has a host's 8 devices and its own rank."""
+    plan, bundle, found = spanning(server)
+    group = found["LeaderWorkerSet"]["spec"]
+    parts = group["leaderWorkerTemplate"]
+    assert (group["replicas"], parts["size"]) == (plan.instances, 2)
+    pods = [parts[name]["spec"] for name in ("leaderTemplate", "workerTemplate")]
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+        assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+        words = container["args"]
+        given = dict(itertools.pairwise(words))
+        assert (given["--nnodes"], given["--node-rank"]) == (
+            "$(LWS_GROUP_SIZE)",
+            "$(LWS_WORKER_INDEX)",
+        )
+        assert given[own].startswith("$(LWS_LEADER_ADDRESS)")
+        assert "16" in (given.get("--tensor-parallel-size"), given.get("--tp-size"))
+        memory = int(container["resources"]["requests"]["memory"].removesuffix("Gi"))
+        assert memory * 2**30 <= find_instance("ml.p5.48xlarge").host_memory_bytes * 0.9
+    leader, worker = (pod["containers"][0] for pod in pods)
+    assert ("--headless" in worker["args"]) == headless
+    assert "--headless" not in leader["args"]
+    assert "--port" not in worker["args"]
+    assert "startupProbe" in leader
+    assert "startupProbe" not in worker
+    selector = found["Service"]["spec"]["selector"]
+    assert selector.pop("leaderworkerset.sigs.k8s.io/worker-index") == "0"
+    assert selector.items() <= parts["leaderTemplate"]["metadata"]["labels"].items()
+    scaled = found["ScaledObject"]["spec"]["scaleTargetRef"]
+    assert (scaled["kind"], scaled["apiVersion"]) == (
+        "LeaderWorkerSet",
+        found["LeaderWorkerSet"]["apiVersion"],
+    )
+    known = engine_arguments(server, bundle.image.rpartition(":v")[2])
+    flags = {word[2:].replace("-", "_") for word in leader["args"] if word.startswith("--")}
+    assert flags - {"host", "port"} <= set(known)
+    assert "Deployment" not in found
+    assert "LLMInferenceService" not in found
+
+
+def spanning(server, **split):
+    """DeepSeek-V3 planned for two hosts a copy, as files."""
+    request = RecommendRequest(
+        Workload(find_model("deepseek-v3"), "float8", 1000, 300),
+        VLLM_0_12,
+        instances=(find_instance("ml.p5.48xlarge"),),
+        settings=(EngineSetting(hosts=2, **split),),
+        degrees=(16,),
+    )
+    plan = plan_from_recommendation(recommend(request), "deepseek-v3", VLLM_0_12)
+    settings = EndpointSettings("chat", max_instances=5)
+    bundle = build_bundle(plan, Server(server, "kubernetes"), settings)
+    return plan, bundle, objects(bundle)
+
+
+def test_attention_by_ranks_over_hosts_is_written_for_sglang_only():
+    split = {"expert_parallel": True, "dp_attention": True}
+    assert spanning("sglang", **split)[2]["LeaderWorkerSet"]
+    with pytest.raises(InputError, match="use --server sglang"):
+        spanning("vllm", **split)
+
+
+def test_stages_of_a_pipeline_share_a_pod():
+    """TP 2 in two stages: four devices in the pod, not two."""
+    plan = plan_from_layout("qwen3-8b", "ml.g6e.12xlarge", VLLM_0_12, Stated(tensor_parallel=2))
+    setup = replace(plan.setup, parallelism=Parallelism(pipeline=2))
+    staged = replace(plan, setup=setup, copies=1, engine=EngineSetting(pipeline=2))
+    bundle = build_bundle(staged, Server("vllm", "kubernetes"), EndpointSettings("chat"))
+    pod = objects(bundle)["Deployment"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 4}
 
 
 def test_kserve_gets_the_arguments_of_the_deployment():

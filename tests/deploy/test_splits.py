@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,6 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
-from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.plan import plan_from_recommendation
 from lmi_bench.deploy.server_settings import (
     sglang_arguments,
@@ -66,10 +66,12 @@ def test_other_servers_say_that_they_cannot(answer):
     assert unsupported_settings(made, "vllm") == []
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [EngineSetting(hosts=2), EngineSetting(speculation=Speculation(3, 0.7, own=True))],
-)
-def test_what_no_file_expresses_is_refused(answer, setting):
-    with pytest.raises(InputError, match="cannot be written as files"):
-        plan_of(answer, setting)
+def test_the_model_s_own_layer_drafts_in_each_server_s_words(answer):
+    made = plan_of(answer, EngineSetting(speculation=Speculation(3, 0.7, own=True)))
+    config = json.loads(vllm_arguments(made)["speculative-config"])
+    assert config == {"method": "mtp", "num_speculative_tokens": 3}
+    words = sglang_arguments(made)
+    assert words["speculative-algorithm"] == "NEXTN"
+    assert "speculative-draft-model-path" not in words
+    assert (words["speculative-num-steps"], words["speculative-num-draft-tokens"]) == ("3", "4")
+    assert unsupported_settings(made, "tgi") == ["draft mtp"]

@@ -1,11 +1,14 @@
-"""Writes kubernetes.json.gz: the schemas of the four kinds that deploy/kubernetes.py writes.
+"""Writes kubernetes.json.gz: the schemas of the five kinds that deploy/kubernetes.py writes.
 
-    python make.py DEFINITIONS.json KEDA_CRD.yaml KSERVE_CRD.yaml
+    python make.py DEFINITIONS.json KEDA_CRD.yaml KSERVE_CRD.yaml LWS_CRD.yaml
+    python make.py kubernetes.json.gz LWS_CRD.yaml      replaces or adds one kind
 
 DEFINITIONS: _definitions.json of v1.37.0-local-strict in kubernetes-validate 1.37.0 (PyPI), from
 Kubernetes' OpenAPI document; the CRDs: keda.sh_scaledobjects.yaml of kedacore/keda at 8b4f083 and
-config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml of kserve/kserve at aaac4e2. All
-are under Apache-2.0. As kubeconform -strict does, fields that a schema does not name are refused.
+config/crd/full/llmisvc/serving.kserve.io_llminferenceservices.yaml of kserve/kserve at aaac4e2, and
+config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml of kubernetes-sigs/lws at 060ab4d.
+All are under Apache-2.0. As kubeconform -strict does, fields that a schema does not name are
+refused. A LeaderWorkerSet's pod templates are held against Kubernetes' own schema of a pod.
 """
 
 import gzip
@@ -19,6 +22,7 @@ KINDS = {
     "Deployment": "io.k8s.api.apps.v1.Deployment",
     "Service": "io.k8s.api.core.v1.Service",
 }
+POD_TEMPLATE = "#/$defs/io.k8s.api.core.v1.PodTemplateSpec"
 NEEDLESS = ("description", "x-kubernetes-group-version-kind", "x-kubernetes-validations", "format")
 
 
@@ -53,18 +57,23 @@ def used(definitions, name, found):
 
 
 def main(definitions, *crds):
-    definitions = json.loads(Path(definitions).read_text())
-    definitions = definitions["$defs"]
     found, kinds = {}, {}
-    for kind, name in KINDS.items():
-        used(definitions, name, found)
-        kinds[kind] = {"$ref": f"#/$defs/{name}"}
+    if definitions.endswith(".gz"):
+        found, kinds = json.loads(gzip.decompress(Path(definitions).read_bytes())).values()
+    else:
+        definitions = json.loads(Path(definitions).read_text())["$defs"]
+        for kind, name in KINDS.items():
+            used(definitions, name, found)
+            kinds[kind] = {"$ref": f"#/$defs/{name}"}
     for path in crds:
         spec = yaml.safe_load(Path(path).read_text())["spec"]
         version = next(each for each in reversed(spec["versions"]) if each["served"])
         schema = strict(version["schema"]["openAPIV3Schema"])
         schema["properties"]["apiVersion"] = {"enum": [f"{spec['group']}/{version['name']}"]}
         schema["properties"]["metadata"] = {"type": "object"}
+        if spec["names"]["kind"] == "LeaderWorkerSet":
+            parts = schema["properties"]["spec"]["properties"]["leaderWorkerTemplate"]["properties"]
+            parts |= {key: {"$ref": POD_TEMPLATE} for key in ("leaderTemplate", "workerTemplate")}
         kinds[spec["names"]["kind"]] = schema
     content = json.dumps({"$defs": found, "kinds": kinds}, separators=(",", ":"))
     out = Path(__file__).with_name("kubernetes.json.gz")
