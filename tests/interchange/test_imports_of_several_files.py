@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+import botocore.session
 import pytest
+from botocore.validate import ParamValidator
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
@@ -211,3 +213,31 @@ def test_the_history_of_a_search_is_no_result(tmp_path):
     folder = write(tmp_path, {"search_history.json": content})
     with pytest.raises(InputError, match=r"profile_export_aiperf\.json of each iteration"):
         read_results(folder / "search_history.json")
+
+
+def test_a_recommendation_job_of_sagemaker_names_the_benchmark_jobs_that_measured_it(tmp_path):
+    """Its description has no requests; the sample is one that botocore's service model allows."""
+    arn = "arn:aws:sagemaker:us-east-1:111122223333:ai-benchmark-job/chat-layout-1"
+    performance = [{"Metric": "ttft", "Stat": "p50", "Value": "212.4", "Unit": "ms"}]
+    deployment = {"InstanceType": "ml.g6e.xlarge", "InstanceCount": 1, "CopyCountPerInstance": 1}
+    recommendation = {
+        "DeploymentConfiguration": deployment,
+        "AIBenchmarkJobArn": arn,
+        "ExpectedPerformance": performance,
+    }
+    content = {
+        "AIRecommendationJobName": "chat-recommendation",
+        "AIRecommendationJobStatus": "Completed",
+        "Recommendations": [recommendation],
+    }
+    service = botocore.session.get_session().get_service_model("sagemaker")
+    shape = service.operation_model("DescribeAIRecommendationJob").output_shape
+    known = {key: shape.members[key] for key in content}
+    for key, member in known.items():
+        assert not ParamValidator().validate(content[key], member).has_errors()
+    folder = write(tmp_path, {"job.json": content})
+    with pytest.raises(InputError, match=r"ml.g6e.xlarge by chat-layout-1\): import the output"):
+        read_results(folder / "job.json")
+    folder = write(tmp_path, {"job.json": {**content, "Recommendations": 3}})
+    with pytest.raises(InputError, match="another form than documented"):
+        read_results(folder / "job.json")

@@ -96,9 +96,25 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
             return _checked(path, partial(_read_each, read, objects, load))
     if tools.is_search_history(first):
         raise InputError(f"{path}: {tools.SEARCH_HISTORY_HELP}")
+    if "AIRecommendationJobName" in first:
+        raise InputError(f"{path}: {_checked(path, partial(_measured_by, first))}")
     raise InputError(
         f"{path}: no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
         f"known are {', '.join(TOOLS)}"
+    )
+
+
+def _measured_by(job: Object) -> str:
+    """Where the measurements of a SageMaker recommendation job are: it only names them."""
+    found = [
+        f"{each['DeploymentConfiguration']['InstanceType']} by {name.rpartition('/')[2]}"
+        for each in job.get("Recommendations", ())
+        if (name := each.get("AIBenchmarkJobArn"))
+    ]
+    state, jobs = job["AIRecommendationJobStatus"], ", ".join(found) or "none yet"
+    return (
+        f"the description of a recommendation job ({state}); each layout was measured by a "
+        f"benchmark job ({jobs}): import the output.tar.gz of that job"
     )
 
 
