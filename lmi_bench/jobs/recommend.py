@@ -132,7 +132,13 @@ def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> Othe
     ranked = list(dict.fromkeys(each.instance for each in answer.candidates))[:_SAME_MACHINES]
     machines = tuple(one for one in request.instances or () if one.instance_type in ranked)
     profile = SHIPPED[name]
-    asked = replace(request, profile=profile, instances=machines, simulate_long=False)
+    asked = replace(
+        request,
+        profile=profile,
+        instances=machines,
+        simulate_long=False,
+        simulated_copies=_SAME_MACHINES,
+    )
     try:
         found = rank(asked, intervals=False).recommended
     except InputError:  # it does not load the model

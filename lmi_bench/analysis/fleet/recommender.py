@@ -41,7 +41,6 @@ Progress = Callable[[str, float], None]
 Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
 """Layouts with the capacity of a copy, and those that are out with the reason."""
 
-_SIMULATED_COPIES = 8
 _SIMULATED_FLEETS = 12
 _FAR = 2.0  # times the cost of the cheapest that was simulated
 _MOST_ROUNDS = 4
@@ -280,7 +279,7 @@ def best_copies(
     chosen: dict[EngineKey, CopyCapacity] = {}
     for layout, copy, _ in best_fleets(request, layouts, []):
         chosen.setdefault(layout.engine_key, copy)
-        if len(chosen) == _SIMULATED_COPIES:
+        if len(chosen) == request.simulated_copies:
             break
     return chosen
 
