@@ -36,8 +36,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 quickstart: $(VENV)/.engine
 	$(BIN)/lmi-bench sweep scenarios/quickstart.yaml --out $(QUICKSTART)/sweep --resume
 	$(BIN)/lmi-bench recommend $(QUICKSTART)/sweep --json $(QUICKSTART)/local.json
-	$(BIN)/lmi-bench recommend --model llama-2-7b --input-tokens 256 --output-tokens 256 \
-		--rate 2 --slo "latency_per_token_p90<=60ms" --json $(QUICKSTART)/gpu.json
+	@echo
+	$(BIN)/lmi-bench recommend --model qwen3-8b --input-tokens 256 --output-tokens 256 \
+		--rate 2 --slo "latency_per_token_p90<=60ms" --json $(QUICKSTART)/gpu.json | sed '/^$$/,$$d'
+	@echo
 	$(BIN)/lmi-bench report $(QUICKSTART)/sweep --recommendation $(QUICKSTART)/local.json \
 		--recommendation $(QUICKSTART)/gpu.json -o $(QUICKSTART)/report.html
 
