@@ -1,7 +1,9 @@
 """Writes files that a kill leaves whole or absent, and locks a folder for one process."""
 
+import errno
 import json
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ def lock_folder(path: Path) -> int | None:
         import fcntl
     except ImportError:  # a platform without flock: only the folder's creation guards it
         return None
-    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = _open_plain(path / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
@@ -26,8 +28,9 @@ def lock_folder(path: Path) -> int | None:
         raise InputError(
             f"another sweep (process {holder}) is writing {path}: wait for it, or use another --out"
         ) from exc
-    os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
+    with suppress(OSError):  # a full disk: the lock holds without the name of its process
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
     return fd
 
 
@@ -41,10 +44,20 @@ def read_text(path: Path) -> str:
 
 def append_and_sync(path: Path, data: bytes) -> None:
     """Append and wait until the bytes are on the disk."""
-    with path.open("ab") as file:
+    with open(path, "ab", opener=_open_plain) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _open_plain(path: str | Path, flags: int) -> int:
+    """Open a run's own file; raises InputError for a symbolic link, which would lead elsewhere."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:
+            raise
+        raise InputError(f"{path} is a symbolic link: a run folder has plain files only") from exc
 
 
 def write_whole(path: Path, content: Any) -> None:
@@ -63,7 +76,7 @@ def write_whole(path: Path, content: Any) -> None:
 def drop_torn_tail(path: Path) -> None:
     """Cut off an incomplete last line, which a kill during a write leaves behind."""
     path.touch()
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=_open_plain) as file:
         size = place = file.seek(0, os.SEEK_END)
         whole = 0
         while place > 0 and not whole:
@@ -80,19 +93,24 @@ def drop_torn_tail(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file at once, making its folder; a failure leaves the old one unchanged.
 
+    A device or a pipe is written to as it is, a link leads to the file that is written.
+
     Raises InputError if the path cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text.encode())
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path.resolve(), text.encode())
     except OSError as exc:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
 
 
 def _replace(path: Path, data: bytes) -> None:
-    unfinished = path.with_name(path.name + ".new")
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

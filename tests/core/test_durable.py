@@ -1,0 +1,67 @@
+"""Files that are written at once: what is no regular file is left as it is."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from lmi_bench.core.durable import append_and_sync, drop_torn_tail, lock_folder, write_text
+from lmi_bench.core.errors import InputError
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    """As /dev/null and /dev/stdout are: a rename would put a file in their place."""
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_text(pipe, "page")
+    reader.join(10)
+    assert read == ["page"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_link_stays_a_link_and_its_file_is_written(tmp_path):
+    kept, link = tmp_path / "kept.html", tmp_path / "latest.html"
+    kept.write_text("old")
+    link.symlink_to(kept)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert kept.read_text() == "new"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["kept.html", "latest.html"]
+
+
+def test_new_files_have_the_users_mask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "page.html", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o640
+
+
+def test_a_folder_in_the_way_is_refused_in_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"cannot write .*: Is a directory"):
+        write_text(tmp_path, "x")
+
+
+@pytest.mark.parametrize("write", [lambda path: append_and_sync(path, b"x"), drop_torn_tail])
+def test_run_files_follow_no_links(tmp_path, write):
+    outside, inside = tmp_path / "outside", tmp_path / "requests.jsonl"
+    outside.write_text("kept")
+    inside.symlink_to(outside)
+    with pytest.raises(InputError, match="is a symbolic link"):
+        write(inside)
+    assert outside.read_text() == "kept"
+
+
+def test_a_lock_follows_no_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").symlink_to(outside)
+    with pytest.raises(InputError, match="is a symbolic link"):
+        lock_folder(folder)
+    assert outside.read_text() == "kept"
