@@ -5,8 +5,6 @@ A framing (`Splitter`) turns bytes into whole payloads, however the reads were c
 the receive time first and decode later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

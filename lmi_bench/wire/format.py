@@ -1,7 +1,5 @@
 """The supported protocols by name."""
 
-from __future__ import annotations
-
 from lmi_bench.core.errors import InputError
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
 from lmi_bench.wire.lmi import LmiFormat

@@ -6,8 +6,6 @@ without its closing blank line at the end of the stream is returned, not dropped
 omit that line; the parser rejects it if its object is incomplete.
 """
 
-from __future__ import annotations
-
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.units import MIB
 from lmi_bench.wire.event import Splitter

@@ -1,7 +1,5 @@
 """What protocols with JSON payloads share: malformed payloads, failed requests, their category."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any

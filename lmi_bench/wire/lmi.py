@@ -12,8 +12,6 @@ a token. Era C's streamed `generated_tokens` is one too high, and one of its lin
 tokens but name only the first.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import orjson

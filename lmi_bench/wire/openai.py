@@ -5,8 +5,6 @@ incomplete characters leave some chunks empty, and a chat's first chunk (`role` 
 events with text or ids are counted, and the total comes from the usage chunk without choices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -6,8 +6,6 @@ in OriginalStatusCode: 429 and 503 are the container's own, 0 is an invocation t
 by SageMaker itself is status 400. Source of the errors: botocore's sagemaker-runtime model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ requests a slot (router/src/server.rs of TGI 3). No parameter ignores the end-of
 output lengths cannot be forced; `details` states the number of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ The best k maximizes tokens per time. If that is 0, a single draft token now and
 the text has become easier to predict.
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 

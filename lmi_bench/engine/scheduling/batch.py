@@ -4,8 +4,6 @@ They contain no sequence, queue or callback, so a batch can be logged, compared 
 process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ when its last reference is released. The manager hands out block numbers and kno
 nor sequences. Source of the paged cache: Kwon et al. 2023, arXiv:2309.06180.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The scheduler's settings, validated. Times are in seconds, lengths in tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar

@@ -4,8 +4,6 @@ A draft never changes the output: every token is the model's own choice at that 
 Source: Leviathan et al. 2023, arXiv:2211.17192; n-gram drafts: Saxena 2023, prompt lookup decoding.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import abc
 

@@ -5,8 +5,6 @@ step, or after the running ones have decoded for a while. Source: `batching_task
 of TGI's router (infer.rs, queue.rs) and its `--waiting-served-ratio` and `--max-waiting-tokens`.
 """
 
-from __future__ import annotations
-
 import math
 
 

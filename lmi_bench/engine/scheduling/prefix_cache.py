@@ -6,8 +6,6 @@ evicted first, and a sequence's tail before its head, since the tail is useless 
 Source: Kwon et al. 2023, arXiv:2309.06180, section 4.4, and vLLM's automatic prefix caching.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections import OrderedDict

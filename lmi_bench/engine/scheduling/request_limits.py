@@ -1,7 +1,5 @@
 """Rejects requests that can never run, before they are queued."""
 
-from __future__ import annotations
-
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 

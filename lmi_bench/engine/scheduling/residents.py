@@ -1,7 +1,5 @@
 """The running batch and its KV blocks: admission, growth and preemption."""
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections import abc
 from operator import attrgetter

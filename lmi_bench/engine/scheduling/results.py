@@ -1,7 +1,5 @@
 """What an executor returns for a step: checked, and added to its sequence."""
 
-from __future__ import annotations
-
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.batch import BatchEntry, CommittedTokens, StepKind, StepOutput
 from lmi_bench.engine.scheduling.sequence import Sequence

@@ -1,7 +1,5 @@
 """One request's generation settings: sampling, penalties and stop conditions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Final

@@ -12,8 +12,6 @@ LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last
 is preempted before every batch is committed: until then `plan` returns Idle.
 """
 
-from __future__ import annotations
-
 from collections import abc, deque
 from typing import Final
 

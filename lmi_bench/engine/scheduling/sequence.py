@@ -1,7 +1,5 @@
 """The scheduler's state of one request: its tokens, blocks and progress."""
 
-from __future__ import annotations
-
 from collections import abc
 from dataclasses import dataclass, field
 

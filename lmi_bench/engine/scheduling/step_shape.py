@@ -1,7 +1,5 @@
 """The work of one step, in counts from which a step-time model predicts its time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The queue of waiting sequences, oldest first."""
 
-from __future__ import annotations
-
 import heapq
 
 from lmi_bench.engine.scheduling.sequence import Sequence

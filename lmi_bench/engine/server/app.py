@@ -1,7 +1,5 @@
 """Builds the HTTP application with all routes and serves it until a signal."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import ipaddress

@@ -4,8 +4,6 @@ rolling  djl-serving 0.27 to 0.34, and later rolling batches: `token.log_prob`, 
 async    the default since 0.35, with vLLM: `token.logprob`, one line per engine event
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -12,8 +12,6 @@ A request's AWS Signature Version 4 is verified by recomputing it, with AWS's er
 messages. Source: the AWS reference "Create a signed AWS API request".
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

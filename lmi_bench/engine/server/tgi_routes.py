@@ -7,8 +7,6 @@ is part of it, a special token shows its name but adds no text, and log-probabil
 model's own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ a bound, not an estimate, of what the generator adds. What it cannot see is outs
 the network and in the server before the request is read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The bundled engine in this process as a target: no sockets, token times from the engine."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 

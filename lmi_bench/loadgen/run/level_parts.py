@@ -4,8 +4,6 @@ The plan is split by number, so that the parts hold the same requests as the who
 every sample, so that a percentile of the merged level is the percentile of all of them.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Iterator, Sequence

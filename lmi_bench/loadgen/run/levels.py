@@ -1,7 +1,5 @@
 """The next level: from a fixed list, or by a rule that sees the finished levels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

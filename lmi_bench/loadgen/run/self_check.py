@@ -4,8 +4,6 @@ A level that the generator could not sustain is marked invalid, with the cause a
 and is never reported in silence. In virtual time nothing can be late, so only the plan is checked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

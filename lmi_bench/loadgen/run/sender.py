@@ -6,8 +6,6 @@ target may return an answer undecoded: it is decoded when the level is over, so 
 free for sockets.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A target has `send`. The other protocols are optional; `resolve` looks them up o
 because a runtime protocol check takes longer than sending a request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
