@@ -64,13 +64,14 @@ def read_serving_file(
     """
     source = "the environment" if path is None else str(path)
     properties = {} if path is None else load_properties(path)
-    settings = effective_settings(properties, environ, source=source)
-    values = {name: setting.value for name, setting in settings.items()}
     if djl_version is None:
-        djl_version = container_for(values)
+        newest = effective_settings(properties, environ, source=source)
+        djl_version = container_for({name: setting.value for name, setting in newest.items()})
         if djl_version != NEWEST:
             note(f"read as djl-serving {djl_version} does, which the file is for (--djl-version)")
     era, vllm = container_of(djl_version)
+    settings = effective_settings(properties, environ, source=source, era=era)
+    values = {name: setting.value for name, setting in settings.items()}
     verdict = check_settings(values, era=era, vllm=vllm)
     verdict.raise_mistakes(source)
     found = bundled_settings(settings, simulated=simulated, era=era)

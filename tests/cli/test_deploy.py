@@ -210,3 +210,14 @@ def test_a_simulated_container_has_the_profile_nearest_to_its_engine(tmp_path, v
     assert "answers of the LMI routes: async" in notes[0]
     plain = read_serving_file(file, {}, simulated=False, note=notes.append, djl_version=version)
     assert "profile" not in plain.engine
+
+
+def test_variables_of_sagemaker_count_in_the_containers_that_read_them(tmp_path):
+    """From 0.35 they replace what the file says; 0.26 does not know them."""
+    file = tmp_path / "serving.properties"
+    file.write_text("option.model_id=llama-2-7b\n")
+    environ, notes = {"SAGEMAKER_STARTUP_TIMEOUT": "60"}, {"0.26.0": [], "0.38.0": []}
+    for version, told in notes.items():
+        read_serving_file(file, environ, simulated=True, note=told.append, djl_version=version)
+    assert not any("SAGEMAKER_STARTUP_TIMEOUT" in note for note in notes["0.26.0"])
+    assert any("SAGEMAKER_STARTUP_TIMEOUT" in note for note in notes["0.38.0"])
