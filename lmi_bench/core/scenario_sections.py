@@ -274,31 +274,14 @@ class EngineSection(Section):
     of its profile; blocks and lengths follow from memory and model. The run's manifest records
     the values in use.
 
-    kv_tokens         tokens that the cache of a simulated engine holds, as its server logs it
-    max_input_tokens  longest prompt; max_batch_total_tokens: tokens that the KV cache may hold
-    follow_memory     adapt the blocks in use to the machine's free memory, keeping 5 % of it free
-    max_waiting_tokens decode steps after which waiting prompts may pause the running sequences, or
-                      at once as many as waiting_served_ratio times these
-    recompute_on_join recompute the cache of the whole batch when a request joins it
-    rope_scaling      extends the positions of the bundled engine's model, such as `linear:2`
-    quantize          number format to which the bundled engine rounds the weights at loading
-    smoothquant_alpha share of the activations' outliers that moves into the weights;
-                      smoothquant_per_token, smoothquant_per_channel: a scale for each row of
-                      activations, each output of the weights, instead of one for all
-    calibration       text file from which awq and smoothquant take their statistics; default: a
-                      short text in the package
-    backend           executor of the bundled engine's steps: `native` (compiled at first use),
-                      `torch`, `triton` (GPU kernels), or `auto`: native if machine and model
-                      allow it
-    device            of the bundled engine in torch: `cpu` or `cuda`; triton's is always cuda
-    compile           compile decode steps at start, or take them from the user's cache; for
-                      compile_shapes, such as 1x512,8x512: sequences x tokens of context
-    artefact          folder of compiled steps (`lmi-bench compile`), made for this engine
+    The help of an option says what its setting does (`sweep --help-all`); besides:
+
+    follow_memory     keeps 5 % of the machine's memory free
+    calibration       default: a short text in the package
+    device            of the torch back end: triton's is always cuda
+    compile           compiled steps are taken from the user's cache, if it has them
     enforce_eager     record no CUDA graphs
-    draft             speculative decoding with `ngram`, or a smaller model of the same vocabulary;
-                      draft_tokens: most drafted tokens that one step verifies
-    draft_adaptive    draft fewer tokens, or none, for a request whose drafts are often rejected
-    draft_acceptance  acceptance probability (0 to 1) of a drafted token in a simulated engine
+    draft_adaptive    drafts fewer tokens, or none, for a request whose drafts are often rejected
     """
 
     backend: Literal["auto", "native", "torch", "triton"] = "auto"

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.level import GENERATOR_LIMITED, GeneratorReport
 from lmi_bench.core.records import RequestRecord, counted
@@ -86,15 +88,15 @@ def check_level(
 
     watch  of the busiest worker, if there are several
     """
-    delays_s = sorted(
+    delays_s = [
         max(0.0, record.sent_s - record.due_s - record.exchange.held_s) for record in records
-    )
+    ]
     asked, achieved = _loads(spec, records)
     check = GeneratorReport(
-        dispatch_delay_p50_s=quantile(delays_s, 0.5),
-        dispatch_delay_p99_s=quantile(delays_s, 0.99),
-        dispatch_delay_max_s=delays_s[-1] if delays_s else 0.0,
-        loop_lag_p99_s=quantile(sorted(watch.lags_s), 0.99),
+        dispatch_delay_p50_s=_quantile(delays_s, 0.5),
+        dispatch_delay_p99_s=_quantile(delays_s, 0.99),
+        dispatch_delay_max_s=max(delays_s, default=0.0),
+        loop_lag_p99_s=_quantile(watch.lags_s, 0.99),
         cpu_share=watch.cpu_share,
         timestamps=signals.timestamps,
         receiver=signals.receiver,
@@ -143,10 +145,10 @@ def _receive_facts(
     records: Sequence[RequestRecord], signals: ReceiveSignals, *, virtual: bool
 ) -> dict[str, Any]:
     """The fields that state how exact the times are."""
-    delays_s = sorted(delay for delay in signals.delays_s if math.isfinite(delay))
+    delays_s = [delay for delay in signals.delays_s if math.isfinite(delay)]
     shares = ("merged_share", "unsure_share", "unsure_first_share", "unstamped_share")
     facts: dict[str, Any] = {
-        "receive_delay_p99_s": quantile(delays_s, 0.99),
+        "receive_delay_p99_s": _quantile(delays_s, 0.99),
         "clock_steps": signals.clock_steps,
         **dict.fromkeys(shares, 0.0),
     }
@@ -200,21 +202,21 @@ def _plan_too_small(spec: LevelSpec) -> str | None:
 
 
 def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | None:
-    latencies_s = sorted(
+    latencies_s = [
         record.token_times_s[-1] - record.sent_s for record in records if record.token_times_s
-    )
-    median_s = quantile(latencies_s, 0.5)
+    ]
+    median_s = _quantile(latencies_s, 0.5)
     limit_s = max(MIN_DELAY_S, MAX_DELAY_SHARE * median_s)
     delay_s = check.dispatch_delay_p99_s or 0.0
     if delay_s <= limit_s:
         return None
     late = f"requests left {s_to_ms(delay_s):.1f} ms late (p99; median latency "
     late += f"{s_to_ms(median_s):.1f} ms"
-    own_s = sorted(
+    own_s = [
         max(0.0, r.sent_s - r.due_s - r.exchange.held_s - (r.exchange.connect_s or 0.0))
         for r in records
-    )
-    if quantile(own_s, 0.99) <= limit_s:
+    ]
+    if _quantile(own_s, 0.99) <= limit_s:
         return (
             f"server: {late}) because it took so long to accept their connections; raise its "
             "backlog or put less load on it"
@@ -283,11 +285,5 @@ def _ttft_doubt(records: Sequence[RequestRecord], *, virtual: bool) -> str | Non
     return f"TTFT {name} may be {s_to_ms(error_s):.1f} ms ({error_frac:.0%})"
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear quantile of ordered values; 0.0 of none."""
-    if not ordered:
-        return 0.0
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+def _quantile(values: Sequence[float], share: float) -> float:
+    return float(np.quantile(values, share)) if values else 0.0
