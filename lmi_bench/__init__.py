@@ -3,8 +3,6 @@
 `import lmi_bench` loads no other module. See docs/library.md.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 __version__ = "0.1.0"

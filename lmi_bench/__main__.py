@@ -1,7 +1,5 @@
 """The command `lmi-bench`, and `python -m lmi_bench`."""
 
-from __future__ import annotations
-
 import sys
 
 

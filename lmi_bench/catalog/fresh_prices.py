@@ -1,7 +1,5 @@
 """Prices that `catalog refresh` downloaded: a file of the user's, beside the catalog's own."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

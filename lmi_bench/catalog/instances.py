@@ -1,7 +1,5 @@
 """Instance types: their accelerators, and their hourly price with its region and date."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What recommend prints: the candidates, the recommended fleet and what to measure next."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

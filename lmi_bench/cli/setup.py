@@ -1,7 +1,5 @@
 """The commands before a first sweep: doctor, init, catalog, explain."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -172,7 +170,7 @@ def savings(settings: of_explain.SavingsSettings, json_file: JsonFile = None) ->
     _explain(run(settings), json_file)
 
 
-def _explain(explained: Explanation, json_file: Path | None) -> None:
+def _explain(explained: "Explanation", json_file: Path | None) -> None:
     rows = [
         {
             "quantity": term.quantity,

@@ -1,7 +1,5 @@
 """`lmi-bench sweep`: measure a target over concurrency or request rate."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import threading
@@ -45,7 +43,7 @@ def sweep(settings: SweepSettings) -> None:
         raise typer.Exit(errors.EXIT_BAD_INPUT)
 
 
-def _sweep(settings: SweepSettings) -> SweepResult | MatrixResult:
+def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult":
     from lmi_bench.cli.sweep_print import print_cell, print_matrix, print_sweep
     from lmi_bench.jobs.matrix import run_matrix
     from lmi_bench.jobs.sweep.run import sweep as run

@@ -1,7 +1,5 @@
 """A target's answer to one request; times are seconds on the loop's clock until shifted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -70,7 +68,7 @@ class Exchange:
             return self.ended_s
         return self.token_times_s[-1] if self.token_times_s else self.sent_s
 
-    def shifted(self, start_s: float) -> Exchange:
+    def shifted(self, start_s: float) -> "Exchange":
         """The same exchange with times relative to `start_s`, without its text and token ids.
 
         Records are kept for a whole sweep and sent between processes; no metric needs the text.

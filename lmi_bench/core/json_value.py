@@ -4,8 +4,6 @@ A value that was read keeps the order of its keys and keys that this version doe
 `to_json(from_json(content)) == content` holds for files of older and newer versions too.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -33,7 +31,7 @@ class Slot(NamedTuple):
 
     name: str
     accepts: frozenset[type]
-    of: type[JsonValue] | None
+    of: "type[JsonValue] | None"
     optional: bool = False
     required: bool = False
     is_tuple: bool = False

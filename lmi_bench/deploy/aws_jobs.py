@@ -6,8 +6,6 @@ Source: botocore's service description, and "Set up a workload configuration for
 inference recommendations" of the SageMaker developer guide.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

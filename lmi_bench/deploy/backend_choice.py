@@ -5,8 +5,6 @@ which backends an image includes, which values its validators accept, what `roll
 resolves to. Source: LmiConfigRecommender.java and the release notes of djl-serving 0.26 to 0.36.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

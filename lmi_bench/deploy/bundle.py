@@ -1,7 +1,5 @@
 """Builds the files that run a deployment plan on a server, as a folder or an archive."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Translates serving.properties into settings of the bundled engine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

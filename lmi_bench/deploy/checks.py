@@ -5,8 +5,6 @@ does not behave as the author intended. Source: the validators and the release n
 djl-serving 0.26 to 0.36.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -4,8 +4,6 @@ benchmarks/engine_arguments.py writes data/engine_arguments from the engines' so
 from the version `since` up to, but not including, `until`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Source: aws/deep-learning-containers and the SageMaker SDK; each row of data/ima
 data/regions.csv names its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ One pod is one copy; a copy that spans hosts is a group of pods, a LeaderWorkerS
 serves. KEDA and KServe are files of their own, since a cluster may lack their kinds.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The names are NeuronX's (`option.group_query_attention`). The bundled engine spl
 vLLM and TGI do, and replicates heads if there are more ranks than heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

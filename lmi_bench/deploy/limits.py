@@ -3,8 +3,6 @@
 They start from the workload's lengths, and from the memory that this version of the server uses.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 

@@ -15,8 +15,6 @@ configurations.md of the branches 0.26.0-dlc to 0.36.0-lmi27-dlc, and
 dockerd-entrypoint-with-cuda-compat.sh.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import json

@@ -1,7 +1,5 @@
 """A deployment plan: a model's layout on instances, from `recommend` or from the user."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 

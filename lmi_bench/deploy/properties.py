@@ -4,8 +4,6 @@ Follows java.util.Properties: comments, blanks around the separator, `:` or a bl
 `=`, lines continued after a backslash, and escapes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

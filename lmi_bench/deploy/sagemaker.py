@@ -5,8 +5,6 @@ starts as many copies as fit its container's accelerators; if the plan wants few
 starts only one, each copy is an inference component.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

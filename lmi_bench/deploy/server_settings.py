@@ -5,8 +5,6 @@ one. Every value that affects memory or concurrency is written out: defaults dif
 versions. `unsupported_settings` lists what a server's files cannot express.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the user states of a deployment: its layout, the server, the SageMaker endpoint."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import ClassVar, Final

@@ -4,8 +4,6 @@ AWS's images of vLLM and SGLang turn SM_VLLM_NAME and SM_SGLANG_NAME into the en
 which end the container if they are wrong. TGI's are those of its launcher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Final
 

@@ -4,8 +4,6 @@ Uses transformers' names and settings, in Jinja's sandbox: the template comes wi
 must not change its arguments or reach beyond them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -40,7 +38,7 @@ class ChatTemplate:
             raise InputError(f"{where}: the chat template cannot be read: {exc}") from exc
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+    def from_folder(cls, folder: Path) -> "ChatTemplate | None":
         """The template that transformers would use; None if the folder has none. Raises InputError
         if one of its files is invalid."""
         config = _object_of(folder / _CONFIG)

@@ -5,8 +5,6 @@ its replica. If one replica fails, the group fails: continuing with fewer replic
 would hide the failure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -31,7 +29,7 @@ class ReplicaGroup:
         self._router = router
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> ReplicaGroup:
+    async def __aenter__(self) -> "ReplicaGroup":
         for engine in self._engines:
             await self._stack.enter_async_context(engine)
         return self

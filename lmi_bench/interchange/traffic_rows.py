@@ -5,8 +5,6 @@ balancers), also gzipped. A field is found under the names that servers, gateway
 use, in any spelling (`startTime`, `start_time`, `Start Time`), also inside `usage` and the like.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -216,7 +214,7 @@ class LogFile:
         self.left_out[reason] += 1
         self.lines += 1
 
-    def request(self, row: Mapping[str, Any]) -> Row:
+    def request(self, row: Mapping[str, Any]) -> "Row":
         """The row with the fields that are known in it, those of the row itself first."""
         places = list(self._places(row, ""))
         shape = tuple((parent, *held) for parent, held in places)

@@ -1,7 +1,5 @@
 """One verification: the plan's load as a sweep of one level, and the profile fitted to it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
@@ -55,7 +53,7 @@ class Verification:
     share: float
     figures: tuple[Verified, ...] = ()
     slos: tuple[SloResult, ...] = ()
-    learned: Learned | None = None
+    learned: "Learned | None" = None
     caveats: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

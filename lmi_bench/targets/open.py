@@ -3,8 +3,6 @@
 Engines and the planner are imported only for targets that need them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,7 @@ def open_bench(
     access: Access = NO_ACCESS,
     listener: Listener = SILENT,
     *,
-    trace: ChromeTrace | None = None,
+    trace: "ChromeTrace | None" = None,
 ) -> Bench:
     """The scenario's target, checked and loaded; raises InputError if that fails.
 

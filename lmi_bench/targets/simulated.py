@@ -1,7 +1,5 @@
 """Assembles a simulated engine: a model on an instance, each step taking its predicted time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
 
 
-def simulated_bench(scenario: Scenario, trace: ChromeTrace | None) -> Bench:
+def simulated_bench(scenario: Scenario, trace: "ChromeTrace | None") -> Bench:
     """A model on an instance, ready to be measured in virtual time."""
     instance_type = scenario.target.removeprefix(SIMULATED_PREFIX)
     workload = scenario.workload

@@ -8,8 +8,6 @@ are joined and split again by the container's framing. An exception frame is not
 container's response; it becomes a `StreamFailure`.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Mapping
@@ -27,7 +25,7 @@ class StreamFailure(bytes):
 
     code: str
 
-    def __new__(cls, code: str, payload: bytes) -> StreamFailure:
+    def __new__(cls, code: str, payload: bytes) -> "StreamFailure":
         failure = super().__new__(cls, payload)
         failure.code = code
         return failure

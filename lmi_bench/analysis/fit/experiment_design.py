@@ -5,8 +5,6 @@ wanted figures most, by parameters and shared model error together. It depends o
 so a plan can be made before any measurement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

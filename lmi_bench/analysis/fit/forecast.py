@@ -5,8 +5,6 @@ the engine's own scheduler, step by step in predicted time. Both take their inte
 `uncertainty`, for requests of the mean lengths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """80 % intervals of a simulated run's levels, from the profile that predicted its step times."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ is a factor of four. Engines with FP8 or NVFP4 weights keep the cache in 16 bits
 which holds twice the sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final

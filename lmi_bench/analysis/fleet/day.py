@@ -7,8 +7,6 @@ that arrive meanwhile miss the SLO. So target tracking keeps each machine at C_s
 start_s), with the steepest relative growth g of the load. Load is a fluid, without single requests.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections import deque
@@ -54,7 +52,7 @@ class LoadCurve:
         """Requests each second, in the shape of the times."""
         return np.interp(times_s, self.times_s, self.rates_per_s, period=DAY_S)
 
-    def scaled_to(self, peak_per_s: float) -> LoadCurve:
+    def scaled_to(self, peak_per_s: float) -> "LoadCurve":
         """The same shape with another peak."""
         factor = peak_per_s / self.peak_per_s
         return LoadCurve(self.times_s, tuple(rate * factor for rate in self.rates_per_s))

@@ -18,8 +18,6 @@ A level at its limit says more: the share of slow requests doubles within some 1
 so the capacity is that level's rate within a few per cent, whatever the prediction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -191,7 +189,7 @@ class CapacityBelief:
         measured: Iterable[tuple[float, bool]],
         *,
         near_per_s: Iterable[float] = (),
-    ) -> CapacityBelief:
+    ) -> "CapacityBelief":
         """The belief after levels at these rates, each with whether it kept the SLOs.
 
         near_per_s  rates of levels at their limit; the lowest replaces the prediction

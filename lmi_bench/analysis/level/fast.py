@@ -14,8 +14,6 @@ search of the prefix cache (its hits are given). Runs of equal decode steps are 
 them. Times agree with the scheduler's (`simulator`) to about 1 %.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ worker, which admits the sequence as it would a prompt, generates the rest. The 
 no prompt there, only a row more. No answer has a second token before its cache has moved.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace

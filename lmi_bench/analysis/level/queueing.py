@@ -8,8 +8,6 @@ speculation, the search of the prefix cache (its hits are given), limits on wait
 time-outs.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Sequence

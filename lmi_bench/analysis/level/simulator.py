@@ -8,8 +8,6 @@ Order of the events of one instant: time-outs, arrivals, ends of steps with the 
 their users, the next step. Warm-up requests leave the scheduler empty and are left out.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import deque
@@ -121,7 +119,7 @@ class SentRequest:
     due_s: float
     seq_id: int
     reaches_s: float
-    replica: Replica | None = None
+    replica: "Replica | None" = None
     part: PlannedRequest | None = None
     token_times: list[float] = field(default_factory=list)
     token_counts: list[int] = field(default_factory=list)

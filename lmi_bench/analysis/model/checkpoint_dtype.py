@@ -5,8 +5,6 @@ the memory. The first that is known counts: the stated format, a folder's `confi
 the catalog.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@
 orders of magnitude; neither constant can be below 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ server's context). SGLang: prompt steps of 2,048, 4,096 or 8,192 tokens by the d
 (`server_args.py`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Final

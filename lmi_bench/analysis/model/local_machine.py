@@ -4,8 +4,6 @@ It takes numpy about a second; the best of several tries counts, since disturban
 probe. A fitted profile keeps the figures of its machine: its shares are relative to them.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import time

@@ -18,8 +18,6 @@ guaranteed with every sequence at its full length (input + output), expected wit
 through their output (input + output / 2).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -141,7 +139,7 @@ class StreamedParams:
     full: int
 
     @classmethod
-    def of(cls, shape: ModelShape, dtype: str) -> StreamedParams:
+    def of(cls, shape: ModelShape, dtype: str) -> "StreamedParams":
         """All but an untied input embedding."""
         experts, streamed = expert_params(shape), streamed_params(shape)
         covered = min(streamed, _covered_params(shape, weight_format(dtype).covers))

@@ -5,8 +5,6 @@ forecasts (see `step_time`). All devices of a copy together. Source: Pope et al.
 arXiv:2211.05102.
 """
 
-from __future__ import annotations
-
 FLOP_PER_PARAMETER = 2  # one multiplication and one addition
 
 

@@ -1,7 +1,5 @@
 """The set-up of one copy: a model in its number formats on devices of a machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -71,7 +69,7 @@ class Speculation:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Speculation:
+    def from_json(cls, content: Mapping[str, Any]) -> "Speculation":
         """Inverse of `to_json`; raises InputError for an unknown draft, KeyError or TypeError."""
         named = content["draft"]
         draft = None if named in (None, OWN_LAYER) else find_model(named)

@@ -8,8 +8,6 @@ It costs k steps of the draft model and one step of the model over k + 1 rows a 
 reads the cache once. Source: Leviathan et al. 2023, arXiv:2211.17192, equation 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

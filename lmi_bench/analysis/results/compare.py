@@ -9,8 +9,6 @@ between runs is wider (`--repeat` measures it), so less than 1 % is claimed only
 have three attempts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -84,7 +82,7 @@ class _Side:
     wall_s: float
     attempts: int
 
-    def counted(self) -> _Side:
+    def counted(self) -> "_Side":
         """The side with the requests that latencies count."""
         kept = {key: record for key, record in self.records.items() if not record.at_start}
         return replace(self, records=kept)

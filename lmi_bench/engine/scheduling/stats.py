@@ -1,7 +1,5 @@
 """Counters of a scheduler's work."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
@@ -110,7 +108,7 @@ class EngineStats:
     total_blocks: int
     done: SchedulerStats
 
-    def since(self, earlier: EngineStats) -> dict[str, int | float | None]:
+    def since(self, earlier: "EngineStats") -> dict[str, int | float | None]:
         """Counts of the work done after `earlier`, and their shares, by name. `peak_running` and
         `total_blocks` are the current ones."""
         change = self.done - earlier.done

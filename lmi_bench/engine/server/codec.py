@@ -1,7 +1,5 @@
 """The tokenizer interface that the server needs, the simulated engine's tokenizer, stop strings."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -57,7 +55,7 @@ class PlainTokenizer:
     def special_token(self, token_id: int) -> None:
         """None: every token is a word."""
 
-    def detokenizer(self, behind: Sequence[int] = ()) -> PlainTokenizer:
+    def detokenizer(self, behind: Sequence[int] = ()) -> "PlainTokenizer":
         """Itself: words do not depend on their neighbours."""
         return self
 

@@ -1,7 +1,5 @@
 """Reads and checks a request's JSON fields, and finds those that nothing has read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -105,7 +103,7 @@ class Fields:
             raise InputError(f"{name} has {len(value)} ids: at most {at_most} are allowed")
         return tuple(value)
 
-    def section(self, name: str) -> Fields:
+    def section(self, name: str) -> "Fields":
         """A nested object; empty if it is missing."""
         return Fields(self._typed(name, (dict,), "an object") or {})
 

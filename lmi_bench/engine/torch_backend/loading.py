@@ -7,8 +7,6 @@ split by columns gives partial sums, which are added over the ranks. With more r
 several ranks store the same head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,7 +63,7 @@ class VocabularyPart:
     stop: int
 
     @classmethod
-    def of(cls, vocab_size: int, rank: int, degree: int) -> VocabularyPart:
+    def of(cls, vocab_size: int, rank: int, degree: int) -> "VocabularyPart":
         """A rank's part; parts are equal except the last ones, which are shorter."""
         rows = -(-vocab_size // degree)
         start = min(rank * rows, vocab_size)

@@ -5,8 +5,6 @@ are used. A request is a method of `RankWorker` with its arguments, as a picklab
 come over a pipe; when it closes, the rank ends.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -108,7 +106,7 @@ def run_rank(
         worker.close()
 
 
-def _serve(worker: RankWorker, connection: Connection) -> None:
+def _serve(worker: "RankWorker", connection: Connection) -> None:
     while True:
         request, answer_wanted = connection.recv()
         if request is None:

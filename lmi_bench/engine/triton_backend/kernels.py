@@ -8,8 +8,6 @@ without a GPU.
 # mypy: ignore-errors
 # a kernel is written in Triton's own language with Python's grammar
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

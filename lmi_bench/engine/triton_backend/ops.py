@@ -3,8 +3,6 @@
 Launches depend only on shapes, never on data, so that all of them can be captured in a graph.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Final
 

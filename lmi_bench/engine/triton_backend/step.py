@@ -1,7 +1,5 @@
 """A decode step in Triton kernels: `DecodeStep` in six launches per layer plus the products."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Recognises the tool that wrote a file by its fields, never by its name, and reads its levels."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from collections.abc import Callable, Mapping, Sequence

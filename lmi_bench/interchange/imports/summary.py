@@ -4,8 +4,6 @@ A path is keys joined by dots. Of several paths the first with a finite number c
 the place of a path is the default.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,7 +82,7 @@ class Summary:
             self.notes,
         )
 
-    def without(self, absent: Mapping[str, str]) -> Summary:
+    def without(self, absent: Mapping[str, str]) -> "Summary":
         """The same for a file without these latencies, with the reason for each."""
         return replace(self, absent={**self.absent, **absent})
 

@@ -6,8 +6,6 @@ signed; the loop never waits for them. boto3's own client is not used to send: i
 behind the measurement's back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -40,7 +38,7 @@ class AwsAccess:
     credentials: Any = field(repr=False)
     session: Any = field(repr=False)
 
-    def __reduce__(self) -> tuple[Callable[[str], AwsAccess], tuple[str]]:
+    def __reduce__(self) -> "tuple[Callable[[str], AwsAccess], tuple[str]]":
         """Another process resolves the chain itself: no key is sent, and credentials refresh."""
         return open_aws_access, (self.runtime_url,)
 

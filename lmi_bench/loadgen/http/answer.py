@@ -3,8 +3,6 @@
 Works on the kept reads after the response has ended, when the time it takes no longer matters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast

@@ -5,8 +5,6 @@ response's end; where the native receiver reads (`native_harvest`), only what ma
 here. What the bytes mean is worked out later (`http_answer`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

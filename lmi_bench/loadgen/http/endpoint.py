@@ -5,8 +5,6 @@ Kubernetes service). Connections take the addresses in turn: with all on the fir
 machine would be measured as if it were the fleet.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

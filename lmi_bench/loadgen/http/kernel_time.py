@@ -4,8 +4,6 @@ The kernel stamps a packet when it enters the host (SO_TIMESTAMPNS, Linux), so t
 stays correct even if the process reads late. Other hosts use the time of the read.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import socket

@@ -4,8 +4,6 @@ Python sees a stream again when its response may have ended; each token event co
 two copies of its bytes, without the interpreter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os
@@ -141,7 +139,7 @@ class KeptReads(Sequence[Read]):
 class KeptStream:
     """One socket's buffer in the native receiver; empty after its removal."""
 
-    def __init__(self, library: _Library, address: int) -> None:
+    def __init__(self, library: "_Library", address: int) -> None:
         self._library = library
         self._address: int | None = address
         self._stream = _Stream.from_address(address)

@@ -1,7 +1,5 @@
 """Results of a target besides an Exchange: an undecoded answer, or a cancelled one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ loop's own clock.
 Whose time counts, the read's or the kernel's, is the matter of `kernel_time`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

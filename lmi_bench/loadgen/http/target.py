@@ -4,8 +4,6 @@ Times are the kernel's receive times where the host has them. Nothing is retried
 failed or timed out is closed, and the next request opens another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 Garbage collection is off while the clock runs, and nothing is retried.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

@@ -8,8 +8,6 @@ the due time, so that a generator or a server that falls behind cannot hide the 
 sooner; the wait that a limit caused is recorded separately.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable

@@ -7,8 +7,6 @@ Source: botocore/retries/standard.py (1.40): three attempts, back-off random(0, 
 - 1) of at most 20 s, and a quota of 500 that a retry takes 5 from and a success gives back to.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

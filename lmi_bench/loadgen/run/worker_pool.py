@@ -8,8 +8,6 @@ A worker and the sweep send each other messages over a pipe, between levels and 
 within one. The sweep handles Ctrl-C: a worker ends when it closes the pipe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """Prepares decode steps for a loaded model: compiled, captured, both, or neither."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -190,7 +188,7 @@ def with_prepared_steps(
 
 
 def _step_maker(
-    settings: StepSettings, eager: TorchForward, operators: _Operators, artefact: Artefact | None
+    settings: StepSettings, eager: TorchForward, operators: "_Operators", artefact: Artefact | None
 ) -> Callable[[StepBuffers], Replay]:
     """Returns a maker of steps, with another back end's kernels or torch's operators."""
     if settings.kernels is not None:

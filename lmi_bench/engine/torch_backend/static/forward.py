@@ -6,8 +6,6 @@ are computed like the others, and their results are ignored. Recording has its o
 that everything around it is the same with and without CUDA graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -186,7 +184,7 @@ class StaticForward:
         self._prepared = dict(prepared)
         self.shapes = tuple(sorted(prepared))
 
-    def only(self, shape: StaticShape) -> StaticForward:
+    def only(self, shape: StaticShape) -> "StaticForward":
         return StaticForward(self._otherwise, {shape: self._prepared[shape]})
 
     @torch.inference_mode()

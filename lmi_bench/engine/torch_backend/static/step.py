@@ -10,8 +10,6 @@ over ranks, or spread over experts. To it, each is one operator from rows to row
 An operator has no closure: the thread that runs the step sets its parts (`parts_in_use`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
@@ -211,7 +209,7 @@ def parts_of(model: Decoder) -> list[Part]:
 
 
 def _rotated(
-    qkv: Tensor, block: AttentionBlock, turn: tuple[Tensor, Tensor], norms: _Norms
+    qkv: Tensor, block: AttentionBlock, turn: tuple[Tensor, Tensor], norms: "_Norms"
 ) -> Tensor:
     """Queries and keys, normalised if the model does so, and rotated by their positions."""
     heads = block.num_heads + block.num_kv_heads
