@@ -1,7 +1,7 @@
 """Models by name: their shape and their checkpoint's dtype."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Final
 
@@ -26,26 +26,7 @@ class CatalogModel:
     gated: str
 
 
-# field of ModelShape -> column
-_COUNTS = {
-    "num_layers": "layers",
-    "hidden_size": "hidden",
-    "head_dim": "head_dim",
-    "ffn_size": "ffn",
-    "num_heads": "q_heads",
-    "num_kv_heads": "kv_heads",
-    "vocab_size": "vocab",
-    **{name: name for name in ("max_positions", "params_total", "params_active")},
-    "full_attention_layers": "full_attention_layers",
-}
-# empty for a dense model, and for attention with KV heads
-_COUNTS_OR_NONE = {
-    **{name: name for name in ("experts", "experts_per_token", "shared_experts", "latent_kv_dim")},
-    "expert_ffn_size": "moe_ffn",
-    **{name: name for name in ("cacheless_layers", "state_bytes", "encoder_params")},
-    **{name: name for name in ("sparse_tokens", "sparse_layers", "index_values")},
-    **{name: name for name in ("mtp_layers", "mtp_params")},
-}
+_COUNTS: Final = [each.name for each in fields(ModelShape) if each.type is int]
 
 
 def _from_row(row: Row) -> CatalogModel:
@@ -54,12 +35,12 @@ def _from_row(row: Row) -> CatalogModel:
         tied_embeddings=row["tied_embeddings"] == "1",
         parallel_branches=row["parallel_branches"] == "1",
         sliding_window=int(row["sliding_window"]) if row["sliding_window"] else None,
+        full_attention_layers=int(row["full_attention_layers"]),
         aliases=tuple(filter(None, row["aliases"].split(";"))),
         source=row["source"],
         architecture=row["architecture"],
         doubt="",
-        **{name: int(row[column]) for name, column in _COUNTS.items()},
-        **{name: int(row[column] or 0) for name, column in _COUNTS_OR_NONE.items()},
+        **{name: int(row[name] or 0) for name in _COUNTS},
     )
     return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["notes"], row["gated"])
 
