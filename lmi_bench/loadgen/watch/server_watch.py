@@ -8,6 +8,7 @@ import asyncio
 import http.client
 import statistics
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -151,8 +152,7 @@ class ServerWatch:
         try:
             return _fetch(url, self._headers)
         except (OSError, ValueError, http.client.HTTPException) as exc:
-            reason = getattr(exc, "reason", None) or exc
-            self._failed[url] = str(reason)[:200]
+            self._failed[url] = _why(exc)[:200]
             return None
 
 
@@ -161,16 +161,32 @@ def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
     try:
         sample = _fetch(url, headers)
     except (OSError, ValueError, http.client.HTTPException) as exc:
-        reason = getattr(exc, "reason", None) or exc
-        return str(getattr(reason, "strerror", None) or reason)
+        return _why(exc)
     if sample.gauges or sample.counters:
         return None
     return "it holds no metric that is known here (vLLM's, TGI's, LMI's or lmi-bench's names)"
 
 
+def _why(exc: Exception) -> str:
+    if isinstance(exc, urllib.error.HTTPError):
+        return str(exc)  # with its status
+    reason = getattr(exc, "reason", None) or exc
+    return str(getattr(reason, "strerror", None) or reason)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: following it would give the key to whichever host it names."""
+
+    def redirect_request(self, *_: object) -> None:
+        """None: not followed."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
 def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
     request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310
+    with _OPENER.open(request, timeout=TIMEOUT_S) as reply:
         return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
 
 

@@ -12,7 +12,7 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.watch.gpu_power import GpuPower
 from lmi_bench.loadgen.watch.server_metrics import Sample, SampleReader, read_page
-from lmi_bench.loadgen.watch.server_watch import ServerWatch
+from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 
 # As vLLM 0.10 prints them, shortened.
 VLLM_PAGE = """\
@@ -70,6 +70,12 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         pages = self.server.pages
+        self.server.seen.append(dict(self.headers))
+        if pages[0].startswith("http://"):
+            self.send_response(302)
+            self.send_header("Location", pages[0])
+            self.end_headers()
+            return
         body = (pages.pop(0) if len(pages) > 1 else pages[0]).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -86,9 +92,10 @@ def serve():
 
     def start(*pages):
         server = http.server.HTTPServer(("127.0.0.1", 0), Pages)
-        server.pages = list(pages)
+        server.pages, server.seen = list(pages), []
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
+        start.seen = server.seen
         return f"http://127.0.0.1:{server.server_port}/metrics"
 
     yield start
@@ -117,6 +124,18 @@ def _watch(*urls, every_s=0.02, level_s=0.3, **options):
         return watch.summary(RECORDS).to_json()
 
     return asyncio.run(main())
+
+
+def test_a_redirect_is_not_followed_and_the_key_stays_at_its_server(serve):
+    """Gateways send unknown paths elsewhere, to a page for signing in for example."""
+    elsewhere = serve(_page(1))
+    theirs = serve.seen
+    url = serve(elsewhere)
+    key = {"Authorization": "Bearer secret"}
+    _watch(url, headers=key)
+    assert "302" in str(why_unreadable(url, key))
+    assert serve.seen
+    assert theirs == []
 
 
 def test_counters_are_those_of_the_level_and_the_injected_delay_is_the_difference(serve):
