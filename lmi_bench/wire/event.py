@@ -13,6 +13,8 @@ from typing import Protocol
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.workload import PlannedRequest
 
+_MOST_TOKENS = 2**31
+_SHOWN = 40  # characters of a wrong value
 NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
@@ -46,12 +48,30 @@ class WireEvent:
     reasoning: bool = False
     end: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for a count or a word of another kind, which would spoil the sums."""
+        if self.token_count is not None:
+            _check_count(self.token_count)
+        if self.output_tokens is not None:
+            _check_count(self.output_tokens)
+        if self.input_tokens is not None:
+            _check_count(self.input_tokens)
+        if self.cached_tokens is not None:
+            _check_count(self.cached_tokens)
+        if self.finish_reason is not None and type(self.finish_reason) is not str:
+            raise TypeError(f"its finish_reason {str(self.finish_reason)[:_SHOWN]} is no word")
+
     @property
     def num_tokens(self) -> int:
         """Tokens in this event: as stated, else 1 if it has text or an id."""
         if self.token_count is not None:
             return self.token_count
         return 1 if self.text or self.token_ids else 0
+
+
+def _check_count(count: int) -> None:
+    if not (type(count) is int and 0 <= count <= _MOST_TOKENS):
+        raise TypeError(f"{str(count)[:_SHOWN]} is no count of tokens")
 
 
 class Splitter(Protocol):

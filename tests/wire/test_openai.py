@@ -180,6 +180,12 @@ def test_an_error_event_under_status_200_is_an_error(payload, kind):
         b'{"choices":[{"index":0}]}',
         b'{"choices":[{"text":5}]}',
         b"\xff\xfe",
+        b'{"choices":[{"text":"a","finish_reason":["x"]}]}',
+        b'{"choices":[{"text":"a","finish_reason":7}]}',
+        *(
+            b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":%s}}' % count
+            for count in (b'"x"', b"-5", b"2.5", b"1e30", b"99999999999999999999", b"true")
+        ),
     ],
 )
 def test_nonsense_is_a_malformed_frame(payload):
