@@ -65,7 +65,11 @@ class Tokenizer:
         surrogate pair, valid in JSON but not in UTF-8, becomes "?"."""
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # a batch of one lets other threads run meanwhile, which `encode` does not
+        (encoded,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
