@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import run_job, say, terminal, warn, write_json
+from lmi_bench.cli.console import note, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings import plan
@@ -57,17 +57,36 @@ def predict(settings: plan.PredictSettings, json_file: JsonFile = None) -> None:
 
 @spread_options
 def calibrate(settings: plan.CalibrateSettings) -> None:
-    """Fit a profile to measured levels: parameters with their uncertainty, and largest errors."""
+    """Fit a profile to measured levels: parameters with their uncertainty, and largest errors.
+
+    With --on, the levels are chosen and measured first: six, in at most 10 minutes.
+    """
     from lmi_bench.analysis.model.profiles import profile_to_json
-    from lmi_bench.cli.plan_print import print_calibration
+    from lmi_bench.cli.plan_print import print_calibration, print_captured
     from lmi_bench.core.durable import write_text
     from lmi_bench.jobs.calibrate import calibrate as run
 
-    calibration = run_job(run, settings)
+    out = settings.out
+    if settings.on is None:
+        calibration = run_job(run, settings)
+    else:
+        from lmi_bench.jobs.capture import capture
+        from lmi_bench.targets.profiles import kept_profile_file
+
+        folder, captured = run_job(capture, settings)
+        if captured is None:
+            note(f"interrupted: the same command with --run-dir {folder} goes on")
+            raise typer.Exit(EXIT_INTERRUPTED)
+        calibration, out = captured, out or folder / "profile.json"
+        print_captured(calibration.profile.capture["cells"])
+        if settings.keep is not None:
+            write_text(kept_profile_file(settings.keep), profile_to_json(calibration.profile))
     print_calibration(calibration)
-    if settings.out is not None:
-        write_text(settings.out, profile_to_json(calibration.profile))
-        say(f"profile: {settings.out}")
+    if out is not None:
+        write_text(out, profile_to_json(calibration.profile))
+        say(f"profile: {out}")
+    if settings.keep is not None:
+        say(f"kept as {settings.keep}: lmi-bench recommend --profile {settings.keep}")
 
 
 @spread_options

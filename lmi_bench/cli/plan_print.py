@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.fit.discrepancy import observations_of
@@ -110,6 +110,13 @@ def _load(cell: MeasuredLevel, users: str = "", rate: str = "/s") -> str:
     if cell.rate_per_s is None:
         return f"{cell.concurrency}{users}"
     return f"{cell.rate_per_s:g}{rate}"
+
+
+def print_captured(levels: Sequence[Mapping[str, Any]]) -> None:
+    """The measured levels of a capture, as its profile has them."""
+    names = ("in", "out", "users", "requests", "s", "tok/s", "TTFT ms", "TPOT ms", "check")
+    rows = [dict(zip(names, map(_shown, level.values()), strict=True)) for level in levels]
+    print_table("Measured", rows, left=("check",), give_way=("requests",))
 
 
 def print_calibration(calibration: Calibration) -> None:
@@ -274,15 +281,16 @@ def print_verification(found: Verification) -> None:
         say(f"SLO {slo.slo}: {verdict}, {why}")
 
 
-def _verified_row(each: Verified) -> dict[str, str]:
-    def shown(value: float | None) -> str:
-        return "" if value is None else format_figure(value)
+def _shown(value: Any) -> str:
+    return format_figure(value) if isinstance(value, float) else "" if value is None else str(value)
 
+
+def _verified_row(each: Verified) -> dict[str, str]:
     return {
         "figure": each.name,
-        "predicted": shown(each.predicted),
-        "interval": "" if each.low is None else f"{shown(each.low)} to {shown(each.high)}",
-        "measured": shown(each.measured),
+        "predicted": _shown(each.predicted),
+        "interval": "" if each.low is None else f"{_shown(each.low)} to {_shown(each.high)}",
+        "measured": _shown(each.measured),
         "verdict": each.verdict,
     }
 

@@ -14,12 +14,14 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import (
+    PlacedRun,
     calibrated_levels,
     cell_of_summary,
     cells_from_run,
     prior_for,
     prior_for_run,
     profile_for_run,
+    run_dtype,
     run_model,
 )
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
@@ -48,13 +50,14 @@ from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine, probe_machine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import published_table
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
-from lmi_bench.core.run_store import load_run
+from lmi_bench.core.run_store import Run, load_run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.units import plural
 from lmi_bench.interchange.imports.read import read_results
@@ -92,13 +95,15 @@ class Calibration:
 class Gathered:
     """Usable levels, the prior of their kind of engine, and this machine if it was measured.
 
-    note  how many levels of a run these are, and why others are left out
+    note   how many levels of a run these are, and why others are left out
+    setup  copy that a run measures
     """
 
     cells: list[MeasuredLevel]
     base: EngineProfile | None = None
     machine: MeasuredMachine | None = None
     note: str = ""
+    setup: Setup | None = None
 
 
 def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calibration:
@@ -110,11 +115,12 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     gathered = Gathered([], machine=None if given is None else given.machine)
     for source in settings.sources:
         if source.is_dir():
-            found = cells_of_run_folder(
-                source,
+            found = levels_of_run(
+                load_run(source),
                 model=settings.model,
                 instance=settings.instance,
                 dtype=settings.dtype,
+                tensor_parallel=settings.tensor_parallel,
                 machine=gathered.machine,
             )
             listener.note(found.note)
@@ -129,14 +135,24 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     # sweeps state their lengths; tables and summaries of other tools do not
     has_sweeps = any(source.is_dir() for source in settings.sources)
     fit = (fit_cells if has_sweeps else fit_unstated)(base, gathered.cells)
+    names = ", ".join(source.name for source in settings.sources)
+    return calibration_of(settings, fit, gathered.machine, names)
+
+
+def calibration_of(
+    settings: CalibrateSettings, fit: Fit, machine: MeasuredMachine | None, source: str
+) -> Calibration:
+    """The profile of a fit to measured levels; source: what holds or measured them."""
+    models = ", ".join(dict.fromkeys(cell.setup.shape.name for cell in fit.cells))
+    machines = ", ".join(dict.fromkeys(cell.setup.instance.instance_type for cell in fit.cells))
     profile = profile_of_fit(
         fit,
         version=settings.version,
-        fitted_on=_fitted_on(settings.sources, gathered.cells),
+        fitted_on=f"{len(fit.cells)} levels of {models} on {machines} ({source})",
         fitted_date=datetime.now(UTC).date().isoformat(),
         keep_levels=True,
     )
-    profile = replace(profile, machine=gathered.machine)
+    profile = replace(profile, machine=machine)
     return Calibration(fit, profile, True, _next(fit, settings.next_levels, fit.cells))
 
 
@@ -145,7 +161,9 @@ def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration
     assert settings.model is not None
     assert settings.instance is not None
     plain = MeasuredLevel(
-        planned_setup(settings.model, settings.instance, settings.tensor_parallel, settings.dtype),
+        planned_setup(
+            settings.model, settings.instance, settings.tensor_parallel or 1, settings.dtype
+        ),
         input_tokens=_FIRST_TOKENS,
         output_tokens=_FIRST_TOKENS,
         load=Load(1),
@@ -153,13 +171,6 @@ def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration
     )
     fit = prior_fit(base, [plain])
     return Calibration(fit, base, False, _next(fit, settings.next_levels, [plain]))
-
-
-def _fitted_on(sources: Sequence[Path], cells: Sequence[MeasuredLevel]) -> str:
-    models = ", ".join(dict.fromkeys(cell.setup.shape.name for cell in cells))
-    machines = ", ".join(dict.fromkeys(cell.setup.instance.instance_type for cell in cells))
-    names = ", ".join(source.name for source in sources)
-    return f"{len(cells)} levels of {models} on {machines} ({names})"
 
 
 def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) -> None:
@@ -174,7 +185,7 @@ def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) 
     if model is None or settings.instance is None:
         missing = "--model" if model is None else "--instance"
         raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
-    setup = planned_setup(model, settings.instance, settings.tensor_parallel, settings.dtype)
+    setup = planned_setup(model, settings.instance, settings.tensor_parallel or 1, settings.dtype)
     gathered.cells += [cell_of_summary(source, each.level, setup) for each in found.levels]
     gathered.base = gathered.base or GRAPH_GPU_PRIOR
 
@@ -254,42 +265,46 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
     return list(grid.values())
 
 
-def cells_of_run_folder(
-    source: Path,
+def levels_of_run(
+    run: Run,
     *,
     model: str | None = None,
     instance: str | None = None,
     dtype: str | None = None,
+    tensor_parallel: int | None = None,
     machine: MeasuredMachine | None = None,
 ) -> Gathered:
-    """Read a run folder.
+    """The usable levels of a run, or of one that has none yet: then the copy and the prior alone.
 
-    model, instance, dtype  None: as the run states; the bundled engine runs on `local`
-    machine                 figures of `local` if known; None: it is measured now
+    model ... tensor_parallel  None: as the run states; the bundled engine runs on `local`
+    machine                    figures of `local` if known; None: it is measured now
 
     Raises InputError if the run states too little or has no usable level.
     """
-    run = load_run(source)
-    shape = find_model(model or run_model(run))
-    dtype = dtype or (None if model is None else narrow_dtype(model))
-    bundled = run.manifest.target.is_bundled
-    name = instance or run.manifest.target.instance or (LOCAL_NAME if bundled else None)
+    shape, facts = find_model(model or run_model(run)), run.manifest.target
+    dtype = dtype or (narrow_dtype(model) if model else None) or run_dtype(run)
+    name = instance or facts.instance or (LOCAL_NAME if facts.is_bundled else None)
     if name is None:
         raise InputError(
-            f"{source} does not state which machine its endpoint runs on: add --instance, such as "
-            "--instance ml.g5.2xlarge, or --instance local for this one"
+            f"{run.path} does not state which machine its endpoint runs on: add --instance, such "
+            "as --instance ml.g5.2xlarge, or --instance local for this one"
         )
     if name == LOCAL_NAME:
         machine = machine or probe_machine()
         where = machine.instance()
     else:
         where, machine = find_instance(str(name)), None
-    cells = cells_from_run(run, shape, where, dtype=dtype)
+    degree = PlacedRun(run, where, tensor_parallel).degree
+    setup = Setup(shape, where, degree, dtype, kv_dtype=facts.kv_dtype)
+    cells = []
+    if run.levels:
+        cells = cells_from_run(run, shape, where, dtype=dtype, tensor_parallel=degree)
     if name != LOCAL_NAME:
-        base = prior_for_run(run, cells)
+        base = prior_for_run(run, cells or [MeasuredLevel(setup, 1, 1, Load(1), 1)])
     else:
-        base = BUNDLED_CPU_PRIOR if bundled else SERVED_CPU_PRIOR
-    return Gathered(cells, profile_for_run(base, run), machine, calibrated_levels([run]))
+        base = BUNDLED_CPU_PRIOR if facts.is_bundled else SERVED_CPU_PRIOR
+    note = calibrated_levels([run])
+    return Gathered(cells, profile_for_run(base, run), machine, note, setup)
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
@@ -437,8 +452,11 @@ def _rows(
         )
     cells: list[MeasuredLevel] = []
     for folder in folders:
-        found = cells_of_run_folder(
-            folder, instance=settings.instance, dtype=settings.dtype, machine=profile.machine
+        found = levels_of_run(
+            load_run(folder),
+            instance=settings.instance,
+            dtype=settings.dtype,
+            machine=profile.machine,
         )
         cells += found.cells
     listener.note(f"{plural(len(cells), 'level')} of {plural(len(folders), 'sweep')}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.analysis.model.measured_level import marks_of
 from lmi_bench.catalog.accelerators import all_accelerators
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE, FreshPrice, save_fresh_prices
 from lmi_bench.catalog.instances import Instance, all_instances
@@ -22,7 +23,7 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.deploy.images import all_images
 from lmi_bench.jobs.settings.setup import CatalogSettings, RefreshSettings
-from lmi_bench.targets.profiles import SHIPPED
+from lmi_bench.targets.profiles import SHIPPED, kept_profiles
 
 Row = dict[str, Any]
 
@@ -111,12 +112,12 @@ def _matches(row: Row, settings: CatalogSettings) -> bool:
 
 
 def _profiles() -> Iterator[Row]:
-    for name, profile in SHIPPED.items():
+    for name, profile in (kept_profiles() | SHIPPED).items():
         yield {
             "profile": name,
             "engine": profile.label,
             "date": profile.fitted_date if profile.accelerators else "",
-            "figures": len(profile.fitted_cells),
+            "figures": len(profile.fitted_cells or marks_of(profile.levels)),
             "devices": ", ".join(profile.accelerators) or f"any of {', '.join(profile.vendors)}",
             "models": ", ".join(profile.models) or "any",
             "source": profile.fitted_on,

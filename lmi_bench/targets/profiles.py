@@ -1,4 +1,4 @@
-"""Finds engine profiles by name: a file written by `calibrate`, or a profile that ships."""
+"""Finds engine profiles by name: those that ship, those that the user keeps, and files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lmi_bench.analysis.model import builtin_profiles
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
+from lmi_bench.catalog.fresh_prices import fresh_prices_file
 from lmi_bench.core.errors import InputError
 
 SHIPPED = {
@@ -51,18 +52,34 @@ def find_profile(name: str | None, cache_tokens: int | None = None) -> EnginePro
     return profile if cache_tokens is None else replace(profile, cache_tokens=cache_tokens)
 
 
+def kept_profile_file(name: str) -> Path:
+    """Where the user keeps the profile of that name."""
+    return fresh_prices_file().parent / "profiles" / f"{name}.json"
+
+
+def kept_profiles() -> dict[str, EngineProfile]:
+    """The profiles that the user keeps, by name; raises InputError for a file that is none."""
+    return {path.stem: _read(path) for path in sorted(kept_profile_file("").parent.glob("*.json"))}
+
+
 def _find(name: str | None) -> EngineProfile:
     if name is None:
         return replace(SHIPPED[DEFAULT_PROFILE], engine_named=False)
     shipped = SHIPPED.get(name.lower())
     if shipped is not None:
         return shipped
+    kept = kept_profile_file(name)
+    return _read(kept if not Path(name).exists() and kept.is_file() else Path(name))
+
+
+def _read(path: Path) -> EngineProfile:
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        return profile_from_json(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise InputError(
-            f"--profile {name}: no such file ({exc.strerror}), nor one of {', '.join(SHIPPED)}"
+            f"--profile {path}: no such file ({exc.strerror}), nor one of {', '.join(SHIPPED)}"
         ) from exc
     except UnicodeDecodeError as exc:
-        raise InputError(f"--profile {name} is not a text file") from exc
-    return profile_from_json(text)
+        raise InputError(f"--profile {path} is not a text file") from exc
+    except InputError as exc:
+        raise InputError(f"{path}: {exc}") from exc

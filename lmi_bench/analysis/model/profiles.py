@@ -125,6 +125,8 @@ class EngineProfile:
     defaults                rule for the scheduler's settings by model and device
                             (`engine_defaults`); empty: the settings of the profile
     machine                 figures of the machine `local`, if the fit was made on it
+    capture                 how and where its levels were measured (`calibrate --on`), for those who
+                            get the profile; empty: they were not measured together
     """
 
     name: str
@@ -168,6 +170,7 @@ class EngineProfile:
     architectures: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     compute_capability: float = 0.0
+    capture: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = len(PARAMETER_NAMES)
@@ -259,6 +262,8 @@ def profile_to_json(profile: EngineProfile) -> str:
     document["log_sd"] = dict(profile.log_sd)
     document["host_factors"] = dict(profile.host_factors)
     document["fitted_cells"] = " ".join(profile.fitted_cells)
+    if not profile.capture:
+        del document["capture"]
     return json.dumps(document, indent=2) + "\n"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, option
+from lmi_bench.core.option import REQUIRED, Option, flag_of, option
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.planning import (
     LOAD,
@@ -17,9 +17,10 @@ from lmi_bench.jobs.settings.planning import (
     SplitSettings,
     check_at_least_one,
 )
-from lmi_bench.jobs.settings.sweep import API_KEY
+from lmi_bench.jobs.settings.sweep import API_KEY, HEADER
 
 _MEASURED_ON: Final = Option("Machine of the measured levels.", default="that of the source")
+_CAPTURE: Final = "Capture of an endpoint"
 _MEASURED_DTYPE: Final = replace(planning.DTYPE, default="that of the source", group=None)
 
 
@@ -127,25 +128,60 @@ class CalibrateSettings:
     """Measured levels to fit a profile to, and what their source does not state."""
 
     sources: tuple[Path, ...] = option(
-        "Sweeps, tables of levels, result files of other tools; none with --next.",
+        "Sweeps, tables of levels, result files of other tools; none with --next or --on.",
         value=(),
         argument=True,
         metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
     )
-    out: Path | None = option("JSON file for the profile.", "--out", "-o")
+    out: Path | None = option(
+        "JSON file for the profile.",
+        "--out",
+        "-o",
+        default="none; --on: profile.json in its folder",
+    )
     profile: str | None = option(
         "Prior: a profile file, eager-prior, graph-prior ...", default="by the source"
     )
     model: str | None = option(planning.MODEL, default="that of the source")
     instance: str | None = option(_MEASURED_ON)
-    tensor_parallel: int = option("Tensor-parallel degree of summary files.", "--tp", value=1)
+    tensor_parallel: int | None = option(
+        "Tensor-parallel degree of the measured copy.", "--tp", default="that of the source, else 1"
+    )
     dtype: str | None = option(_MEASURED_DTYPE)
     version: str | None = option("Version of the engine.")
     next_levels: int = option("Number of levels to propose for measurement.", "--next", value=0)
+    on: str | None = option(
+        "Target to measure six levels of, in at most 10 minutes: a URL, sagemaker:NAME, "
+        "sim:INSTANCE, engine, or a scenario file with more of its settings.",
+        group=_CAPTURE,
+        metavar="TARGET",
+    )
+    run_dir: Path | None = option(
+        "Folder of the six runs; an interrupted capture goes on in it.",
+        default="below runs/",
+        group=_CAPTURE,
+    )
+    keep: str | None = option(
+        "Name under which `catalog profiles` and --profile find the profile.", group=_CAPTURE
+    )
+    engine: str | None = option(
+        "Engine and version, such as 'sglang 0.5.2'.",
+        default="as the server says",
+        group=_CAPTURE,
+    )
+    api_key: str | None = option(API_KEY, group=_CAPTURE)
+    header: tuple[str, ...] = option(HEADER, value=(), group=_CAPTURE)
 
     def __post_init__(self) -> None:
+        check_at_least_one(tensor_parallel=self.tensor_parallel)
         if self.next_levels < 0:
             raise InputError(f"--next must be 0 or more, got {self.next_levels}")
+        if self.on is not None:
+            self._check_capture(self.on)
+            return
+        for flag in ("run_dir", "keep", "engine", "header"):
+            if getattr(self, flag):
+                raise InputError(f"{flag_of(flag)} is of a capture: add --on URL")
         if self.sources:
             return
         if not self.next_levels or self.model is None or self.instance is None:
@@ -155,6 +191,18 @@ class CalibrateSettings:
             )
         if self.out is not None:
             raise InputError("--out needs measured levels: nothing was fitted")
+
+    def _check_capture(self, target: str) -> None:
+        if self.sources:
+            raise InputError(
+                f"--on {target} measures its own levels: leave {self.sources[0]} out, or fit all "
+                "runs together afterwards"
+            )
+        if "://" in target and self.instance is None:
+            raise InputError(
+                f"--on {target} does not say which machine answers: add --instance, such as "
+                "--instance ml.g5.2xlarge, or --instance local for this one"
+            )
 
 
 @dataclass(frozen=True, slots=True)
