@@ -9,7 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_CPU_INFO = Path("/proc/cpuinfo")
+_CPU_INFO, _MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_CGROUPS = Path("/sys/fs/cgroup")
+# of cgroups 2 and 1: the limit, its use, and what the kernel can reclaim of that, with its file
+_MEMORY_LIMITS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 _PACKAGES = ("lmi-bench", "numpy", "httptools", "orjson", "aiohttp", "boto3", "torch")
 
 
@@ -21,12 +32,12 @@ def host_facts() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": cpu_info("model name") or platform.processor(),
         "cpus": os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "python": platform.python_version(),
     }
 
 
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def usable_cores(cgroup: Path = _CGROUPS) -> int:
     """Cores that this process can use: its CPU affinity or its container's CPU quota, whichever is
     lower; at least 1."""
     if hasattr(os, "sched_getaffinity"):
@@ -91,8 +102,29 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
+def memory_bytes() -> int:
+    """All memory of this machine, ignoring a container's limit."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_memory_bytes(meminfo: Path = _MEMORY_INFO, cgroups: Path = _CGROUPS) -> int:
+    """Memory that can still be allocated.
+
+    The lower of the kernel's estimate (MemAvailable) and the rest of a container's limit; without
+    either file (macOS), half of the machine's memory.
+    """
+    kib = _entry(meminfo, "MemAvailable:")
+    known = [] if kib is None else [kib * 1024]
+    for limit, used, statistics, reclaimable in _MEMORY_LIMITS:
+        if (cgroups / limit).is_file() and (cgroups / used).is_file():
+            most, in_use = ((cgroups / name).read_text("ascii").strip() for name in (limit, used))
+            if most != "max":
+                cached = _entry(cgroups / statistics, reclaimable) or 0
+                known.append(int(most) - int(in_use) + cached)
+    return max(0, min(known)) if known else memory_bytes() // 2
+
+
+def _entry(file: Path, name: str) -> int | None:
+    """The number after a name at the start of a line; None without such a line or file."""
+    lines = file.read_text(encoding="ascii").splitlines() if file.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)

@@ -5,7 +5,6 @@ import datetime as dt
 import importlib.metadata
 import itertools
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from lmi_bench.core import host
 from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, InputError
-from lmi_bench.core.host import cpu_info, host_facts, installed_versions, instruction_sets
-from lmi_bench.core.host import usable_cores as count_usable_cores
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.native_build import NativeUnavailableError, library
 from lmi_bench.core.redaction import redact_text
@@ -116,7 +114,7 @@ def _by_limits(value: float, limits: tuple[float, float], found: str, mend: str)
 
 
 def _cores() -> Outcome:
-    usable, nominal = count_usable_cores(), os.cpu_count() or 1
+    usable, nominal = host.usable_cores(), os.cpu_count() or 1
     return _judged(
         f"{usable} of {plural(nominal, 'core')} usable",
         (usable < nominal, "Raise the container's CPU quota or the CPU affinity to use the rest."),
@@ -213,9 +211,9 @@ def _receiver() -> Outcome:
 
 
 def _processor() -> Outcome:
-    listed, machine = instruction_sets().split(), host_facts()["machine"]
+    listed, machine = host.instruction_sets().split(), host.host_facts()["machine"]
     wanted = _EXTENSIONS.get(machine, ()) if listed else ()
-    found = cpu_info("model name") or machine
+    found = host.cpu_info("model name") or machine
     has = [name for name in wanted if name in listed]
     for word, names in (("with", has), ("without", [each for each in wanted if each not in has])):
         found += f", {word} {', '.join(names)}" if names else ""
@@ -224,20 +222,10 @@ def _processor() -> Outcome:
 
 
 def _memory() -> Outcome:
-    total = host_facts()["memory_bytes"]
-    free = total
-    info = Path("/proc/meminfo")
-    if info.exists():
-        free = int(re.findall(r"MemAvailable:\s+(\d+)", info.read_text(encoding="ascii"))[0]) * 1024
-    found = f"{bytes_to_gib(free):.1f} of {bytes_to_gib(total):.1f} GiB available"
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        limit = Path("/sys/fs/cgroup", name)
-        text = limit.read_text(encoding="ascii").strip() if limit.exists() else ""
-        if text.isdecimal() and int(text) < total:
-            free = min(free, int(text))
-            found += f", the container may use {bytes_to_gib(int(text)):.1f}"
+    free = bytes_to_gib(host.available_memory_bytes())
+    found = f"{free:.1f} of {bytes_to_gib(host.memory_bytes()):.1f} GiB available"
     mend = f"Free memory or raise the container's limit to {_MEMORY_GIB[1]:g} GiB or more."
-    return _by_limits(bytes_to_gib(free), _MEMORY_GIB, found, mend)
+    return _by_limits(free, _MEMORY_GIB, found, mend)
 
 
 def _disk(runs: Path) -> Outcome:
@@ -263,7 +251,7 @@ def _ports() -> Outcome:
 
 
 def _gpu() -> Outcome:
-    torch = installed_versions(("torch",)).get("torch", "")
+    torch = host.installed_versions(("torch",)).get("torch", "")
     engine = f"torch {torch} (not loaded)" if torch else "no torch"
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -291,7 +279,7 @@ def _packages() -> Outcome:
             required.append(each)
         elif each.marker.evaluate({"extra": "engine"}):
             engine.append(each)
-    versions = installed_versions([each.name for each in (*required, *engine)])
+    versions = host.installed_versions([each.name for each in (*required, *engine)])
     missing = [each for each in required if each.name not in versions]
     old = [
         each
@@ -300,7 +288,7 @@ def _packages() -> Outcome:
     ]
     listed = ", ".join(f"{each.name} {versions.get(each.name, 'missing')}" for each in engine)
     found = (
-        f"Python {host_facts()['python']}, {len(required) - len(missing)} of {len(required)} "
+        f"Python {host.host_facts()['python']}, {len(required) - len(missing)} of {len(required)} "
         f"required packages; engine extra: {listed}"
     )
     faults = " ".join(f"'{each.name}{each.specifier}'" for each in (*missing, *old))

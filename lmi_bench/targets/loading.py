@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.host import memory_bytes
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import MIB
@@ -150,7 +151,7 @@ def memory_budget(
     """
     import torch
 
-    from lmi_bench.engine.torch_backend.memory import free_memory_bytes, memory_bytes
+    from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 
     if runs_on_gpu(settings):
         raise InputError("--follow-memory: a GPU's cache is allocated whole at the start")

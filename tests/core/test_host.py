@@ -1,4 +1,4 @@
-"""How many cores this process may keep busy."""
+"""How many cores this process may keep busy, and how much memory it may take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from lmi_bench.core.host import usable_cores
+from lmi_bench.core.host import available_memory_bytes, usable_cores
+from lmi_bench.core.units import MIB
 
 
 @pytest.fixture
@@ -33,3 +34,41 @@ def test_a_containers_quota_of_time_limits_the_cores(tmp_path, sixteen_cores, fi
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert usable_cores(tmp_path) == cores
+
+
+@pytest.fixture
+def meminfo(tmp_path):
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal:  2048000 kB\nMemFree:   1000 kB\nMemAvailable: 1024000 kB\n")
+    return path
+
+
+def test_without_a_limit_it_is_what_the_kernel_calls_available(meminfo, tmp_path):
+    assert available_memory_bytes(meminfo, tmp_path / "none") == 1024000 * 1024
+
+
+def test_a_containers_limit_counts_less_what_it_uses_but_its_file_cache(meminfo, tmp_path):
+    (tmp_path / "memory.max").write_text(f"{500 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{300 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {50 * MIB}\nactive_file 7\n")
+    assert available_memory_bytes(meminfo, tmp_path) == 250 * MIB
+
+
+def test_a_container_without_limit_bounds_nothing(meminfo, tmp_path):
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1\n")
+    assert available_memory_bytes(meminfo, tmp_path) == 1024000 * 1024
+
+
+def test_the_older_kind_of_limit_counts_too(meminfo, tmp_path):
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(f"{400 * MIB}\n")
+    (folder / "memory.usage_in_bytes").write_text(f"{100 * MIB}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {10 * MIB}\n")
+    assert available_memory_bytes(meminfo, tmp_path) == 310 * MIB
+
+
+def test_this_machine_has_some(tmp_path):
+    assert available_memory_bytes() > 0
+    assert available_memory_bytes(tmp_path / "none", tmp_path / "none") > 0

@@ -4,43 +4,22 @@ All sizes are in bytes.
 """
 
 import mmap
-import os
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.host import available_memory_bytes
 from lmi_bench.core.units import bytes_to_gib
 
-_MEMINFO: Final = Path("/proc/meminfo")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
 
-
-def free_memory_bytes(
-    device: torch.device, *, meminfo: Path = _MEMINFO, cgroups: Path = _CGROUPS
-) -> int:
-    """Memory that can still be allocated on `device`.
-
-    For a GPU, the driver's number. For a CPU, the lower of the kernel's estimate (MemAvailable) and
-    the rest of a container's limit (cgroup v2 or v1); without either file (macOS), half of the
-    machine's memory.
-    """
-    if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free)
-    kib = _entry(meminfo, "MemAvailable:")
-    bounds = [None if kib is None else kib * 1024, *_cgroup_room(cgroups)]
-    known = [bound for bound in bounds if bound is not None]
-    if known:
-        return max(0, min(known))
-    return memory_bytes() // 2
-
-
-def memory_bytes() -> int:
-    """All memory of this machine, ignoring a container's limit."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated on `device`: by the driver of a GPU, else by the host."""
+    if device.type != "cuda":
+        return available_memory_bytes()
+    free, _total = torch.cuda.mem_get_info(device)
+    return int(free)
 
 
 def check_weights_fit(name: str, weight_bytes: int, device: torch.device) -> None:
@@ -70,36 +49,6 @@ def blocks_that_fit(
             "--memory-share, or use a smaller model or block size"
         )
     return blocks if most is None else min(blocks, most)
-
-
-def _entry(file: Path, name: str) -> int | None:
-    """The number after a name at the start of a line; None without such a line or file."""
-    lines = file.read_text(encoding="ascii").splitlines() if file.is_file() else []
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
-
-
-def _cgroup_room(root: Path) -> list[int | None]:
-    """The rest of the container's limit, for both versions of cgroups; page cache counts as free
-    because the kernel can reclaim it."""
-    return [
-        _room(root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
-        _room(
-            root / "memory" / "memory.limit_in_bytes",
-            root / "memory" / "memory.usage_in_bytes",
-            root / "memory" / "memory.stat",
-            "total_inactive_file",
-        ),
-    ]
-
-
-def _room(limit: Path, usage: Path, stat: Path, reclaimable: str) -> int | None:
-    if not limit.is_file() or not usage.is_file():
-        return None
-    text = limit.read_text(encoding="ascii").strip()
-    if text == "max":
-        return None
-    cached = _entry(stat, reclaimable) or 0
-    return int(text) - int(usage.read_text(encoding="ascii")) + cached
 
 
 LARGE_PAGE: Final = 2 << 20  # bytes

@@ -1,4 +1,4 @@
-"""Free memory as the kernel and a container's limits state it; files made by hand."""
+"""The cache's blocks and the weights against free memory."""
 
 from __future__ import annotations
 
@@ -7,56 +7,9 @@ import torch
 
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.torch_backend import memory
-from lmi_bench.engine.torch_backend.memory import (
-    blocks_that_fit,
-    check_weights_fit,
-    free_memory_bytes,
-)
+from lmi_bench.engine.torch_backend.memory import blocks_that_fit, check_weights_fit
 
 CPU = torch.device("cpu")
-MIB = 1 << 20
-
-
-@pytest.fixture
-def meminfo(tmp_path):
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal:  2048000 kB\nMemFree:   1000 kB\nMemAvailable: 1024000 kB\n")
-    return path
-
-
-def free(meminfo, cgroups):
-    return free_memory_bytes(CPU, meminfo=meminfo, cgroups=cgroups)
-
-
-def test_without_a_limit_it_is_what_the_kernel_calls_available(meminfo, tmp_path):
-    assert free(meminfo, tmp_path / "none") == 1024000 * 1024
-
-
-def test_a_containers_limit_counts_less_what_it_uses_but_its_file_cache(meminfo, tmp_path):
-    (tmp_path / "memory.max").write_text(f"{500 * MIB}\n")
-    (tmp_path / "memory.current").write_text(f"{300 * MIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {50 * MIB}\nactive_file 7\n")
-    assert free(meminfo, tmp_path) == 250 * MIB
-
-
-def test_a_container_without_limit_bounds_nothing(meminfo, tmp_path):
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1\n")
-    assert free(meminfo, tmp_path) == 1024000 * 1024
-
-
-def test_the_older_kind_of_limit_counts_too(meminfo, tmp_path):
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text(f"{400 * MIB}\n")
-    (folder / "memory.usage_in_bytes").write_text(f"{100 * MIB}\n")
-    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {10 * MIB}\n")
-    assert free(meminfo, tmp_path) == 310 * MIB
-
-
-def test_this_machine_has_some(tmp_path):
-    assert free_memory_bytes(CPU) > 0
-    assert free(tmp_path / "none", tmp_path / "none") > 0
 
 
 def test_blocks_are_rounded_down_and_capped():
