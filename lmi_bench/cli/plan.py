@@ -1,7 +1,5 @@
 """The commands that plan: recommend, predict, calibrate, validate, verify, plan-day ..."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """What the planning commands print: predictions, calibrations, errors, verifications, days."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What sweep, its matrix, compare and workload print: levels, knees, SLOs, cost, differences."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -314,7 +312,7 @@ def _row(each: CellState) -> dict[str, str]:
     return row
 
 
-def print_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: "Comparison") -> None:
     """Each difference with its interval and verdict, and the scaling efficiency."""
     title = f"{comparison.b} against {comparison.a}"
     print_table(
@@ -358,7 +356,7 @@ def _difference_row(each: Difference) -> dict[str, str]:
     }
 
 
-def print_workload(found: Summary) -> None:
+def print_workload(found: "Summary") -> None:
     """The kinds of request, rates and prefixes of a source, and what it does not contain."""
     print_table(
         "Kinds of request",
@@ -377,7 +375,7 @@ def print_workload(found: Summary) -> None:
         say(f"not known: {text}")
 
 
-def _facts(found: Summary) -> Iterator[str]:
+def _facts(found: "Summary") -> Iterator[str]:
     tokens_in = sum(kind.input_tokens * kind.share for kind in found.kinds)
     tokens_out = sum(kind.output_tokens * kind.share for kind in found.kinds)
     yield (

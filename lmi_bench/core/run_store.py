@@ -10,8 +10,6 @@ levels.jsonl: a sweep killed at any moment loses at most the level in flight, an
 No secret is ever written (see `redaction`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +60,7 @@ class RunStore:
         self._lock_fd = lock_folder(path)
 
     @classmethod
-    def create(cls, path: Path, manifest: Manifest, *, secrets: Sequence[str] = ()) -> RunStore:
+    def create(cls, path: Path, manifest: Manifest, *, secrets: Sequence[str] = ()) -> "RunStore":
         """Begin a run in a new folder, now and on this machine.
 
         secrets  values that must never be written
@@ -91,7 +89,7 @@ class RunStore:
         return store
 
     @classmethod
-    def resume(cls, path: Path, asked: Manifest, *, secrets: Sequence[str] = ()) -> RunStore:
+    def resume(cls, path: Path, asked: Manifest, *, secrets: Sequence[str] = ()) -> "RunStore":
         """Continue a run where it stopped: finished levels are kept byte for byte.
 
         asked  what would begin now: its scenario must be the run's, its commands are added

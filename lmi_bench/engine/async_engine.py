@@ -4,8 +4,6 @@
 runs in real and in virtual time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -53,7 +51,7 @@ class Generation:
     submitted_s ...     times on the loop's clock
     """
 
-    _engine: AsyncEngine
+    _engine: "AsyncEngine"
     seq_id: int
     submitted_s: float
     replica: int | None = None
@@ -177,7 +175,7 @@ class AsyncEngine:
         self._error_seen = False
         self._failed = asyncio.Event()
 
-    async def __aenter__(self) -> AsyncEngine:
+    async def __aenter__(self) -> "AsyncEngine":
         self._task = asyncio.create_task(self._run(), name="engine")
         return self
 

@@ -1,7 +1,5 @@
 """What `catalog` does: the catalog's rows as tables, and the download of today's prices."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

@@ -1,7 +1,5 @@
 """Generates text from a prompt, or scores given answers by their likelihood."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -152,7 +150,7 @@ def prompt_text(prompt: str) -> str:
 
 
 async def _generate(
-    parts: EngineParts, chain: _Chain, sampling: SamplingParams, *, until_done: bool
+    parts: EngineParts, chain: "_Chain", sampling: SamplingParams, *, until_done: bool
 ) -> SchedulerStats:
     """Send one request, or further ones until the text ends."""
     token_ids = chain.prompt_ids
@@ -178,7 +176,7 @@ async def _generate(
     return engine.stats().done
 
 
-async def _one_request(engine: ServingEngine, prompt: Prompt, chain: _Chain) -> list[int]:
+async def _one_request(engine: ServingEngine, prompt: Prompt, chain: "_Chain") -> list[int]:
     generation = engine.submit(prompt.token_ids, prompt.sampling)
     token_ids: list[int] = []
     try:

@@ -1,7 +1,5 @@
 """One recommendation: its basis (a profile or runs) and the ranked fleets."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -61,7 +59,7 @@ class Advice:
 
     answer: Recommendation
     request: RecommendRequest
-    basis: Basis
+    basis: "Basis"
     frontier: tuple[Candidate, ...]
     sensitivity: tuple[AnswerChange, ...] = ()
     variation: Variation | None = None
@@ -166,7 +164,7 @@ def with_images(
     return replace(request, instances=kept), rejected
 
 
-def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
+def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
     axes = planned.engine_axes(settings.axes)
@@ -196,7 +194,7 @@ def _request(settings: RecommendSettings, basis: Basis) -> RecommendRequest:
     )
 
 
-def _load(settings: RecommendSettings, basis: Basis) -> Load | None:
+def _load(settings: RecommendSettings, basis: "Basis") -> Load | None:
     """The stated load, else the scenario's; raises InputError for one that is not whole."""
     rate, users, think_time_s = settings.rate, settings.users, settings.think_time
     if rate is not None and users is not None:

@@ -4,8 +4,6 @@ Drawn on figures of their own, never through pyplot, so that nothing is shared b
 display is needed.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +52,7 @@ def write_figures(
     return paths
 
 
-def _draw(axes: Axes, chart: Chart) -> None:
+def _draw(axes: "Axes", chart: Chart) -> None:
     for series in chart.series:
         if series.statistic in ("", "mean", "p90"):  # more lines cannot be told apart in print
             _draw_series(axes, chart, series)
@@ -74,7 +72,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _draw_series(axes: Axes, chart: Chart, series: Series) -> None:
+def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
     points = [
         (load, x, y)
         for load, x, y in zip(series.curve.loads, series.x, series.y, strict=True)
@@ -102,7 +100,7 @@ def _draw_series(axes: Axes, chart: Chart, series: Series) -> None:
                       label=f"recommended knee: {load:g}")  # fmt: skip
 
 
-def _dress(axes: Axes) -> None:
+def _dress(axes: "Axes") -> None:
     axes.grid(visible=True, color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -1,7 +1,5 @@
 """Controls this process: torch's spinning threads, a launcher's ranks, a deadline for loading."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -70,13 +68,13 @@ def follow_launcher(settings: EngineSection) -> bool:
     return True
 
 
-def _launch() -> Launch | None:
+def _launch() -> "Launch | None":
     from lmi_bench.engine.torch_backend.launched import launch_of
 
     return launch_of(os.environ)
 
 
-def _launch_of_further_rank() -> Launch | None:
+def _launch_of_further_rank() -> "Launch | None":
     if os.environ.get("RANK", "0") == "0":
         return None  # without loading the back end
     launch = _launch()

@@ -1,7 +1,5 @@
 """The planner's answer: candidates with intervals, rejections with reasons, and its JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -298,7 +296,7 @@ class Recommendation:
     measure_next: tuple[Measurement, ...] = ()
     missed: str | None = None
 
-    def with_caveats(self, *, lengths_assumed: bool) -> Recommendation:
+    def with_caveats(self, *, lengths_assumed: bool) -> "Recommendation":
         """The answer with warnings, the first ones, that its question was not whole."""
         question, caveats = self.question, []
         if not question.states_load:
@@ -346,7 +344,7 @@ class Recommendation:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Recommendation:
+    def from_json(cls, content: Mapping[str, Any]) -> "Recommendation":
         """Inverse of `to_json`, without levels to measure and the settings of rejected layouts.
 
         Raises InputError.

@@ -6,8 +6,6 @@ the engine's own prefix cache instead, for the fleets that are best
 (`tests/analysis/level/test_prefix_hits.py` compares them).
 """
 
-from __future__ import annotations
-
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +37,7 @@ class PrefixTraffic:
     at: Callable[[float, int], Requests]
     rate_per_s: float | None = None
     keeps: bool = False
-    _known: dict[tuple[float, int], list[_Digested]] = field(
+    _known: "dict[tuple[float, int], list[_Digested]]" = field(
         init=False, repr=False, default_factory=dict
     )
 
@@ -72,7 +70,7 @@ class PrefixTraffic:
         found = _replayed(stream, _NEIGHBOURS * mean)
         return round(sum(cached for _, _, cached in found) / len(found))
 
-    def _digested(self, rate_per_s: float, copies: int) -> list[_Digested]:
+    def _digested(self, rate_per_s: float, copies: int) -> "list[_Digested]":
         key = float(f"{rate_per_s:.2g}"), copies
         if key not in self._known:
             request = self.of_copy(*key, seed=0)

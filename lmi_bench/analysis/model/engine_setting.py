@@ -5,8 +5,6 @@ Number formats change bytes and cache; their effect on the answers is not modell
 graphs on or off takes the launch time of a step, and its uncertainty, from the matching prior.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -99,12 +97,12 @@ class EngineSetting:
             kv_bytes_per_value("float16", self.kv_dtype)
 
     @property
-    def of_a_copy(self) -> EngineSetting:
+    def of_a_copy(self) -> "EngineSetting":
         """The setting without the number of copies, which does not affect one copy."""
         return replace(self, copies=None)
 
     @property
-    def of_a_step(self) -> EngineSetting:
+    def of_a_step(self) -> "EngineSetting":
         """The part of the setting that determines the time of a given step."""
         return replace(
             self.of_a_copy,
@@ -208,7 +206,7 @@ class EngineSetting:
         return {**values, "speculation": speculation}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> EngineSetting:
+    def from_json(cls, content: Mapping[str, Any]) -> "EngineSetting":
         """Inverse of `to_json`; raises InputError for an unknown draft, KeyError or TypeError."""
         values = {**content, "copies": content["replicas"]}
         del values["replicas"]

@@ -4,8 +4,6 @@ They follow once from a set-up and an engine's profile; `step_time` adds them up
 on each of the `tensor_parallel` devices of one model copy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -143,7 +141,7 @@ class StepCosts:
     host_row_s: float
     host_token_s: float
     host_prompt_s: float
-    many: StepCosts | None = None
+    many: "StepCosts | None" = None
     many_rows: int = 0
     split: SplitCosts | None = None
 
@@ -181,7 +179,7 @@ class _Rates:
     vector_op_per_s: float
 
     @classmethod
-    def of(cls, setup: Setup, parameters: StepParameters) -> _Rates:
+    def of(cls, setup: Setup, parameters: StepParameters) -> "_Rates":
         device, fmt = setup.instance.accelerator, weight_format(setup.dtype)
         dtype = compute_dtype(device, setup.dtype)
         widening_ops = _widening_ops(device, setup.dtype)

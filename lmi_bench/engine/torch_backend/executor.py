@@ -1,7 +1,5 @@
 """The executor with a real model: one device, driven from its own thread."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,10 +88,10 @@ class TorchExecutor(ModelNumbers):
         folder: Path,
         settings: LoadSettings = DEFAULT_LOAD,
         *,
-        beside: TorchExecutor | None = None,
+        beside: "TorchExecutor | None" = None,
         progress: Progress | None = None,
         tell: Tell | None = None,
-    ) -> TorchExecutor:
+    ) -> "TorchExecutor":
         """Load a Hugging Face folder (config.json and safetensors) and allocate its cache.
 
         beside    executor whose thread is shared, and ended by its close: two thread pools would

@@ -3,8 +3,6 @@
 All take matrices of shape (tokens, features), with the tokens of a step's sequences concatenated.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,7 +106,7 @@ class RmsNorm:
         """The learned parameters."""
         return (self._weight,)
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> RmsNorm:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "RmsNorm":
         """The same norm with other parameters, for a compiled step."""
         return RmsNorm(tensors[0], self.eps)
 
@@ -132,7 +130,7 @@ class LayerNorm:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight, self.bias)
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> LayerNorm:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "LayerNorm":
         return LayerNorm(tensors[0], tensors[1], self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ There is one process per rank, connected to this one by a pipe. A request is a m
 worker (`rank.py`), pickled. If a process ends unexpectedly, the current request fails.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os
@@ -287,7 +285,7 @@ class ParallelExecutor(ModelNumbers):
         progress: Progress | None = None,
         transport: Transport | None = None,
         tell: Tell | None = None,
-    ) -> ParallelExecutor:
+    ) -> "ParallelExecutor":
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.
 
         transport  None: shared memory on a CPU, NCCL between GPUs
@@ -329,7 +327,7 @@ class ParallelExecutor(ModelNumbers):
         worker: ThreadPoolExecutor,
         progress: Progress | None,
         tell: Tell | None,
-    ) -> ParallelExecutor:
+    ) -> "ParallelExecutor":
         """The executor over started ranks: each loads its part and allocates its cache."""
         parameters = source.shape.params_total
         precision = group.ask_first(

@@ -1,7 +1,5 @@
 """Settings of predict, calibrate, validate, verify, plan-day and compare-accelerators."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final

@@ -4,8 +4,6 @@ A stop rule that ends a level early ends the sweep, too; a cancellation loses on
 is running, and the run resumes there.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -53,8 +51,8 @@ async def run_sweep(
     timeout_s: float | None = 60.0,
     spacing_s: float = 0.0,
     seed: int = 0,
-    workers: WorkerPool | None = None,
-    server: ServerWatch | None = None,
+    workers: "WorkerPool | None" = None,
+    server: "ServerWatch | None" = None,
 ) -> SweepResult:
     """Run the levels that the store does not contain yet; returns all levels.
 
@@ -102,7 +100,7 @@ def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> boo
 
 @contextlib.asynccontextmanager
 async def _observed(
-    server: ServerWatch | None,
+    server: "ServerWatch | None",
 ) -> AsyncIterator[Callable[[], Awaitable[None]] | None]:
     """Run one level inside, the server watch around it; gives what to await before its start."""
     try:
