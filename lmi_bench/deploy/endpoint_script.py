@@ -8,6 +8,8 @@ A second run goes on where the first ended. Running it starts billing, and needs
 """
 
 # ruff: noqa: T201
+from __future__ import annotations
+
 import argparse
 import json
 import os
