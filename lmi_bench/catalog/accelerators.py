@@ -63,10 +63,6 @@ class Accelerator:
     compute_capability: float | None = None
     host: str = "x86_64"
 
-    def __post_init__(self) -> None:
-        if self.memory_bytes < 1:
-            raise InputError(f"accelerator {self.name!r}: memory_bytes must be at least 1")
-
     def peak_flop_per_s(self, compute_dtype: str) -> float | None:
         """Dense peak for matrix products in this type; None if unsupported or unknown."""
         peaks = {

@@ -8,7 +8,6 @@ from typing import Final
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
 from lmi_bench.catalog.fresh_prices import fresh_prices
 from lmi_bench.catalog.tables import Index, Row, number_or_none, read_rows
-from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
 
 
@@ -46,18 +45,6 @@ class Instance:
     network_bits_per_s: float | None = None
     source: str = ""
     notes: str = ""
-
-    def __post_init__(self) -> None:
-        if self.num_accelerators < 1:
-            raise InputError(
-                f"instance {self.instance_type!r}: num_accelerators must be at least 1, "
-                f"got {self.num_accelerators}"
-            )
-        if self.price_usd_per_hour is not None and self.price_usd_per_hour < 0:
-            raise InputError(
-                f"instance {self.instance_type!r}: price_usd_per_hour must be 0 or more, "
-                f"got {self.price_usd_per_hour:g}"
-            )
 
     @property
     def is_estimated(self) -> bool:

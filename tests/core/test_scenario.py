@@ -33,6 +33,16 @@ def test_more_users_than_tasks_can_be_are_refused():
     assert parse_scenario({"load": {"concurrency": [1_000_000]}}).load.concurrency == (1_000_000,)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("block_size", 0), ("num_blocks", 0), ("threads", 0), ("memory_share", 0.0),
+     ("memory_share", 1.01)],
+)  # fmt: skip
+def test_sizes_of_the_engine_are_checked_before_it_loads_a_model(name, value):
+    with pytest.raises(InputError, match=rf"engine\.{name}"):
+        parse_scenario({"engine": {name: value}})
+
+
 def test_the_shortest_scenario_is_whole(tmp_path):
     scenario = load_scenario(_file(tmp_path, SHORTEST))
     assert scenario.target == "engine"

@@ -130,15 +130,6 @@ class Scaling:
     most: int = 1000
     scale_in_s: float = 300.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.target_per_s <= self.capacity_per_s:
-            raise InputError(
-                f"the target {self.target_per_s:g} req/s must be above 0 and at most the capacity "
-                f"{self.capacity_per_s:g} req/s of a machine"
-            )
-        if not 1 <= self.least <= self.most:
-            raise InputError(f"machines from {self.least} to {self.most}: 1 <= least <= most")
-
     def wanted(self, rate_per_s: float) -> int:
         """Machines that a load needs."""
         number = math.ceil(rate_per_s / self.target_per_s - 1e-9)
@@ -252,7 +243,6 @@ def plan_day(
     *,
     capacity_per_s: float,
     least_slo_share: float = 0.99,
-    least_machines: int = 1,
 ) -> DayPlan:
     """Whether to scale over the day or to keep the peak's machines all day.
 
@@ -262,8 +252,8 @@ def plan_day(
     if not 0 < least_slo_share <= 1:
         raise InputError(f"the SLO share must be above 0 and at most 1, got {least_slo_share:g}")
     target = tracking_target_per_s(capacity_per_s, curve.steepest_growth_per_s(), start_up.total_s)
-    scaling = Scaling(capacity_per_s, target, least=least_machines)
-    flat_machines = max(least_machines, math.ceil(curve.peak_per_s / capacity_per_s - 1e-9))
+    scaling = Scaling(capacity_per_s, target)
+    flat_machines = max(1, math.ceil(curve.peak_per_s / capacity_per_s - 1e-9))
     fixed = Scaling(capacity_per_s, capacity_per_s, least=flat_machines, most=flat_machines)
     scaled = play_day(curve, scaling, start_up)
     flat = play_day(curve, fixed, start_up)

@@ -238,10 +238,6 @@ class Availability:
     spare_machines: int = 0
     zones: int = 1
 
-    def __post_init__(self) -> None:
-        if self.zones < 1 or self.spare_machines < 0:
-            raise InputError("availability needs at least 1 zone and 0 spare machines")
-
     def machines(self, needed: int) -> int:
         """Machines to rent so that `needed` of them survive the failure.
 

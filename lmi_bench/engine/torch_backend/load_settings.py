@@ -6,7 +6,6 @@ from typing import Final
 
 import torch
 
-from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
@@ -36,7 +35,6 @@ class LoadSettings:
     sampling_seed      seed for requests without one; None: random at each start
     quantize           quantization of weights while loading
     steps              decode steps to compile or capture at start
-    Raises InputError for a count below one.
     """
 
     dtype: str = "bfloat16"
@@ -51,12 +49,6 @@ class LoadSettings:
     sampling_seed: int | None = None
     quantize: QuantizeSettings = NOT_QUANTIZED
     steps: StepSettings = NOTHING_PREPARED
-
-    def __post_init__(self) -> None:
-        for name in ("block_size", "num_blocks", "threads"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise InputError(f"{name} must be at least 1, got {count}")
 
     @property
     def place(self) -> torch.device:

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.errors import CapacityError
 from lmi_bench.core.host import available_memory_bytes
 from lmi_bench.core.units import bytes_to_gib
 
@@ -38,9 +38,7 @@ def blocks_that_fit(
     free_bytes: int, memory_share: float, bytes_per_block: int, *, most: int | None = None
 ) -> int:
     """Cache blocks within `memory_share` (0 to 1) of the free memory, at most `most`. Raises
-    InputError for a share outside (0, 1], CapacityError if not even one fits."""
-    if not 0 < memory_share <= 1:
-        raise InputError(f"memory_share must be above 0 and at most 1, got {memory_share:g}")
+    CapacityError if not even one fits."""
     blocks = int(free_bytes * memory_share) // bytes_per_block
     if blocks < 1:
         raise CapacityError(

@@ -26,10 +26,6 @@ class Share:
     index: int = 0
     of: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.of:
-            raise ValueError(f"worker {self.index} of {self.of} does not exist")
-
     def users(self, spec: LevelSpec) -> int:
         """Users of a closed loop that are this worker's; of an open loop one place in a round."""
         return len(self._places(spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.torch_backend import memory
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit, check_weights_fit
 
@@ -20,12 +20,6 @@ def test_blocks_are_rounded_down_and_capped():
 def test_less_than_a_block_is_refused_with_both_numbers():
     with pytest.raises(CapacityError, match=r"50% of the 1,000 bytes .* block of 600 bytes"):
         blocks_that_fit(1000, 0.5, 600)
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.01])
-def test_a_share_must_be_one(share):
-    with pytest.raises(InputError, match="memory_share must be above 0 and at most 1"):
-        blocks_that_fit(1000, share, 10)
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(monkeypatch):
