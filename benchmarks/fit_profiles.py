@@ -70,6 +70,7 @@ class Plan:
         cell = row.cell
         return (
             cell is not None
+            and row.fits
             and cell.setup.speculation is None
             and (not self.devices or cell.setup.instance.accelerator.name in self.devices)
         )

@@ -59,12 +59,12 @@ def published_table(name: str) -> Path:
 
 @cache
 def jumpstart_concurrency() -> tuple[PublishedCell, ...]:
-    """Llama 2 7B by instance, tensor-parallel degree, instances and concurrency (95 cells)."""
+    """Llama 2 7B and 13B by instance, tensor-parallel degree, instances and concurrency (132 cells)."""
     return tuple(map(_cell, read_rows("published/jumpstart_concurrency.csv")))
 
 
 @cache
 def jumpstart_extremes() -> tuple[PublishedCell, ...]:
-    """Lowest latency and highest throughput of several models (26 cells)."""
+    """Lowest latency and highest throughput of 15 models (64 cells)."""
     names = ("jumpstart_min_latency", "jumpstart_max_throughput")
     return tuple(_cell(row) for name in names for row in read_rows(f"published/{name}.csv"))

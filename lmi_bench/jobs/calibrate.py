@@ -198,9 +198,9 @@ def _add_table(source: Path, gathered: Gathered) -> None:
             f"{source} has {len(engines)} engines ({', '.join(engines)}) but a profile describes "
             "one: keep the lines of one engine"
         )
-    cells = [row.cell for row in rows if row.cell is not None]
+    cells = [row.cell for row in rows if row.cell is not None and row.fits]
     if not cells:
-        raise InputError(f"{source}: no line can be used")
+        raise InputError(f"{source}: no line can be used" + (", all have fit = no" if rows else ""))
     gathered.cells += cells
     gathered.base = prior_for(engines[0], cells)
 

@@ -145,7 +145,8 @@ def test_the_memory_is_what_the_device_reports_and_not_24_gib():
 
 def test_the_published_tables_ship_whole():
     cells = jumpstart_concurrency()
-    assert len(cells) == 95
+    assert (len(cells), len(jumpstart_extremes())) == (132, 32 + 32)
+    assert len({cell.model for cell in jumpstart_extremes()}) == 15
     first = cells[0]
     assert (first.throughput_tokens_per_s, first.latency_s_per_token) == (30.0, 0.033)
     assert {cell.replicas for cell in cells} == {1, 2, 3}

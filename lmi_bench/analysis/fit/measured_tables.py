@@ -6,7 +6,8 @@ output_tokens, concurrency, throughput_tokens_per_s, latency_ms_per_token; three
 model, accelerator, tp, dtype, concurrency_or_rate (`c=8`, `rate=2.5/s`), ttft_ms, itl_ms (time per
 output token), e2e_ms, engine; means, ten requests a user with lengths that vary by a tenth, or 500
 requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Tables of InferenceX:
-`inferencex_tables`. Other columns and empty fields are ignored.
+`inferencex_tables`. A column `fit` with `no` keeps a line out of fits: it is only judged. Other
+columns and empty fields are ignored.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class TableRow:
 
     engine   its name in the table, in lower case; empty where the table names none
     cell     None where the line cannot be used; `problem` says why
+    fits     whether a fit may use it
     """
 
     number: int
@@ -66,6 +68,7 @@ class TableRow:
     problem: str | None = None
     e2e_mean_s: float | None = None
     e2e_p99_s: float | None = None
+    fits: bool = True
 
 
 def read_table(path: Path) -> list[TableRow]:
@@ -108,6 +111,7 @@ def _table_row(number: int, row: Row, whole: bool) -> TableRow:
         cell,
         e2e_mean_s=_seconds(row, "e2e_ms"),
         e2e_p99_s=_seconds(row, "e2e_p99_ms"),
+        fits=(row.get("fit") or "").strip().lower() != "no",
     )
 
 

@@ -134,7 +134,7 @@ def fitted_rows(
     usable = _usable(rows)
     engines = Counter(row.engine for row in usable)
     shares = _shares(
-        Counter(row.engine for row in usable if _is_measured(row)), max(0, calibrate_cells)
+        Counter(row.engine for row in usable if _can_calibrate(row)), max(0, calibrate_cells)
     )
     for engine in engines:
         group = [row for row in usable if row.engine == engine]
@@ -256,7 +256,7 @@ def _known_rows(
     """The rows to calibrate an engine on, and warnings."""
     if calibrate_on is None:
         return choose_rows(engine, group, count, seed, prior), []
-    known = [row for row in calibrate_on if row.cell is not None]
+    known = [row for row in calibrate_on if row.cell is not None and row.fits]
     same = [row for row in known if row.engine == engine]
     if same:
         return same, []
@@ -276,7 +276,7 @@ def choose_rows(
     prior: PriorRule = prior_for,
 ) -> list[TableRow]:
     """The `count` measured rows that are most informative about the whole group."""
-    measured = [row for row in group if _is_measured(row)]
+    measured = [row for row in group if _can_calibrate(row)]
     if count <= 0 or not measured:
         return []
     pool = measured
@@ -298,9 +298,10 @@ def choose_rows(
     return [pool[fits[index]] for index in chosen]
 
 
-def _is_measured(row: TableRow) -> bool:
+def _can_calibrate(row: TableRow) -> bool:
+    """Whether a fit may use the row, and it states a figure."""
     cell = row.cell
-    return cell is not None and (
+    return (cell is not None and row.fits) and (
         cell.throughput_tokens_per_s is not None
         or cell.tpot_mean_s is not None
         or cell.latency_p90_s_per_token is not None

@@ -66,7 +66,8 @@ def measured(profile, plain, factor=1.0):
 
 @pytest.fixture(scope="module")
 def jumpstart():
-    rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")
+    """The cells of Llama 2 7B."""
+    rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")[:95]
     return [validate(rows, calibrate_cells=8, seed=seed)[0] for seed in (0, 1)]
 
 
@@ -293,6 +294,22 @@ def test_a_level_that_was_measured_did_fit_whatever_the_memory_plan_says(tmp_pat
     )
     judged, _ = validate(read_table(path))
     assert judged[0].to_json()["predicted_throughput_tokens_per_s"] > 0
+
+
+def test_a_line_kept_out_of_fits_is_judged_and_never_calibrated_on():
+    rows = [
+        row
+        for row in read_table(PUBLISHED / "jumpstart_concurrency.csv")
+        if row.cell.setup.instance.instance_type == "ml.p4d.24xlarge"
+        and row.cell.setup.tensor_parallel == 1
+    ]
+    kept_out = [row for row in rows if not row.fits]
+    assert {row.cell.setup.shape.name for row in kept_out} == {"llama-2-13b"}
+    for judged, _ in (validate(rows, calibrate_cells=100), validate(rows, calibrate_on=rows)):
+        assert len(judged) == len(rows) == len(kept_out) + 9
+        assert [row.row.number for row in judged if row.calibrated] == [
+            row.number for row in rows if row.fits
+        ]
 
 
 def test_the_cells_to_calibrate_on_are_so_many_in_all(tmp_path):
