@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from lmi_bench.analysis.fleet.recommender import recommend as rank
+from lmi_bench.analysis.fleet.request import LONE_REQUEST, RecommendRequest
 from lmi_bench.analysis.model.capacity import memory_plan_for
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
-from lmi_bench.analysis.model.profiles import profile_from_json
+from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model, find_model_entry
@@ -30,14 +32,16 @@ from lmi_bench.deploy.server_settings import unsupported_settings
 from lmi_bench.deploy.settings import EndpointSettings, Server
 from lmi_bench.deploy.variables import check_variables
 from lmi_bench.jobs.files import load_recommendation
+from lmi_bench.jobs.planned import planned_workload
 from lmi_bench.jobs.serving_file import load_properties
-from lmi_bench.jobs.settings.deploy import DeploySettings, LimitsSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings, LimitsSettings
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 from lmi_bench.targets.drafting import refuse_sagemaker_draft
 from lmi_bench.targets.profiles import find_profile
 
 _LICENSED: Final = "meta-llama/"
 _PROBE_EVERY_S: Final = 1.0
+_LONE_TOKENS: Final = 256  # of a lone request's prompt, and of its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +261,28 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
             saved.answer, saved.model, profile, stated, image=image, weights=weights
         )
     model = str(layout.model)
+    if layout.goal == "latency" and stated.tensor_parallel is None:
+        degree = _fastest_degree(layout, profile, instance)
+        stated = replace(stated, tensor_parallel=degree)
+        listener.note(f"TP {degree or 'of the smallest copy'}: fastest for one request at a time")
     return plan_from_layout(model, machine, profile, stated, image=image, weights=weights)
+
+
+def _fastest_degree(
+    layout: LayoutSettings, profile: EngineProfile, instance: Instance
+) -> int | None:
+    """The degree that `recommend --objective latency` takes; None: the smallest that fits."""
+    model, most = str(layout.model), layout.max_model_len or 2 * _LONE_TOKENS
+    prompt = max(1, min(layout.max_input_tokens or most // 2, most - 1))
+    workload = planned_workload(model, layout.dtype, prompt, max(1, most - prompt))
+    request = RecommendRequest(
+        workload, profile, LONE_REQUEST, objective="latency", instances=(instance,)
+    )
+    try:
+        best = rank(request, intervals=False).recommended
+    except InputError:
+        return None
+    return None if best is None else best.tensor_parallel
 
 
 def _check_draft(plan: DeploymentPlan, server: Server, stated: str | None) -> None:
