@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint docs accuracy clean
+.PHONY: quickstart test lint docs accuracy posts clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -67,6 +67,10 @@ docs: $(VENV)/.docs
 # Fails where predictions of published tables are worse than docs/accuracy.md; ten minutes of one core.
 accuracy: $(VENV)/.dev
 	$(BIN)/python benchmarks/planner_accuracy.py --check
+
+# Fails where docs/posts.md is not what the program gives; a quarter of an hour at most.
+posts: $(VENV)/.dev
+	$(BIN)/python benchmarks/posts.py --check
 
 clean:
 	rm -rf $(VENV) dist build
