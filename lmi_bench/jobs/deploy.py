@@ -272,16 +272,11 @@ def _fastest_degree(
     layout: LayoutSettings, profile: EngineProfile, instance: Instance
 ) -> int | None:
     """The degree that `recommend --objective latency` takes; None: the smallest that fits."""
-    model, most = str(layout.model), layout.max_model_len or 2 * _LONE_TOKENS
-    prompt = max(1, min(layout.max_input_tokens or most // 2, most - 1))
-    workload = planned_workload(model, layout.dtype, prompt, max(1, most - prompt))
+    lone = planned_workload(str(layout.model), layout.dtype, _LONE_TOKENS, _LONE_TOKENS)
     request = RecommendRequest(
-        workload, profile, LONE_REQUEST, objective="latency", instances=(instance,)
+        lone, profile, LONE_REQUEST, objective="latency", instances=(instance,)
     )
-    try:
-        best = rank(request, intervals=False).recommended
-    except InputError:
-        return None
+    best = rank(request, intervals=False).recommended
     return None if best is None else best.tensor_parallel
 
 

@@ -8,7 +8,11 @@ from benchmarks.posts import CLAIMS, PAGE, stale
 from benchmarks.support.posts_program import AGREES, DIFFERS, NEEDS_GPU, Claim, Shown, inside, near
 
 TEXT = PAGE.read_text(encoding="utf-8")
-ROWS = {line.split(" | ")[0][2:]: line for line in TEXT.splitlines() if re.match(r"\| [TMJF]\d\d ", line)}
+ROWS = {
+    line.split(" | ")[0][2:]: line
+    for line in TEXT.splitlines()
+    if re.match(r"\| [TMJF]\d\d ", line)
+}
 
 
 def test_each_of_the_87_claims_has_one_row_with_one_verdict():

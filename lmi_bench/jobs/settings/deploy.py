@@ -25,9 +25,7 @@ class LayoutSettings:
         "Number of machines.", old_names=("--instances",), default="as recommended, else 1"
     )
     tensor_parallel: int | None = option(
-        planning.TENSOR_PARALLEL,
-        default="as recommended, else the smallest; for latency the fastest",
-        group=_LAYOUT,
+        planning.TENSOR_PARALLEL, default="as recommended, else by --goal", group=_LAYOUT
     )
     replicas: int | None = option(
         "Copies of the model on a machine.",
