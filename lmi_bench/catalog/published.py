@@ -59,7 +59,7 @@ def published_table(name: str) -> Path:
 
 @cache
 def jumpstart_concurrency() -> tuple[PublishedCell, ...]:
-    """Llama 2 7B and 13B by instance, tensor-parallel degree, instances and concurrency (132 cells)."""
+    """Llama 2 7B and 13B by instance, degree, number of instances and concurrency (132 cells)."""
     return tuple(map(_cell, read_rows("published/jumpstart_concurrency.csv")))
 
 
