@@ -242,7 +242,9 @@ def _deadline(out: Output) -> Shown:
 def _tokens(count: int) -> Check:
     def check(out: Output) -> Shown:
         found = re.search(r"(\d+) tokens in (\d+) requests?", out.notes)
-        return Shown(found[0] if found else "no count", bool(found) and int(found[1]) == count)
+        return Shown(
+            found[0] if found else "no count", found is not None and int(found[1]) == count
+        )
 
     return check
 
