@@ -113,7 +113,8 @@ def _load(cell: MeasuredLevel, users: str = "", rate: str = "/s") -> str:
 def print_captured(levels: Sequence[Mapping[str, Any]]) -> None:
     """The measured levels of a capture, as its profile has them."""
     names = ("in", "out", "users", "requests", "s", "tok/s", "TTFT ms", "TPOT ms", "check")
-    rows = [dict(zip(names, map(_shown, level.values()), strict=True)) for level in levels]
+    shown = [[_shown(value).partition(" (")[0] for value in level.values()] for level in levels]
+    rows = [dict(zip(names, row, strict=True)) for row in shown]
     print_table("Measured", rows, left=("check",), give_way=("requests",))
 
 

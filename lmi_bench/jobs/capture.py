@@ -30,7 +30,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.redaction import REDACTED
 from lmi_bench.core.run_store import Run
-from lmi_bench.core.scenario import Scenario, is_endpoint
+from lmi_bench.core.scenario import ENGINE_TARGET, Scenario, is_endpoint
 from lmi_bench.core.units import plural
 from lmi_bench.jobs.calibrate import Calibration, Gathered, calibration_of, levels_of_run
 from lmi_bench.jobs.settings.plan import CalibrateSettings
@@ -160,7 +160,8 @@ def capture(
 
 def _open(settings: CalibrateSettings, access: Access, listener: Listener) -> _Site:
     """Ask the endpoint what it serves; raises InputError if that is not enough to plan."""
-    degree, scenario = settings.tensor_parallel, read_scenario(settings.on, {})
+    degree, bundled = settings.tensor_parallel, settings.on == ENGINE_TARGET
+    scenario = read_scenario(None if bundled else settings.on, {})
     remote = is_endpoint(scenario.target)
     if not remote:
         engine = {"engine.dtype": settings.dtype, "engine.tensor_parallel": degree}
@@ -204,7 +205,8 @@ def _open(settings: CalibrateSettings, access: Access, listener: Listener) -> _S
             f"{setup.instance.instance_type} has {devices} devices, and {settings.on} does not say "
             "how many of them one copy uses: add --tp"
         )
-    context = bench.facts.get("max_model_len") or setup.shape.max_positions
+    limits = bench.facts["scheduler"] if facts.is_bundled else bench.facts
+    context = limits.get("max_model_len") or setup.shape.max_positions
     context = int(context * (_CERTAIN_SHARE if remote else 1))
     return _Site(bench.scenario, run, place, setup, base, context)
 
