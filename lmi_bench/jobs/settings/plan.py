@@ -184,8 +184,8 @@ class CalibrateSettings:
             return
         if not self.next_levels or self.model is None or self.instance is None:
             raise InputError(
-                "name sweeps or tables to fit to; or, to learn what to measure first, give --next, "
-                "--model and --instance"
+                "name sweeps or tables to fit to, or a server to measure with --on; or, to learn "
+                "what to measure first, give --next, --model and --instance"
             )
         if self.out is not None:
             raise InputError("--out needs measured levels: nothing was fitted")
