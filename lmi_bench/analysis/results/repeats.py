@@ -66,8 +66,6 @@ def repeat_rule(
              ends when its interval is narrow enough, or after 20
     Raises InputError where a level has too few requests for the quantile of `until`.
     """
-    if repeats < 1:
-        raise InputError(f"--repeat must be at least 1, got {repeats}")
     if until is not None:
         _check_supported(levels, until)
 

@@ -293,8 +293,6 @@ class ParallelExecutor(ModelNumbers):
         Other arguments as for TorchExecutor. Raises CapacityError if the model cannot be split that
         way, InputError if it cannot be loaded, EngineError if a rank does not start.
         """
-        if tensor_parallel < 1:
-            raise InputError(f"tensor_parallel must be at least 1, got {tensor_parallel}")
         launch = launch_of(os.environ)
         if launch is None:
             _check_gpus(settings, tensor_parallel)

@@ -330,8 +330,6 @@ class DatasetPrompts:
     ignore_eos: bool = True
 
     def __post_init__(self) -> None:
-        if not self.entries:
-            raise InputError("the data set is empty: it needs at least one line with a prompt")
         self._shuffled = list(self.entries)
         random.Random(f"{self.seed}/dataset").shuffle(self._shuffled)
 

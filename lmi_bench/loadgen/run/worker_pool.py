@@ -173,8 +173,6 @@ class WorkerPool:
     """
 
     def __init__(self, job: WorkerJob, count: int | Literal["auto"] = "auto") -> None:
-        if count != "auto" and count < 1:
-            raise InputError(f"--workers must be at least 1 or auto, got {count}")
         try:
             pickle.dumps(job)
         except (pickle.PicklingError, TypeError, AttributeError) as exc:
