@@ -24,7 +24,7 @@ from lmi_bench.engine.texts import EVALUATION, read_text
 from lmi_bench.jobs.generate import run_closing
 from lmi_bench.jobs.settings import bundled
 from lmi_bench.jobs.settings.engine import stated_settings
-from lmi_bench.models.folder import parse_rope_scaling, shape_of_folder
+from lmi_bench.models.folder import held_out_text, parse_rope_scaling, shape_of_folder
 from lmi_bench.targets.bundled import model_folder, open_torch_engine, time_all_reduces
 from lmi_bench.targets.prompts import find_tokenizer, weights_notes
 
@@ -135,7 +135,8 @@ def perplexity(settings: bundled.PerplexitySettings, listener: Listener = SILENT
     tokenizer = find_tokenizer(model)
     if tokenizer is None:
         raise InputError(f"model {model!r} has no tokenizer.json: give a demo model or a folder")
-    token_ids = tokenizer.encode(read_text(settings.text, EVALUATION))[: settings.max_tokens]
+    text = read_text(settings.text or held_out_text(model), EVALUATION)
+    token_ids = tokenizer.encode(text)[: settings.max_tokens]
     if len(token_ids) < wanted[0]:
         raise InputError(
             f"the text has {len(token_ids):,} tokens, fewer than one window of {wanted[0]:,}: "

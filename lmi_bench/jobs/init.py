@@ -22,7 +22,7 @@ from lmi_bench.core.scenario import DEFAULT_MODEL, ENGINE_TARGET, SIMULATED_PREF
 from lmi_bench.jobs.settings.load import numbers
 from lmi_bench.jobs.settings.setup import InitSettings
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
-from lmi_bench.models.folder import is_model_folder
+from lmi_bench.models.folder import TRAINED_NAMES, is_model_folder, trained_folder
 from lmi_bench.targets.applies import kind_of
 from lmi_bench.targets.open import open_bench
 from lmi_bench.targets.prompts import DEMO_NAMES, DEMO_POSITIONS, longest_request
@@ -244,14 +244,15 @@ def _check(content: dict[str, Any], kind: Kind, name: str) -> None:
     if kind == "endpoint":
         return
     is_demo = kind == "engine" and scenario.model in DEMO_NAMES
-    if kind == "engine" and not is_demo and not is_model_folder(Path(scenario.model)):
+    folder = trained_folder(scenario.model) or Path(scenario.model)
+    if kind == "engine" and not is_demo and not is_model_folder(folder):
         raise InputError(
-            f"the bundled engine takes {', '.join(DEMO_NAMES)} or a Hugging Face folder, not "
-            f"{scenario.model!r}"
+            f"the bundled engine takes {', '.join((*DEMO_NAMES, *TRAINED_NAMES))} or a Hugging "
+            f"Face folder, not {scenario.model!r}"
         )
     if kind == "plan" and scenario.model == DEFAULT_MODEL:  # a scenario's model if none is stated
         raise InputError(f"{DEFAULT_MODEL} is for the bundled engine: name the model to plan for")
-    positions = DEMO_POSITIONS if is_demo else find_model(scenario.model).max_positions
+    positions = DEMO_POSITIONS if is_demo else find_model(str(folder)).max_positions
     known = content.get("workload", {})
     tokens = longest_request(scenario) if len(known) == 2 else known.get("input_tokens", 0)
     if tokens > positions:

@@ -22,6 +22,20 @@ _ONCE_CUSTOM: Final = ("FalconForCausalLM", "RWForCausalLM")
 """Published with custom code, which transformers and this engine no longer need."""
 
 
+TRAINED_NAMES: Final = ("demo-text", "demo-text-draft")
+"""The trained pair in the box: a model of bytes and its draft (benchmarks/train_pair.py)."""
+
+
+def trained_folder(name: str) -> Path | None:
+    """The folder of one of `TRAINED_NAMES`; None for any other name."""
+    return Path(__file__).with_name("trained") / name if name in TRAINED_NAMES else None
+
+
+def held_out_text(name: str) -> Path | None:
+    """Text of the kind that a trained model in the box has learnt, without it; else None."""
+    return Path(__file__).with_name("trained") / "held_out.txt" if name in TRAINED_NAMES else None
+
+
 def is_model_folder(path: Path) -> bool:
     """True if the path is a readable folder with a config.json."""
     try:

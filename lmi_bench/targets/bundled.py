@@ -24,10 +24,12 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts.prompts import TokenIds
 from lmi_bench.models.folder import (
+    TRAINED_NAMES,
     folder_name,
     parse_rope_scaling,
     rope_scaled_folder,
     shape_of_folder,
+    trained_folder,
 )
 from lmi_bench.targets import drafting, loading, quantizing
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
@@ -256,12 +258,14 @@ def model_folder(model: str, rope_scaling: str | None = None) -> Path:
     Raises InputError if the model is neither a folder nor a demo model."""
     from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 
-    if model not in DEMO_MODELS and not Path(model).is_dir():
+    trained = trained_folder(model)
+    if trained is None and model not in DEMO_MODELS and not Path(model).is_dir():
+        names = ", ".join((*DEMO_MODELS, *TRAINED_NAMES))
         raise InputError(
-            f"model {model!r} is neither a folder nor a demo model ({', '.join(DEMO_MODELS)}): "
+            f"model {model!r} is neither a folder nor a demo model ({names}): "
             "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
         )
-    folder = ensure_demo_model(model) if model in DEMO_MODELS else Path(model)
+    folder = ensure_demo_model(model) if model in DEMO_MODELS else trained or Path(model)
     if rope_scaling is None:
         return folder
     return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))

@@ -31,6 +31,7 @@ from lmi_bench.loadgen.prompts.prompts import (
     load_dataset,
     mean_lengths,
 )
+from lmi_bench.models.folder import trained_folder
 
 DEMO_NAMES: Final = ("demo-15m", "demo-110m")
 DEMO_POSITIONS: Final = 2048
@@ -253,7 +254,7 @@ def _turns(
 
 def find_tokenizer(model: str) -> Tokenizer | None:
     """The tokenizer of a model folder or a demo model; None if there is none. Loads no torch."""
-    folder = Path(model)
+    folder = trained_folder(model) or Path(model)
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_folder(folder)
     if model in DEMO_NAMES:

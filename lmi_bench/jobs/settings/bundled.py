@@ -12,6 +12,7 @@ from lmi_bench.jobs.settings.planning import check_at_least_one
 EXECUTORS: Final = ("torch", "simulated")
 ENDS: Final = ("eos_token", "stop_sequence", "length", "context_full")
 _SAMPLING: Final = "Sampling"
+_TRAINED: Final = "demo-text"
 _MODEL: Final = Option("Demo model or Hugging Face folder.", ("--model", "-m"))
 
 
@@ -128,7 +129,7 @@ class ScoreOptions:
 class GenerateSettings:
     """A prompt for a model, how it is continued, or which answers to score instead."""
 
-    model: str = option(_MODEL, value="demo-15m")
+    model: str = option(_MODEL, value=_TRAINED)
     prompt: str = option("Text to continue; - reads it from stdin.", "--prompt", "-p", value="-")
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     stop: tuple[str, ...] = option(
@@ -173,13 +174,14 @@ class ConvertSettings:
 class PerplexitySettings:
     """A model, a text, and the lengths at which the model reads it."""
 
-    model: str = option(_MODEL, value=REQUIRED)
+    model: str = option(_MODEL, value=_TRAINED)
     lengths: str = option("Window lengths in tokens, such as 128,256,512.", value="128,256,512")
     rope_scaling: tuple[str, ...] = option(
         "RoPE scaling to score, too: linear:2, dynamic:4 or yarn:4; repeatable.", value=()
     )
     text: Path | None = option(
-        "Text, or JSON lines with `text` or `prompt`.", default="a built-in text"
+        "Text, or JSON lines with `text` or `prompt`.",
+        default="a built-in text; for demo-text, of the kind that it has learnt",
     )
     max_tokens: int = option("Maximum number of tokens to score.", value=8192)
     dtype: str = option(
