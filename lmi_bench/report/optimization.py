@@ -25,6 +25,7 @@ class VariantQuality:
     """The scores of a text, and greedy outputs beside the baseline's.
 
     output_error_of_layer  relative error of each matrix's outputs by its name, and their mean
+    accepted_frac          share of a draft's tokens that held; None without a draft
     """
 
     perplexity: float
@@ -33,6 +34,7 @@ class VariantQuality:
     logprob_shift: float
     mean_output_error: float | None
     output_error_of_layer: Mapping[str, float]
+    accepted_frac: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class VariantResult:
     products_ms        time of a decode step's matrix products, by its sequences
     levels             empty if the arithmetic is only emulated
     throughput_ratios  to the baseline, by level: ratio and its 95 % interval
+    undecided          levels whose ratio is no further from 1 than that of equal engines, or of the
+                       products of equal weights
     """
 
     name: str
@@ -88,6 +92,7 @@ class VariantResult:
     usd_per_1m_output: float | None
     job: JobTimes
     saved: str | None
+    undecided: Sequence[str] = ()
 
 
 _VARIANT: Field[VariantResult] = field(
@@ -155,13 +160,14 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
         field("same tokens", lambda each: share(each.quality.agreement_frac), "Quality"),
         field("logprob shift", lambda each: number(each.quality.logprob_shift), "Quality"),
         field("output error", lambda each: share(each.quality.mean_output_error), "Quality"),
+        field("guesses held", lambda each: share(each.quality.accepted_frac), "Quality"),
         field("weights, MiB", lambda each: number(each.memory.weight_bytes / MIB), "Memory"),
         field("KV tokens", lambda each: count(each.memory.kv_tokens_in_baseline_memory), "Memory"),
         *(speed(f"tok/s at {load}", load, "throughput_tokens_per_s") for load in loads),
         speed(f"ms/token at {first}", first, "latency_ms_per_token_mean"),
         field(
             "tok/s against the baseline",
-            lambda each: _ratio(each.throughput_ratios) or missing(each),
+            lambda each: _ratio(each) or missing(each),
             "Speed",
         ),
         field(
@@ -176,18 +182,19 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
         "models) knows no text: its perplexity says nothing, the shift does. KV tokens: what the "
         "cache holds when weights and cache take the baseline's memory together. Ratios: 95 % over "
         "rounds that sweep all variants in turn, at the highest load; price at the best level. "
-        f"The row {results[-1].name} is the same engine: a ratio within its interval is none."
+        f"The row {results[-1].name} is the same engine: a ratio within its interval is none, and "
+        "one no further from 1 than its own, or than the products of equal weights, is not shown."
     )
     return table_of("Variants side by side", fields, results, note)
 
 
-def _ratio(ratios: Mapping[str, Sequence[float | None]]) -> str:
+def _ratio(result: VariantResult) -> str:
     """The ratio of the last, highest level with its interval; empty where there is none."""
-    if not ratios:
+    if not result.throughput_ratios:
         return ""
-    middle, low, high = list(ratios.values())[-1]
+    level, (middle, low, high) = list(result.throughput_ratios.items())[-1]
     interval = f" ({number(low)} to {number(high)})" if low else ", one round"
-    return f"{number(middle)}{interval}"
+    return f"{number(middle)}{interval}" + (", not shown" if level in result.undecided else "")
 
 
 def _errors(results: Sequence[VariantResult]) -> Table | None:

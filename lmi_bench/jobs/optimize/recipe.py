@@ -17,7 +17,7 @@ from lmi_bench.core.scenario import EngineSection, parse_scenario, read_yaml
 from lmi_bench.core.scenario_sections import PositiveRate, Section
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
-from lmi_bench.models.folder import is_model_folder, shape_of_folder
+from lmi_bench.models.folder import is_model_folder, shape_of_folder, trained_folder
 from lmi_bench.models.shape import ModelShape
 
 BASELINE, BASELINE_AGAIN = "baseline", "baseline-again"
@@ -27,9 +27,10 @@ class Evaluation(Section):
     """The data on which quality and speed are measured.
 
     text               file for the perplexity (text, or JSON lines with `text` or `prompt`); None:
-                       a part of the sample text that calibration does not use
+                       a part of the sample text that calibration does not use, or of what a
+                       trained model in the box has not seen
     dataset            JSON lines with `prompt` and optionally `output_tokens` for speed and
-                       agreement; None: made-up prompts of `input_tokens`
+                       agreement; None: prompts of `input_tokens`, made up or from that text
     agreement_prompts  requests whose greedy outputs are compared with the baseline's
     requests_per_user  closed loop: a level sends concurrency times this many, in each round
     rounds             sweeps of each variant, in turn, so that a drift of the machine meets all
@@ -66,7 +67,7 @@ class Recipe(Section):
     engine  settings of the baseline, as in a scenario; variants change them
     """
 
-    model: Annotated[str, Field(min_length=1)] = "demo-15m"
+    model: Annotated[str, Field(min_length=1)] = "demo-text"
     engine: EngineSection = EngineSection()
     evaluate: Evaluation = Evaluation()
     variants: tuple[Variant, ...] = ()
@@ -222,5 +223,5 @@ def plan_job(settings: OptimizeSettings) -> JobPlan:
 
 def _shape(model: str) -> ModelShape:
     """The shape of a folder or a catalog name; raises InputError for another text."""
-    folder = Path(model)
+    folder = trained_folder(model) or Path(model)
     return shape_of_folder(folder) if is_model_folder(folder) else find_model(model)

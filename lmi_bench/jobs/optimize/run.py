@@ -35,7 +35,7 @@ from lmi_bench.jobs.optimize.recipe import (
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.jobs.sweep.run import sweep_scenario
 from lmi_bench.loadgen.prompts.prompts import load_dataset
-from lmi_bench.models.folder import make_new_folder
+from lmi_bench.models.folder import held_out_text, make_new_folder
 from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import (
     JobTimes,
@@ -57,12 +57,14 @@ _WINDOW_TOKENS: Final = 256
 class Quality:
     """A variant's scores of a text, and its answers.
 
-    scores   natural log-probability of each token of the text after those before it
-    outputs  greedy tokens of each prompted request
+    scores         natural log-probability of each token of the text after those before it
+    outputs        greedy tokens of each prompted request
+    accepted_frac  share of drafted tokens that held in these; None without a draft
     """
 
     scores: tuple[float, ...]
     outputs: tuple[tuple[int, ...], ...]
+    accepted_frac: float | None = None
 
     @property
     def perplexity(self) -> float:
@@ -79,7 +81,8 @@ def measure_quality(
     except BaseException:
         asyncio.run(close_all(parts.executors))
         raise
-    return Quality(tuple(scores), tuple(asyncio.run(_generate(parts, prompts))))
+    outputs, accepted_frac = asyncio.run(_generate(parts, prompts))
+    return Quality(tuple(scores), tuple(outputs), accepted_frac)
 
 
 def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
@@ -105,8 +108,11 @@ async def _score(parts: EngineParts, text_ids: Sequence[int]) -> list[float]:
     return scores
 
 
-async def _generate(parts: EngineParts, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-    outputs = []
+async def _generate(
+    parts: EngineParts, prompts: Sequence[Prompt]
+) -> tuple[list[tuple[int, ...]], float | None]:
+    """Greedy tokens of each prompt, and the share of drafted ones that held."""
+    outputs, drafted, accepted = [], 0, 0
     async with parts.engine() as engine:
         running = [engine.submit(prompt.token_ids, prompt.sampling) for prompt in prompts]
         for generation in running:
@@ -115,7 +121,9 @@ async def _generate(parts: EngineParts, prompts: Sequence[Prompt]) -> list[tuple
             if not tokens:
                 raise EngineError(f"a request of {len(prompts)} gave no token")
             outputs.append(tokens)
-    return outputs
+            drafted += generation.drafted_tokens
+            accepted += generation.accepted_tokens
+    return outputs, accepted / drafted if drafted else None
 
 
 def agreement_frac(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
@@ -213,6 +221,7 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
         raise InputError(f"{folder} exists: name another folder with --out")
     data = _Data(recipe)
     make_new_folder(folder)
+    recipe = _with_known_prompts(recipe, folder)
     measured: list[MeasuredVariant] = []
     for variant in (None, *recipe.variants):
         each = _measure(recipe, variant, data, listener)
@@ -223,6 +232,7 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
     measured.append(replace(measured[0], name=BASELINE_AGAIN, rounds=[], sweep_s=0.0))
     _sweep_in_rounds(recipe, measured, folder, listener)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
+    results = [replace(each, undecided=undecided_levels(each, results)) for each in results]
     content = {
         "model": recipe.model,
         "recipe": recipe.model_dump(mode="json"),
@@ -250,6 +260,22 @@ def _with_changes(recipe: Recipe, settings: OptimizeSettings) -> Recipe:
     return parse_recipe(content)
 
 
+def _with_known_prompts(recipe: Recipe, folder: Path) -> Recipe:
+    """For a trained model in the box, prompts of the kind that it knows, in the job's folder.
+
+    Behind made-up ones it has nothing to say, and a draft nothing to guess.
+    """
+    source, length = held_out_text(recipe.model), recipe.evaluate.input_tokens
+    if source is None or recipe.evaluate.dataset is not None:
+        return recipe
+    text = read_text(source, EVALUATION)
+    starts = range(0, max(1, len(text) - length), length)
+    lines = [json.dumps({"prompt": text[start : start + length]}) for start in starts]
+    write_text(folder / "prompts.jsonl", "\n".join(lines) + "\n")
+    evaluate = recipe.evaluate.model_copy(update={"dataset": str(folder / "prompts.jsonl")})
+    return recipe.model_copy(update={"evaluate": evaluate})
+
+
 class _Data:
     """The text and the prompts, as token ids of the recipe's model."""
 
@@ -261,7 +287,7 @@ class _Data:
                 f"model {recipe.model!r} has no tokenizer.json: `optimize` scores texts; give a "
                 "demo model or a Hugging Face folder"
             )
-        given = None if evaluate.text is None else Path(evaluate.text)
+        given = held_out_text(recipe.model) if evaluate.text is None else Path(evaluate.text)
         self.text_ids = tokenizer.encode(read_text(given, EVALUATION))[: evaluate.text_tokens]
         if len(self.text_ids) < 2:
             raise InputError(f"{evaluate.text}: the text has no two tokens to score")
@@ -399,6 +425,7 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
             logprob_shift=score_shift(each.quality.scores, base.quality.scores),
             mean_output_error=sum(errors.values()) / len(errors) if errors else None,
             output_error_of_layer=errors,
+            accepted_frac=each.quality.accepted_frac,
         ),
         memory=VariantMemory(
             weight_bytes=loaded.weight_bytes,
@@ -421,6 +448,28 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
         usd_per_1m_output=usd,
         job=JobTimes(*stages_s, devices, device_s=sum(stages_s) * devices),
         saved=None if each.saved is None else each.saved.name,
+    )
+
+
+def undecided_levels(each: VariantResult, results: Sequence[VariantResult]) -> tuple[str, ...]:
+    """The levels whose ratio departs from 1 by no more than what should be equal does: the baseline
+    from itself, and the products of equal weights, which the machine alone makes differ."""
+    base, again = results[0], results[-1]
+    if each.name in (base.name, again.name):
+        return ()
+    equal = 0.0
+    if each.memory.weight_bytes == base.memory.weight_bytes:
+        pairs = [(each.products_ms.get(rows), ms) for rows, ms in base.products_ms.items()]
+        equal = max((abs(math.log(mine / ms)) for mine, ms in pairs if mine), default=0.0)
+
+    def departure(result: VariantResult, level: str) -> float:
+        ratio, *_ = result.throughput_ratios.get(level, (None,))
+        return abs(math.log(ratio)) if ratio else 0.0
+
+    return tuple(
+        level
+        for level in each.throughput_ratios
+        if departure(each, level) <= max(equal, departure(again, level))
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,13 @@ import pytest
 from lmi_bench.core.listener import SILENT
 from lmi_bench.jobs.optimize import run as optimize
 from lmi_bench.jobs.optimize.recipe import parse_recipe
+from lmi_bench.report.optimization import (
+    JobTimes,
+    VariantMemory,
+    VariantQuality,
+    VariantResult,
+    optimization_tables,
+)
 from tests.levels import level_of
 
 
@@ -51,3 +59,53 @@ def test_variants_are_swept_in_turn_and_judged_round_by_round(monkeypatch, tmp_p
     assert optimize._ratios(base, base) == {}
     base.rounds, other.rounds = base.rounds[:1], other.rounds[:1]
     assert optimize._ratios(base, other)["concurrency 2"] == [pytest.approx(1.2), None, None]
+
+
+def variant(name, ratio=None, *, weight_bytes=1000, products_ms=1.0):
+    return VariantResult(
+        name=name,
+        engine={},
+        quality=VariantQuality(2.0, 1, 1.0, 0.0, None, {}),
+        memory=VariantMemory(weight_bytes, 1.0, 1),
+        products_ms={"2": products_ms},
+        kernels=None,
+        emulated=False,
+        levels=(),
+        throughput_ratios={} if ratio is None else {"concurrency 2": [ratio, 0.9 * ratio, ratio]},
+        usd_per_1m_output=None,
+        job=JobTimes(1.0, 1.0, 1.0, 1.0, 1, 1.0),
+        saved=None,
+    )
+
+
+def test_a_ratio_is_not_shown_where_what_should_be_equal_differs_by_as_much():
+    """1.58 of the baseline to itself is further from 1 than 1.32 and 1 / 1.5, not than 1 / 1.7;
+    products of equal weights at 0.255 of the baseline's are further than a gain of 3.91."""
+    results = [
+        variant("baseline"),
+        variant("same", 1.32),
+        variant("slower", 1 / 1.5),
+        variant("much-slower", 1 / 1.7),
+        variant("ngram", 3.91, products_ms=0.255),
+        variant("int4", 3.91, weight_bytes=300, products_ms=0.255),
+        variant("baseline-again", 1.58),
+    ]
+    found = {each.name: bool(optimize.undecided_levels(each, results)) for each in results}
+    assert found == {
+        "baseline": False,
+        "same": True,
+        "slower": True,
+        "much-slower": False,
+        "ngram": True,
+        "int4": False,
+        "baseline-again": False,
+    }
+    marked = [replace(each, undecided=optimize.undecided_levels(each, results)) for each in results]
+    table = optimization_tables(marked)[0]
+    column = [column.title for column in table.columns].index("tok/s against the baseline")
+    shown = {row.cells[0].text: row.cells[column].text for row in table.rows}
+    assert {name for name, text in shown.items() if "not shown" in text} == {
+        "same",
+        "slower",
+        "ngram",
+    }
