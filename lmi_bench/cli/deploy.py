@@ -176,13 +176,10 @@ def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0
         ],
         left=("backend", "", "why", "settings"),
     )
-    effects = {each.backend: choice.bundled_effects(each.backend) for each in verdicts}
     titles = ("backend", "real on the bundled engine", "needs the device")
-    print_table(
-        "What `serve --serving-properties` does under these names",
-        [dict(zip(titles, (name, *each), strict=True)) for name, each in effects.items()],
-        left=titles,
-    )
+    effects = choice.bundled_effects().items()
+    rows = [dict(zip(titles, (name, *each), strict=True)) for name, each in effects]
+    print_table("What `serve --serving-properties` does under these names", rows, left=titles)
     if verdicts[0].verdict == choice.CHOSEN:
         say(f"chosen: {verdicts[0].backend} ({verdicts[0].settings})")
     say(f"option.rolling_batch=auto is {choice.auto_resolves_to(machine, era)} ({ERAS[era]})")

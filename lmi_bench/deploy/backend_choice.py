@@ -43,35 +43,10 @@ class BackendVerdict:
     settings: str
 
 
-_BUNDLED: Final = {
-    "vLLM": (
-        "one scheduler for all; prefix caching and chunked prefill as its version has them",
-        "CUDA graphs (option.enforce_eager) and its kernels",
-    ),
-    "LMI-Distributed": (
-        "rolling batch, paged or contiguous cache, splits over processes with their all-reduces",
-        "collectives over NVLink",
-    ),
-    "TensorRT-LLM": (
-        "RoPE scaling, SmoothQuant, AWQ; compiled steps only with --compile or --artefact",
-        "its kernels; an engine compiled for one GPU type",
-    ),
-    "NeuronX": (
-        "n_positions; fixed shapes with padding only with --compile --compile-shapes",
-        "a Neuron device, its compiler, group_query_attention",
-    ),
-    "DeepSpeed": (
-        "SmoothQuant; rolling batches whose cache follows free memory",
-        "its kernels",
-    ),
-    "TGI": ("its variables, limits, routes and errors", "its kernels"),
-    "Hugging Face Accelerate": ("dynamic batches", "layers spread over devices (device_map)"),
-}
-
-
-def bundled_effects(backend: str) -> tuple[str, str]:
-    """What a backend's name or options do on the bundled engine, and what needs its own device."""
-    return _BUNDLED[backend]
+def bundled_effects() -> dict[str, tuple[str, str]]:
+    """By backend: what its name and options do on the bundled engine, and what needs its device."""
+    rows = data_rows("backend_effects.csv")
+    return {row["backend"]: (row["bundled"], row["device"]) for row in rows}
 
 
 def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> list[BackendVerdict]:
@@ -114,12 +89,8 @@ def degree_note(shape: ModelShape, instance: Instance) -> str:
     if instance.neuron_cores:
         every = _NEURON_DEGREES[instance.accelerator.name.startswith("Inferentia")]
         degrees = [degree for degree in every if degree <= cores]
-        padded = [degree for degree in degrees if shape.num_heads % degree]
-        if padded:
-            pads = (
-                f"; the {shape.num_heads} query heads are padded to a multiple of "
-                f"{' and '.join(map(str, padded))}"
-            )
+        padded = " and ".join(str(degree) for degree in degrees if shape.num_heads % degree)
+        pads = padded and f"; {shape.num_heads} query heads are padded to a multiple of {padded}"
     copies = ", ".join(f"{degree} ({cores // degree} workers)" for degree in degrees)
     return (
         f"option.tensor_parallel_degree and the workers LMI then starts on {cores} "

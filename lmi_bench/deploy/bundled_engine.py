@@ -132,23 +132,20 @@ def _rope_scaling(values: Mapping[str, str]) -> dict[str, Any]:
     if "option.rotary_scaling_type" in values:
         kind, factor = (values[f"option.rotary_scaling_{part}"] for part in ("type", "factor"))
         return {"rope_scaling": f"{kind.lower()}:{factor}"}
-    replaced, stated = (
-        json.loads(values.get(f"option.{name}", "null"))
-        for name in ("hf_overrides", "rope_scaling")
-    )
-    replaced = replaced if isinstance(replaced, dict) else {}
-    stated = stated or replaced.get("rope_scaling") or replaced.get("rope_parameters")
+    replaced = json.loads(values.get("option.hf_overrides", "{}"))
+    stated = json.loads(values.get("option.rope_scaling", "null"))
+    if isinstance(replaced, dict):
+        stated = stated or replaced.get("rope_scaling") or replaced.get("rope_parameters")
     if not stated:
         return {}
-    if not isinstance(stated, dict):
-        raise InputError(f"RoPE scaling {json.dumps(stated)}: expected an object in JSON")
-    named = stated.get("rope_type") or stated.get("type")
-    if named not in KINDS or "factor" not in stated:
+    keys = stated if isinstance(stated, dict) else {}
+    named = keys.get("rope_type") or keys.get("type")
+    if named not in KINDS or "factor" not in keys:
         raise InputError(
             f"RoPE scaling {json.dumps(stated)}: the bundled engine has {', '.join(KINDS)}, each "
             'with a factor, as in {"type": "linear", "factor": 2}'
         )
-    return {"rope_scaling": f"{named}:{stated['factor']}"}
+    return {"rope_scaling": f"{named}:{keys['factor']}"}
 
 
 def _batching(values: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

@@ -49,8 +49,7 @@ _REPLIES = (*LMI_REPLIES, _AS_TGI)
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """The form of the container's answers: one of `_REPLIES`, whether the LMI routes stream
-    (None: as a request says), and functions that change their bodies."""
+    """The container's answers: one of `_REPLIES`, whether they stream (None: as a request says)."""
 
     kind: str
     streams: bool | None
