@@ -381,8 +381,14 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     if cell.prefill is not None:
         return pools_of(profile, cell).most.rate_per_s * cell.output_tokens
     slots = min(slots_for(profile, cell), math.ceil(cell.num_requests / cell.replicas))
-    cycle_s = _steady(model_of(profile, cell), cell, slots).cycle_s(slots)
-    return cell.replicas * slots * cell.output_tokens / cycle_s
+    settings = profile_of(profile, cell)
+    joins_late = settings.max_waiting_tokens and not settings.chunked_prefill
+    steady = replace(
+        _steady(model_of(profile, cell), cell, slots),
+        join_steps=settings.max_waiting_tokens - 1 if joins_late else 0,
+        step_tokens=max(settings.max_prefill_tokens, cell.input_tokens + cell.output_tokens),
+    )
+    return cell.replicas * steady.saturated_rate_per_s * cell.output_tokens
 
 
 def _steady(model: PricedSteps, cell: MeasuredLevel, slots: int = 1) -> SteadyState:

@@ -382,6 +382,8 @@ def plan_copy(
             batch_limit=config.max_rolling_batch_size,
             overhead_s=outside_s(profile, workload.shape),
             cached_tokens=workload.cached_tokens,
+            join_steps=max(0, config.max_waiting_tokens - 1),
+            step_tokens=config.max_rolling_batch_prefill_tokens,
         ),
     )
     return with_prefix_hits(plan)

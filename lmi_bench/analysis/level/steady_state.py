@@ -5,8 +5,11 @@ With B sequences always running and their starts spread evenly, each answer take
     cycle(B) = (output - 1) * decode_step(B) + B * prompt_step
     rate(B)  = B / cycle(B)
 
-because every sequence decodes output - 1 times while B prompts, its own included, pause it. The
-wait of prompts before they join running sequences (TGI) is left to the simulation of finalists.
+because every sequence decodes output - 1 times while B prompts, its own included, pause it. Where
+prompts join running sequences only every J decode steps (TGI), those k that fit one step join
+together, so at most k * (output - 1) / J sequences run however large the cache is. A prompt that
+comes within J steps of the last join waits for their end: a share r / (1 + r) of the prompts, with
+r arrivals in that time.
 Under random arrivals the batch varies like a Poisson count, so a quantile q of a latency is that at
 B + z(q) * sqrt(B); the queue for a prompt step is that of a server with fixed service times. Time
 outside the engine adds to the answers and to the cycle of B users.
@@ -28,6 +31,7 @@ LATENCY_LOAD_LIMIT = 0.8
 """Share of the predicted capacity beyond which an open loop's latency is withheld: a capacity error
 of 10 % is a latency error of 100 % there."""
 _HALVINGS = 40
+_SEVERAL = 2  # running sequences from which on a waiting prompt may have to wait
 
 
 def bisect(
@@ -51,6 +55,8 @@ class SteadyState:
     open_loop      random arrivals (quantiles spread) or waiting users (the batch is fixed)
     cached_tokens  tokens of each prompt that the prefix cache holds
     overhead_s     time of a request outside the engine
+    join_steps     decode steps between two joins of waiting prompts (0: they join at once), of
+                   which step_tokens prompt tokens fit one step; the slots are limited by both
     prompt_step_s  time of the step that computes one prompt, with its new_tokens
     """
 
@@ -62,23 +68,51 @@ class SteadyState:
     batch_limit: int | None = None
     cached_tokens: int = 0
     overhead_s: float = 0.0
+    join_steps: int = 0
+    step_tokens: int = 0
     prompt_step_s: float = field(init=False)
     new_tokens: int = field(init=False)
     _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _prompts_s: dict[int, float] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new_tokens", self.input_tokens - self.cached_tokens)
         object.__setattr__(self, "prompt_step_s", self.model.step_time_s(self.prompt_shape()))
+        object.__setattr__(self, "slots", min(self.slots, self._joined_limit))
 
-    def prompt_shape(self) -> StepShape:
-        """The step that computes one prompt."""
+    @property
+    def _joiners(self) -> int:
+        """Most prompts that join together."""
+        return max(1, self.step_tokens // self.new_tokens)
+
+    @property
+    def _joined_limit(self) -> int:
+        """Most sequences that run together if only so many join every `join_steps`."""
+        if not self.join_steps:
+            return self.slots
+        return math.floor(self._joiners * max(1.0, (self.output_tokens - 1) / self.join_steps))
+
+    def prompt_shape(self, count: int = 1) -> StepShape:
+        """The step that computes so many prompts."""
         found, new = self.cached_tokens, self.new_tokens
         return StepShape(
-            prefill_sequences=1,
-            prefill_tokens=new,
-            prefill_context_pairs=new * found + new * (new + 1) // 2,
-            prefill_context_tokens=found,
+            prefill_sequences=count,
+            prefill_tokens=count * new,
+            prefill_context_pairs=count * (new * found + new * (new + 1) // 2),
+            prefill_context_tokens=count * found,
         )
+
+    def _each_prompt_s(self, batch: float) -> float:
+        """Seconds that a prompt takes of the steps of those that join together."""
+        if not self.join_steps:
+            return self.prompt_step_s
+        joining = round(batch * self.join_steps / max(1, self.output_tokens - 1))
+        count = max(1, min(joining, self._joiners))
+        if count not in self._prompts_s:
+            self._prompts_s[count] = self.model.step_time_s(self.prompt_shape(count)) / count
+        return self._prompts_s[count]
 
     def decode_shape(self, batch: float) -> StepShape:
         """The decode step of a batch whose sequences are half through their output on average."""
@@ -107,11 +141,22 @@ class SteadyState:
     def cycle_s(self, batch: float) -> float:
         """Seconds from a sequence's start to its end among `batch` running ones."""
         decode_s = (self.output_tokens - 1) * self.decode_step_s(batch)
-        return decode_s + max(1.0, batch) * self.prompt_step_s
+        return decode_s + max(1.0, batch) * self._each_prompt_s(batch)
 
     def rate_per_s(self, batch: float) -> float:
-        """Completed requests each second."""
-        return batch / (self.cycle_s(batch) + (0.0 if self.open_loop else self.overhead_s))
+        """Completed requests each second of so many running sequences, or waiting users."""
+        if self.open_loop:
+            return batch / self.cycle_s(batch)
+        window_s, share = self._join_wait(batch)
+        return batch / (self.cycle_s(batch) + self.overhead_s + share * window_s / 2)
+
+    def _join_wait(self, batch: float) -> tuple[float, float]:
+        """Seconds after a join in which no other prompt joins, and the share that comes then."""
+        if not self.join_steps or batch < _SEVERAL:
+            return 0.0, 0.0
+        window_s = self.join_steps * self.decode_step_s(min(batch, self.slots))
+        coming = window_s * batch / self.cycle_s(batch)
+        return window_s, coming / (1 + coming)
 
     @property
     def saturated_rate_per_s(self) -> float:
@@ -173,14 +218,18 @@ class SteadyState:
             return alone_s
         load = min(0.95, self.rate_per_s(batch) * prompt_s)
         mean_wait_s = load * prompt_s / (2 * (1 - load))
-        return alone_s + quantile * self.decode_step_s(busy) - math.log(1 - quantile) * mean_wait_s
+        window_s, share = self._join_wait(batch)
+        join_s = window_s * max(0.0, 1 - (1 - quantile) / share) if share else 0.0
+        join_s = max(join_s, quantile * self.decode_step_s(busy))
+        return alone_s + join_s - math.log(1 - quantile) * mean_wait_s
 
     def limiting_part(self, batch: float) -> str:
         """What limits the rate: kv_memory, batch_limit, or the step's part that binds."""
         if batch >= 0.99 * self.slots:
             roomier = self.slots * 1.25
             if self.rate_per_s(roomier) > 1.05 * self.rate_per_s(self.slots):
-                return "batch_limit" if self.slots == self.batch_limit else "kv_memory"
+                limits = (self.batch_limit, self.join_steps and self._joined_limit)
+                return "batch_limit" if self.slots in limits else "kv_memory"
         return self.binding(batch)
 
     def binding(self, batch: float) -> Binding:

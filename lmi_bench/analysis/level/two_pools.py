@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.scheduling.step_shape import StepShape
 
 _HALVINGS = 50
 _FULL = 0.999  # of the prefill pool's rate
@@ -72,19 +71,9 @@ class TwoPools:
             )
         most = max(1, self.step_tokens // self.prefill.input_tokens)
         counts = {min(most, 1 << n) for n in range(most.bit_length() + 1)}
-        rates = [count / self._prompts_s(count) for count in counts]
+        step_s, shape = self.prefill.model.step_time_s, self.prefill.prompt_shape
+        rates = [count / step_s(shape(count)) for count in counts]
         object.__setattr__(self, "prompts_per_s", self.prefill_workers * max(rates))
-
-    def _prompts_s(self, count: int) -> float:
-        """Seconds of a step of so many whole prompts."""
-        tokens = self.prefill.input_tokens
-        return self.prefill.model.step_time_s(
-            StepShape(
-                prefill_sequences=count,
-                prefill_tokens=count * tokens,
-                prefill_context_pairs=count * tokens * (tokens + 1) // 2,
-            )
-        )
 
     def at(self, batch: float) -> PoolPoint:
         """The pools with so many sequences on each decode worker, if prompts keep up."""

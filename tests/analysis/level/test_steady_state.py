@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -23,10 +25,12 @@ CASES = [
 ]
 
 
-def copy(case, *, open_loop):
+JOINS_AT_ONCE = replace(TGI_2023, max_waiting_tokens=0)
+
+
+def copy(case, *, open_loop, profile=JOINS_AT_ONCE):
     model, instance, tp, input_tokens, output_tokens = case
     workload = Workload(find_model(model), "float16", input_tokens, output_tokens)
-    profile = replace(TGI_2023, max_waiting_tokens=0)  # the closed form has none
     return plan_copy(Layout(find_instance(instance), tp), workload, profile, open_loop=open_loop)
 
 
@@ -69,6 +73,51 @@ def test_random_arrivals_are_foreseen_within_fifteen_per_cent(case, share):
     assert steady.latency_s("itl", "p50", batch) == pytest.approx(np.median(gaps_s), rel=0.15)
     e2e_s = np.quantile([each.e2e_s for each in seen], 0.9)
     assert steady.latency_s("e2e", "p90", batch) == pytest.approx(e2e_s, rel=0.15)
+
+
+LAYOUTS = [
+    ("ml.p4d.24xlarge", 4),
+    ("ml.p4d.24xlarge", 8),
+    ("ml.g5.12xlarge", 4),
+    ("ml.g5.48xlarge", 8),
+]
+"""Published, 256 users: each first of a pair has more throughput than its second."""
+
+
+def test_sequences_that_run_are_limited_by_how_many_prompts_may_join():
+    """16 prompts of 256 fit a step of 4,096, which may pause the others after 19 decode steps: of
+    answers with 255 further tokens 16 * 255 / 19 = 214 run at a time. The cache holds 1,000."""
+    workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
+    layout = Layout(find_instance("ml.p4d.24xlarge"), 8)
+    steady = plan_copy(layout, workload, TGI_2023, open_loop=False).steady
+    assert steady.slots == 214
+    assert steady.limiting_part(214) == "batch_limit"
+    at_once = replace(TGI_2023, max_waiting_tokens=0)
+    assert plan_copy(layout, workload, at_once, open_loop=False).steady.slots > 1000
+
+
+def test_layouts_rank_as_in_the_simulation_where_prompts_wait_to_join():
+    """Simulated: 300 users of one copy; its figures are within a tenth of the closed form's."""
+    workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
+    screened, simulated = [], []
+    for name, degree in LAYOUTS:
+        layout = Layout(find_instance(name), degree)
+        plan = plan_copy(layout, workload, TGI_2023, open_loop=False)
+        screened.append(plan.steady.saturated_rate_per_s)
+        level = MeasuredLevel(layout.setup(workload), 256, 256, Load(300), num_requests=3000)
+        simulated.append(predict_cell(TGI_2023, level).throughput_tokens_per_s / 256)
+    assert np.argsort(screened).tolist() == np.argsort(simulated).tolist()
+    assert screened == pytest.approx(simulated, rel=0.1)
+
+
+@pytest.mark.parametrize("users", [9, 20, 60])
+def test_users_who_wait_to_join_take_longer(users):
+    plan = copy(CASES[1], open_loop=False, profile=TGI_2023)
+    answer_s = users / plan.steady.rate_per_s(users)
+    assert answer_s > 1.02 * plan.steady.cycle_s(users)
+    spec = LevelSpec(0, Load(concurrency=users), num_requests=6 * users)
+    seen = latencies(plan, spec, spacing_s=answer_s / users)
+    assert np.mean([each.e2e_s for each in seen]) == pytest.approx(answer_s, rel=0.1)
 
 
 def test_the_batch_at_a_rate_is_little_s_law():
