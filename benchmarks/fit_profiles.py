@@ -48,7 +48,7 @@ TABLES = os.environ.get("LMI_BENCH_TABLES", "")
 class Plan:
     """One profile: its file, its prior and the rows it is fitted to.
 
-    devices  of InferenceX's rows, of which the newest of each level counts
+    devices  of InferenceX's rows, of which the last of each level in the file counts
     """
 
     file: str
@@ -66,12 +66,13 @@ class Plan:
         return list({level_of(row): row for row in mine}.values())  # nightly runs repeat
 
     def _is_fitted(self, row: TableRow) -> bool:
-        """Without speculation, whose acceptance no table states."""
+        """Without speculation, whose acceptance no table states, and of one pool."""
         cell = row.cell
         return (
             cell is not None
             and row.fits
             and cell.setup.speculation is None
+            and cell.prefill is None
             and (not self.devices or cell.setup.instance.accelerator.name in self.devices)
         )
 
@@ -109,7 +110,8 @@ def plans() -> list[Plan]:
                 ("sglang_b200.json", SGLANG_PRIOR, "sglang", ("B200",), "nvidia"),
                 ("sglang_mi300x.json", SGLANG_PRIOR, "sglang", ("MI300X",), "amd"),
                 ("sglang_mi355x.json", SGLANG_PRIOR, "sglang", ("MI355X",), "amd"),
-                ("trt_llm.json", TRT_LLM_PRIOR, "trt", ("H200", "B200"), "nvidia"),
+                ("trt_llm_h200.json", TRT_LLM_PRIOR, "trt", ("H200",), "nvidia"),
+                ("trt_llm_b200.json", TRT_LLM_PRIOR, "trt", ("B200",), "nvidia"),
             )
         ),
         Plan(

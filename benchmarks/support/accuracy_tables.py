@@ -29,8 +29,9 @@ from lmi_bench.analysis.fit.validation import (
     fitted_rows,
     judge,
 )
-from lmi_bench.analysis.model.builtin_profiles import widened
+from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, widened
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +138,7 @@ def tables() -> tuple[Table, ...]:
     for kind in ("closed", "open"):
         path = SHARED / "published" / f"h100_vllm_{kind}_loop.csv"
         groups = _grouped(read_table(path)) if path.exists() else {}
-        for (engine, model, _device, _dtype), rows in groups.items():
+        for (engine, model, *_), rows in groups.items():
             name = f"{engine}, {model}, H100, {kind} loop"
             found.append(_table(name, rows, 6 if kind == "closed" else 3, path.name, ships=False))
     path = SHARED / "inferencex_deepseek_r1.csv"
@@ -152,7 +153,9 @@ def _grouped(rows: Sequence[TableRow]) -> dict[tuple[str, ...], list[TableRow]]:
         if row.cell is not None:
             setup = row.cell.setup
             device = setup.instance.accelerator.name
-            groups.setdefault((row.engine, setup.shape.name, device, setup.dtype), []).append(row)
+            key = (row.engine, setup.shape.name, device, setup.dtype)
+            pools = () if row.cell.prefill is None else ("pools",)
+            groups.setdefault((*key, *pools), []).append(row)
     return groups
 
 
@@ -209,6 +212,7 @@ def _held_out(name: str, general: EngineProfile) -> EngineProfile:
             if table.name != name
             and table.engine.split()[:1] == own.engine.split()[:1]
             and len(table.rows) >= 30
+            and _may_serve(table, own)
         ]
         steps = {table.name: -(-len(table.rows) // _KIN_CELLS) for table in kin}
         cells = [cell for table in kin for cell in table.levels[:: steps[table.name]]]
@@ -219,6 +223,16 @@ def _held_out(name: str, general: EngineProfile) -> EngineProfile:
             )
             _HELD_OUT[key] = widened(fitted, general)
     return _HELD_OUT[key]
+
+
+def _may_serve(table: Table, own: Table) -> bool:
+    """Whether a profile of the other table's set-ups is a prior for these, as the tool chooses."""
+    other, setup = table.levels[0].setup, own.levels[0].setup
+    same_vendor = other.instance.accelerator.vendor == setup.instance.accelerator.vendor
+    if not same_vendor or not other.shape.is_moe:
+        return same_vendor
+    few = [weight_format(each.dtype).nominal_bits < FEW_BITS for each in (other, setup)]
+    return setup.shape.is_moe and few[0] >= few[1]
 
 
 @cache

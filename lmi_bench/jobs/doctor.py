@@ -338,9 +338,9 @@ def _aws_region() -> Outcome:
 
 
 def _profiles() -> Outcome:
-    from lmi_bench.analysis.model.builtin_profiles import TGI_2023, TRT_LLM, VLLM
+    from lmi_bench.analysis.model.builtin_profiles import TGI_2023, TRT_LLM_B200, VLLM
 
-    shipped = (VLLM, TRT_LLM, TGI_2023)
+    shipped = (VLLM, TRT_LLM_B200, TGI_2023)
     days = [(_today() - dt.date.fromisoformat(each.fitted_date)).days for each in shipped]
     found = "; ".join(
         f"{each.name} {each.version}, fitted {each.fitted_date} ({plural(age, 'day')} ago) on "

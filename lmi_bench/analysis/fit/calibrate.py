@@ -1,12 +1,10 @@
-"""Makes a calibrated profile from a fit to measured cells, with its uncertainty and provenance.
-
-Parameters that the cells do not determine keep their prior, and the profile's notes name them.
-"""
+"""Makes a calibrated profile from a fit to measured cells, with its uncertainty and provenance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -61,17 +59,17 @@ def profile_of_fit(
         error_scale=fit.scales.times if keep_levels else profile.error_scale,
         ttft_error_scale=fit.scales.ttft if keep_levels else profile.ttft_error_scale,
         levels=fit.cells if keep_levels else (),
+        formats=tuple(dict.fromkeys(cell.setup.dtype for cell in fit.cells)),
         fitted_lengths=_lengths(fit.cells),
         fitted_cells=(),
         notes=unidentified_note(kept),
     )
 
 
-def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, int], ...]:
-    """The shortest and the longest prompt and answer, in tokens."""
-    prompts = [cell.input_tokens for cell in cells]
-    answers = [cell.output_tokens for cell in cells]
-    return ((min(prompts), min(answers)), (max(prompts), max(answers)))
+def _lengths(cells: Sequence[MeasuredLevel]) -> tuple[tuple[int, ...], ...]:
+    """The least and the most of each part of the cells' extents."""
+    parts = [[n for n in each if n is not None] for each in zip_longest(*(c.extent for c in cells))]
+    return tuple(map(min, parts)), tuple(map(max, parts))
 
 
 # Parameters that the notes name; the time outside the engine affects only the time to first token.

@@ -1,15 +1,10 @@
 """The errors that a fitted step-time model leaves, and how cells share them.
 
-A cell's figures have the model's own error and the noise of their measurement. The model's error
-is a smooth function of the load on one machine and degree, so neighbours share it: a Gaussian
-process on the logarithm of time (Kennedy and O'Hagan 2001, section 4). Measured cells correct their
-neighbours, and a distant cell gets a wide interval. Times are too long by the factor by which
-throughput is too low. In an open loop longer steps mean more sequences in each step: an error of
-the step time grows by a factor that the simulation gives.
-
-Two scales compare the errors of a fit with the expected ones. Times per token and throughputs
-depend on the same steps, so one scale serves both. The time to first token depends on how requests
-coincide, which the step times do not determine: it has its own.
+The model's error is a smooth function of the load on one machine and degree: a Gaussian process on
+the logarithm of time (Kennedy and O'Hagan 2001, section 4), beside offsets of builds and splits.
+Throughput errs by the inverse factor; in an open loop, where longer steps mean more sequences, by
+the growth that the simulation gives. One scale compares the errors of times per token and
+throughputs with the expected ones, another those of TTFT, which depends on how requests coincide.
 """
 
 from __future__ import annotations
@@ -50,6 +45,12 @@ _SENSITIVITIES: dict[Metric, tuple[float, float]] = {
 _TIME_SENSITIVITIES = (0.7, 4.0)
 _SOFTWARE_DAYS = 45.0  # over which nightly builds of an engine change
 _ACROSS_SOFTWARE = 0.3  # correlation that remains between builds far apart
+# offsets that levels have in common: of a build (repeated levels of InferenceX), of a split (EP
+# against TP on B200, 10 to 40 %), of separate pools, whose router and transfer no profile knows
+_BUILD_SD = {"nvidia": 0.085, "amd": 0.25}
+_USUAL_BUILD = 0.085  # which `setup_sd` contains where a table has no days
+_BUILD_DAYS = 20.0
+_SPLIT_SD, _POOLS_SD, _POOLS_TTFT_SD = 0.15, 0.25, 0.9
 _LIGHT_LOAD = 8.0  # users of a copy up to which the model's error is constant
 
 
@@ -220,9 +221,12 @@ def _growth(cell: MeasuredLevel, profile: EngineProfile | None) -> Mapping[Metri
 
 
 def error_covariance(
-    left: Sequence[Observation], right: Sequence[Observation]
+    left: Sequence[Observation], right: Sequence[Observation], *, offsets: bool = True
 ) -> NDArray[np.float64]:
-    """Covariance of the model's errors, shape (left, right), with the sign of each figure."""
+    """Covariance of the model's errors, shape (left, right), with the sign of each figure.
+
+    offsets  with those that levels of one build of the engine, or of one split, have in common
+    """
 
     def columns(items: Sequence[Observation]) -> tuple[NDArray[np.float64], ...]:
         cells = [item.cell for item in items]
@@ -235,10 +239,12 @@ def error_covariance(
             np.array([math.nan if (day := cell.measured_day) is None else day for cell in cells]),
             np.array([item.is_ttft for item in items]),
             np.array([item.sign * item.error_sd for item in items]),
+            *(np.array([i.sign * i.sensitivity * _offsets(i)[n] for i in items]) for n in (0, 1)),
+            np.array([hash((c.setup.parallelism.label, c.prefill is None)) for c in cells]),
         )
 
-    load_l, prompt_l, output_l, degree_l, machine_l, day_l, ttft_l, sd_l = columns(left)
-    load_r, prompt_r, output_r, degree_r, machine_r, day_r, ttft_r, sd_r = columns(right)
+    load_l, prompt_l, output_l, degree_l, machine_l, day_l, ttft_l, sd_l, *offset_l = columns(left)
+    load_r, prompt_r, output_r, degree_r, machine_r, day_r, ttft_r, sd_r, *offset_r = columns(right)
     known = ERRORS.get()
 
     def near(one: NDArray[np.float64], other: NDArray[np.float64], octaves: float) -> Any:
@@ -250,16 +256,36 @@ def error_covariance(
     lengths = lengths * near(output_l, output_r, known.output_octaves)
     across = np.where(ttft_l, known.ttft_across_degrees, known.across_degrees)[:, None]
     degree = np.where(np.equal.outer(degree_l, degree_r), 1.0, across)
-    same = np.equal.outer(machine_l, machine_r) & np.equal.outer(ttft_l, ttft_r)
+    kin = np.equal.outer(ttft_l, ttft_r)
+    same = np.equal.outer(machine_l, machine_r) & kin
     apart = np.nan_to_num(np.abs(np.subtract.outer(day_l, day_r)))
     software = _ACROSS_SOFTWARE + (1 - _ACROSS_SOFTWARE) * np.exp(-apart / _SOFTWARE_DAYS)
     shared = shared * degree * lengths * software
-    return np.asarray(same * shared * np.outer(sd_l, sd_r), dtype=np.float64)
+    found = same * shared * np.outer(sd_l, sd_r)
+    if offsets:
+        builds = np.exp(-apart / _BUILD_DAYS) * np.outer(offset_l[0], offset_r[0])
+        splits = np.equal.outer(offset_l[2], offset_r[2]) * np.outer(offset_l[1], offset_r[1])
+        found = found + kin * (builds + splits)
+    return np.asarray(found, dtype=np.float64)
 
 
-def measured_covariance(items: Sequence[Observation]) -> NDArray[np.float64]:
+def _offsets(item: Observation) -> tuple[float, float]:
+    """Standard deviations of the offsets of a figure's build and split; without a day only what
+    builds differ by beyond set-ups."""
+    cell, label = item.cell, item.cell.setup.parallelism.label
+    build = _BUILD_SD.get(cell.setup.instance.accelerator.vendor, _USUAL_BUILD)
+    if cell.measured_day is None:
+        build = math.sqrt(build**2 - _USUAL_BUILD**2)
+    pools = (_POOLS_TTFT_SD if item.is_ttft else _POOLS_SD) * (cell.prefill is not None)
+    return build, math.hypot(_SPLIT_SD * bool(label), pools)
+
+
+def measured_covariance(
+    items: Sequence[Observation], *, offsets: bool = True
+) -> NDArray[np.float64]:
     """Covariance of measured figures about the model: its errors and the measurements' noise."""
-    return error_covariance(items, items) + np.diag([item.noise_sd**2 for item in items])
+    noise = np.diag([item.noise_sd**2 for item in items])
+    return error_covariance(items, items, offsets=offsets) + noise
 
 
 def _split(cell: MeasuredLevel) -> tuple[object, ...]:
@@ -317,9 +343,8 @@ def find_scales(
     residuals  ln(measured / predicted), shape (observations,)
     moved      distance of each parameter's logarithm from its prior, shape (parameters,)
 
-    The mean is over the posterior of the scales: a few cells leave it wide, and their best fit
-    alone looks more exact than it is. The separate scales widen intervals; the common scale weights
-    the cells against the prior. No scale is below the spread of repeated published levels.
+    The mean is over the posterior of the scales, which a few cells leave wide. The separate scales
+    widen intervals; the common scale weights the cells against the prior.
     """
     error = measured_covariance(observations)
     limits = OUTLIER * np.sqrt(np.diag(error))

@@ -1,8 +1,5 @@
-"""Chooses the cells to measure: those that reduce the uncertainty of all other cells most.
-
-The choice is greedy: each next cell is the one whose measurement reduces the mean variance of the
-wanted figures most, by parameters and shared model error together. It depends on predictions only,
-so a plan can be made before any measurement.
+"""Chooses the cells to measure, greedily: the next one lowers the mean variance of the wanted
+figures most, by parameters and shared model error together, from predictions only.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Fits a profile's parameters to cells; `uncertainty` gives the intervals of its predictions.
 
-The logarithms of the parameters have a normal prior around the base profile. A robust least-squares
-fit moves them; its Jacobian gives their posterior (Laplace's approximation). The remainder is a
-`discrepancy` whose scale is found by its marginal likelihood.
+A robust least-squares fit with a normal prior of the logarithms; its Jacobian gives the posterior
+(Laplace's approximation). The remainder is a `discrepancy`, scaled by its marginal likelihood.
 """
 
 from __future__ import annotations
@@ -226,7 +225,8 @@ def fit_cells(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
             break
     observations = observations_of(cells, profile)
     widths = remains.scales.of(observations)
-    scaled = np.outer(widths, widths) * measured_covariance(observations)
+    # an offset is known as well as its cells are: it leaves no more doubt of the parameters
+    scaled = np.outer(widths, widths) * measured_covariance(observations, offsets=False)
     jacobian = remains.jacobian
     precision = np.diag(1 / prior.sd**2) + jacobian.T @ np.linalg.solve(scaled, jacobian)
     return Fit(

@@ -1,8 +1,6 @@
 """Forecasts one load: figures with 80 % intervals, what limits it, and why latencies are withheld.
 
-`cells` predicts equal requests. Mixes, drawn lengths, traces and shared prefixes are simulated by
-the engine's own scheduler, step by step in predicted time. Both take their intervals from
-`uncertainty`, for requests of the mean lengths.
+`cells` predicts equal requests; others are simulated by the engine's own scheduler.
 """
 
 from collections.abc import Callable, Mapping, Sequence

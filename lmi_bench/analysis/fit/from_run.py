@@ -1,8 +1,6 @@
 """Measured levels of runs and of other tools' files as calibration cells, and the fitted profile.
 
-A run's levels count if all their requests are equal and were answered: closed loops, and open loops
-whose requests were sent when they were due. The means are used, since a few requests support no
-quantile.
+A level counts if all its requests are equal and were answered, and sent when they were due.
 """
 
 from __future__ import annotations
@@ -16,9 +14,10 @@ from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
 from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, shown_value
 from lmi_bench.analysis.level.cells import predict_cell
-from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
+from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, prior_of_engine
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel, marks_of
+from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance
@@ -229,6 +228,7 @@ def prior_for(engine: str, cells: Sequence[MeasuredLevel]) -> EngineProfile:
         models={cell.setup.shape.name for cell in cells},
         accelerators={cell.setup.instance.accelerator.name for cell in cells},
         open_loop=any(cell.rate_per_s is not None for cell in cells),
+        few_bits=all(weight_format(c.setup.dtype).nominal_bits < FEW_BITS for c in cells),
         marks=marks_of(cells),
     )
     vendors = {*prior.vendors, *(cell.setup.instance.accelerator.vendor for cell in cells)}

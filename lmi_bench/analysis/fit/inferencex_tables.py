@@ -10,7 +10,9 @@ a closed loop of ten requests a user with lengths drawn evenly from 80 to 100 % 
 warm-up requests a user come before and do not count. Output tokens are given for each GPU of the
 decode pool. Without pools both pools describe the same GPUs, and their count may be tp * ep where
 the ranks are the larger of the two, as in SGLang and TensorRT-LLM. With MTP the scripts draft three
-tokens, one with data-parallel attention.
+tokens, one with data-parallel attention. SGLang's scripts look
+for new requests every 10 or, from 16 users on, 30 decode steps on B200 (`dsr1_*_b200.sh`) and every
+4 on AMD's devices. Caches are in FP8 but for SGLang on others than B200 and MI300X.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _REQUESTS_PER_USER: Final = 10
 _ENGINES: Final = (("sglang", "sglang"), ("trt", "trt"), ("vllm", "vllm"), ("atom", "atom"))
 _HOST: Final = 8  # devices that NVLink or xGMI joins
 _HOSTS: Final[Mapping[str, int]] = {"GB200": 72, "GB300": 72}
+_FP8_CACHES: Final = ("B200", "MI300X")
 _RACK: Final = re.compile(r"[-_](nvl?72|dgx.*|nb|cw|amd|nv)$")
 
 
@@ -70,9 +73,18 @@ def cell_of(row: Row) -> MeasuredLevel:
         lengths_stated=True,
         replicas=workers,
         prefill=prefill,
+        poll_steps=_poll_steps(row, setup, users),
         measured_day=date.fromisoformat(row["date"]).toordinal() if row.get("date") else None,
         medians=medians,
     )
+
+
+def _poll_steps(row: Row, setup: Setup, users: int) -> int:
+    device, b200 = setup.instance.accelerator, 30 if users >= 16 else 10
+    if row["framework"].strip().lower() != "sglang":
+        return 0
+    steps = {"B200": b200 if setup.tensor_parallel == 8 else 10}
+    return 4 if device.vendor == "amd" else steps.get(device.name, 0)
 
 
 def _copy(row: Row) -> tuple[Setup, PrefillPool | None, int]:
@@ -103,6 +115,7 @@ def _setup(row: Row, pool: str, ranks: int) -> Setup:
         bare_machine(device, min(ranks, a_host)),
         ranks,
         _dtype(row["precision"], device),
+        kv_dtype="float8" if engine_of(row) == "trt" or device.name in _FP8_CACHES else None,
         speculation=_speculation(row, spreads_attention),
         parallelism=Parallelism(
             expert_parallel=int(row[f"{pool}_ep"] or 1) > 1,

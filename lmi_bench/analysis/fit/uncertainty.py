@@ -1,13 +1,11 @@
 """The uncertainty of a prediction: the 80 % interval of each figure of a load, and withheld ones.
 
-`predict`, `recommend` and `validate` take their intervals here, however they find the figure. The
-variance of a figure's logarithm is
+All commands take their intervals here. The variance of a figure's logarithm is
 
     var = J S J' + s**2 * (error not corrected by measured neighbours + noise) + set-up + transfer
 
-with S the posterior of the parameters and J the derivatives of the figure by them. A shipped
-profile was fitted on other machines: hosts, drivers, builds and load generators of the same names
-differ (set-up), and so do models and devices that no cell has (transfer).
+with S the posterior of the parameters and J the derivatives of the figure by them. Set-ups of the
+same names differ, and so do models and devices that no cell has (transfer).
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from lmi_bench.analysis.level.cells import (
     waits_for_slots,
 )
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
+from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, has_few
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -55,8 +54,7 @@ _SETTING_ERROR = 0.25
 _NEAR_LIMIT = 0.5  # share of the allowed sequences that run on average
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
 _UNKNOWN_SHAPE = 0.25  # an architecture that is planned by its sizes
-_UNSEEN_KIND = 0.12  # mixtures of experts, weights of few bits
-_FEW_BITS = 8
+_UNSEEN_KIND = 0.12  # mixtures of experts, latent caches, parallel branches, weights of few bits
 _ROUNDING = 1e-9  # a load planned at the limit does not exceed it
 _LASTING_REQUESTS = 1 << 20  # requests of one copy: more than fit any cache
 _REQUESTS_PER_USER = 10
@@ -209,7 +207,7 @@ def _factors(
     shift, left = fit.corrected(wanted)
     full = _cache_full(profile, cell)
     guessed = _limit_is_guessed(profile, cell, predicted)
-    transfer = _transfer_sd(fit, cell)
+    transfer = transfer_sd(fit, cell)
     beyond = octaves_beyond(fit, cell)
     errors = ERRORS.get()
     unmeasured = [(0.0, 0.0)] * len(metrics)
@@ -247,12 +245,12 @@ def _brief(cell: MeasuredLevel, predicted: CellPrediction) -> MeasuredLevel:
     return replace(cell, num_requests=min(cell.num_requests, enough))
 
 
-def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
+def transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
     """The additional uncertainty for a model, device or kind that no cell has, or any engine."""
     setups = [known.setup for known in fit.cells]
     devices = {setup.instance.accelerator.name for setup in setups} or {*fit.profile.accelerators}
     models = {setup.shape.name for setup in setups} or {*fit.profile.models}
-    kinds = {_kind(known) for known in fit.cells} or {_kind(cell)}
+    kinds = {_kind(known) for known in fit.cells} or {(*_kind(cell)[:-1], has_few(fit.profile))}
     return math.hypot(
         _UNSEEN_DEVICE * (cell.setup.instance.accelerator.name not in devices),
         _UNSEEN_MODEL * (cell.setup.shape.name not in models),
@@ -263,18 +261,21 @@ def _transfer_sd(fit: Fit, cell: MeasuredLevel) -> float:
 
 
 def octaves_beyond(fit: Fit, cell: MeasuredLevel) -> float:
-    """Doublings of the prompt's and the answer's length beyond those that were fitted."""
-    known = [(level.input_tokens, level.output_tokens) for level in fit.cells]
-    known = known or list(fit.profile.fitted_lengths)
-    if not known:
-        return 0.0
-    own = zip((cell.input_tokens, cell.output_tokens), zip(*known, strict=True), strict=True)
-    return math.hypot(*(math.log2(max(1.0, n / max(of), min(of) / n)) for n, of in own))
+    """Doublings of prompt, answer and users of a copy beyond those that were fitted."""
+    known = [level.extent for level in fit.cells] or fit.profile.fitted_lengths
+    squares = 0.0
+    for place, own in enumerate(cell.extent):
+        of = [each[place] for each in known if len(each) > place]
+        if of:
+            squares += math.log2(max(1.0, own / max(of), min(of) / own)) ** 2
+    return math.sqrt(squares)
 
 
-def _kind(cell: MeasuredLevel) -> tuple[bool, bool]:
-    """Whether its model is a mixture of experts, and whether its weights have few bits."""
-    return cell.setup.shape.is_moe, weight_format(cell.setup.dtype).nominal_bits < _FEW_BITS
+def _kind(cell: MeasuredLevel) -> tuple[bool, ...]:
+    """Whether it is a mixture, has a latent cache or parallel branches, or few bits a weight."""
+    shape, fmt = cell.setup.shape, weight_format(cell.setup.dtype)
+    latent = bool(shape.latent_kv_dim)
+    return shape.is_moe, latent, shape.parallel_branches, fmt.nominal_bits < FEW_BITS
 
 
 def _limit_is_guessed(
@@ -302,9 +303,8 @@ def _unmeasured_sd(
 ) -> list[tuple[float, float]]:
     """Standard deviations of each figure's logarithm that an unmeasured set-up adds: below, above.
 
-    Answers of one length keep the users of a closed loop in lock-step, so that their prompts wait
-    for each other; other answers spread the users out. It is not known which will be the case, so
-    the interval reaches to the figure of the other case, unless `spread` says it.
+    It is not known whether the users of a closed loop are in lock-step, so the interval reaches to
+    the figure of the other case, unless `spread` says it.
     """
     other = predicted
     if not spread and cell.rate_per_s is None and cell.concurrency > cell.replicas:
@@ -355,8 +355,7 @@ def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> F
 def latency_withheld(fit: Fit, cell: MeasuredLevel) -> bool:
     """Whether an open loop is too near its capacity for a prediction of its latency.
 
-    It is if the load may exceed the capacity, by its interval: then no lasting latency exists. It
-    is not where the same copy was calibrated on at such a load.
+    It is if the load may exceed the capacity, unless that copy was calibrated on at such a load.
     """
     if cell.rate_per_s is None or load_share(fit, cell) <= LATENCY_LOAD_LIMIT + _ROUNDING:
         return False

@@ -1,10 +1,7 @@
 """Infers settings that no table states from measured levels: equal lengths, the cache's format.
 
-If all answers have one length (`--ignore-eos`), users that began together end together, and their
-next prompts wait for each other: the first token takes as long as all of their prompts. Lengths
-that vary a little spread the users out. For ten users with prompts of 1,024 tokens the difference
-is a factor of four. Engines with FP8 or NVFP4 weights keep the cache in 16 bits or in FP8,
-which holds twice the sequences.
+Answers of one length keep users in step, whose prompts wait for each other. Engines with FP8 or
+NVFP4 weights keep the cache in 16 bits or in FP8, which holds twice the sequences.
 """
 
 from collections.abc import Sequence
@@ -57,10 +54,8 @@ def as_fitted(fit: Fit, cell: MeasuredLevel) -> MeasuredLevel:
 def as_assumed(cell: MeasuredLevel, engine: str) -> MeasuredLevel:
     """A cell of a table before any level of it is measured, for an engine in lower case.
 
-    All answers of a closed loop have one length: load generators request the tokens that a table
-    states and let no answer end earlier, and schedulers whose prompts pause decoding keep such
-    users in lock-step. NVIDIA's engines have FP8 caches with FP8 weights, as in the checkpoints
-    that it publishes.
+    Answers of a closed loop have one length, as load generators request it. NVIDIA's engines have
+    FP8 caches with FP8 weights, as in the checkpoints that it publishes.
     """
     if cell.rate_per_s is None and not cell.lengths_stated:
         cell = replace(cell, length_spread=0.0)

@@ -1,8 +1,4 @@
-"""Compares predictions with a table of measured levels: some calibrate, the others are predicted.
-
-Each engine of the table has its own fit. A profile that was fitted to the table's models is not
-used as the prior, since it would be judged on its own data: the general prior of its kind is.
-"""
+"""Compares predictions with a table of measured levels: some calibrate, others are predicted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Predicts a level of equal requests (a cell) by a profile.
-
-A cell is a closed loop of users or an open loop at a rate, on one machine type and tensor-parallel
-degree. Published tables, run folders and other tools' files all become cells.
-"""
+"""Predicts a level of equal requests (a cell), a closed loop of users or an open one."""
 
 from __future__ import annotations
 
@@ -138,6 +134,13 @@ def predict_cell(
         weights, e2e_s, ttft_s = weights[counted], e2e_s[counted], ttft_s[counted]
         tokens = tokens[counted]
     mean_e2e_s = float(np.average(e2e_s, weights=weights))
+    if cell.poll_steps and cell.concurrency > cell.replicas:  # an idle engine looks at once
+        mean_tpot_s = (mean_e2e_s - np.average(ttft_s, weights=weights)) / cell.output_tokens
+        others = 1 - cell.replicas / cell.concurrency
+        wait_s = others * cell.poll_steps / 2 * float(mean_tpot_s)
+        e2e_s, ttft_s = e2e_s + wait_s, ttft_s + wait_s
+        throughput *= mean_e2e_s / (mean_e2e_s + wait_s)
+        mean_e2e_s += wait_s
     shown_ttft_s = float(np.average(ttft_s, weights=weights))
     if cell.medians:
         shown_ttft_s = _quantile(ttft_s, weights, 0.5)

@@ -1,17 +1,11 @@
 """The steps of a closed loop of equal requests on one copy, without the engine's scheduler.
 
 They do not depend on the times of steps, so `trace_closed_loop` finds them once, and each set of
-parameters prices them as arrays: a fit takes a second. `queueing` processes random arrivals and
-requests of several lengths event by event.
-
-Both admit prompts first come, first served, in steps that pause decoding or in chunks beside
-running sequences. With chunks the token limit of a step counts decoding sequences too here, as in
-vLLM; in `engine.scheduling` and `queueing` it counts prompt tokens only.
-
-Left out of `engine.scheduling`: blocks (a limit on sequences stands for the cache, so nothing is
-preempted), the other batching policies, limits on waiting requests, cancelled requests, and the
-search of the prefix cache (its hits are given). Runs of equal decode steps are priced by a few of
-them. Times agree with the scheduler's (`simulator`) to about 1 %.
+parameters prices them as arrays. Prompts come first come, first served, in steps that pause
+decoding or in chunks beside it, whose token limit counts decoding sequences too, as in vLLM. Left
+out of `engine.scheduling`: blocks (a limit on sequences stands for the cache, so nothing is
+preempted), other policies, limits on waiting requests, and the search of the prefix cache (its hits
+are given). Times agree with the scheduler's (`simulator`) to about 1 %.
 """
 
 from collections import deque

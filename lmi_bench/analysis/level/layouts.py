@@ -293,10 +293,7 @@ class CopyPlan:
 
 
 def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
-    """The plan with what the cache of a copy holds of its prefix traffic.
-
-    The fleet's number of copies and the hits of one depend on each other: three rounds.
-    """
+    """The plan with the hits of its prefix traffic; they and the fleet's copies take rounds."""
     traffic, config = plan.workload.traffic, replace(plan.config, prefix_caching=True)
     if traffic is None:
         return plan

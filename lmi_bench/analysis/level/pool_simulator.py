@@ -1,8 +1,6 @@
 """Simulates prefill and decode in separate pools, both with the engine's own scheduler.
 
-A prefill worker computes a prompt and samples its first token. The cache then moves, and a decode
-worker, which admits the sequence as it would a prompt, generates the rest. The admitting step costs
-no prompt there, only a row more. No answer has a second token before its cache has moved.
+A decode worker admits a sequence whose cache has moved as it would a prompt, at the cost of a row.
 """
 
 import heapq

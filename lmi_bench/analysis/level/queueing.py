@@ -1,11 +1,8 @@
 """A fast simulation of one copy: the scheduler's rules without its blocks.
 
-It takes a small part of the time of `simulator`, with which it agrees within the noise of random
-arrivals: first come, first served; prompts whole or in chunks (`fast.prompt_part`); a full cache
-sends the youngest sequence back to be computed again. Left out of `engine.scheduling`: single
-blocks (a sequence holds half a block more than its tokens), the other batching policies,
-speculation, the search of the prefix cache (its hits are given), limits on waiting requests, and
-time-outs.
+It agrees with `simulator` within the noise of random arrivals. Left out of `engine.scheduling`:
+single blocks (a sequence holds half a block more than its tokens), the other batching policies,
+speculation, the search of the prefix cache (its hits are given), waiting limits, and time-outs.
 """
 
 import heapq

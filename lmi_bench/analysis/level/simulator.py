@@ -3,9 +3,6 @@
 The records are those of the load generator for the in-process engine in virtual time, event for
 event, but come faster: runs of identical decode steps are taken at once. Times are seconds since
 the level's start.
-
-Order of the events of one instant: time-outs, arrivals, ends of steps with the next requests of
-their users, the next step. Warm-up requests leave the scheduler empty and are left out.
 """
 
 import math
@@ -69,8 +66,7 @@ def simulate_level(
     speculation      speculation of the engine, included in `step_time`
     overhead_s       time of a request outside the engine: it reaches it so long after it is sent
 
-    A request that can never fit has status `refused`, one beyond max_concurrent_requests
-    `overloaded`. Raises InputError for no replica.
+    Raises InputError for no replica.
     """
     if replicas < 1:
         raise InputError(f"a level needs at least 1 replica, got {replicas}")

@@ -2,18 +2,15 @@
 
 With B sequences always running and their starts spread evenly, each answer takes one cycle:
 
-    cycle(B) = (output - 1) * decode_step(B) + B * prompt_step
-    rate(B)  = B / cycle(B)
+    cycle(B) = (output - 1) * decode_step(B) + B * prompt_step;  rate(B) = B / cycle(B)
 
-because every sequence decodes output - 1 times while B prompts, its own included, pause it. Where
-prompts join running sequences only every J decode steps (TGI), those k that fit one step join
-together, so at most k * (output - 1) / J sequences run however large the cache is. A prompt that
-comes within J steps of the last join waits for their end: a share r / (1 + r) of the prompts, with
-r arrivals in that time.
-Under random arrivals the batch varies like a Poisson count, so a quantile q of a latency is that at
-B + z(q) * sqrt(B); the queue for a prompt step is that of a server with fixed service times. Time
-outside the engine adds to the answers and to the cycle of B users.
-Accurate to about 10 %; finalists are simulated.
+because B prompts, its own included, pause a sequence. Where prompts join running ones only every J
+decode steps (TGI), those k that fit one step join together, so at most k * (output - 1) / J run
+however large the cache is. A prompt that comes within J steps of the last join waits for their end:
+a share r / (1 + r) of the prompts, with r arrivals in that time. Under random arrivals the batch
+varies like a Poisson count, so a quantile q of a latency is that at B + z(q) * sqrt(B); the queue
+for a prompt step is that of a server with fixed service times. Accurate to about 10 %; finalists
+are simulated.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ LATENCY_LOAD_LIMIT = 0.8
 """Share of the predicted capacity beyond which an open loop's latency is withheld: a capacity error
 of 10 % is a latency error of 100 % there."""
 _HALVINGS = 40
-_SEVERAL = 2  # running sequences from which on a waiting prompt may have to wait
 
 
 def bisect(
@@ -53,10 +49,9 @@ class SteadyState:
 
     slots          sequences that can run together; batch_limit: the engine's own limit on them
     open_loop      random arrivals (quantiles spread) or waiting users (the batch is fixed)
-    cached_tokens  tokens of each prompt that the prefix cache holds
-    overhead_s     time of a request outside the engine
-    join_steps     decode steps between two joins of waiting prompts (0: they join at once), of
-                   which step_tokens prompt tokens fit one step; the slots are limited by both
+    cached_tokens  tokens of each prompt in the prefix cache; overhead_s: time outside the engine
+    join_steps     decode steps between two joins of waiting prompts, of which step_tokens tokens
+                   fit one step (0: they join at once); both limit the slots
     prompt_step_s  time of the step that computes one prompt, with its new_tokens
     """
 
@@ -80,19 +75,17 @@ class SteadyState:
     def __post_init__(self) -> None:
         object.__setattr__(self, "new_tokens", self.input_tokens - self.cached_tokens)
         object.__setattr__(self, "prompt_step_s", self.model.step_time_s(self.prompt_shape()))
-        object.__setattr__(self, "slots", min(self.slots, self._joined_limit))
+        if self.join_steps:
+            rounds = max(1.0, (self.output_tokens - 1) / self.join_steps)
+            most = math.floor(self._joiners * rounds)
+            limit = most if self.batch_limit is None else min(most, self.batch_limit)
+            object.__setattr__(self, "batch_limit", limit)
+            object.__setattr__(self, "slots", min(self.slots, limit))
 
     @property
     def _joiners(self) -> int:
         """Most prompts that join together."""
         return max(1, self.step_tokens // self.new_tokens)
-
-    @property
-    def _joined_limit(self) -> int:
-        """Most sequences that run together if only so many join every `join_steps`."""
-        if not self.join_steps:
-            return self.slots
-        return math.floor(self._joiners * max(1.0, (self.output_tokens - 1) / self.join_steps))
 
     def prompt_shape(self, count: int = 1) -> StepShape:
         """The step that computes so many prompts."""
@@ -108,8 +101,8 @@ class SteadyState:
         """Seconds that a prompt takes of the steps of those that join together."""
         if not self.join_steps:
             return self.prompt_step_s
-        joining = round(batch * self.join_steps / max(1, self.output_tokens - 1))
-        count = max(1, min(joining, self._joiners))
+        joining = batch * self.join_steps / max(1, self.output_tokens - 1)
+        count = max(1, min(round(joining), self._joiners))
         if count not in self._prompts_s:
             self._prompts_s[count] = self.model.step_time_s(self.prompt_shape(count)) / count
         return self._prompts_s[count]
@@ -152,7 +145,7 @@ class SteadyState:
 
     def _join_wait(self, batch: float) -> tuple[float, float]:
         """Seconds after a join in which no other prompt joins, and the share that comes then."""
-        if not self.join_steps or batch < _SEVERAL:
+        if not self.join_steps or batch < 2:
             return 0.0, 0.0
         window_s = self.join_steps * self.decode_step_s(min(batch, self.slots))
         coming = window_s * batch / self.cycle_s(batch)
@@ -228,8 +221,7 @@ class SteadyState:
         if batch >= 0.99 * self.slots:
             roomier = self.slots * 1.25
             if self.rate_per_s(roomier) > 1.05 * self.rate_per_s(self.slots):
-                limits = (self.batch_limit, self.join_steps and self._joined_limit)
-                return "batch_limit" if self.slots in limits else "kv_memory"
+                return "batch_limit" if self.slots == self.batch_limit else "kv_memory"
         return self.binding(batch)
 
     def binding(self, batch: float) -> Binding:

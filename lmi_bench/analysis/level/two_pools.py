@@ -1,16 +1,9 @@
-"""Prefill and decode in separate pools, in closed form.
+"""Prefill and decode in separate pools, in closed form: docs/planner_model.md (Layouts).
 
-A prompt is computed by a prefill worker, its cache moves over a link, and a decode worker generates
-from there; no prompt pauses a decoding sequence. With b sequences on each of D decode workers:
-
-    time per output token = decode_step(b)
-    requests each second  X = D * b / (output * time per output token)
-    time to first token   = wait(X) + prompt step + transfer
-
-A closed loop of N users has N = X * (ttft + output * time per output token); the b that solves this
-is found by bisection. The wait is that of P servers with equal services (Sakasegawa 1977, halved);
-where P workers compute prompts no faster than X, waiting users are what is left. Prompts that wait
-together are computed in one step, up to the step's tokens, as the engine's scheduler does.
+The wait for P prefill workers is that of P servers with equal services (Sakasegawa 1977, halved);
+where they compute prompts no faster than X requests a second, waiting users are what is left.
+Prompts that wait together are computed in one step, up to the step's tokens, as the engine's
+scheduler does.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from lmi_bench.analysis.model.carried import generation, generations
 from lmi_bench.analysis.model.engine_defaults import V1, vllm_defaults
+from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import (
     EngineProfile,
     profile_from_document,
@@ -60,16 +61,18 @@ VLLM_0_19: Final = profile_from_json(_read("vllm_0_19"))
 SGLANG_B200: Final = profile_from_json(_read("sglang_b200"))
 SGLANG_MI300X: Final = profile_from_json(_read("sglang_mi300x"))
 SGLANG_MI355X: Final = profile_from_json(_read("sglang_mi355x"))
-TRT_LLM: Final = profile_from_json(_read("trt_llm"))
+TRT_LLM_H200: Final = profile_from_json(_read("trt_llm_h200"))
+TRT_LLM_B200: Final = profile_from_json(_read("trt_llm_b200"))
 _FITTED: Final = (
     *(TGI_2023, VLLM, VLLM_0_12, VLLM_0_19),
-    *(SGLANG_B200, SGLANG_MI300X, SGLANG_MI355X, TRT_LLM),
+    *(SGLANG_B200, SGLANG_MI300X, SGLANG_MI355X, TRT_LLM_H200, TRT_LLM_B200),
 )
 
 _EAGER_ENGINES = ("tgi", "text-generation-inference", "huggingface", "deepspeed")
 _TRT_LLM: Final = ("tensorrt", "trt")
 _SERVED_TRT_LLM: Final = (0, 16)  # `trtllm-serve` came with this version
 _LEAST_LOG_SD = 0.05
+FEW_BITS: Final = 8
 _V1_OF_VLLM: Final = (0, 8)
 _OVERLAPPED_VLLM: Final = (0, 6)
 _GRAPHS_OF_TGI: Final = (2, 0)
@@ -83,12 +86,14 @@ def prior_of_engine(
     models: Collection[str],
     accelerators: Collection[str],
     open_loop: bool,
+    few_bits: bool = False,
     marks: Collection[str] = (),
 ) -> EngineProfile:
     """The profile to start a fit of that engine from.
 
     engine  name in a table, with its version if known; empty for the endpoints of 2023. The
             version selects the engine's generation and the nearest shipped profile
+    few_bits  whether the weights have fewer than eight bits
     marks   marks of the measured levels (`measured_level.marks_of`)
 
     A shipped profile that was fitted to one of those levels is left out (without marks: to one of
@@ -107,7 +112,7 @@ def prior_of_engine(
     elif engine.startswith(_TRT_LLM) and version is not None and version < _SERVED_TRT_LLM:
         general = _PRIOR["trt_llm_alone"]
     elif engine.startswith(_TRT_LLM):
-        general, kin = TRT_LLM_PRIOR, [TRT_LLM]
+        general, kin = TRT_LLM_PRIOR, [TRT_LLM_B200, TRT_LLM_H200]
     elif engine.startswith("vllm"):
         if version is not None and version < _V1_OF_VLLM:
             v0 = VLLM_V0_PRIOR if version < _OVERLAPPED_VLLM else VLLM_0_6_PRIOR
@@ -117,28 +122,45 @@ def prior_of_engine(
         if version is not None:
             kin.sort(key=partial(_distance, version))
         kin = [VLLM, *kin]
-    for profile in _akin(kin, models, accelerators):
+    for profile in _akin(kin, models, accelerators, few_bits):
         if not _has_seen(profile, models, accelerators, marks):
-            return widened(profile, general)
+            own = {generation(find_accelerator(n)) for n in accelerators if is_accelerator(n)}
+            near = widened(profile, general)
+            return _halfway(near, general) if own.isdisjoint(generations(profile)) else near
     return general
 
 
+def _halfway(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
+    """For another generation: a layer's time differs as much between those as between engines."""
+    gap_s = profile.parameters.gap_per_layer_s * general.parameters.gap_per_layer_s
+    return replace(profile, parameters=replace(profile.parameters, gap_per_layer_s=gap_s**0.5))
+
+
 def _akin(
-    kin: Sequence[EngineProfile], models: Collection[str], accelerators: Collection[str]
+    kin: Sequence[EngineProfile],
+    models: Collection[str],
+    accelerators: Collection[str],
+    few_bits: bool,
 ) -> list[EngineProfile]:
     """Those for the vendor of the devices, of their generation first.
 
-    Profiles that were fitted to mixtures alone are left out for a dense model.
+    Profiles of mixtures alone are left out for a dense model, and for few bits if they saw none.
     """
+    wanted = bool(models) and _mixtures_only(models)
     devices = [find_accelerator(name) for name in accelerators if is_accelerator(name)]
     own = {generation(device) for device in devices}
     found = [
         profile
         for profile in kin
         if all(device.vendor in profile.vendors for device in devices)
-        and (not _mixtures_only(profile.models) or (models and _mixtures_only(models)))
+        and (not _mixtures_only(profile.models) or (wanted and (not few_bits or has_few(profile))))
     ]
     return sorted(found, key=lambda profile: own.isdisjoint(generations(profile)))
+
+
+def has_few(profile: EngineProfile) -> bool:
+    """Whether weights of fewer than eight bits were in its fit."""
+    return any(weight_format(name).nominal_bits < FEW_BITS for name in profile.formats)
 
 
 def _mixtures_only(models: Collection[str]) -> bool:

@@ -1,10 +1,4 @@
-"""Fits the time of an all-reduce by its size: a start-up latency and a rate.
-
-    time = latency + bytes / rate
-
-`bytes` is the size of the array on each rank. The fit weighs relative errors, since times span four
-orders of magnitude; neither constant can be below 0.
-"""
+"""Fits the time of an all-reduce by its size: a start-up latency and a rate."""
 
 import math
 from collections.abc import Sequence

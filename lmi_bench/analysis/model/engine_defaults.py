@@ -1,15 +1,11 @@
 """Default scheduler settings of engines by version, model and device.
 
-Published tables do not state the tokens of a step or the limit on sequences, so the engine's
-defaults are the likeliest values. They decide whether a whole prompt pauses decoding or chunks run
-beside it.
-
-vLLM before 0.5.4: whole prompts, as many in a step as one of the model's context. From 0.5.4 to
-0.7, of models with more than 32,768 positions (and no sliding window): chunks, 512 tokens a step
-(pull request 6666), 2,048 from 0.6.5 on (10544). From 0.8 on (V1): chunks, 8,192 tokens and 1,024
-sequences on devices of at least 70 GiB but for the A100, else 2,048 and 256 (`arg_utils.py`, a
-server's context). SGLang: prompt steps of 2,048, 4,096 or 8,192 tokens by the device's memory
-(`server_args.py`).
+Published tables do not state them, so the engine's defaults are the likeliest values. vLLM before
+0.5.4: whole prompts, as many in a step as one of the model's context. From 0.5.4 to 0.7, of models
+with more than 32,768 positions (and no sliding window): chunks, 512 tokens a step (pull request
+6666), 2,048 from 0.6.5 on (10544). From 0.8 on (V1): chunks, 8,192 tokens and 1,024 sequences on
+devices of at least 70 GiB but for the A100, else 2,048 and 256 (`arg_utils.py`, a server's
+context). SGLang: prompt steps by the device's memory (`server_args.py`).
 """
 
 import math

@@ -1,8 +1,7 @@
-"""Engine settings as candidates of a plan, besides machines and degrees.
+"""Engine settings as candidates of a plan; None leaves a value as it is.
 
-A setting states what differs from the workload and the profile; None leaves a value as it is.
-Number formats change bytes and cache; their effect on the answers is not modelled. Turning CUDA
-graphs on or off takes the launch time of a step, and its uncertainty, from the matching prior.
+Number formats change bytes and cache, not the answers; CUDA graphs the launch time of a step, which
+is then the matching prior's.
 """
 
 import itertools

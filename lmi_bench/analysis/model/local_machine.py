@@ -1,8 +1,4 @@
-"""Measures this machine as the instance `local`: cores, free memory, read bandwidth, matmul peak.
-
-It takes numpy about a second; the best of several tries counts, since disturbances only slow a
-probe. A fitted profile keeps the figures of its machine: its shares are relative to them.
-"""
+"""Measures this machine as the instance `local`: cores, memory, read bandwidth, matmul peak."""
 
 import os
 import platform
@@ -101,10 +97,7 @@ def probe_machine() -> MeasuredMachine:
 
 
 def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup_limit: Path = _CGROUP_LIMIT) -> int:
-    """Available memory: the kernel's estimate, within the container's limit.
-
-    Half of the machine's memory where the system gives no estimate (macOS).
-    """
+    """Available memory within the container's limit; half of all where no estimate is (macOS)."""
     bounds: list[int] = []
     if meminfo.is_file():
         lines = meminfo.read_text(encoding="ascii").splitlines()

@@ -1,8 +1,4 @@
-"""Measured levels of equal requests, and their JSON in a profile's file.
-
-A level names its machine. A machine outside the catalog is rebuilt from its accelerators, `local`
-from the figures in the profile.
-"""
+"""Measured levels of equal requests, and their JSON in a profile's file."""
 
 from __future__ import annotations
 
@@ -53,6 +49,7 @@ class MeasuredLevel:
     throughput_by_latency        throughput is users * output / mean end-to-end time, not tokens
                                  over wall time
     cached_tokens                tokens of each prompt that the prefix cache holds
+    poll_steps                   decode steps between a busy engine's looks at new requests
     arrivals_s                   due times of the open loop's requests, if known
     measured_day                 day of the measurement (an ordinal), where a table has many:
                                  engines change within weeks
@@ -78,6 +75,7 @@ class MeasuredLevel:
     medians: bool = False
     throughput_by_latency: bool = False
     cached_tokens: int = 0
+    poll_steps: int = 0
     arrivals_s: tuple[float, ...] = ()
     start_left_out: bool = False
     prefill: PrefillPool | None = None
@@ -99,6 +97,12 @@ class MeasuredLevel:
     def rate_per_s(self) -> float | None:
         """Requests each second of an open loop; None in a closed loop."""
         return self.load.rate_per_s
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Prompt and answer in tokens, and users of a copy in a closed loop."""
+        users = -(-self.concurrency // self.replicas)
+        return (self.input_tokens, self.output_tokens, *([users] if users else []))
 
     def measured(self, metric: Metric) -> float | None:
         """A measured figure; half the rounding unit is added to a rounded one."""

@@ -1,21 +1,12 @@
 """Bytes of weights and KV cache on one rank, and whether they fit a device's memory.
 
-Quantized checkpoints keep embedding and output head in 16 bits. Scales and zero points count:
-4-bit AWQ stores a 16-bit scale and a 4-bit zero for 128 weights, 4.16 bits a weight; MXFP4 an 8-bit
-scale for 32 weights, 4.25 bits; NVFP4 an 8-bit scale for 16 weights, 4.5 bits. Of a mixture, the
-last two cover only the routed experts.
-
-    cache of a token = 2 (key and value) * layers * KV heads on the rank * head size * bytes
-
-The cache of a layer with a sliding window stops growing at the window. Multi-head latent attention
-caches one vector for each token and layer, complete on every rank. Linear attention and state
-spaces keep a constant state for each sequence, split over the ranks. Source: Kwon et al. 2023,
+Quantized checkpoints keep embedding and output head in 16 bits; scales and zero points count (AWQ
+4.16, MXFP4 4.25, NVFP4 4.5 bits a weight; of a mixture the last two cover only routed experts).
+Windows stop the growth of a layer's cache, latent attention (MLA) caches one vector for each token
+and layer, complete on every rank, and linear attention keeps a constant state. Kwon et al. 2023,
 arXiv:2309.06180, section 3; DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 
     B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
-
-guaranteed with every sequence at its full length (input + output), expected with sequences half
-through their output (input + output / 2).
 """
 
 import math

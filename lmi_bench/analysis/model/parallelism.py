@@ -1,25 +1,19 @@
 """How one copy of a model is split beyond tensor parallelism, and what that costs.
 
-Expert parallelism gives each device whole experts instead of a slice of each. The step waits for
-the device whose experts are asked for most. Data-parallel attention gives each group of devices the
-whole attention and the cache of its own sequences: the latent cache of MLA, which tensor
-parallelism repeats on every device, is then held once; attention's weights are repeated instead.
-Its layers have no all-reduce after attention; tokens are sent to the experts' devices and back:
+The splits are in docs/planner_model.md (Layouts). With data-parallel attention tokens are sent to
+the experts' devices and back instead of all-reduces:
 
     bytes a token and layer on a device's link = hidden * (1 + 2) * min(top-k, n) / n * (n - 1) / n
 
-(FP8 there, 16 bits back, as in DeepEP: DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2).
-Pipeline stages hold a share of the layers each and work on different parts of the batch, so that a
-step costs what the whole model costs for the batch's share, and p - 1 stages idle while a lone
-prompt passes (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). A copy may span hosts: what
-leaves a host goes over the network, one rate a device.
+(FP8 there, 16 bits back, as in DeepEP: DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2). Idle
+pipeline stages: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -79,14 +73,9 @@ class Parallelism:
 
     def to_json(self) -> dict[str, Any]:
         """As plans and profiles keep it; the network only of copies that span hosts."""
-        content: dict[str, Any] = {
-            "expert_parallel": self.expert_parallel,
-            "attention_groups": self.attention_groups,
-            "pipeline": self.pipeline,
-            "hosts": self.hosts,
-        }
-        if self.hosts > 1:
-            content["network_bytes_per_s"] = self.network_bytes_per_s
+        content = asdict(self)
+        if self.hosts == 1:
+            del content["network_bytes_per_s"]
         return content
 
     @classmethod

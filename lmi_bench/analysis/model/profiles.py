@@ -1,9 +1,4 @@
-"""Engine profiles: the constants of one engine version, with their uncertainty.
-
-The step-time model holds the physics (bytes, FLOP, links); a profile says which share of the data
-sheet the kernels reach and how long the host takes. The parameters are fitted; their uncertainty is
-a covariance of their logarithms.
-"""
+"""Engine profiles: the constants of one engine version, with the covariance of their logarithms."""
 
 from __future__ import annotations
 
@@ -81,6 +76,7 @@ class StepParameters:
 
 _TUPLES = (
     "accelerators", "vendors", "notes", "models", "shared_head_dims", "architectures", "dtypes",
+    "formats",
 )  # fmt: skip
 PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParameters))
 
@@ -107,7 +103,8 @@ class EngineProfile:
     error_scale             fitted factor on the model's error and noise;
                             ttft_error_scale: on that of times to first token
     levels                  measured levels that correct predictions
-    fitted_lengths          shortest and longest (prompt, answer) of the fit's levels, in tokens
+    formats                 number formats of the weights in the fit
+    fitted_lengths          least and most (prompt, answer, users of a copy) of the fit's levels
     up_to                   additive terms of which only a limit is known, in seconds: `log_sd` is
                             then of value / limit instead of the logarithm
     fitted_cells            marks of the levels of a shipped profile's fit (`marks_of`)
@@ -161,7 +158,8 @@ class EngineProfile:
     levels: tuple[MeasuredLevel, ...] = ()
     machine: MeasuredMachine | None = None
     fitted_cells: tuple[str, ...] = ()
-    fitted_lengths: tuple[tuple[int, int], ...] = ()
+    formats: tuple[str, ...] = ()
+    fitted_lengths: tuple[tuple[int, ...], ...] = ()
     up_to: Mapping[str, float] = field(default_factory=dict)
     engine_named: bool = True
     defaults: str = ""
@@ -292,7 +290,7 @@ def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     values["kv_layout"] = KvLayout(values["kv_layout"])
     for name in _TUPLES:
         values[name] = tuple(values.get(name, ()))
-    values["fitted_lengths"] = tuple((a, b) for a, b in values.get("fitted_lengths", ()))
+    values["fitted_lengths"] = tuple(map(tuple, values.get("fitted_lengths", ())))
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:
         values["machine"] = MeasuredMachine(**values["machine"])

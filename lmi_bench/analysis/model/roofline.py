@@ -24,10 +24,7 @@ def critical_batch_size(
 ) -> float | None:
     """Batch at which arithmetic takes as long as reading weights and cache; None if it never does.
 
-    B*(L) = (W / BW) / (2 P / F - L k / BW)
-
-    Each sequence adds 2 P FLOP and L k bytes of cache. If the bytes take longer than the
-    arithmetic, no batch makes the step compute-bound.
+    B*(L) = (W / BW) / (2 P / F - L k / BW): each sequence adds 2 P FLOP and L k bytes of cache
     """
     weights_s = weight_bytes / bandwidth_bytes_per_s
     compute_s = FLOP_PER_PARAMETER * params_active / flop_per_s

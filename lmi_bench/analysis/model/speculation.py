@@ -1,11 +1,8 @@
 """Speculative decoding in the plan: k tokens drafted and verified in one step.
 
-A drafted token is accepted with probability a if those before it were, so a step gives on average
-
-    tokens = (1 - a ** (k + 1)) / (1 - a)
-
-It costs k steps of the draft model and one step of the model over k + 1 rows a sequence, which
-reads the cache once. Source: Leviathan et al. 2023, arXiv:2211.17192, equation 1.
+With acceptance a a step gives (1 - a ** (k + 1)) / (1 - a) tokens on average. It costs k steps of
+the draft model and one of the model over k + 1 rows a sequence, which reads the cache once. Source:
+Leviathan et al. 2023, arXiv:2211.17192, equation 1.
 """
 
 from dataclasses import replace

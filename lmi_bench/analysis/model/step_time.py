@@ -1,19 +1,7 @@
 """The time of one step: named physical parts, and the one that binds.
 
-    decode step  = max(GPU, host) + host_per_sequence * B * (1 + stretch * (tp - 1) ** 1.5)
-      GPU        = both(weight_bytes / (tp * bandwidth * share), flop / (tp * peak * share))
-                   + both(kv_bytes / ..., attention_flop / ...) + all-reduces
-                   + gap_per_layer * layers
-                 kv_bytes times max(1, multiprocessors / (B * KV heads a rank)) of eager kernels
-      both(a, b) = max(a, b) + unhidden * min(a, b)      unhidden 0 on GPUs
-      host       = host_per_layer * layers * (1 + stretch * (tp - 1) ** 1.5)
-    prefill of T = GPU + host_per_prompt_token * T + host_per_prompt a prompt
-    all-reduce   = r a layer, latency + bytes * factor(tp, link) / link rate
-                   r = 2, or 1 where attention and feed-forward are parallel branches
-    stretch      = stretch_per_rank * r / 2: ranks wait for the slowest at each all-reduce
-
-Seconds, bytes and FLOP of one model copy: a forecast with an engine's profile. `roofline` gives the
-bound of the hardware alone.
+The formula is in docs/planner_model.md (One step). Seconds, bytes and FLOP of one model copy: a
+forecast with an engine's profile. `roofline` gives the bound of the hardware alone.
 """
 
 from __future__ import annotations

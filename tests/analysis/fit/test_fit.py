@@ -170,7 +170,7 @@ def test_the_version_decides_between_generations_and_for_the_nearest_profile():
         assert prior_for(engine).version == VLLM.version
     seen = {"marks": set(VLLM.fitted_cells) - set(VLLM_0_19.fitted_cells)}
     assert prior_for("vllm 0.13", **seen).version == VLLM_0_19.version
-    assert prior_for("tgi 1.4.0").parameters == TGI_2023.parameters
+    assert prior_for("tgi 1.4.0", accelerators={"A10G"}).parameters == TGI_2023.parameters
     later = prior_for("tgi 2.0.4").parameters
     assert later.host_per_layer_s < 0.1 * TGI_2023.parameters.host_per_layer_s
 

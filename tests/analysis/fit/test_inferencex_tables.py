@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,29 @@ def test_a_line_is_a_closed_loop_of_ten_requests_a_user_with_lengths_from_80_to_
     assert (cell.output_tokens - spread, cell.output_tokens + spread) == pytest.approx((400, 500))
     assert cell.throughput_tokens_per_s == 800
     assert (cell.ttft_mean_s, cell.tpot_mean_s, cell.medians) == (0.3, 0.014, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "steps"),
+    [
+        ({}, 30), ({"concurrency": "8"}, 10), ({"hardware": "mi300x"}, 4),
+        ({"hardware": "h200"}, 0), ({"framework": "trt"}, 0),
+    ],
+)  # fmt: skip
+def test_a_busy_sglang_looks_for_requests_every_few_steps_and_half_of_that_is_in_ttft(
+    tmp_path, change, steps
+):
+    """With 16 users 15 of 16 requests come to a busy engine, and wait half of 30 steps there."""
+    (row,) = table(tmp_path, change)
+    assert row.cell.poll_steps == steps
+    polled, at_once = (
+        predict_cell(GRAPH_GPU_PRIOR, replace(row.cell, poll_steps=each)) for each in (steps, 0)
+    )
+    users = row.cell.concurrency
+    waited_s = (users - 1) / users * steps / 2 * at_once.tpot_mean_s
+    assert polled.ttft_mean_s - at_once.ttft_mean_s == pytest.approx(waited_s, rel=0.03, abs=1e-9)
+    assert (polled.throughput_tokens_per_s < at_once.throughput_tokens_per_s) == (steps > 0)
+    assert polled.tpot_mean_s == pytest.approx(at_once.tpot_mean_s)
 
 
 def test_means_are_taken_where_a_line_states_no_median(tmp_path):
@@ -121,8 +145,9 @@ def test_medians_leave_out_the_wait_of_the_first_prompts(tmp_path):
         {},
         {"tpot_p50_ms": "", "ttft_p50_ms": "", "ttft_mean_ms": "9", "tpot_mean_ms": "9"},
     )
-    shown = predict_cell(GRAPH_GPU_PRIOR, medians.cell)
-    mean = predict_cell(GRAPH_GPU_PRIOR, means.cell)
+    shown, mean = (
+        predict_cell(GRAPH_GPU_PRIOR, replace(each.cell, poll_steps=0)) for each in (medians, means)
+    )
     alone_s = outside_s(GRAPH_GPU_PRIOR, means.cell.setup.shape)
     assert shown.ttft_mean_s - alone_s < 0.85 * (mean.ttft_mean_s - alone_s)
     assert shown.tpot_mean_s == pytest.approx(mean.tpot_mean_s, rel=0.05)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fit.discrepancy import ERRORS
+from lmi_bench.analysis.fit.discrepancy import ERRORS, Observation, error_covariance
 from lmi_bench.analysis.fit.fit import log_value, prior_fit, with_logs
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import Z80, estimates, octaves_beyond
@@ -15,13 +15,15 @@ from lmi_bench.analysis.fit.validation import validate
 from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
+from lmi_bench.analysis.model.parallelism import Parallelism
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.accelerators import find_accelerator
+from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
 from lmi_bench.jobs.calibrate import validate as validate_job
 from lmi_bench.jobs.settings.plan import ValidateSettings
-from lmi_bench.targets.profiles import find_profile
+from lmi_bench.targets.profiles import SHIPPED, find_profile
 
 TTFT = "ttft_mean_s"
 PLAIN = {"growth": 0.5, "blind_widen": 1.0, "ttft_blind_widen": 1.0, "engine_sd": 0.2}
@@ -62,6 +64,63 @@ def test_lengths_count_beyond_the_calibrated_ones_in_doublings():
     assert octaves_beyond(fit, cell(prompt=300)) == 0
     assert octaves_beyond(fit, cell(prompt=2048)) == pytest.approx(2)
     assert octaves_beyond(fit, cell(prompt=2048, answer=64)) == pytest.approx(math.hypot(2, 2))
+    assert octaves_beyond(fit, cell(8)) == pytest.approx(3)
+
+
+FITTED = [name for name, profile in SHIPPED.items() if profile.accelerators]
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_beyond_the_lengths_and_loads_of_its_fit_a_shipped_profile_is_less_sure(name):
+    """16 times the longest prompt, and 16 times the most users, against the middle of the fit."""
+    profile = SHIPPED[name]
+    assert profile.fitted_lengths, f"{name} does not say what it was fitted to"
+    least, most = profile.fitted_lengths
+    shape = replace(find_model(profile.models[0]), max_positions=10**6)
+    machine = bare_machine(find_accelerator(profile.accelerators[0]), 8)
+    users = math.isqrt(least[2] * most[2]) if len(most) > 2 else 8
+    inside = MeasuredLevel(
+        Setup(shape, machine, 1 if name == "vllm-0.19" else 8, profile.formats[0]),  # as fitted
+        input_tokens=math.isqrt(least[0] * most[0]),
+        output_tokens=math.isqrt(least[1] * most[1]),
+        load=Load(users),
+        num_requests=3 * users,
+    )
+    longer = replace(inside, input_tokens=16 * most[0])
+    cells = [inside, longer]
+    if len(most) > 2:  # not of an open loop, whose users no table states
+        cells.append(replace(inside, load=Load(16 * most[2])))
+    known, *others = (
+        {metric: said.high / said.low for metric, said in found.items()}
+        for found in (estimates(prior_fit(profile, [c]), c, ["tpot_mean_s", TTFT]) for c in cells)
+    )
+    for other in others:
+        assert all(other[metric] > known[metric] for metric in known)
+
+
+@pytest.mark.parametrize(("device", "build"), [("H100-SXM", 0.085), ("MI300X", 0.25)])
+def test_builds_and_splits_that_no_cell_has_are_less_sure(device, build):
+    """A build differs by 8.5 or 25 % from those of its name, a split by 15 % from other splits:
+    what one measured level says of levels of its own day and split, and of others."""
+    setup = Setup(
+        find_model("mixtral-8x7b"), bare_machine(find_accelerator(device), 8), 8, "float16"
+    )
+    base = MeasuredLevel(setup, 512, 256, Load(4), 40, measured_day=1000)
+    experts = replace(setup, parallelism=Parallelism(expert_parallel=True))
+    late, split = replace(base, measured_day=2000), replace(base, setup=experts)
+
+    def variances(cells, **options):
+        items = [Observation(each, "tpot_mean_s") for each in cells]
+        return error_covariance(items, items, **options)
+
+    found, bare = (
+        variances([base, base, late, split], offsets=offsets) for offsets in (True, False)
+    )
+    offsets = found - bare
+    assert offsets[0, 1] == pytest.approx(build**2)
+    assert offsets[0, 2] == pytest.approx(0, abs=1e-9)
+    assert offsets[0, 3] == pytest.approx(build**2)
+    assert offsets[3, 3] == pytest.approx(build**2 + 0.15**2)
 
 
 def test_an_additive_time_with_only_a_limit_reaches_to_it_for_long_prompts(plain_errors):
@@ -97,7 +156,7 @@ def test_an_engine_that_nobody_named_has_the_spread_between_engines(plain_errors
         found = estimates(fit, level, ["tpot_mean_s"])["tpot_mean_s"]
         return math.log(found.value / found.low) / Z80
 
-    assert reach(None) ** 2 - reach("vllm-0.12") ** 2 == pytest.approx(0.04, rel=0.05)
+    assert reach(None) ** 2 - reach("vllm") ** 2 == pytest.approx(0.04, rel=0.05)
 
 
 def test_levels_of_an_open_loop_beyond_capacity_have_wide_intervals_instead_of_none(tmp_path):

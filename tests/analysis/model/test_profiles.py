@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,8 @@ from lmi_bench.analysis.model.builtin_profiles import (
     SGLANG_PRIOR,
     TGI_3_PRIOR,
     TGI_2023,
-    TRT_LLM,
+    TRT_LLM_B200,
+    TRT_LLM_H200,
     TRT_LLM_PRIOR,
     VLLM,
     VLLM_0_12,
@@ -79,7 +81,8 @@ def test_a_fit_of_several_versions_is_for_those_between_them(version, known):
         ("sglang 0.5", "MI325X", "deepseek-v3", SGLANG_MI300X),
         ("sglang 0.5", "MI355X", "deepseek-v3", SGLANG_MI355X),
         ("sglang 0.5", "H100-SXM", "qwen3-32b", SGLANG_PRIOR),
-        ("trt", "H200", "deepseek-v3", TRT_LLM),
+        ("trt", "H200", "deepseek-v3", TRT_LLM_H200),
+        ("trt", "GB200", "deepseek-v3", TRT_LLM_B200),
         ("tensorrt-llm 1.0", "H100-SXM", "qwen3-32b", TRT_LLM_PRIOR),
         ("vllm 0.15", "B200", "gpt-oss-120b", VLLM),
         ("tgi 3.2", "H100-SXM", "qwen3-32b", TGI_3_PRIOR),
@@ -90,6 +93,26 @@ def test_the_nearest_profile_of_an_engine_is_the_start_of_its_fit(engine, device
     known = {"models": {model}, "accelerators": {device}, "marks": {"other cells"}}
     found = prior_of_engine(engine, **known, open_loop=False)
     assert found.fitted_on == name.fitted_on
+
+
+def test_a_profile_of_mixtures_in_eight_bits_is_no_start_for_four_bits():
+    """The time of a layer is that of its experts' kernels, which differ by format."""
+    known = {"models": {"deepseek-v3"}, "accelerators": {"GB200"}, "marks": {"other cells"}}
+    start = partial(prior_of_engine, open_loop=False, few_bits=True, **known)
+    assert start("trt").fitted_on == TRT_LLM_PRIOR.fitted_on
+    amd = start("sglang", accelerators={"MI355X"})
+    assert amd.fitted_on == SGLANG_MI355X.fitted_on  # it was fitted to MXFP4 too
+    assert start("vllm 0.15").fitted_on == VLLM.fitted_on  # dense models were in its fit
+
+
+def test_on_another_generation_the_time_of_a_layer_is_half_way_to_the_prior():
+    """Of two estimates with equal doubt: the geometric mean."""
+    seen = set(SGLANG_MI355X.fitted_cells)
+    known = {"models": {"deepseek-v3"}, "accelerators": {"MI355X"}, "marks": seen}
+    found = prior_of_engine("sglang", **known, open_loop=False)
+    assert found.fitted_on == SGLANG_MI300X.fitted_on
+    product = SGLANG_MI300X.parameters.gap_per_layer_s * SGLANG_PRIOR.parameters.gap_per_layer_s
+    assert found.parameters.gap_per_layer_s == pytest.approx(product**0.5)
 
 
 def test_a_profile_warns_before_it_judges_another_engine():
