@@ -70,7 +70,7 @@ def test_it_is_the_default_where_text_matters_and_its_drafts_guesses_hold(tmp_pa
     assert "random weights" not in done.stderr
     assert done.stdout.strip().isascii()
     recipe = {
-        "engine": {"threads": 1, "num_blocks": 64},
+        "engine": {"threads": 1, "num_blocks": 64, "dtype": "float32"},
         "evaluate": {
             "text_tokens": 512,
             "input_tokens": 48,
