@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint docs accuracy posts clean
+.PHONY: quickstart test lint docs accuracy posts fuzz clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -71,6 +71,11 @@ accuracy: $(VENV)/.dev
 # Fails where docs/posts.md is not what the program gives; a quarter of an hour at most.
 posts: $(VENV)/.dev
 	$(BIN)/python benchmarks/posts.py --check
+
+# Damaged files by the hundred thousand; a failure names its seed. SEED=N begins elsewhere.
+fuzz: $(VENV)/.dev
+	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-1000} OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz
 
 clean:
 	rm -rf $(VENV) dist build

@@ -4,10 +4,11 @@ A value that was read keeps the order of its keys and keys that this version doe
 `to_json(from_json(content)) == content` holds for files of older and newer versions too.
 """
 
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from lmi_bench.core.errors import InputError
 
@@ -168,6 +169,39 @@ def slot_of(name: str, annotation: Any) -> Slot:
     return Slot(
         name, frozenset(accepts), of, is_tuple=any(get_origin(each) is tuple for each in kinds)
     )
+
+
+def check_types(kind: type, values: Mapping[str, Any], where: str) -> None:
+    """Raise InputError for a value that the field of that name cannot have; other keys are passed.
+
+    kind  a dataclass; numbers must be finite, and lists and mappings are looked into
+    """
+    for key, annotation in get_type_hints(kind).items():
+        if key in values and not _fits(values[key], annotation):
+            raise InputError(f"{where}: {key} cannot be {_shown(values[key])}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    return any(_fits_one(value, each) for each in _alternatives(annotation))
+
+
+def _fits_one(value: Any, annotation: Any) -> bool:
+    kind, parts = get_origin(annotation) or annotation, get_args(annotation)
+    if kind is Literal:
+        return value in parts
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if kind in (int, bool, str, types.NoneType):
+        return type(value) is kind
+    if kind not in (tuple, list, Sequence, Mapping):
+        return True  # checked where it is made
+    if issubclass(kind, Mapping):
+        return isinstance(value, Mapping) and all(_fits(each, parts[1]) for each in value.values())
+    if not isinstance(value, (list, tuple)) or not parts:
+        return isinstance(value, (list, tuple))
+    if len(parts) == 1 or parts[1] is Ellipsis:
+        return all(_fits(each, parts[0]) for each in value)
+    return len(value) == len(parts) and all(map(_fits, value, parts))
 
 
 def _is_value(kind: Any) -> bool:

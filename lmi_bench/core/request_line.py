@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, overload
+from typing import Any, get_type_hints, overload
 
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.json_value import slot_of
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.redaction import redact_text
 
@@ -13,6 +14,17 @@ _OPTIONAL = (
     "connect_s", "retries", "tls_s", "held_s", "cached_tokens",
 )  # fmt: skip
 """Fields of an exchange that are written only when they differ from the default."""
+_NUMBERS = frozenset((int, float))
+_NEEDED = frozenset((
+    "request_id", "due_s", "sent_s", "token_times_s", "token_counts", "input_tokens",
+    "output_tokens", "status",
+))  # fmt: skip
+_ACCEPTED = {
+    key: slot_of(key, hint).accepts
+    for kind in (Exchange, RequestRecord)
+    for key, hint in get_type_hints(kind).items()
+}
+_SHOWN = 40  # characters of a wrong value
 _DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
 
 
@@ -47,6 +59,22 @@ def request_line(
     if record.at_start:
         line["at_start"] = True
     return line
+
+
+def check_line(line: Mapping[str, Any]) -> None:
+    """Raise ValueError for a line that is no record's: what is missing, or has another type."""
+    missing = _NEEDED - line.keys()
+    if missing:
+        raise ValueError(f"it has no {min(missing)}")
+    for key, value in line.items():
+        accepted = _ACCEPTED.get(key)
+        if accepted is not None and type(value) not in accepted:
+            raise ValueError(f"{key} cannot be {str(value)[:_SHOWN]!r}")
+    times_s, counts = line["token_times_s"], line["token_counts"]
+    if not _NUMBERS.issuperset(map(type, times_s)) or not {int}.issuperset(map(type, counts)):
+        raise ValueError("token_times_s and token_counts must be numbers")
+    if len(times_s) != len(counts):
+        raise ValueError(f"{len(times_s)} token times but {len(counts)} counts")
 
 
 def record_of(line: Mapping[str, Any]) -> RequestRecord:

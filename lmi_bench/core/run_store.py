@@ -30,7 +30,7 @@ from lmi_bench.core.level import CloudWatch, Level, ServerMetrics
 from lmi_bench.core.manifest import Manifest, read_manifest
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.redaction import redact
-from lmi_bench.core.request_line import StoredRecords, request_line
+from lmi_bench.core.request_line import StoredRecords, check_line, request_line
 
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
 SLO_ANSWER, CLOUDWATCH = "slo.json", "cloudwatch.json"
@@ -218,8 +218,13 @@ def load_run(path: Path) -> Run:
         for line in _read_lines(path / REQUESTS):
             kept = lines.get((line["level"], line["attempt"]))
             if kept is not None:
+                try:
+                    check_line(line)
+                except ValueError as exc:
+                    where = f"level {line['level']}, request {line.get('request_id')}"
+                    raise InputError(f"{path / REQUESTS}: {where}: {exc}") from exc
                 kept.append(line)
-    knees, answer = _found(path / KNEES), _found(path / SLO_ANSWER)
+    knees, answer = _found(path / KNEES, list), _found(path / SLO_ANSWER, dict)
     return Run(
         path=path,
         manifest=manifest,
@@ -233,12 +238,21 @@ def load_run(path: Path) -> Run:
     )
 
 
-def _found(file: Path) -> Any:
-    return json.loads(file.read_bytes()) if file.exists() else None
+def _found(file: Path, kind: type) -> Any:
+    """The content of a file; None without one. Raises InputError where it is torn or another's."""
+    if not file.exists():
+        return None
+    try:
+        content = orjson.loads(file.read_bytes())
+    except orjson.JSONDecodeError as exc:
+        raise InputError(f"{file} is not JSON: {exc}; without the file, the run is read") from exc
+    if not isinstance(content, kind):
+        raise InputError(f"{file} is not what lmi-bench writes: remove it, and the run is read")
+    return content
 
 
 def _cloudwatch(path: Path) -> dict[tuple[int | None, int | None], CloudWatch]:
-    lines = _found(path / CLOUDWATCH) or ()
+    lines = _found(path / CLOUDWATCH, list) or ()
     found = [CloudWatch.from_json(line, str(path / CLOUDWATCH)) for line in lines]
     return {(each.level, each.attempt): each for each in found}
 
@@ -275,7 +289,9 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 content = orjson.loads(line)
             except orjson.JSONDecodeError as exc:
                 raise InputError(f"{path}: line {number} is not JSON: {exc}") from exc
-            if not isinstance(content, dict) or not {"level", "attempt"} <= content.keys():
+            if not isinstance(content, dict) or not (
+                type(content.get("level")) is int and type(content.get("attempt")) is int
+            ):
                 raise InputError(f"{path}: line {number} has no `level` and `attempt`")
             yield content
 

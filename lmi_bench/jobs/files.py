@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
 
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
@@ -57,7 +58,7 @@ class SavedRecommendation:
 def read_recommendation(path: Path) -> Mapping[str, Any]:
     """The file's content, even if it recommends nothing; raises InputError for another file."""
     try:
-        content = json.loads(read_text(path))
+        content = orjson.loads(read_text(path))  # without NaN and boundless integers
     except ValueError as exc:
         raise InputError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(content, Mapping) or any(key not in content for key in _NEEDED):
@@ -77,6 +78,8 @@ def load_recommendation(path: Path) -> SavedRecommendation:
     except InputError as exc:
         raise InputError(f"{path}: {exc}") from exc
     assert answer.recommended is not None
+    if answer.recommended.instances < 1:
+        raise InputError(f"{path}: the recommended fleet has no machine")
     document = content.get("profile_document")
     return SavedRecommendation(
         answer=answer,

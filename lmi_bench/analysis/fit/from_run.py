@@ -207,6 +207,8 @@ def profile_for_run(base: EngineProfile, run: Run) -> EngineProfile:
     scheduler = run.manifest.target.scheduler
     if scheduler is None:
         return base
+    if scheduler.kv_layout not in tuple(KvLayout):
+        raise InputError(f"{run.path}: its manifest has a KV layout {scheduler.kv_layout!r}")
     return replace(
         base,
         kv_layout=KvLayout(scheduler.kv_layout),

@@ -232,7 +232,9 @@ def _factors(
             variance += (_CACHE_ERROR * _CACHE_ERROR_OF.get(item.metric, 1.0)) ** 2
         reach = Z80 * errors.widened(item.metric, blind=blind)
         sides = zip(unmeasured[index], ends[index], strict=True)
-        down, up = (math.exp(max(reach * math.sqrt(variance + sd**2), end)) for sd, end in sides)
+        down, up = (
+            math.exp(max(reach * math.sqrt(max(0.0, variance + sd**2)), end)) for sd, end in sides
+        )
         factors[item.metric] = Factor(math.exp(float(shift[index])), down, up)
     return factors
 

@@ -10,7 +10,7 @@ from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.level.layouts import Layout, Rejection, RequestKind
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
-from lmi_bench.core.json_value import OPTIONAL, JsonValue, key_of
+from lmi_bench.core.json_value import OPTIONAL, JsonValue, check_types, key_of
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.slo import parse_slo
 
@@ -352,6 +352,7 @@ class Recommendation:
         try:
             if content["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {content['schema_version']}")
+            check_types(cls, content, "the recommendation")
             best, nearest = (
                 None if content[name] is None else Candidate.from_json(content[name])
                 for name in ("recommended", "nearest")

@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, cell_from_json, cell_to_json
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import check_types
 from lmi_bench.engine.scheduling.config import DEFAULT_WAITING_SERVED_RATIO, KvLayout
 
 PROFILE_SCHEMA = 1
+_MOST_LOG_SD = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,15 @@ class EngineProfile:
         unknown = set(self.log_sd) - set(PARAMETER_NAMES)
         if unknown:
             raise InputError(f"profile {self.label}: unknown parameters {sorted(unknown)}")
+        spreads = (*self.log_sd.values(), self.residual_log_sd, self.host_factor_log_sd)
+        scales = (self.error_scale, self.ttft_error_scale)
+        if not all(0 <= each <= _MOST_LOG_SD for each in (*spreads, *scales)) or any(
+            not -1.01 <= each <= 1.01 for row in self.log_correlation for each in row
+        ):
+            raise InputError(
+                f"profile {self.label}: standard deviations and scales of errors must be 0 to "
+                f"{_MOST_LOG_SD}, correlations -1 to 1"
+            )
         if not 0 < self.memory_share <= 1:
             raise InputError(
                 f"profile {self.label}: memory_share must be above 0 and at most 1, "
@@ -268,7 +280,7 @@ def profile_to_json(profile: EngineProfile) -> str:
 def profile_from_json(text: str) -> EngineProfile:
     """Read a saved profile; raises InputError where it is not one."""
     try:
-        document: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = orjson.loads(text)  # without NaN and boundless integers
         schema = document.pop("schema")
         if schema != PROFILE_SCHEMA:
             raise InputError(
@@ -283,6 +295,7 @@ def profile_from_json(text: str) -> EngineProfile:
 def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     """The profile in a decoded document; raises ValueError, KeyError or TypeError for another."""
     values = dict(document)
+    check_types(StepParameters, values["parameters"], "parameters")
     for shares in (values["parameters"], values["log_sd"]):  # one share for both in older files
         if "narrow_share" in shares:
             shares.setdefault("narrow_read_share", shares["narrow_share"])
@@ -298,4 +311,5 @@ def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
         cell_from_json(each, values.get("machine")) for each in values.get("levels", ())
     )
     values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])
+    check_types(EngineProfile, values, "the profile")
     return EngineProfile(**values)

@@ -88,8 +88,8 @@ def sweep_curve(
 def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) -> LevelPoint:
     latency, latency_is = _upper_latency_ms(line)
     requests = _request_array(records, open_loop=line.load.is_open) if records else None
-    if requests is not None:
-        count = requests.shape[1]
+    count = 0 if requests is None else requests.shape[1]
+    if requests is not None and count:
         latency = upper_quantile(requests[0], 0.9)
         latency_is = f"p90 (of {count})" if count < samples_needed(0.9) else "p90"
     return LevelPoint(
@@ -100,7 +100,7 @@ def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) ->
         latency_is=latency_is,
         usable=bool(line.valid and not line.is_cut_short and line.throughput_tokens_per_s),
         line=line,
-        requests=requests,
+        requests=requests if count else None,
     )
 
 

@@ -1,0 +1,177 @@
+"""Run folders, recommendations and profiles with wrong values or torn bytes: one line each.
+
+LMI_BENCH_FUZZ is the number of damaged files (`make fuzz`: 100,000), LMI_BENCH_FUZZ_SEED where
+their seeds begin. A failure names the seed; the same seed damages the same file in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import traceback
+from copy import deepcopy
+from importlib import resources
+
+import click
+import pytest
+
+from lmi_bench.cli.main import app
+from lmi_bench.core.errors import LmiBenchError
+
+NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "120"))
+SEED = int(os.environ.get("LMI_BENCH_FUZZ_SEED", "0"))
+BATCHES = 6 if NUMBER <= 1000 else 100
+MOST_S = 20
+NASTY = (
+    *(None, True, -1, 0, 1e308, -5.5, float("nan"), 10**400, 2**70, 1e-320),
+    *("", "x", "<script>", "inf", "9" * 300, "\ud800", "../../x", "2026-13-45"),
+    *([], {}, [1], {"a": 1}, [[[[1]]]]),
+)
+
+
+class HangError(Exception):
+    """A command took longer than any of these may."""
+
+
+def call(*arguments):
+    """What a command prints; errors that lmi-bench or click explain are none."""
+    out, explained = (
+        io.StringIO(),
+        (LmiBenchError, SystemExit, click.exceptions.Exit, click.UsageError),
+    )
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        contextlib.suppress(*explained),
+    ):
+        app([str(each) for each in arguments], standalone_mode=False)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run with its SLOs, a recommendation and a profile, as the commands write them."""
+    folder = tmp_path_factory.mktemp("whole")
+    model = ("--model", "qwen3-8b")
+    slo = ("--slo", "ttft_p90<=1s")
+    load = ("--isl", "64", "--osl", "8", "--concurrency", "1,2,4", "--requests-per-level", "8")
+    call("sweep", "sim:ml.g5.2xlarge", *model, *load, *slo, "--out", folder / "run")
+    load = ("--input-tokens", "256", "--output-tokens", "64", "--rate", "2")
+    on = ("--instance", "ml.g5.xlarge,ml.g6.xlarge")
+    call("recommend", *model, *load, *slo, *on, "--json", folder / "rec.json")
+    profile = resources.files("lmi_bench.catalog").joinpath("data/profiles/vllm.json")
+    (folder / "profile.json").write_text(profile.read_text("utf-8"))
+    return folder
+
+
+def places(value, place=()):
+    """Every place in a JSON value, of a list the first six."""
+    yield place
+    inner = value.items() if isinstance(value, dict) else ()
+    inner = enumerate(value[:6]) if isinstance(value, list) else inner
+    for key, each in inner:
+        yield from places(each, (*place, key))
+
+
+def wrong(value, draw):
+    """The value with one to three wrong values, or without a key."""
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        place = draw.choice([*places(value)])
+        if not place:
+            return deepcopy(draw.choice(NASTY))
+        holder = value
+        for key in place[:-1]:
+            holder = holder[key]
+        if isinstance(holder, dict) and draw.random() < 0.2:
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = deepcopy(draw.choice(NASTY))
+    return value
+
+
+def torn(data, draw):
+    """The bytes with some changed, cut out or cut off."""
+    found = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(found)) if found else 0
+        kind = draw.random()
+        if kind < 0.4 and found:
+            found[at] = draw.randrange(256)
+        elif kind < 0.7:
+            del found[at : at + draw.randint(1, 40)]
+        else:
+            del found[at:]
+    return bytes(found)
+
+
+def damage(file, draw):
+    if draw.random() < 0.25:
+        file.write_bytes(torn(file.read_bytes(), draw))
+        return
+    lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+    at = draw.randrange(len(lines))
+    lines[at] = json.dumps(wrong(json.loads(lines[at]), draw))
+    file.write_text("\n".join(lines) + "\n")
+
+
+def one(base, folder, draw):
+    """Damage a file and give it to a command that reads it."""
+    run, rec, profile = (folder / each for each in ("run", "rec.json", "profile.json"))
+    shutil.copytree(base, folder)
+    of_runs = (
+        ("report", run, "-o", folder / "o.html", "--markdown", folder / "o.md"),
+        ("gate", run, "--slo", "ttft_p90<=1s"),
+        ("compare", base / "run", run),
+        ("compare", run, base / "run"),
+        ("export", run, "--format", "llm-d", "-o", folder / "e"),
+        ("export", run, "-o", folder / "e.csv"),
+        ("calibrate", run, "--instance", "ml.g5.2xlarge", "-o", folder / "p.json"),
+        ("recommend", run, "--rate", "1"),
+    )
+    of_recommendations = (
+        ("report", base / "run", "--recommendation", rec, "-o", folder / "o.html"),
+        ("deploy", "write", rec, "--out", folder / "d"),
+        ("plan-day", rec),
+    )
+    length = ("--concurrency", "4", "--input-tokens", "64", "--output-tokens", "8")
+    machine = ("--model", "qwen3-8b", "--instance", "ml.g5.2xlarge")
+    of_profiles = (("predict", *machine, *length, "--profile", profile),)
+    names = ("knees.json", "levels.jsonl", "manifest.json", "requests.jsonl")
+    file, commands = draw.choice(
+        (
+            (run / draw.choice(names), of_runs),
+            (rec, of_recommendations),
+            (profile, of_profiles),
+        )
+    )
+    damage(file, draw)
+    command = draw.choice(commands)
+    call(*command)
+    return file.name, command[0]
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_a_damaged_file_ends_in_one_line(base, tmp_path, batch):
+    def too_long(*_):
+        raise HangError
+
+    failed = []
+    before = signal.signal(signal.SIGALRM, too_long)
+    for seed in range(SEED + batch, SEED + NUMBER, BATCHES):
+        folder = tmp_path / "damaged"
+        signal.alarm(MOST_S)
+        try:
+            one(base, folder, random.Random(seed))
+        except Exception as exc:  # noqa: BLE001 - what ends otherwise is the finding
+            place = traceback.extract_tb(exc.__traceback__)[-1]
+            failed.append(f"seed {seed}: {exc!r:.80} at {place.filename}:{place.lineno}")
+        finally:
+            signal.alarm(0)
+            shutil.rmtree(folder, ignore_errors=True)
+    signal.signal(signal.SIGALRM, before)
+    assert failed == []
