@@ -352,7 +352,8 @@ class Recommendation:
         try:
             if content["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {content['schema_version']}")
-            check_types(cls, content, "the recommendation")
+            texts = {name: content[name] for name in ("warnings", "missed")}
+            check_types(cls, texts, "the recommendation")
             best, nearest = (
                 None if content[name] is None else Candidate.from_json(content[name])
                 for name in ("recommended", "nearest")

@@ -1,20 +1,22 @@
-"""Measures this machine as the instance `local`: cores, memory, read bandwidth, matmul peak."""
+"""Measures this machine as the instance `local`: cores, free memory, read bandwidth, matmul peak.
 
-import os
+It takes numpy about a second; the best of several tries counts, since disturbances only slow a
+probe. A fitted profile keeps the figures of its machine: its shares are relative to them.
+"""
+
 import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.host import usable_cores
+from lmi_bench.core.host import available_memory_bytes, usable_cores
 
 LOCAL_NAME = "local"
 CPU_VENDOR = "cpu"
@@ -22,8 +24,6 @@ _BF16_OVER_FP32 = 2.0
 _READ_BYTES = 128 * 2**20  # well beyond the caches
 _MATMUL_SIZE = 1024
 _PROBE_S = 0.5
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +94,6 @@ def probe_machine() -> MeasuredMachine:
         fp32_flop_per_s=matmul_flop_per_s(),
         measured_date=datetime.now(UTC).date().isoformat(),
     )
-
-
-def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup_limit: Path = _CGROUP_LIMIT) -> int:
-    """Available memory within the container's limit; half of all where no estimate is (macOS)."""
-    bounds: list[int] = []
-    if meminfo.is_file():
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-        bounds += [
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
-        ]
-    if cgroup_limit.is_file():
-        text = cgroup_limit.read_text(encoding="ascii").strip()
-        if text.isdigit():
-            bounds.append(int(text))
-    if not bounds:
-        bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-    return min(bounds)
 
 
 def read_bandwidth_bytes_per_s(cores: int) -> float:

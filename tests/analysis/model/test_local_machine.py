@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, TGI_2023
 from lmi_bench.analysis.model.capacity import step_time_model_for
-from lmi_bench.analysis.model.local_machine import available_memory_bytes, probe_machine
+from lmi_bench.analysis.model.local_machine import probe_machine
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -39,14 +39,3 @@ def test_the_bundled_engine_can_be_planned_on_it_and_a_gpu_engine_cannot(local):
         assert 0 < model.step_time_s(step) < 10
     with pytest.raises(InputError, match="does not run on local"):
         step_time_model_for(Setup(shape, local, 1, "float16"), TGI_2023)
-
-
-def test_the_memory_is_what_the_kernel_and_the_container_leave(tmp_path):
-    meminfo, limit = tmp_path / "meminfo", tmp_path / "memory.max"
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n", encoding="ascii")
-    assert available_memory_bytes(meminfo, limit) == 4000 * 1024
-    limit.write_text("max\n", encoding="ascii")
-    assert available_memory_bytes(meminfo, limit) == 4000 * 1024
-    limit.write_text("1000000\n", encoding="ascii")
-    assert available_memory_bytes(meminfo, limit) == 1_000_000
-    assert available_memory_bytes(tmp_path / "none", tmp_path / "none") > 10**6
