@@ -31,8 +31,6 @@ __all__ = ["__version__", *_FACE]
 
 def __getattr__(name: str) -> object:
     """A function or type of the face, from the module that has it."""
-    if name == "report":  # a package that can be called
-        return import_module("lmi_bench.report")
     if name not in _FACE:
         raise AttributeError(f"module 'lmi_bench' has no attribute {name!r}")
     return getattr(import_module(f"lmi_bench.{_FACE[name]}"), name)

@@ -3,8 +3,6 @@
 `data/published/README.md` explains the figures and names their sources.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files

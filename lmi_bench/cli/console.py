@@ -4,8 +4,6 @@
 document: the result as its file has it, else the tables and sentences of the answer.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -76,7 +74,7 @@ def show_result(content: Any) -> None:
 
 
 @functools.cache
-def stdout() -> Console:
+def stdout() -> "Console":
     """The terminal, or a file as wide as a table may need."""
     from rich.console import Console
 
@@ -101,7 +99,7 @@ def _discard_output() -> None:
 
 
 @functools.cache
-def stderr() -> Console:
+def stderr() -> "Console":
     """Where notes, warnings and progress go."""
     from rich.console import Console
 
@@ -263,7 +261,7 @@ class Terminal:
         self._bar = None
 
 
-def _progress_bar() -> Progress:
+def _progress_bar() -> "Progress":
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     bar = Progress(

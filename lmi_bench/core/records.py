@@ -3,10 +3,9 @@
 Times in a finished level's records are seconds since the level's start, monotonic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
@@ -69,7 +68,7 @@ class RequestRecord:
         return self.exchange.ended_s
 
     @classmethod
-    def completed(cls, request: PlannedRequest, due_s: float, exchange: Exchange) -> RequestRecord:
+    def completed(cls, request: PlannedRequest, due_s: float, exchange: Exchange) -> Self:
         """The record of an answered request."""
         counted = exchange.input_tokens
         return cls(
@@ -91,7 +90,7 @@ class RequestRecord:
         error: TargetError,
         *,
         sent_s: float | None = None,
-    ) -> RequestRecord:
+    ) -> Self:
         """The record of a failed request, with what had arrived before the failure."""
         if error.exchange is None:
             exchange = Exchange(due_s if sent_s is None else sent_s)
@@ -100,7 +99,7 @@ class RequestRecord:
             record = cls.completed(request, due_s, error.exchange)
         return replace(record, status=error.kind, error=str(error))
 
-    def shifted(self, start_s: float) -> RequestRecord:
+    def shifted(self, start_s: float) -> Self:
         """The same record with times relative to `start_s`, without the answer's text."""
         return replace(self, due_s=self.due_s - start_s, exchange=self.exchange.shifted(start_s))
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_type_hints, overload
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.json_value import slot_of
 from lmi_bench.core.records import RequestRecord
@@ -24,6 +26,7 @@ _ACCEPTED = {
     for kind in (Exchange, RequestRecord)
     for key, hint in get_type_hints(kind).items()
 }
+_KNOWN_KINDS: set[tuple[object, ...]] = set()  # keys and types of lines that were right
 _SHOWN = 40  # characters of a wrong value
 _DEFAULTS = {field.name: field.default for field in fields(Exchange) if field.name in _OPTIONAL}
 
@@ -61,20 +64,28 @@ def request_line(
     return line
 
 
-def check_line(line: Mapping[str, Any]) -> None:
-    """Raise ValueError for a line that is no record's: what is missing, or has another type."""
-    missing = _NEEDED - line.keys()
-    if missing:
-        raise ValueError(f"it has no {min(missing)}")
-    for key, value in line.items():
-        accepted = _ACCEPTED.get(key)
-        if accepted is not None and type(value) not in accepted:
-            raise ValueError(f"{key} cannot be {str(value)[:_SHOWN]!r}")
-    times_s, counts = line["token_times_s"], line["token_counts"]
-    if not _NUMBERS.issuperset(map(type, times_s)) or not {int}.issuperset(map(type, counts)):
-        raise ValueError("token_times_s and token_counts must be numbers")
-    if len(times_s) != len(counts):
-        raise ValueError(f"{len(times_s)} token times but {len(counts)} counts")
+def check_line(line: Mapping[str, Any], file: Path) -> None:
+    """Raise InputError for a line that is no record's: what is missing, or has another type."""
+    kinds = (*line, *map(type, line.values()))
+    problem = _problem_of(line) if kinds not in _KNOWN_KINDS else ""
+    times_s, counts = line.get("token_times_s", ()), line.get("token_counts", ())
+    if not problem and not (
+        len(times_s) == len(counts)
+        and {*map(type, times_s)} <= _NUMBERS
+        and {*map(type, counts)} <= {int}
+    ):
+        problem = "token_times_s and token_counts must be as many numbers"
+    if problem:
+        where = f"level {line['level']}, request {line.get('request_id')}"
+        raise InputError(f"{file}: {where}: {problem}")
+    _KNOWN_KINDS.add(kinds)
+
+
+def _problem_of(line: Mapping[str, Any]) -> str:
+    if absent := _NEEDED - line.keys():
+        return f"it has no {min(absent)}"
+    wrong = [key for key in line.keys() & _ACCEPTED if type(line[key]) not in _ACCEPTED[key]]
+    return f"{wrong[0]} cannot be {str(line[wrong[0]])[:_SHOWN]!r}" if wrong else ""
 
 
 def record_of(line: Mapping[str, Any]) -> RequestRecord:

@@ -218,11 +218,7 @@ def load_run(path: Path) -> Run:
         for line in _read_lines(path / REQUESTS):
             kept = lines.get((line["level"], line["attempt"]))
             if kept is not None:
-                try:
-                    check_line(line)
-                except ValueError as exc:
-                    where = f"level {line['level']}, request {line.get('request_id')}"
-                    raise InputError(f"{path / REQUESTS}: {where}: {exc}") from exc
+                check_line(line, path / REQUESTS)
                 kept.append(line)
     knees, answer = _found(path / KNEES, list), _found(path / SLO_ANSWER, dict)
     return Run(

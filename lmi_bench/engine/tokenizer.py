@@ -1,7 +1,5 @@
 """Converts text to token ids and back with a model folder's tokenizer.json, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +35,7 @@ class Tokenizer:
         }
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
+    def from_folder(cls, folder: Path) -> "Tokenizer":
         """Read `folder`/tokenizer.json and the ids that end a generation. Raises InputError if the
         file is missing or invalid, or `tokenizers` is not installed."""
         path = folder / "tokenizer.json"
@@ -55,7 +53,7 @@ class Tokenizer:
         return cls(tokenizer, _eos_token_ids(folder), folder)
 
     @classmethod
-    def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
+    def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> "Tokenizer":
         """A tokenizer from the content of a tokenizer.json. Raises InputError if `tokenizers` is
         not installed."""
         return cls(_fast_tokenizer_class().from_str(content), eos_token_ids)
@@ -81,12 +79,12 @@ class Tokenizer:
         """The name of a token that `decode` skips, such as `</s>`; None for others."""
         return self._special_tokens.get(token_id)
 
-    def same_vocabulary(self, other: Tokenizer) -> bool:
+    def same_vocabulary(self, other: "Tokenizer") -> bool:
         """True if every token has the same id in both."""
         ours: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return bool(ours == other._tokenizer.get_vocab(with_added_tokens=True))
 
-    def detokenizer(self, behind: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(self, behind: Sequence[int] = ()) -> "Detokenizer":
         return Detokenizer(self, self._shown(behind[-_CONTEXT_TOKENS:]))
 
     def _shown(self, token_ids: Iterable[int]) -> list[int]:

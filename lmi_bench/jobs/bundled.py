@@ -1,7 +1,5 @@
 """Work on the bundled engine's models: compile, convert, perplexity, and timing of operations."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ class CompiledSteps:
     """The folder of the compiled steps, and each shape's difference from the eager step."""
 
     folder: Path
-    differences: list[StepDifference]
+    differences: "list[StepDifference]"
 
 
 def compile_steps(settings: bundled.CompileSettings, listener: Listener = SILENT) -> CompiledSteps:
@@ -260,7 +258,7 @@ def time_collectives(
 
 def time_attention(
     settings: bundled.AttentionSettings, listener: Listener = SILENT
-) -> list[tuple[AttentionShape, AttentionTimes]]:
+) -> "list[tuple[AttentionShape, AttentionTimes]]":
     """Measure each prompt length in float32 on every core, with its score matrix and in tiles.
 
     Raises InputError before anything is measured.

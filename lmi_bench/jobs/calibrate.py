@@ -1,7 +1,5 @@
 """Profiles: fitted to measured levels, and judged by their errors on such levels."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ A job takes its settings as one value. Here the fields of that value are the key
 function, so an option is declared once, and `help` lists it.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap
@@ -94,7 +92,7 @@ def _as_kind(kind: Any, value: Any) -> Any:
 
 
 @_keywords(SweepSettings, "matrix")
-def sweep(settings: SweepSettings, listener: Listener) -> SweepResult:
+def sweep(settings: SweepSettings, listener: Listener) -> "SweepResult":
     """Measure a target over concurrency or request rate, and write a run folder.
 
     Keywords override the scenario file, which overrides the defaults. The sweep runs an asyncio
@@ -121,7 +119,7 @@ def sweep(settings: SweepSettings, listener: Listener) -> SweepResult:
 
 
 @_keywords(PredictSettings)
-def predict(settings: PredictSettings, listener: Listener) -> Prediction:
+def predict(settings: PredictSettings, listener: Listener) -> "Prediction":
     """Predict throughput and latency of a model on a machine, with 80 % intervals.
 
     Equal requests are predicted in closed form. Unequal ones (`mix`, `input_lengths`, `trace` ...)
@@ -148,7 +146,7 @@ def predict(settings: PredictSettings, listener: Listener) -> Prediction:
 
 
 @_keywords(RecommendSettings, "portfolio")
-def recommend(settings: RecommendSettings, listener: Listener) -> Advice:
+def recommend(settings: RecommendSettings, listener: Listener) -> "Advice":
     """Rank instances, tensor-parallel degrees and replicas for a model under SLOs.
 
     Without a load the answer is one machine, loaded up to the limits. With `runs`, their levels
@@ -176,7 +174,7 @@ def recommend(settings: RecommendSettings, listener: Listener) -> Advice:
 
 
 @_keywords(ReportSettings)
-def write_report(settings: ReportSettings, _: Listener) -> WrittenReport:
+def write_report(settings: ReportSettings, _: Listener) -> "WrittenReport":
     """Write one HTML page with the curves, knees and levels of runs, and with recommendations.
 
     Returns the paths of the files that were written: `html`, `markdown` and `figures`.

@@ -1,7 +1,5 @@
 """A user's files, read and checked: YAML documents and saved recommendations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +47,8 @@ class SavedRecommendation:
     profile_document  the profile of the plan; None if the file has none
     """
 
-    answer: Recommendation
-    best: Candidate
+    answer: "Recommendation"
+    best: "Candidate"
     model: str
     profile_document: Mapping[str, Any] | None
 

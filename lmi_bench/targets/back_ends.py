@@ -1,7 +1,5 @@
 """Chooses the step back end of the bundled engine, and its compiled and captured decode steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +38,7 @@ class BackEnd:
     preferred  the back end that `reason` is about
     """
 
-    compiled: StepLibrary | None = None
+    compiled: "StepLibrary | None" = None
     reason: str | None = None
     triton: bool = False
     device: str = "cpu"
@@ -149,7 +147,7 @@ def _check_gpu(option: str) -> None:
 
 def step_settings(
     settings: EngineSection, back_end: BackEnd, *, out: Path | None = None
-) -> StepSettings:
+) -> "StepSettings":
     """The engine's settings for prepared steps.
 
     out  folder to compile into; None: the user's cache
@@ -193,7 +191,7 @@ def step_settings(
     )
 
 
-def step_notes(settings: EngineSection, prepared: PreparedSteps | None) -> tuple[str, ...]:
+def step_notes(settings: EngineSection, prepared: "PreparedSteps | None") -> tuple[str, ...]:
     """Notes for the start of a run."""
     if prepared is None:
         return ()
@@ -219,7 +217,7 @@ def step_notes(settings: EngineSection, prepared: PreparedSteps | None) -> tuple
     return tuple(lines)
 
 
-def step_facts(prepared: PreparedSteps | None) -> dict[str, Any]:
+def step_facts(prepared: "PreparedSteps | None") -> dict[str, Any]:
     """Facts for a run's manifest."""
     if prepared is None:
         return {}

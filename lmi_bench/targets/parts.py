@@ -1,7 +1,5 @@
 """An engine that is loaded but not started: its parts, settings, facts and limits."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Sequence
@@ -71,7 +69,7 @@ class EngineParts:
     tensor_parallel: int = 1
     router: str = "round_robin"
     back_end_note: str = ""
-    first_replica: LoadedModel | None = None
+    first_replica: "LoadedModel | None" = None
     memory_budget: MemoryBudget | None = None
 
     @property
@@ -85,7 +83,7 @@ class EngineParts:
         return None if self.first_replica is None else self.first_replica.quantized
 
     @property
-    def loaded(self) -> LoadedModel:
+    def loaded(self) -> "LoadedModel":
         """The first replica of a bundled engine; its methods are for use before the start."""
         assert self.first_replica is not None
         return self.first_replica

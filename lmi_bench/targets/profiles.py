@@ -1,7 +1,5 @@
 """Finds engine profiles by name: those that ship, those that the user keeps, and files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -11,8 +11,6 @@ where `lone` is the latency of a lone request. A stricter limit never leaves mor
 one.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -97,20 +95,20 @@ class CopySimulation:
     slos: Sequence[Slo]
     seed: int
     settled_requests: int = _SETTLED_REQUESTS
-    _seen: dict[float, Latencies | None] = field(
+    _seen: dict[float, "Latencies | None"] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
     _late: set[tuple[object, ...]] = field(
         init=False, repr=False, compare=False, default_factory=set
     )
 
-    def at_rate(self, rate_per_s: float) -> Latencies | None:
+    def at_rate(self, rate_per_s: float) -> "Latencies | None":
         """Latencies under random arrivals, without the ramp; None: see the class."""
         if rate_per_s not in self._seen:
             self._seen[rate_per_s] = self._run_rate(rate_per_s)
         return self._seen[rate_per_s]
 
-    def at_concurrency(self, concurrency: int) -> Latencies | None:
+    def at_concurrency(self, concurrency: int) -> "Latencies | None":
         """Latencies of users with evenly spread starts; None for large batches."""
         if concurrency > _LARGEST_SIMULATED_BATCH:
             return None
@@ -214,7 +212,7 @@ class CopySimulation:
         batch = steady.batch_at(rate_per_s)
         return worst_ratio(lambda metric, stat: steady.latency_s(metric, stat, batch), slos)
 
-    def _run_rate(self, rate_per_s: float, late: Sequence[LateAnswers] = ()) -> Latencies | None:
+    def _run_rate(self, rate_per_s: float, late: Sequence[LateAnswers] = ()) -> "Latencies | None":
         ramp_requests = self._ramp_requests(rate_per_s)
         if self.plan.workload.speculation is None:
             number = ramp_requests + self.settled_requests
@@ -250,7 +248,7 @@ class Latencies:
     gap_counts: FloatArray | None = None
 
     @classmethod
-    def of(cls, latencies: Sequence[RequestLatency]) -> Latencies:
+    def of(cls, latencies: Sequence[RequestLatency]) -> "Latencies":
         """The statistics of single requests."""
 
         def present(values: Sequence[float | None]) -> FloatArray:
@@ -268,7 +266,7 @@ class Latencies:
         )
 
     @classmethod
-    def of_run(cls, run: QueueRun, ramp_requests: int) -> Latencies:
+    def of_run(cls, run: QueueRun, ramp_requests: int) -> "Latencies":
         """The statistics of a followed copy without its first requests."""
         settled = slice(ramp_requests, None)
         ttft_s, e2e_s, tokens = run.ttft_s[settled], run.e2e_s[settled], run.output_tokens[settled]

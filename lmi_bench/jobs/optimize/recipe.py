@@ -1,7 +1,5 @@
 """A recipe: combinations of techniques, the data to judge them on, and the memory they need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +71,7 @@ class Recipe(Section):
     variants: tuple[Variant, ...] = ()
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Recipe:
+    def _names_differ(self) -> "Recipe":
         if not self.variants:
             raise ValueError("variants: name at least one combination to try")
         names = [BASELINE, BASELINE_AGAIN, *(variant.name for variant in self.variants)]
