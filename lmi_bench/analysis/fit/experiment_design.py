@@ -1,6 +1,6 @@
-"""Chooses the cells to measure, greedily: the next one lowers the mean variance of the wanted
-figures most, by parameters and shared model error together, from predictions only.
-"""
+"""Chooses the cells to measure: each in turn lowers the wanted figures' mean variance most.
+
+By parameters and shared model error together, from predictions only."""
 
 from collections.abc import Sequence
 
