@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint docs accuracy posts fuzz clean
+.PHONY: quickstart test lint docs accuracy features posts fuzz clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -67,6 +67,10 @@ docs: $(VENV)/.docs
 # Fails where predictions of published tables are worse than docs/accuracy.md; ten minutes of one core.
 accuracy: $(VENV)/.dev
 	$(BIN)/python benchmarks/planner_accuracy.py --check
+
+# Every row of docs/features.md by a command, from a clean checkout of HEAD; under half an hour.
+features: $(VENV)/.dev
+	$(BIN)/python benchmarks/features.py
 
 # Fails where docs/posts.md is not what the program gives; a quarter of an hour at most.
 posts: $(VENV)/.dev
