@@ -25,6 +25,7 @@ _COMPILE = "compile demo-15m --shapes 1x256 -o DIR"
 _DEFAULT_SHAPES = 6  # of `compile`: 1, 4 and 16 sequences at two lengths
 _START = '-p "a prompt" --model demo-15m --max-new-tokens 4 --max-model-len 256'
 _ARTEFACT = f"generate {_START} --backend torch --artefact DIR"
+_ARTICLE = 'generate --model demo-15m -p "An article"'
 _GREEDY = 'generate -p "One request joins a batch and another joins a batch" --max-new-tokens 96'
 _JOIN = (
     "sweep --target sim:ml.g5.12xlarge --model llama-2-7b --tp 4 --profile tgi-2023 "
@@ -397,10 +398,10 @@ CONTAINER = (
     Claim("M08", "start-up health check of the container, which binds before M07", "1,800 s",
           (_PROBE,), "run", _deadline),
     Claim("M09", "content generation: most new tokens", "512",
-          ('generate --model demo-15m -p "An article" --max-new-tokens 512 --ignore-eos --confidence',), "measured",
+          (f"{_ARTICLE} --max-new-tokens 512 --ignore-eos --confidence",), "measured",
           _tokens(512)),
     Claim("M10", "chained generation: most new tokens of each request", "256",
-          ('generate --model demo-15m -p "An article" --max-new-tokens 256 --until-done --ignore-eos',), "measured",
+          (f"{_ARTICLE} --max-new-tokens 256 --until-done --ignore-eos",), "measured",
           _chained),
     Claim("M11", "0.26.0 against 0.25.0 on Llama 2 70B and Mixtral", "not printed", ("doctor",),
           "run", no_gpu, why="the post promises figures and prints none; both need GPU machines"),
