@@ -131,7 +131,7 @@ def one(base, folder, draw):
         ("export", run, "--format", "llm-d", "-o", folder / "e"),
         ("export", run, "-o", folder / "e.csv"),
         ("calibrate", run, "--instance", "ml.g5.2xlarge", "-o", folder / "p.json"),
-        ("recommend", run, "--rate", "1"),
+        ("recommend", run, "--rate", "1", "--instance", "ml.g5.2xlarge,ml.g6.xlarge"),
     )
     of_recommendations = (
         ("report", base / "run", "--recommendation", rec, "-o", folder / "o.html"),

@@ -18,7 +18,7 @@ from lmi_bench.core.json_value import check_types
 from lmi_bench.engine.scheduling.config import DEFAULT_WAITING_SERVED_RATIO, KvLayout
 
 PROFILE_SCHEMA = 1
-_MOST_LOG_SD = 20.0
+_MOST = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +184,14 @@ class EngineProfile:
         if unknown:
             raise InputError(f"profile {self.label}: unknown parameters {sorted(unknown)}")
         spreads = (*self.log_sd.values(), self.residual_log_sd, self.host_factor_log_sd)
-        scales = (self.error_scale, self.ttft_error_scale)
-        if not all(0 <= each <= _MOST_LOG_SD for each in (*spreads, *scales)) or any(
+        parameters = (getattr(self.parameters, name) for name in PARAMETER_NAMES)
+        values = (*parameters, *spreads, self.error_scale, self.ttft_error_scale)
+        if not all(0 <= each <= _MOST for each in values) or any(
             not -1.01 <= each <= 1.01 for row in self.log_correlation for each in row
         ):
             raise InputError(
-                f"profile {self.label}: standard deviations and scales of errors must be 0 to "
-                f"{_MOST_LOG_SD}, correlations -1 to 1"
+                f"profile {self.label}: parameters, spreads and scales must be 0 to {_MOST:g}, "
+                "correlations -1 to 1"
             )
         if not 0 < self.memory_share <= 1:
             raise InputError(

@@ -287,17 +287,6 @@ def test_progress_ends_at_the_whole():
     assert told[-1] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"objective": "speed"}, "cost-per-1m, latency, throughput"),
-    ],
-)
-def test_a_question_that_cannot_be_meant_is_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        RecommendRequest(LLAMA, TGI_2023, **options)
-
-
 def test_a_machine_of_many_times_the_cost_is_left_to_the_closed_form():
     """At 5,000 USD no error of ten per cent makes p4d the cheaper one; at its price it is near."""
 
