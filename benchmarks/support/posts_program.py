@@ -103,7 +103,7 @@ class Program:
             env=environment,
             check=False,
         )
-        if ran.returncode not in (0, 2):
+        if ran.returncode:
             raise RuntimeError(f"lmi-bench {command}: exit {ran.returncode}\n{ran.stderr[-2000:]}")
         seconds = time.monotonic() - started_s
         return Output(ran.stdout, ran.stderr, ran.returncode, _data(place), seconds)
