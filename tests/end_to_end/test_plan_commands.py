@@ -261,7 +261,8 @@ def test_files_of_other_tools_calibrate_or_say_how(tmp_path):
 
 
 def test_validate_without_a_table_recomputes_the_errors_of_the_shipped_profiles(tmp_path):
-    """TGI's profile on its own 95 lines, and on Mistral and Falcon, which it has not seen."""
+    """TGI's profile on its own 95 lines; on models that it has not seen, the other 37 of 132 loads,
+    and 24 of 32 least latencies and highest throughputs."""
     out = tmp_path / "errors.json"
     done = lmi_bench("validate", "--json", out)
     assert "other models" in done.stdout
@@ -273,7 +274,7 @@ def test_validate_without_a_table_recomputes_the_errors_of_the_shipped_profiles(
     own = next(each for each in errors if each["lines"] == 95)
     assert own["lines of"] == "fitted models"
     assert own["median"] <= 0.045
-    assert {each["lines"] for each in errors if each["lines of"] == "other models"} == {5}
+    assert {each["lines"] for each in errors if each["lines of"] == "other models"} == {37, 24}
 
 
 def test_validate_without_a_table_takes_no_option_of_one():
