@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 # Triton looks at it when it is first imported, which transformers may do before the tests of
 # its kernels are reached
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # the catalog's own prices, not those that `catalog refresh` wrote on this machine
 os.environ["LMI_BENCH_DATA"] = os.devnull
+# a job in a shell's background ignores Ctrl-C, and so would every program that a test starts
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: object) -> None:
