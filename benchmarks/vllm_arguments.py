@@ -30,13 +30,17 @@ from pathlib import Path
 import yaml
 from real_engine import answers
 
+from lmi_bench.analysis.fleet.recommender import recommend
+from lmi_bench.analysis.fleet.request import RecommendRequest
+from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_19
 from lmi_bench.analysis.model.engine_setting import EngineSetting
-from lmi_bench.catalog.instances import all_instances
-from lmi_bench.catalog.models import all_model_entries
+from lmi_bench.analysis.model.setup import Speculation
+from lmi_bench.catalog.instances import all_instances, find_instance
+from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import build_bundle
-from lmi_bench.deploy.plan import plan_from_layout
+from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.settings import EndpointSettings, Server
 from lmi_bench.jobs.deploy import write_deployment
 from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
@@ -48,6 +52,10 @@ FORMS = ({}, {"dtype": "float16"}, {"dtype": "float8"}, {"draft": "ngram"}, {"go
 ENGINES = (
     EngineSetting(chunked_prefill=False, cuda_graphs=False),
     EngineSetting(chunked_prefill=True, kv_dtype="float8", max_prefill_tokens=4096),
+)
+SPANNING = (
+    EngineSetting(hosts=2),
+    EngineSetting(hosts=2, expert_parallel=True, speculation=Speculation(2, 0.7, own=True)),
 )
 PARSER = """
 import contextlib, io, json, sys
@@ -95,6 +103,20 @@ def of_pod(text: str) -> list[str]:
     return next(pods)["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+def of_group(text: str) -> list[list[str]]:
+    """The arguments of a group's leader and worker, with the variables of its pods filled in."""
+    groups = (each for each in yaml.safe_load_all(text) if each["kind"] == "LeaderWorkerSet")
+    parts = next(groups)["spec"]["leaderWorkerTemplate"]
+    said = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "chat-0.chat"}
+    return [
+        [
+            re.sub(r"\$\((\w+)\)", lambda name: said[name[1]], word)
+            for word in parts[name]["spec"]["containers"][0]["args"]
+        ]
+        for name in ("leaderTemplate", "workerTemplate")
+    ]
+
+
 def of_variables(text: str) -> list[str]:
     """SM_VLLM_NAME=VALUE becomes --name VALUE; true is a switch, false is left out."""
     words: list[str] = []
@@ -131,6 +153,18 @@ def lines() -> dict[tuple[str, ...], str]:
         bundle = build_bundle(plan, Server("vllm", trust_remote_code=True), EndpointSettings())
         for name in bundle.files.keys() & SOURCES.keys():
             found.setdefault(tuple(SOURCES[name](bundle.files[name])), name)
+    for setting in SPANNING:
+        question = RecommendRequest(
+            Workload(find_model("deepseek-v3"), "float8", 1000, 300),
+            VLLM_0_19,
+            instances=(find_instance("ml.p5.48xlarge"),),
+            settings=(setting,),
+            degrees=(16,),
+        )
+        plan = plan_from_recommendation(recommend(question), "deepseek-v3", VLLM_0_19)
+        bundle = build_bundle(plan, Server("vllm", "kubernetes"), EndpointSettings("chat"))
+        for words in of_group(bundle.files["kubernetes.yaml"]):
+            found.setdefault(tuple(words), "kubernetes.yaml of several hosts")
     return found
 
 
