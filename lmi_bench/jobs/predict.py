@@ -216,6 +216,8 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
     scenario = _scenario(settings)
     caches = settings.prefix_cache and repeats_text(scenario)
     setup = _setup(blank, 1, 1, 0)
+    if caches and setup.prefill is not None:
+        raise InputError("two pools are simulated without a prefix cache: add --no-prefix-cache")
     planned = PlannedPrompts(scenario)
     forecasts = []
     levels = levels_of(scenario)

@@ -229,9 +229,34 @@ def test_the_router_that_looks_keeps_the_queues_shorter_than_chance(tmp_path):
     assert looks["ttft_ms"]["predicted"] < draws["ttft_ms"]["predicted"]
 
 
+def test_pools_under_unequal_requests_are_simulated_and_agree_with_the_closed_form(tmp_path):
+    """Equal requests, few at once: no prompt waits long, so both ways give one prompt's time, the
+    transfer, and decode steps of the batch that Little's law gives."""
+    split = ("--rate", "1", "--disaggregate", "2:1", "--network-gbps", "1")
+    lengths = ("--isl", "1000", "--osl", "100")
+    equal = predicted(tmp_path, *split, *lengths)
+    mixed = predicted(tmp_path, *split, "--mix", "1000/100")
+    for key in ("tpot_ms", "ttft_ms"):
+        assert mixed[key]["predicted"] == pytest.approx(equal[key]["predicted"], rel=0.12)
+    # 1,000 tokens of 512 KiB in float16 take 4.2 s over 1 Gbit/s, 0.42 s over ten
+    faster = (*split[:-1], "10")
+    sooner = predicted(tmp_path, *faster, "--mix", "1000/100")
+    moved_ms = 1000 * 2**19 * 8 / 1e6 * (1 / 1 - 1 / 10)
+    saved_ms = mixed["ttft_ms"]["predicted"] - sooner["ttft_ms"]["predicted"]
+    assert saved_ms == pytest.approx(moved_ms, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
+        (
+            ("--mix", "64/64", "--shared-prefix", "8", "--disaggregate", "1:1"),
+            "add --no-prefix-cache",
+        ),
+        (
+            ("--mix", "64/64", "--router", "random", "--disaggregate", "1:1"),
+            "leave --router and --replicas out",
+        ),
         (
             ("--isl", "64", "--osl", "64", "--shared-prefix", "64"),
             "must be shorter than the prompts",

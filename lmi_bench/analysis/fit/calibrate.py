@@ -1,7 +1,5 @@
 """Makes a calibrated profile from a fit to measured cells, with its uncertainty and provenance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest

@@ -7,8 +7,6 @@ the growth that the simulation gives. One scale compares the errors of times per
 throughputs with the expected ones, another those of TTFT, which depends on how requests coincide.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

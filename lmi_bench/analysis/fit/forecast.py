@@ -18,10 +18,12 @@ from lmi_bench.analysis.fit.uncertainty import (
     under_load,
 )
 from lmi_bench.analysis.level.cells import predict_cell, regime_of
+from lmi_bench.analysis.level.pool_simulator import Pool, simulate_pools
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.capacity import outside_s, planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.level import LATENCY_KEY, Level
 from lmi_bench.core.load import Load
@@ -148,23 +150,29 @@ def simulated_forecast(
 ) -> SimulatedForecast:
     """The forecast of one level of unequal requests. Raises InputError for what cannot run.
 
-    setup           the copies that serve
+    setup           the copies that serve, or both pools
     total_tokens    tokens of the longest request, input and output
-    prefix_caching  the engine finds equal beginnings of the requests' token ids
+    router          between copies; a pool's next worker is the one with the fewest requests
+    prefix_caching  the engine finds equal beginnings of the requests' token ids; not with pools
     """
-    config = scheduler_config_for(setup.setup, profile, total_tokens)
-    config = replace(config, prefix_caching=prefix_caching)
-    run = simulate_level(
-        spec,
-        request,
-        config,
-        planned_model_for(setup.setup, profile),
-        seed=seed,
-        replicas=setup.replicas,
-        router=router,
-        speculation=setup.setup.speculation,
-        overhead_s=outside_s(profile, setup.setup.shape),
-    )
+    own = _pool(setup.setup, setup.replicas, profile, total_tokens)
+    outside = outside_s(profile, setup.setup.shape)
+    if setup.prefill is not None:
+        first = _pool(setup.prefill.setup, setup.prefill.workers, profile, total_tokens)
+        transfer_s = setup.prefill.transfer_s
+        run = simulate_pools(spec, request, first, own, transfer_s, seed=seed, overhead_s=outside)
+    else:
+        run = simulate_level(
+            spec,
+            request,
+            replace(own.config, prefix_caching=prefix_caching),
+            own.step_time,
+            seed=seed,
+            replicas=own.workers,
+            router=router,
+            speculation=own.speculation,
+            overhead_s=outside,
+        )
     level = summarise_level(run)
     lengths = []
     for number in range(spec.num_requests or level.sent):
@@ -182,6 +190,11 @@ def simulated_forecast(
         errors=level.failed,
         prefix_hit=hit,
     )
+
+
+def _pool(setup: Setup, workers: int, profile: EngineProfile, total_tokens: int) -> Pool:
+    config = scheduler_config_for(setup, profile, total_tokens)
+    return Pool(workers, config, planned_model_for(setup, profile), setup.speculation)
 
 
 def hit_share(records: Sequence[RequestRecord]) -> Estimate:

@@ -15,8 +15,6 @@ for new requests every 10 or, from 16 users on, 30 decode steps on B200 (`dsr1_*
 4 on AMD's devices. Caches are in FP8 but for SGLang on others than B200 and MI300X.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -10,8 +10,6 @@ requests at a rate. `dtype` is of the weights, `kv_dtype` of the cache. Tables o
 columns and empty fields are ignored.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re

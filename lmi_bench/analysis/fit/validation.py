@@ -1,7 +1,5 @@
 """Compares predictions with a table of measured levels: some calibrate, others are predicted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

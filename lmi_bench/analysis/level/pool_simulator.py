@@ -1,6 +1,8 @@
 """Simulates prefill and decode in separate pools, both with the engine's own scheduler.
 
 A decode worker admits a sequence whose cache has moved as it would a prompt, at the cost of a row.
+It streams the prompt's first token too, which so comes when the cache has moved, as from vLLM and
+SGLang: in the closed form (two_pools.py) the transfer counts to TTFT likewise.
 """
 
 import heapq
@@ -124,6 +126,7 @@ class _TwoPools(LevelRunner):
     def _take_next(self, now_s: float) -> bool:
         if self._moving and self._moving[0][0] <= super()._next_coming_s():
             request = heapq.heappop(self._moving)[2]
+            request.token_times, request.token_counts = [now_s], [1]
             planned = request.planned
             request.part = replace(
                 planned,
@@ -142,6 +145,7 @@ class _TwoPools(LevelRunner):
         for request in replica.end_step(now_s):
             if in_prefill and request.planned.output_tokens > 1:
                 request.ended_s = request.finish_reason = request.replica = None
+                request.token_times, request.token_counts = [], []
                 there_s = now_s + self._transfer_s(request.planned.input_tokens)
                 heapq.heappush(self._moving, (there_s, request.seq_id, request))
             else:

@@ -13,8 +13,6 @@ for a prompt step is that of a server with fixed service times. Accurate to abou
 are simulated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

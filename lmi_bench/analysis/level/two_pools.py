@@ -6,8 +6,6 @@ Prompts that wait together are computed in one step, up to the step's tokens, as
 scheduler does.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

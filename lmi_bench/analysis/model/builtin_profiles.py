@@ -1,7 +1,5 @@
 """The shipped profiles: constants with their origin and uncertainty, and priors to fit from."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Sequence

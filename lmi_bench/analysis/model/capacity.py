@@ -3,8 +3,6 @@
 Simulated targets and the recommender both use them, so they plan with the same engine.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

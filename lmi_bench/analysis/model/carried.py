@@ -3,8 +3,6 @@
 Other kernels have other times of a layer, and most machines do not state a shared host bridge.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Measured levels of equal requests, and their JSON in a profile's file."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """Engine profiles: the constants of one engine version, with the covariance of their logarithms."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace

@@ -74,10 +74,10 @@ class PredictSettings:
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
     def __post_init__(self) -> None:
-        if self.split.workers is not None and (self.is_simulated or self.replicas > 1):
+        if self.split.workers is not None and (self.router is not None or self.replicas > 1):
             raise InputError(
-                "--disaggregate takes equal requests and states its own workers: leave --mix, "
-                "lengths, --trace, --shared-prefix, --router and --replicas out"
+                "--disaggregate states its own workers, and each request goes to the one with the "
+                "fewest: leave --router and --replicas out"
             )
         check_at_least_one(
             input_tokens=self.input_tokens,
