@@ -6,7 +6,7 @@ luck: where fifteen minutes miss them, the capacity of the copies is lowered.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lmi_bench.analysis.fit.forecast import hit_share
@@ -15,7 +15,7 @@ from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_o
 from lmi_bench.analysis.fleet.operating_point import Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
-from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
 from lmi_bench.analysis.results.slo_results import goodput
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
@@ -42,12 +42,15 @@ def attainment(
     last_s = max(record.due_s for record in records)
     first_s = min(record.due_s for record in records)
     caches = any(record.exchange.cached_tokens is not None for record in records)
-    statistics = {str(slo): _statistic_ms(records, slo, open_loop=open_loop) for slo in slos}
+    of = [(each.due_s, request_latency(each, open_loop=open_loop)) for each in records if each.ok]
+    count = math.floor((last_s + 1.0 - WINDOW_S - first_s) / _WINDOW_STEP_S) + 1
+    starts_s = [first_s + _WINDOW_STEP_S * number for number in range(count)]
+    windows = [[one for at_s, one in of if 0 <= at_s - start < WINDOW_S] for start in starts_s]
     return Attainment(
         joint_attainment=goodput(records, slos, open_loop=open_loop).share if slos else None,
         attainment={str(slo): goodput(records, [slo], open_loop=open_loop).share for slo in slos},
-        fifteen_minutes_ms=statistics,
-        worst_5_minutes_ms={str(slo): _worst_ms(records, slo, open_loop=open_loop) for slo in slos},
+        fifteen_minutes_ms={str(slo): _worst_ms([[one for _, one in of]], slo) for slo in slos},
+        worst_5_minutes_ms={str(slo): _worst_ms(windows, slo) for slo in slos},
         requests=len(records),
         minutes=(last_s - first_s) / 60,
         routing=routing,
@@ -61,28 +64,13 @@ def keeps(found: Attainment, slos: Sequence[Slo]) -> bool:
     return all(value is None or value <= limit for value, limit in values)
 
 
-def _statistic_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:
-    """The SLO's statistic of the completed requests in ms; None with too few of them."""
+def _worst_ms(windows: Sequence[Sequence[RequestLatency]], slo: Slo) -> float | None:
+    """The SLO's highest statistic of a window in ms; None where all have too few requests."""
     quantile = QUANTILES.get(slo.statistic)
-    done = [record for record in records if record.ok]
-    if len(done) < (1 if quantile is None else samples_needed(quantile)):
-        return None
-    latencies = [request_latency(record, open_loop=open_loop) for record in done]
-    return s_to_ms(Latencies.of(latencies).statistic_s(slo.metric, slo.statistic))
-
-
-def _worst_ms(records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool) -> float | None:
-    values = (_statistic_ms(window, slo, open_loop=open_loop) for window in _windows(records))
-    return max((value for value in values if value is not None), default=None)
-
-
-def _windows(records: Sequence[RequestRecord]) -> Iterator[list[RequestRecord]]:
-    """The requests due in each whole window of five minutes, a minute apart."""
-    start_s = min(record.due_s for record in records)
-    end_s = max(record.due_s for record in records)
-    while start_s + WINDOW_S <= end_s + 1.0:
-        yield [r for r in records if start_s <= r.due_s < start_s + WINDOW_S]
-        start_s += _WINDOW_STEP_S
+    needed = 1 if quantile is None else samples_needed(quantile)
+    found = [Latencies.of(each) for each in windows if len(each) >= needed]
+    values_s = [each.statistic_s(slo.metric, slo.statistic) for each in found]
+    return s_to_ms(max(values_s)) if values_s else None
 
 
 def simulate_long(

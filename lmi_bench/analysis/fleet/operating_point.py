@@ -101,6 +101,9 @@ class CopySimulation:
     _late: set[tuple[object, ...]] = field(
         init=False, repr=False, compare=False, default_factory=set
     )
+    _rough: "list[CopySimulation]" = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )
 
     def at_rate(self, rate_per_s: float) -> "Latencies | None":
         """Latencies under random arrivals, without the ramp; None: see the class."""
@@ -138,8 +141,9 @@ class CopySimulation:
         grid = [_NEAR_SATURATION * saturated * _CLOSE**step for step in range(_LOWEST_STEP + 1)]
         rates = [most, *(rate for rate in grid if rate < most * (1 - 1e-9))]
         if self.settled_requests > _ROUGH_REQUESTS:
-            rough = replace(self, settled_requests=_ROUGH_REQUESTS)
-            guess_per_s = rough._highest(rates, slos, guess_per_s) or guess_per_s
+            if not self._rough:
+                self._rough.append(replace(self, settled_requests=_ROUGH_REQUESTS))
+            guess_per_s = self._rough[0]._highest(rates, slos, guess_per_s) or guess_per_s
         kept = self._highest(rates, slos, guess_per_s)
         if not kept:
             rare = [rates[-1] * _CLOSE**step for step in range(1, _RARE_STEPS)]

@@ -41,7 +41,7 @@ Progress = Callable[[str, float], None]
 Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
 """Layouts with the capacity of a copy, and those that are out with the reason."""
 
-_SIMULATED_FLEETS = 12
+_FLEETS_OF_A_COPY = 1.5  # latencies are simulated of so many fleets for each simulated copy
 _FAR = 2.0  # times the cost of the cheapest that was simulated
 _MOST_ROUNDS = 4
 
@@ -150,10 +150,10 @@ def _ranked(build: _Candidates, layouts: Sequence[Planned], tell: Progress) -> _
     """Every layout as a fleet for the load, the best by simulation."""
     request, rejected = build.request, list[Rejection]()
     fleets = best_fleets(request, layouts, rejected)
-    candidates = []
+    candidates, most = [], _FLEETS_OF_A_COPY * request.simulated_copies
     for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
-        candidates.append(build.of(fleet, simulate=index < _SIMULATED_FLEETS))
+        candidates.append(build.of(fleet, simulate=index < most))
     rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
     met, too_dear = ranking.split_by_budget(request, in_time)

@@ -274,7 +274,8 @@ class CopyPlan:
         if found:
             requests = [found[index % len(found)] for index in range(number)]
         else:
-            planned, cached = map(draw, range(number)), self.workload.cached_tokens
+            planned = map(draw, range(number)) if self.workload.kinds else [draw(0)] * number
+            cached = self.workload.cached_tokens
             requests = [
                 (each.input_tokens, each.output_tokens, min(cached, each.input_tokens - 1))
                 for each in planned

@@ -141,6 +141,7 @@ class _Copy:
     ending    decoding sequences by their last step; entries of sequences sent back are stale
     rows, context      decoding sequences and their tokens; to_fill: tokens of those in `filling`
     since     number of decoding sequences by the time of their last token
+    gaps      seconds, count and end of each, flat: the collector is slow with many tuples
     step, decoded_s    number of decode steps, and the end of the last one
     """
 
@@ -162,7 +163,7 @@ class _Copy:
     filling: list[_Request] = field(default_factory=list)
     ending: list[tuple[int, int, _Request]] = field(default_factory=list)
     since: dict[float, int] = field(default_factory=dict)
-    gaps: list[tuple[float, float, float]] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
 
     @property
     def room(self) -> float:
@@ -258,13 +259,17 @@ class _Copy:
         return head.to_fill + self.config.block_size * (0.5 + len(self.running)) <= self.room
 
     def _prefill(self, prompts: list[tuple[_Request, int]], decoding: int) -> int:
-        tokens = sum(count for _, count in prompts)
-        pairs = sum(count * (each.computed + (count + 1) / 2) for each, count in prompts)
-        cached = sum(each.computed for each, _ in prompts)
+        tokens, pairs, cached = 0, 0.0, 0
+        for each, count in prompts:
+            tokens += count
+            pairs += count * (each.computed + (count + 1) / 2)
+            cached += each.computed
         context = self.context if decoding else 0
-        self.now_s += self.price(decoding, context, len(prompts), tokens, pairs, cached)
+        took_s = self.price(decoding, context, len(prompts), tokens, pairs, cached)
         if decoding:
-            self._count_decoded(1)
+            self._decoded(1, took_s, took_s)
+        else:
+            self.now_s += took_s
         for request, count in prompts:
             request.computed += count
             if request.computed == request.to_fill:
@@ -276,7 +281,7 @@ class _Copy:
     def _start(self, request: _Request) -> None:
         """The step that ended its prompt sampled a token."""
         if request.produced:
-            self.gaps.append((self.now_s - request.last_s, 1, self.now_s))
+            self.gaps += (self.now_s - request.last_s, 1, self.now_s)
         else:
             request.first_s = self.now_s
             self._count_late(request)
@@ -305,27 +310,33 @@ class _Copy:
             steps = min(steps, self.join.steps_to_wait)
         if next_arrival_s is not None and (waits or not self.waiting):
             until_s = next_arrival_s - self.now_s
-        first_s = self.price(self.rows, self.context, 0, 0, 0.0, 0)
-        steps, took_s = _decode_run(self.price, self.rows, self.context, steps, until_s)
-        self.now_s += first_s if steps > 1 else took_s
-        self._count_decoded(1)
+        first_s = last_s = self.price(self.rows, self.context, 0, 0, 0.0, 0)
         if steps > 1:
-            self.now_s += took_s - first_s
-            each_s = (took_s - first_s) / (steps - 1)
-            self.gaps.append((each_s, self.rows * (steps - 1), self.now_s))
-            self._count_decoded(steps - 1, counted=True)
+            last_s = self._later_step_s(steps)
+            if until_s is not None and until_s < steps * (first_s + last_s) / 2:
+                steps = _steps_until(until_s, first_s, last_s, steps)
+                last_s = self._later_step_s(steps)
+        self._decoded(steps, first_s, steps * (first_s + last_s) / 2)
         return self._end_requests()
 
-    def _count_decoded(self, steps: int, *, counted: bool = False) -> None:
-        """Every decoding sequence has got `steps` tokens, the last one now."""
-        if not counted:
-            found = self.since.items()
-            self.gaps += [(self.now_s - at_s, count, self.now_s) for at_s, count in found if count]
+    def _later_step_s(self, number: int) -> float:
+        """Seconds of the decode step of that number from now, with the rows of now."""
+        return self.price(self.rows, self.context + (number - 1) * self.rows, 0, 0, 0.0, 0)
+
+    def _decoded(self, steps: int, first_s: float, took_s: float) -> None:
+        """Every decoding sequence gets `steps` tokens, the first after `first_s`."""
+        now_s = self.now_s + first_s
+        for at_s, count in self.since.items():
+            if count:
+                self.gaps += (now_s - at_s, count, now_s)
+        if steps > 1:
+            now_s += took_s - first_s
+            self.gaps += ((took_s - first_s) / (steps - 1), self.rows * (steps - 1), now_s)
+        self.now_s = self.decoded_s = now_s
         self.steps += steps
         self.join.after_decoding(steps)
         self.context += steps * self.rows
-        self.decoded_s = self.now_s
-        self.since = {self.now_s: self.rows}
+        self.since = {now_s: self.rows}
 
     def _end_requests(self) -> int:
         before = len(self.running)
@@ -341,18 +352,6 @@ class _Copy:
             self.running.remove(request)
             self.reserved -= request.prompt + request.output
         return before - len(self.running)
-
-
-def _decode_run(
-    price: Pricer, rows: int, context: int, steps: int, until_s: float | None
-) -> tuple[int, float]:
-    """Steps without prompts and their seconds: `steps`, or fewer if a request arrives before."""
-    first_s = price(rows, context, 0, 0, 0.0, 0)
-    last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
-    if until_s is not None:
-        steps = _steps_until(until_s, first_s, last_s, steps)
-        last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
-    return steps, steps * (first_s + last_s) / 2
 
 
 def _steps_until(span_s: float, first_s: float, last_s: float, most: int) -> int:
