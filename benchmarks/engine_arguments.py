@@ -27,7 +27,7 @@ from pathlib import Path
 OUT = Path(__file__).parent.parent / "lmi_bench" / "deploy" / "data" / "engine_arguments"
 COLUMNS = ("name", "part", "kind", "choices", "range", "default", "since", "until")
 FILES = {
-    "vllm": r"vllm/(engine/arg_utils|config(/\w+)?|entrypoints/openai/cli_args"
+    "vllm": r"vllm/(engine/arg_utils|config(/\w+)?|entrypoints/\w+/cli_args"
     r"|model_executor/layers/quantization/__init__)\.py",
     "sglang": r"sglang/srt/(server_args|arg_groups/(choices|fields/\w+))\.py",
 }
@@ -40,6 +40,7 @@ SIZES = (
     *("max_model_len", "max_num_batched_tokens", "max_num_scheduled_tokens"),
     *("kv_cache_memory_bytes", "safetensors_prefetch_block_size"),
 )
+CHECKED_LATER = ("quantization",)  # its annotation takes any text, which ModelConfig refuses
 STATED_RANGES = {"sglang": {"mem_fraction_static": "(0,1)"}}  # its help calls it a fraction
 NUMBERS = ("int", "size", "float")
 BOUNDS = {"ge": "[{}", "gt": "({}", "le": "{}]", "lt": "{})"}
@@ -138,7 +139,7 @@ class Source:
         kinds = set(found)
         if "bool" in kinds:
             return ("str" if "str" in kinds else "bool"), ""
-        if "literal" in kinds and "str" not in kinds:
+        if "literal" in kinds and ("str" not in kinds or name in CHECKED_LATER):
             return "enum", " ".join(self.values(found["literal"]))
         if kinds & {"list", "tuple", "set", "sequence"}:
             return "list", ""

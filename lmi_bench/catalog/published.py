@@ -11,8 +11,6 @@ from pathlib import Path
 from lmi_bench.catalog.tables import Row, number_or_none, read_rows
 from lmi_bench.core.units import ms_to_s
 
-JUMPSTART_REQUESTS_PER_USER = 3
-
 
 @dataclass(frozen=True, slots=True)
 class PublishedCell:

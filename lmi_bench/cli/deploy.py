@@ -194,10 +194,12 @@ def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0
 @spread_options
 def limits(settings: LimitsSettings) -> None:
     """Print how many sequences fit at once, by token limit: set limits before the concurrency."""
+    from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
+    from lmi_bench.catalog.models import find_model
     from lmi_bench.jobs.deploy import sequence_limits
 
-    found = sequence_limits(settings)
-    shape, trained = found.shape, found.shape.max_positions
+    shape, dtype = find_model(settings.model), planned_dtype(settings.model, settings.dtype)
+    trained = shape.max_positions
     rows = [
         {
             "TP": each.tensor_parallel,
@@ -208,10 +210,9 @@ def limits(settings: LimitsSettings) -> None:
             "on the machine": each.guaranteed * each.copies,
             "KV left, GiB": f"{bytes_to_gib(each.kv_left_bytes):.1f}",
         }
-        for each in found.limits
+        for each in sequence_limits(settings)
     ]
-    machine = found.instance.instance_type
-    print_table(f"Sequences at once: {shape.name} in {found.dtype} on {machine}", rows)
+    print_table(f"Sequences at once: {shape.name} in {dtype} on {settings.instance}", rows)
     say("expected: half of each request is prompt, and running ones have half of the output")
     say(
         "set the token limits first (option.max_model_len; MAX_INPUT_LENGTH, MAX_TOTAL_TOKENS), "
@@ -348,11 +349,11 @@ def probe(
     """Wait until a container answers /ping with 200, as SageMaker does; exit 1 at the deadline."""
     from lmi_bench.jobs.deploy import wait_until_healthy
 
-    health = wait_until_healthy(url, timeout)
-    if health.seconds is None:
+    seconds, last = wait_until_healthy(url, timeout)
+    if seconds is None:
         warn(
-            f"{url} was not healthy within {timeout:g} s ({health.last}), so SageMaker would stop "
+            f"{url} was not healthy within {timeout:g} s ({last}), so SageMaker would stop "
             "it: raise container_startup_health_check_timeout, or read the container's log"
         )
         raise typer.Exit(EXIT_FAILED)
-    say(f"{url} is healthy after {health.seconds:.1f} s")
+    say(f"{url} is healthy after {seconds:.1f} s")

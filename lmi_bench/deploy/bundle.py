@@ -84,9 +84,16 @@ def build_bundle(
     secrets = [name for name, text in server.variables.items() if text is None]
     if gated and not {*_TOKENS} & {*server.variables}:
         secrets.append(_TOKENS[0])
+        advice = (
+            f"kubectl create secret generic {SECRET} --from-literal={_TOKENS[0]}=... in the "
+            "cluster's namespace"
+            if server.is_kubernetes
+            else f"set {_TOKENS[0]} for deploy_boto3.py and the container, or the template's "
+            f"parameter {parameter_name(_TOKENS[0])}"
+        )
         traps += (
             f"{' and '.join(gated)}: gated on the Hub, so its conditions must be accepted there; "
-            f"the token is no part of the files: {_token_advice(server)}",
+            f"the token is no part of the files: {advice}",
         )
     if server.is_kubernetes:
         return _kubernetes_bundle(plan, server, endpoint, image, stated, secrets, traps)
@@ -118,18 +125,6 @@ def build_bundle(
     has_components = "create_inference_component" in dict(requests)
     assert endpoint.name is not None
     return Bundle(files, address, endpoint.name, traps, has_components, quota)
-
-
-def _token_advice(server: Server) -> str:
-    if server.is_kubernetes:
-        return (
-            f"kubectl create secret generic {SECRET} --from-literal={_TOKENS[0]}=... in the "
-            "cluster's namespace"
-        )
-    return (
-        f"set {_TOKENS[0]} for deploy_boto3.py and the container, or the template's parameter "
-        f"{parameter_name(_TOKENS[0])}"
-    )
 
 
 def _kubernetes_bundle(

@@ -130,6 +130,8 @@ def check_settings(
             is_own = option is not None and (argument is None or "vllm" not in option.backends)
             known = option if is_own else argument
             problem = known and known.problem(value)
+            if name == "option.quantize" and in_vllm:
+                problem = in_vllm["option.quantization"].problem(value)
             if problem:
                 mistakes.append(f"{name}={value}: {problem}")
             elif option and argument is None and era not in option.eras:

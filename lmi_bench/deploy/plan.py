@@ -1,5 +1,7 @@
 """A deployment plan: a model's layout on instances, from `recommend` or from the user."""
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,6 +18,7 @@ from lmi_bench.catalog.models import find_model, find_model_entry
 from lmi_bench.catalog.tables import is_same_model
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import plural
+from lmi_bench.deploy.engine_arguments import engine_arguments
 from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.limits import Lengths, ServedLimits, served_limits
 from lmi_bench.deploy.settings import NOTHING, Stated
@@ -26,6 +29,7 @@ _DRAFT_TOKENS: Final = 5
 _OWN_DRAFT_TOKENS: Final = 1  # the published heads draft one token
 _CONTEXT, _TYPICAL_TOKENS = 32_768, 2_048
 _FULL_BITS: Final = 16
+_OF_OTHER_ENGINES: Final = re.compile(r"(?:^|[-_./])(gguf|exl[23]|mlx|onnx|bnb)(?:[-_./]|$)")
 _AWQ_SINCE: Final = 7.5  # compute capability; vLLM's AWQ configuration
 _HEAD_ROOM: Final = 0.8
 """Share of the planned concurrency at which a copy is added, since it starts minutes later."""
@@ -81,6 +85,13 @@ class DeploymentPlan:
             raise CapacityError(
                 f"the weights {self.weights.location} need compute capability {_AWQ_SINCE:g}, "
                 f"{instance.accelerator.name} has {capability:g}: take a GPTQ checkpoint"
+            )
+        speculation, shape = self.setup.speculation, self.setup.shape
+        drafts = speculation.draft if speculation and self.draft != NGRAM else None
+        if drafts and drafts.vocab_size != shape.vocab_size:
+            raise CapacityError(
+                f"{shape.name} has {shape.vocab_size:,} tokens and its draft {drafts.name} "
+                f"{drafts.vocab_size:,}: engines want a draft model with the same vocabulary"
             )
         degree = self.setup.devices
         if degree % self.hosts:
@@ -189,7 +200,7 @@ def plan_from_recommendation(
         )
     return DeploymentPlan(
         setup,
-        _weights(model, weights, dtype, is_stated=stated.dtype is not None),
+        _weights(model, weights, dtype, image, is_stated=stated.dtype is not None),
         instances=stated.machines or best.instances,
         copies=stated.copies or copies,
         limits=limits,
@@ -248,7 +259,7 @@ def plan_from_layout(
     """
     shape, instance = find_model(model), find_instance(instance_name)
     dtype = planned_dtype(weights or model, stated.dtype)
-    found = _weights(model, weights, dtype, is_stated=stated.dtype is not None)
+    found = _weights(model, weights, dtype, image, is_stated=stated.dtype is not None)
     draft = _draft(stated.draft)
     setup = Setup(shape, instance, 1, dtype, speculation=_speculation(draft))
     setup, limits = _smallest(setup, profile, stated, image)
@@ -320,16 +331,31 @@ def _speculation(draft: str | None) -> Speculation | None:
     """A draft model of the catalog, for its memory; None for another, whose size is unknown."""
     if draft == OWN_LAYER:
         return Speculation(_OWN_DRAFT_TOKENS, ACCEPTANCE, own=True)
-    try:
+    with suppress(InputError):
         return None if draft in (None, NGRAM) else Speculation(_DRAFT_TOKENS, 0, find_model(draft))
-    except InputError:
-        return None
+    return None
 
 
-def _weights(model: str, location: str | None, dtype: str, *, is_stated: bool) -> Weights:
+def _without_bitsandbytes(image: Image | None) -> bool:
+    """True if the engine of a known image does not read weights of bitsandbytes."""
+    if image is None or image.engine not in ("vllm", "sglang"):
+        return image is not None
+    known = engine_arguments(image.engine, image.engine_version)
+    return bool(known) and "bitsandbytes" not in known["quantization"].choices
+
+
+def _weights(
+    model: str, location: str | None, dtype: str, image: Image | None, *, is_stated: bool
+) -> Weights:
     """The weights of a plan; raises InputError where they are not in its number format."""
     place = location or _hub_id(model)
     narrow, is_own = narrow_dtype(place), place.startswith(("s3://", "/"))
+    other = _OF_OTHER_ENGINES.search(place.lower())
+    if other and (other[1] != "bnb" or _without_bitsandbytes(image)):
+        raise InputError(
+            f"the server does not read the format of the weights {place} ({other[1]}): name "
+            "others with --model-id, such as ORG/NAME-AWQ"
+        )
     is_full = dtype == "float8" or weight_format(dtype).bits >= _FULL_BITS  # engines make float8
     if narrow is None and not (is_own or is_full):
         raise InputError(

@@ -302,8 +302,8 @@ def _tgi_dtype(plan: DeploymentPlan) -> dict[str, str | None]:
     """TGI's variables for the weights' format; a checkpoint states its own kind of FP8."""
     match plan.setup.dtype:
         case "int4":
-            is_gptq = "gptq" in plan.weights.location.lower()
-            return {"HF_MODEL_QUANTIZE": "gptq" if is_gptq else "awq"}
+            name = plan.weights.location.lower()  # else TGI finds the method in the checkpoint
+            return {"HF_MODEL_QUANTIZE": next((m for m in ("gptq", "awq") if m in name), None)}
         case "float8":
             return {"HF_MODEL_QUANTIZE": _quantization(plan)}
         case "float16" | "bfloat16":

@@ -58,7 +58,8 @@ def check_variables(
         if not name.startswith(prefix) or name in allowed:
             continue
         bare = name.removeprefix(prefix).lower()
-        argument = known.get(bare) or known.get(bare.removeprefix("no_"))
+        names = (bare, bare.removeprefix("no_"), f"{bare}_size")  # SGLang's --tp is --tp-size
+        argument = next(filter(None, map(known.get, names)), None)
         if argument is None and bare != "model":
             near = nearest(bare, known).replace("_", "-")
             mistakes.append(f"{name}: {kind} {version} has no argument {bare}{near}")

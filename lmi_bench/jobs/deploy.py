@@ -16,7 +16,7 @@ from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance, find_instance
-from lmi_bench.catalog.models import find_model, find_model_entry
+from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
@@ -35,7 +35,7 @@ from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.planned import planned_workload
 from lmi_bench.jobs.serving_file import load_properties
 from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings, LimitsSettings
-from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import tensor_parallel_problem
 from lmi_bench.targets.drafting import refuse_sagemaker_draft
 from lmi_bench.targets.profiles import find_profile
 
@@ -67,14 +67,6 @@ class CheckedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """Seconds until a server was healthy, None if it never was; and its last answer."""
-
-    seconds: float | None
-    last: str
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceLimit:
     """Requests of one length that fit at once, at one tensor-parallel degree.
 
@@ -88,16 +80,6 @@ class SequenceLimit:
     guaranteed: int
     expected: int
     kv_left_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceLimits:
-    """The limits of a model on a machine, by degree and by tokens of a request."""
-
-    shape: ModelShape
-    dtype: str
-    instance: Instance
-    limits: tuple[SequenceLimit, ...]
 
 
 def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> Deployment:
@@ -159,12 +141,8 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
     settings = effective_settings(properties, environ, source=source, era=era)
     if not settings:
         raise InputError("nothing to check: give a serving.properties, or set OPTION_ variables")
-    verdict = check_settings(
-        {name: setting.value for name, setting in settings.items()},
-        era=era,
-        vllm=vllm,
-        allowed=allowed,
-    )
+    values = {name: setting.value for name, setting in settings.items()}
+    verdict = check_settings(values, era=era, vllm=vllm, allowed=allowed)
     verdict.raise_mistakes(source)
     server = f"djl-serving {djl_version}"
     return CheckedFile(server, settings, untranslated_variables(environ), verdict.traps)
@@ -179,8 +157,8 @@ def _variables_file(path: Path) -> Path | None:
     return found[0] if found and not (path / PROPERTIES).exists() else None
 
 
-def wait_until_healthy(url: str, limit_s: float) -> Health:
-    """Ask /ping once a second until it answers 200 or the time limit is reached."""
+def wait_until_healthy(url: str, limit_s: float) -> tuple[float | None, str]:
+    """Ask /ping once a second: seconds until it answers 200, None if never; and its last answer."""
     address = f"{url.rstrip('/')}/ping"
     if not address.startswith(("http://", "https://")):
         raise InputError(f"{url!r} is no address: write one such as http://127.0.0.1:8080")
@@ -191,24 +169,24 @@ def wait_until_healthy(url: str, limit_s: float) -> Health:
             with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310 - http only
                 last = f"status {answer.status}"
                 if answer.status == 200:
-                    return Health(time.monotonic() - start_s, last)
+                    return time.monotonic() - start_s, last
         except urllib.error.HTTPError as exc:
             last = f"status {exc.code}"
         except (urllib.error.URLError, OSError) as exc:
             last = str(getattr(exc, "reason", exc))
         if time.monotonic() - start_s + _PROBE_EVERY_S > limit_s:
-            return Health(None, last)
+            return None, last
         time.sleep(_PROBE_EVERY_S)
 
 
-def sequence_limits(settings: LimitsSettings) -> SequenceLimits:
-    """Number of sequences that fit at once. Raises InputError if no degree is possible."""
+def sequence_limits(settings: LimitsSettings) -> list[SequenceLimit]:
+    """By degree and length of a request. Raises InputError if no degree is possible."""
     shape, instance = find_model(settings.model), find_instance(settings.instance)
     profile = find_profile(settings.profile, settings.kv_tokens)
-    dtype = planned_dtype(settings.model, settings.dtype)
-    stated = settings.tensor_parallel
-    degrees = [stated] if stated else [1, 2, 4, 8, 16]
-    degrees = [each for each in degrees if each <= instance.num_accelerators]
+    dtype, stated = planned_dtype(settings.model, settings.dtype), settings.tensor_parallel
+    degrees = [
+        n for n in (stated and [stated]) or [1, 2, 4, 8, 16] if n <= instance.num_accelerators
+    ]
     longest = int(shape.max_positions * settings.rope_factor)
     lengths = [2**n for n in range(9, longest.bit_length()) if 2**n < longest]
     found = []
@@ -232,7 +210,7 @@ def sequence_limits(settings: LimitsSettings) -> SequenceLimits:
             )
     if not found:
         raise InputError(f"{shape.name} cannot be split over {degrees} devices")
-    return SequenceLimits(shape, dtype, instance, tuple(found))
+    return found
 
 
 def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
@@ -269,12 +247,12 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
 
 
 def _fastest_degree(
-    layout: LayoutSettings, profile: EngineProfile, instance: Instance
+    layout: LayoutSettings, profile: EngineProfile, machine: Instance
 ) -> int | None:
     """The degree that `recommend --objective latency` takes; None: the smallest that fits."""
     lone = planned_workload(str(layout.model), layout.dtype, _LONE_TOKENS, _LONE_TOKENS)
     request = RecommendRequest(
-        lone, profile, LONE_REQUEST, objective="latency", instances=(instance,)
+        lone, profile, LONE_REQUEST, objective="latency", instances=(machine,)
     )
     best = rank(request, intervals=False).recommended
     return None if best is None else best.tensor_parallel
@@ -289,11 +267,7 @@ def _check_draft(plan: DeploymentPlan, server: Server, stated: str | None) -> No
 
 def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:
     """Raises InputError if a licence must be accepted first, as for Meta's models."""
-    try:
-        asks = find_model_entry(plan.setup.shape.name).hf_id.startswith(_LICENSED)
-    except InputError:
-        return  # a folder: its licence was accepted at download
-    if asks and not endpoint.accept_eula:
-        raise InputError(
-            f"{plan.setup.shape.name} has a licence of its own: read it, then add --accept-eula"
-        )
+    name = plan.setup.shape.name  # a folder's licence was accepted at download
+    licensed = (each for each in all_model_entries() if each.hf_id.startswith(_LICENSED))
+    if name in (each.shape.name for each in licensed) and not endpoint.accept_eula:
+        raise InputError(f"{name} has a licence of its own: read it, then add --accept-eula")

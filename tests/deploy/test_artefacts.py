@@ -516,6 +516,8 @@ class TestAVariantOfACatalogModel:
     def test_tgi_is_told_which_four_bits(self):
         made = plan("TheBloke/Llama-2-13B-chat-GPTQ", max_model_len=2048)
         assert tgi_environment(made)["HF_MODEL_QUANTIZE"] == "gptq"
+        made = plan("org/Llama-2-13B-quantized.w4a16", max_model_len=2048)
+        assert "HF_MODEL_QUANTIZE" not in tgi_environment(made)  # neither: it reads the checkpoint
 
 
 def test_sagemakers_own_jobs_get_the_plans_load_and_machines():

@@ -68,6 +68,16 @@ def test_a_mistake_is_one_line_with_what_to_write(settings, mistake):
         check_settings(settings).raise_mistakes("serving.properties")
 
 
+@pytest.mark.parametrize(("version", "method"), [("0.26.0", "int4"), ("0.28.0", "bitsandbytes")])
+def test_a_quantization_that_the_images_vllm_lacks_is_a_mistake(version, method):
+    settings = SIZED | {"option.model_id": "org/model", "option.quantize": method}
+    (found,) = check_settings(settings, vllm=version).mistakes
+    assert found.startswith(f"option.quantize={method}: expected one of awq")
+    assert check_settings(settings | {"option.quantize": "fp8"}, vllm=version).mistakes == ()
+    trt = settings | {"option.quantize": "smoothquant", "option.rolling_batch": "trtllm"}
+    assert check_settings(trt, vllm=version).mistakes == ()
+
+
 def test_every_mistake_is_named_at_once():
     verdict = check_settings({"batch_size": "x", "nope": "1"})
     with pytest.raises(InputError, match=r"f: 2 mistakes\n  batch_size=x.*\n  unknown key"):

@@ -57,11 +57,29 @@ def written(model, instance="ml.g6e.xlarge", server=None, **stated):
         ("qwen3-8b", "int4", "org/Qwen3-8B-FP8", r"are float8, the plan has int4"),
         ("qwen3-8b", "float16", "Qwen/Qwen3-8B-AWQ", r"are int4, the plan has float16"),
         ("gpt-oss-20b", "bfloat16", None, r"are mxfp4, the plan has bfloat16"),
+        ("phi-4", None, "unsloth/phi-4-GGUF", r"does not read .*phi-4-GGUF \(gguf\)"),
+        ("phi-4", None, "mlx-community/phi-4-4bit", r"does not read .* \(mlx\)"),
+        ("phi-4", None, "unsloth/phi-4-unsloth-bnb-4bit", r"does not read .* \(bnb\)"),
     ],
 )
 def test_weights_in_another_format_than_the_plans_are_refused(model, dtype, weights, says):
     with pytest.raises(InputError, match=says):
         planned(model, dtype=dtype, weights=weights)
+
+
+def test_weights_of_bitsandbytes_are_for_the_engines_that_read_them():
+    weights = "unsloth/phi-4-unsloth-bnb-4bit"
+    for server in (Server("lmi", image="lmi24"), Server("sglang")):
+        made = planned("phi-4", server=server, weights=weights)
+        assert (made.setup.dtype, made.weights.location) == ("int4", weights)
+    with pytest.raises(InputError, match="does not read"):  # vLLM has none since 0.28
+        planned("phi-4", server=Server("vllm"), weights=weights)
+
+
+def test_a_draft_model_has_the_models_vocabulary():
+    with pytest.raises(CapacityError, match=r"152,064 tokens and its draft .* 151,936"):
+        planned("qwen2.5-72b", "ml.p5.48xlarge", draft="qwen2.5-0.5b")
+    assert planned("qwen2.5-72b", "ml.p5.48xlarge", draft="qwen2.5-7b").draft == "Qwen/Qwen2.5-7B"
 
 
 @pytest.mark.parametrize(

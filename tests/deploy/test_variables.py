@@ -10,6 +10,7 @@ from lmi_bench.analysis.model.builtin_profiles import VLLM_0_19
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import build_bundle, write_bundle
+from lmi_bench.deploy.engine_arguments import engine_arguments
 from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.settings import EndpointSettings, Server
 from lmi_bench.jobs.deploy import check_file
@@ -26,6 +27,7 @@ def bundle_of(kind, instance="ml.g6e.xlarge", **server):
     [
         ("vllm", "SM_VLLM_GPU_MEMORY_UTILIZATION=1.7", "expected more than 0 and at most 1"),
         ("vllm", "SM_VLLM_KV_CACHE_DTYPE=banana", "expected one of auto"),
+        ("vllm", "SM_VLLM_QUANTIZATION=int4", "expected one of awq"),
         ("vllm", "SM_VLLM_SPECULATIVE_CONFIG={bad", "expected JSON"),
         ("vllm", "SM_VLLM_MAX_NUM_SEQ=8", "has no argument max_num_seq; did you mean max-num-seqs"),
         ("vllm", "SM_VLLM_NO_ENABLE_CHUNKED_PREFILL=maybe", "expected true or false"),
@@ -47,6 +49,20 @@ def test_what_is_written_passes_and_a_changed_line_is_refused(kind, line, says, 
     file.write_text("\n".join([*kept, line]))
     with pytest.raises(InputError, match=says):
         check_file(file, "lmi28", ())
+
+
+def test_arguments_of_the_servers_http_part_pass_in_every_version(tmp_path):
+    lines = ["SM_VLLM_ENABLE_AUTO_TOOL_CHOICE=true", "SM_VLLM_TOOL_CALL_PARSER=hermes"]
+    lines += ["SM_VLLM_HOST=0.0.0.0", "SM_VLLM_CHAT_TEMPLATE=/opt/ml/model/chat.jinja"]
+    lines += ["SM_VLLM_REASONING_PARSER=qwen3", "SM_VLLM_LORA_MODULES=a=b"]
+    file = tmp_path / "vllm.env"
+    file.write_text("\n".join(["SM_VLLM_MODEL=Qwen/Qwen3-8B", *lines]))
+    assert len(check_file(file, "lmi28", ()).settings) == 7
+    for version in ("0.10.2", "0.28.0", "0.30.0", "0.33.0"):
+        known = engine_arguments("vllm", version)
+        assert known["tool_call_parser"].part == known["api_key"].part == "frontend"
+    (tmp_path / "sglang.env").write_text("SM_SGLANG_TP=2\nSM_SGLANG_EP=2\n")
+    assert len(check_file(tmp_path / "sglang.env", "lmi28", ()).settings) == 2
 
 
 @pytest.mark.parametrize(
