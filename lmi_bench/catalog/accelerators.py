@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Final, Literal
 
 from lmi_bench.catalog.tables import Index, Row, number_or_none, read_rows
 from lmi_bench.core.errors import InputError
@@ -29,6 +29,9 @@ class Link:
 
 
 NO_LINK = Link("none")
+_LINKS: Final[dict[str, LinkKind]] = {
+    "NVLink": "nvlink", "Infinity Fabric": "xgmi", "NeuronLink": "neuronlink",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +89,8 @@ def _scaled(text: str, unit: float) -> float | None:
 
 
 def _from_row(row: Row) -> Accelerator:
-    link_text = row["link"]
-    device_link = NO_LINK
-    if link_text.startswith("NVLink"):
-        device_link = Link("nvlink", _scaled(row["link_gb_s_one_way"], _GIGA))
-    elif link_text.startswith("Infinity Fabric"):
-        device_link = Link("xgmi", _scaled(row["link_gb_s_one_way"], _GIGA))
-    elif link_text.startswith("NeuronLink"):
-        both_ways = _scaled(row["link_gb_s_both_ways"], _GIGA)
-        device_link = Link("neuronlink", None if both_ways is None else both_ways / 2)
+    kind = next((_LINKS[name] for name in _LINKS if row["link"].startswith(name)), None)
+    one_way = _scaled(row["link_gb_s_one_way"], _GIGA)
     return Accelerator(
         name=row["accelerator"],
         vendor=row["vendor"],
@@ -104,7 +100,7 @@ def _from_row(row: Row) -> Accelerator:
         bf16_flop_per_s=_scaled(row["bf16_dense_tflops"], _TERA),
         fp8_flop_per_s=_scaled(row["fp8_dense_tflops"], _TERA),
         int8_op_per_s=_scaled(row["int8_dense_tops"], _TERA),
-        device_link=device_link,
+        device_link=Link(kind, one_way) if kind else NO_LINK,
         pcie_link=Link("pcie", _scaled(row["pcie_gb_s_one_way"], _GIGA)),
         source=row["source"],
         aliases=tuple(filter(None, row["aliases"].split(";"))),

@@ -93,22 +93,20 @@ def joined(instance: Instance, hosts: int) -> Instance:
     if hosts == 1:
         return instance
     ec2, price = instance.ec2_price_usd_per_hour, instance.price_usd_per_hour
-    between = instance.price_range_usd_per_hour
+    between, network = instance.price_range_usd_per_hour, instance.network_bits_per_s
     return replace(
         instance,
         instance_type=f"{hosts} x {instance.instance_type}",
         num_accelerators=hosts * instance.num_accelerators,
         vcpus=hosts * instance.vcpus,
         host_memory_bytes=hosts * instance.host_memory_bytes,
-        price_usd_per_hour=None if price is None else hosts * price,
+        price_usd_per_hour=price and hosts * price,
         price_range_usd_per_hour=between and (hosts * between[0], hosts * between[1]),
         rates_usd_per_hour=tuple(
             (kind, hosts * rate) for kind, rate in instance.rates_usd_per_hour
         ),
-        ec2_price_usd_per_hour=None if ec2 is None else hosts * ec2,
-        network_bits_per_s=(
-            None if instance.network_bits_per_s is None else hosts * instance.network_bits_per_s
-        ),
+        ec2_price_usd_per_hour=ec2 and hosts * ec2,
+        network_bits_per_s=network and hosts * network,
     )
 
 

@@ -1,11 +1,11 @@
 """Models by name: their shape and their checkpoint's dtype."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Final
 
-from lmi_bench.catalog.tables import Index, Row, model_key, model_words, read_rows
+from lmi_bench.catalog.tables import Index, Row, model_key, model_words, read_rows, variant_words
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.folder import config_file, read_object
 from lmi_bench.models.planning_config import planning_shape
@@ -16,7 +16,8 @@ from lmi_bench.models.shape import ModelShape
 class CatalogModel:
     """One row: the model's shape and its checkpoint's facts.
 
-    gated  the source and date that the Hub asks for a token; empty: it does not, as far as known
+    gated     source and date that the Hub asks for a token; empty: it does not, as far as known
+    contexts  WORD:TOKENS of variants with another context, by a word of their name
     """
 
     shape: ModelShape
@@ -24,6 +25,7 @@ class CatalogModel:
     checkpoint_dtype: str
     notes: str
     gated: str
+    contexts: tuple[str, ...] = ()
 
 
 _COUNTS: Final = [each.name for each in fields(ModelShape) if each.type is int]
@@ -42,7 +44,9 @@ def _from_row(row: Row) -> CatalogModel:
         doubt="",
         **{name: int(row[name] or 0) for name in _COUNTS},
     )
-    return CatalogModel(shape, row["hf_id"], row["checkpoint_dtype"], row["notes"], row["gated"])
+    contexts = tuple(filter(None, row["variant_positions"].split(";")))
+    facts = row["hf_id"], row["checkpoint_dtype"], row["notes"], row["gated"]
+    return CatalogModel(shape, *facts, contexts)
 
 
 @cache
@@ -125,6 +129,14 @@ def is_gated(hub_id: str) -> bool:
     return bool(entry.gated) and entry in own
 
 
+def _variant(entry: CatalogModel, name: str) -> ModelShape:
+    """The shape with the context of the variant that a name states, such as an instruct model."""
+    words = {*model_words(name), *variant_words(name)}
+    stated = (each.split(":") for each in entry.contexts)
+    tokens = next((int(number) for word, number in stated if word in words), None)
+    return entry.shape if tokens is None else replace(entry.shape, max_positions=tokens)
+
+
 def find_model(name: str) -> ModelShape:
     """The shape to plan with of a name, Hugging Face id, alias, folder or config.json.
 
@@ -132,7 +144,7 @@ def find_model(name: str) -> ModelShape:
     """
     path = config_file(name)
     if path is None:
-        return find_model_entry(name).shape
+        return _variant(find_model_entry(name), name)
     folder = path.resolve().parent
     named = folder.name if path.name == "config.json" else path.stem
     return planning_shape(named, read_object(path), folder)

@@ -186,8 +186,8 @@ def hosting_price(instance: Instance) -> Instance:
     if instance.price_component == "Hosting" or not instance.has_endpoints or virtual is None:
         return instance
     family = instance.instance_type.split(".")[1]
-    kind, ratios = _letters(family), _hosting_ratios()
-    of_kind = [each for name in ratios if _letters(name) == kind for each in ratios[name]]
+    kind, ratios = re.split(r"\d", family)[0], _hosting_ratios()  # `p` of `p5en`
+    of_kind = [each for name in ratios if re.match(rf"{kind}\d", name) for each in ratios[name]]
     if not of_kind:
         return instance
     ratio = statistics.median(ratios.get(family, of_kind))
@@ -204,11 +204,6 @@ def hosting_price(instance: Instance) -> Instance:
         price_range_usd_per_hour=(ends[0], ends[1]),
         rates_usd_per_hour=instance.rates_usd_per_hour,
     )
-
-
-def _letters(family: str) -> str:
-    """The kind of a family of machines: `p` of `p5en`."""
-    return re.split(r"\d", family)[0]
 
 
 @cache

@@ -106,10 +106,11 @@ def _lister(name: str) -> Callable[..., None]:
         for number, source in enumerate(sources, 1):
             say(f"[{number}] {source or 'not stated'}")
         if not rows:
-            say(f"no {name} match")
+            more = "; `lmi-bench catalog refresh --region R` gets a region's"
+            say(f"no {name} match{more if name == 'prices' else ''}")
         if table.warning:
             warn(table.warning)
-        write_json(json_file, table.to_json(), name)
+        write_json(json_file, {"rows": list(table.rows), "warning": table.warning}, name)
 
     show.__doc__ = _TABLES[name]
     return spread_options(show)

@@ -116,12 +116,9 @@ def _tokenizer(plan: DeploymentPlan) -> str:
 
 def _deviation(values: Sequence[float], shares: Sequence[float]) -> int:
     """Standard deviation in tokens; 0 for equal requests."""
-    total = sum(shares)
-    if not total:
-        return 0
-    mean = sum(v * share for v, share in zip(values, shares, strict=True)) / total
-    square = sum((v - mean) ** 2 * share for v, share in zip(values, shares, strict=True))
-    return round(math.sqrt(square / total))
+    pairs, total = list(zip(values, shares, strict=True)), sum(shares) or 1.0
+    mean = sum(value * share for value, share in pairs) / total
+    return round(math.sqrt(sum((value - mean) ** 2 * share for value, share in pairs) / total))
 
 
 def _metric(question: Question) -> str:
@@ -135,7 +132,4 @@ def _instance_types(answer: Recommendation) -> list[str]:
     """The best machines of the plan that the job knows, at most three."""
     known = allowed_values(_RECOMMEND, "ComputeSpec", "InstanceTypes")
     ranked = dict.fromkeys(each.instance for each in answer.candidates)
-    found = [name for name in ranked if name in known][:_MOST_TYPES]
-    if answer.recommended is None:
-        raise InputError("the recommendation has no fleet to hold against SageMaker's jobs")
-    return found
+    return [name for name in ranked if name in known][:_MOST_TYPES]

@@ -30,7 +30,6 @@ from lmi_bench.core.errors import InputError
 PREFIX: Final = "option."
 ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}
 
-
 _FORMS: Final = {
     "int": (r"-?\d+", "a whole number"),
     "count": (r"0*[1-9]\d*", "a whole number of at least 1"),

@@ -22,7 +22,7 @@ from lmi_bench.deploy.engine_arguments import engine_arguments
 from lmi_bench.deploy.images import Image
 from lmi_bench.deploy.limits import Lengths, ServedLimits, served_limits
 from lmi_bench.deploy.settings import NOTHING, Stated
-from lmi_bench.models.shape import possible_degrees, tensor_parallel_problem
+from lmi_bench.models.shape import ModelShape, possible_degrees, tensor_parallel_problem
 
 NGRAM: Final = "ngram"
 _DRAFT_TOKENS: Final = 5
@@ -179,7 +179,9 @@ def plan_from_recommendation(
     instance = find_instance(best.instance)
     draft, speculation = _drafting(stated, engine)
     split = engine.parallelism(instance, degree)
-    setup = Setup(find_model(model), instance, degree, dtype, engine.kv_dtype, speculation, split)
+    setup = Setup(
+        _shape(model, weights), instance, degree, dtype, engine.kv_dtype, speculation, split
+    )
     is_planned = degree == best.tensor_parallel
     copies = best.copies if is_planned else instance.num_accelerators // setup.devices
     batch = best.memory.mean_batch_per_copy
@@ -257,7 +259,7 @@ def plan_from_layout(
 
     Raises CapacityError, with the numbers, if the model does not fit.
     """
-    shape, instance = find_model(model), find_instance(instance_name)
+    shape, instance = _shape(model, weights), find_instance(instance_name)
     dtype = planned_dtype(weights or model, stated.dtype)
     found = _weights(model, weights, dtype, image, is_stated=stated.dtype is not None)
     draft = _draft(stated.draft)
@@ -368,6 +370,14 @@ def _weights(
             "or name another checkpoint with --model-id"
         )
     return Weights(place, narrow == dtype, is_stated)
+
+
+def _shape(model: str, weights: str | None) -> ModelShape:
+    """The shape of a model, with the context of its variant that the weights' name states."""
+    shape = named = find_model(model)
+    with suppress(InputError):
+        named = find_model(weights or model)
+    return named if named.name == shape.name else shape
 
 
 def _hub_id(model: str) -> str:

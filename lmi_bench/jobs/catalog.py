@@ -45,10 +45,6 @@ class CatalogTable:
     rows: tuple[Row, ...]
     warning: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """The rows as plain JSON values."""
-        return {"rows": list(self.rows), "warning": self.warning}
-
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:

@@ -45,6 +45,24 @@ def test_chat_and_instruct_variants_have_their_base_models_shape(name, expected)
 
 
 @pytest.mark.parametrize(
+    ("name", "tokens"),  # max_position_embeddings of each config.json
+    [
+        ("Qwen/Qwen2.5-72B", 131_072),
+        ("Qwen/Qwen2.5-72B-Instruct", 32_768),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", 32_768),
+        ("Qwen/Qwen3-30B-A3B", 40_960),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 262_144),
+        ("Qwen/Qwen3-4B-Thinking-2507-FP8", 262_144),
+        ("moonshotai/Kimi-K2-Instruct-0905", 262_144),
+        ("zai-org/GLM-4.6", 202_752),
+        ("microsoft/phi-4", 16_384),
+    ],
+)
+def test_a_variant_has_its_own_context(name, tokens):
+    assert find_model(name).max_positions == tokens
+
+
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),

@@ -76,6 +76,15 @@ def test_weights_of_bitsandbytes_are_for_the_engines_that_read_them():
         planned("phi-4", server=Server("vllm"), weights=weights)
 
 
+def test_the_context_is_that_of_the_weights_variant():
+    wide = {"instance": "ml.p5.48xlarge", "max_model_len": 100_000}
+    assert planned("qwen2.5-72b", **wide).limits.max_model_len == 100_000
+    with pytest.raises(CapacityError, match="takes at most 32,768 tokens"):
+        planned("qwen2.5-72b", weights="Qwen/Qwen2.5-72B-Instruct", **wide)
+    made = planned("Qwen/Qwen3-Coder-30B-A3B-Instruct", **wide)
+    assert made.limits.max_model_len == 100_000
+
+
 def test_a_draft_model_has_the_models_vocabulary():
     with pytest.raises(CapacityError, match=r"152,064 tokens and its draft .* 151,936"):
         planned("qwen2.5-72b", "ml.p5.48xlarge", draft="qwen2.5-0.5b")

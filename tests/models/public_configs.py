@@ -187,7 +187,10 @@ CONFIGS: dict[str, Config] = {
             "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
         },
     },
-    "phi-4": _moe("phi3", 40, 5120, 40, 10, vocab_size=100352, intermediate_size=17920),
+    "phi-4": _moe(
+        "phi3", 40, 5120, 40, 10, vocab_size=100352, intermediate_size=17920,
+        max_position_embeddings=16384,
+    ),
     "phi-3.5-moe": _moe(
         "phimoe", 32, 4096, 32, 8, vocab_size=32064, intermediate_size=6400, num_local_experts=16,
         num_experts_per_tok=2,

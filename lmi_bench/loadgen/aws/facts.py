@@ -115,7 +115,7 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         "serverless": planned.get("ServerlessConfig"),
         "routing": planned.get("RoutingConfig", {}).get("RoutingStrategy", "RANDOM"),
         "managed_scaling": planned.get("ManagedInstanceScaling"),
-        "autoscaling": _autoscaling(access, invocation, name),
+        "autoscaling": _autoscaling(access, endpoint_name, name, component_name),
         "inference_component": component,
         "image": container.get("Image"),
         "environment": environment,
@@ -254,14 +254,14 @@ def _container(
 
 
 def _autoscaling(
-    access: AwsAccess, invocation: Invocation, variant: str
+    access: AwsAccess, endpoint_name: str, variant: str, component_name: str | None
 ) -> list[dict[str, Any]] | None:
     """The scalable targets with their policies; None if they cannot be read."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    resources = [f"endpoint/{invocation.endpoint_name}/variant/{variant}"]
-    if invocation.inference_component is not None:
-        resources.append(f"inference-component/{invocation.inference_component}")
+    resources = [f"endpoint/{endpoint_name}/variant/{variant}"]
+    if component_name is not None:
+        resources.append(f"inference-component/{component_name}")
     try:
         scaling = access.client("application-autoscaling")
         targets = scaling.describe_scalable_targets(
