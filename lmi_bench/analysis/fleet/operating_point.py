@@ -7,8 +7,7 @@ capacity's interval is the capacity divided and multiplied by s.
     held = lone + (limit - lone) / slope        up to ROOM * s * lone
     held = limit / s                            above
 
-where `lone` is the latency of a lone request. A stricter limit never leaves more room than a looser
-one.
+with `lone`, the latency of a lone request. A stricter limit never leaves more room.
 """
 
 import math

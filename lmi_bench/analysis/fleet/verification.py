@@ -1,7 +1,6 @@
 """A recommendation against a measurement under its planned load.
 
-A measured figure is inside or outside the predicted interval. The SLOs are judged by the measured
-level alone.
+A measured figure is inside or outside the interval. The measured level alone judges the SLOs.
 """
 
 import math

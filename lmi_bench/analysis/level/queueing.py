@@ -1,7 +1,6 @@
-"""A fast simulation of one copy: the scheduler's rules without its blocks.
+"""A fast simulation of one copy: the scheduler's rules with its blocks counted, not listed.
 
-It agrees with `simulator` within the noise of random arrivals. Left out of `engine.scheduling`:
-single blocks (a sequence holds half a block more than its tokens), the other batching policies,
+It agrees with `simulator` on the same arrivals. Left out of `engine.scheduling`: other policies,
 speculation, the search of the prefix cache (its hits are given), waiting limits, and time-outs.
 """
 
@@ -139,7 +138,8 @@ class _Copy:
     shared: tokens that each running sequence has in common with the others.
 
     ending    decoding sequences by their last step; entries of sequences sent back are stale
-    rows, context      decoding sequences and their tokens; to_fill: tokens of those in `filling`
+    rows, context      decoding sequences and their tokens; to_fill: of the blocks of `filling`
+    phases    decoding sequences by (tokens - step) % block size
     since     number of decoding sequences by the time of their last token
     gaps      seconds, count and end of each, flat: the collector is slow with many tuples
     step, decoded_s    number of decode steps, and the end of the last one
@@ -163,16 +163,29 @@ class _Copy:
     filling: list[_Request] = field(default_factory=list)
     ending: list[tuple[int, int, _Request]] = field(default_factory=list)
     since: dict[float, int] = field(default_factory=dict)
+    phases: dict[int, int] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
 
-    @property
-    def room(self) -> float:
-        """Tokens that the cache can still take."""
+    def _free_tokens(self, later: int = 0) -> int:
+        """Least tokens of free blocks when the decoding sequences have `later` more tokens."""
+        held = self.context + later * self.rows + self.to_fill
+        held += (self.config.block_size - 1) * self.rows
+        return self.config.cache_tokens - held + self.shared * max(0, len(self.running) - 1)
+
+    def _has_room(self, tokens: int, later: int = 0) -> bool:
+        """Whether whole blocks for so many tokens are free then."""
         if self.config.kv_layout is KvLayout.CONTIGUOUS:
-            return self.config.cache_tokens - self.reserved
-        running = len(self.running)
-        held = self.context + self.to_fill + self.config.block_size / 2 * running
-        return self.config.cache_tokens - held + self.shared * max(0, running - 1)
+            return tokens <= self.config.cache_tokens - self.reserved
+        size, least = self.config.block_size, self._free_tokens(later)
+        if not least < tokens <= least + (size - 1) * self.rows:
+            return tokens <= least
+        at = self.steps + later
+        empty = sum(count * (-(phase + at) % size) for phase, count in self.phases.items())
+        return tokens <= least + (size - 1) * self.rows - empty
+
+    def _blocks(self, tokens: int) -> int:
+        """Tokens of the blocks that hold so many."""
+        return -(-tokens // self.config.block_size) * self.config.block_size
 
     def step(self, next_arrival_s: float | None) -> int:
         """The next step, or a run of decode steps until something changes; how many ended."""
@@ -192,11 +205,11 @@ class _Copy:
         """Send the youngest back until every decoding sequence has room for a token."""
         if self.config.kv_layout is KvLayout.CONTIGUOUS:
             return
-        while len(self.running) > 1 and self.room < self.rows:
+        while len(self.running) > 1 and not self._has_room(0):
             youngest = self.running.pop()
             if youngest.ends < 0:
                 self.filling.remove(youngest)
-                self.to_fill -= youngest.to_fill
+                self.to_fill -= self._blocks(youngest.to_fill)
             else:
                 youngest.produced = youngest.output - (youngest.ends - self.steps)
                 youngest.last_s = max(youngest.last_s, self.decoded_s)
@@ -206,9 +219,14 @@ class _Copy:
 
     def _stop_decoding(self, request: _Request) -> None:
         request.ends = -1
-        self.rows -= 1
-        self.context -= request.prompt + request.produced
+        self._count(request.prompt + request.produced, -1)
         self.since[request.last_s] -= 1
+
+    def _count(self, tokens: int, more: int) -> None:
+        phase = (tokens - self.steps) % self.config.block_size
+        self.phases[phase] = self.phases.get(phase, 0) + more
+        self.rows += more
+        self.context += more * tokens
 
     def _prompts(self) -> list[tuple[_Request, int]]:
         """Prompts of the next step, begun ones first, each with its tokens in it."""
@@ -230,7 +248,7 @@ class _Copy:
                 self.waiting.popleft()
                 self.running.append(request)
                 self.filling.append(request)
-                self.to_fill += request.to_fill
+                self.to_fill += self._blocks(request.to_fill)
                 self.reserved += request.prompt + request.output
             chosen.append((request, part))
             budget -= part
@@ -246,17 +264,20 @@ class _Copy:
             return False
         heads = list(islice(self.waiting, int(least)))
         tokens = sum(each.to_fill - each.found for each in heads)
-        reserved = self.config.kv_layout is KvLayout.CONTIGUOUS
-        cache = sum(each.to_fill + (each.output - each.produced) * reserved for each in heads)
-        return tokens <= self.config.max_rolling_batch_prefill_tokens and cache <= self.room
+        return tokens <= self.config.max_rolling_batch_prefill_tokens and self._fit(heads)
 
     def _head_fits(self) -> bool:
         if not self.waiting or len(self.running) >= self.config.max_rolling_batch_size:
             return False
-        head = self.waiting[0]
+        return self._fit([self.waiting[0]])
+
+    def _fit(self, heads: Sequence[_Request]) -> bool:
+        """Whether the cache takes these beside a block more for each running sequence."""
         if self.config.kv_layout is KvLayout.CONTIGUOUS:
-            return head.prompt + head.output <= self.room
-        return head.to_fill + self.config.block_size * (0.5 + len(self.running)) <= self.room
+            return self._has_room(sum(each.prompt + each.output for each in heads))
+        needed = self.config.block_size * (len(self.running) + len(heads) - 1)
+        needed += sum(self._blocks(each.to_fill) for each in heads)
+        return self._has_room(needed, 0 if self.config.chunked_prefill else -1)
 
     def _prefill(self, prompts: list[tuple[_Request, int]], decoding: int) -> int:
         tokens, pairs, cached = 0, 0.0, 0
@@ -274,7 +295,7 @@ class _Copy:
             request.computed += count
             if request.computed == request.to_fill:
                 self.filling.remove(request)
-                self.to_fill -= request.to_fill
+                self.to_fill -= self._blocks(request.to_fill)
                 self._start(request)
         return self._end_requests()
 
@@ -289,8 +310,7 @@ class _Copy:
         request.last_s = self.now_s
         request.ends = self.steps + request.output - request.produced
         heapq.heappush(self.ending, (request.ends, request.number, request))
-        self.rows += 1
-        self.context += request.to_fill
+        self._count(request.to_fill, 1)
         self.since[self.now_s] = self.since.get(self.now_s, 0) + 1
 
     def _count_late(self, request: _Request) -> None:
@@ -304,7 +324,7 @@ class _Copy:
         """Decode until a sequence ends, a request arrives that may run, or the cache is full."""
         steps = self.ending[0][0] - self.steps
         if self.config.kv_layout is KvLayout.PAGED:
-            steps = max(1, min(steps, int(self.room / self.rows)))
+            steps = max(1, min(steps, 1 + self._free_tokens() // self.rows))
         until_s, waits = None, bool(self.waiting) and self._head_fits()
         if waits:
             steps = min(steps, self.join.steps_to_wait)

@@ -188,8 +188,7 @@ class SteadyState:
     def _prompts_between_tokens(self, mean: float, quantile: float) -> int:
         """Quantile of the number of prompts computed between two tokens of a sequence.
 
-        A Poisson count under random arrivals; with evenly spread starts the whole number below or
-        above the mean.
+        A Poisson count under random arrivals; with even starts a whole number beside the mean.
         """
         if not self.open_loop:
             return math.floor(mean) + (1 if quantile > 1 - mean % 1 else 0)

@@ -2,8 +2,7 @@
 
 The wait for P prefill workers is that of P servers with equal services (Sakasegawa 1977, halved);
 where they compute prompts no faster than X requests a second, waiting users are what is left.
-Prompts that wait together are computed in one step, up to the step's tokens, as the engine's
-scheduler does.
+Prompts that wait together are computed in one step, up to the step's tokens, as by the scheduler.
 """
 
 import math

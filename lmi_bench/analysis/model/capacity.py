@@ -121,8 +121,7 @@ def scheduler_config_for(
 ) -> SchedulerConfig:
     """The scheduler of one copy, for requests of at most `max_total_tokens`, input and output.
 
-    Raises CapacityError where no such request fits, InputError where the machine has too few
-    devices.
+    Raises CapacityError where no such request fits, InputError where devices are too few.
     """
     shape, instance = setup.shape, setup.instance
     check_devices(setup)

@@ -1,8 +1,7 @@
 """Finds the number format of a model's published weights, where it is narrower than 16 bits.
 
 `Qwen/Qwen3-32B-AWQ` and gpt-oss do not exist in 16 bits: such a plan would need up to four times
-the memory. The first that is known counts: the stated format, a folder's `config.json`, the name,
-the catalog.
+the memory. The first known counts: as stated, by `config.json`, by name, in the catalog.
 """
 
 import re

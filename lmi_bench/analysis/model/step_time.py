@@ -298,8 +298,7 @@ def _step_seconds(costs: StepCosts) -> Counted[float]:
 class StepTimeModel:
     """Predicts steps of one model copy, without speculation; a StepTime.
 
-    Raises InputError for an unknown data-sheet figure, CapacityError where the KV heads cannot be
-    divided.
+    Raises InputError for an unknown data-sheet figure, CapacityError for indivisible KV heads.
     """
 
     def __init__(self, setup: Setup, profile: EngineProfile) -> None:

@@ -132,8 +132,7 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
 def workload_differences(a: RunScenario, b: RunScenario) -> list[str]:
     """What differs between the workloads of two runs; empty for the same workload.
 
-    Compared are the workload section and the arrival process. The target, the model and the seed
-    may differ.
+    Compared are the workload section and the arrival process, not target, model and seed.
     """
     first, second = _compared(a), _compared(b)
     return [

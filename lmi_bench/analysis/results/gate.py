@@ -1,8 +1,7 @@
 """A gate for continuous integration: every level meets every SLO, and none got slower.
 
 An invalid level, or too few requests for the quantile, is "not measured": neither passed nor
-missed. A regression is a metric that is worse by more than the allowed share and by more than
-chance.
+missed. A regression is a metric worse by more than the allowed share and chance.
 """
 
 import math

@@ -298,8 +298,7 @@ def _interval(
 def _resample(point: LevelPoint, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     """p90 of ms/token and throughput of resampled requests, each of shape (resamples,).
 
-    throughput = concurrency * sum of tokens / sum of E2E, exact by Little's law; the concurrency
-    is kept as measured.
+    throughput = concurrency (as measured) * sum of tokens / sum of E2E, by Little's law.
     """
     assert point.requests is not None  # the caller checked
     latency, tokens = point.requests

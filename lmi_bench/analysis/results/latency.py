@@ -145,8 +145,7 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
 def wall_time_s(records: Iterable[RequestRecord]) -> float:
     """Seconds from the first send to the last event; 0.0 where no request got a response.
 
-    A failed request occupied the server too: it lasts until its last token or its failure,
-    whichever is later.
+    A failed request counts too: until its last token or its failure, the later of both.
     """
     first_s, last_s = math.inf, -math.inf
     for record in records:

@@ -22,7 +22,10 @@ from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.targets.profiles import find_profile
 
-# model, machine, TP, input, output, profile: cache-bound, compute-bound and bandwidth-bound
+# model, machine, TP, input, output, profile: cache-bound, compute-bound and bandwidth-bound.
+# gpt-oss-20b in 16 bits does not run on ml.g6e.xlarge: of 0.9 * 45.0 = 40.5 GiB its 20.9e9 weights
+# leave 1.5, and vLLM's own profile of Llama 3 8B says 1.8 beside torch and 1.3 for activations
+# (vllm-project/vllm pull request 10511).
 CELLS = [
     ("llama-2-7b", "ml.g5.2xlarge", 1, 256, 256, "tgi-2023"),
     ("llama-2-7b", "ml.g5.2xlarge", 1, 256, 256, "vllm-0.12"),
@@ -57,12 +60,8 @@ def test_thirty_cells_follow_the_simulator(cell, share):
     plan = plan_of(*cell)
     slow, fast = both(plan, share * plan.steady.saturated_rate_per_s)
     for metric, statistic in METRICS:
-        # a queue for the cache magnifies the half block that stands for single blocks
-        room = {0.8: 0.1, 0.93: 0.25}.get(share, 0.03) if metric == "ttft" else 0.03
-        if metric == "e2e" and share == 0.93:
-            room = 0.05
         expected = slow.statistic_s(metric, statistic)
-        assert fast.statistic_s(metric, statistic) == pytest.approx(expected, rel=room)
+        assert fast.statistic_s(metric, statistic) == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.93])
