@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint docs accuracy features posts fuzz clean
+.PHONY: quickstart test lint docs accuracy features posts fuzz sanitize clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -80,6 +80,10 @@ posts: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-1000} OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz
+
+# The receiver and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.
+sanitize: $(VENV)/.dev
+	$(BIN)/python benchmarks/sanitize.py
 
 clean:
 	rm -rf $(VENV) dist build

@@ -86,7 +86,7 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
     machines = chosen.instances
     fleet = chosen.instance if machines == 1 else f"{machines:,} × {chosen.instance}"
     if answer.recommended is not None:
-        return Headline("Recommended", fleet, "", detail, "good")
+        return Headline(f"Recommended for {answer.question.model}", fleet, "", detail, "good")
     missed = answer.missed or "the SLOs"
     verb = "carries" if missed == "the load" else "meets"
     return Headline(f"Nearest, no candidate {verb} {missed}", fleet, "", detail, "bad")

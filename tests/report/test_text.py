@@ -111,7 +111,7 @@ def test_markdown_tables_have_as_many_cells_as_columns_whatever_the_names(runs_o
 
 def test_markdown_names_the_recommendation_and_what_was_rejected(recommendation):
     text = render_markdown(build_view([], [recommendation]))
-    assert "**Recommended: 2 × ml.g5.12xlarge**" in text
+    assert "**Recommended for llama-2-7b: 2 × ml.g5.12xlarge**" in text
     assert "- 1 rejected: no accelerator in the catalog" in text
 
 

@@ -75,7 +75,7 @@ def test_the_answer_is_fleet_price_attainment_and_verdict_before_the_runs(sweep,
     tiles = build_view([sweep], [recommendation]).headlines
     shown = [(each.label, each.value, each.tone) for each in tiles[:4]]
     assert shown == [
-        ("Recommended", "2 × ml.g5.12xlarge", "good"),
+        ("Recommended for llama-2-7b", "2 × ml.g5.12xlarge", "good"),
         ("Price of the fleet", "$14.18", ""),
         ("Attainment", "91.2", ""),
         ("SLOs", "fail", "bad"),
