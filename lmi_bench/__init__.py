@@ -8,22 +8,17 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _FACE = {
-    "sweep": "jobs.face",
+    **dict.fromkeys(("sweep", "predict", "recommend", "write_report"), "jobs.face"),
     "SweepSettings": "jobs.settings.sweep",
     "SweepResult": "jobs.sweep.result",
-    "predict": "jobs.face",
     "PredictSettings": "jobs.settings.plan",
     "Prediction": "jobs.predict",
-    "recommend": "jobs.face",
     "RecommendSettings": "jobs.settings.recommend",
     "Advice": "jobs.recommend",
-    "write_report": "jobs.face",
     "ReportSettings": "jobs.settings.results",
     "WrittenReport": "jobs.results",
-    "Listener": "core.listener",
-    "Silent": "core.listener",
-    "LmiBenchError": "core.errors",
-    "InputError": "core.errors",
+    **dict.fromkeys(("Listener", "Silent"), "core.listener"),
+    **dict.fromkeys(("LmiBenchError", "InputError"), "core.errors"),
 }
 
 __all__ = ["__version__", *_FACE]

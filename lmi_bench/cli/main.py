@@ -23,31 +23,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS = {
-    "doctor": setup.doctor,
-    "init": setup.init,
-    "sweep": sweep.sweep,
-    "recommend": plan.recommend,
-    "verify": plan.verify,
-    "plan-day": plan.plan_day,
-    "compare-accelerators": plan.compare_accelerators,
-    "report": results.report,
-    "compare": results.compare,
-    "gate": results.gate,
-    "export": results.export,
-    "import": results.import_results,
-    "serve": bundled.serve,
-    "generate": bundled.generate,
-    "optimize": bundled.optimize,
-    "compile": bundled.compile_steps,
-    "convert": bundled.convert,
-    "perplexity": bundled.perplexity,
-    "predict": plan.predict,
-    "calibrate": plan.calibrate,
-    "validate": plan.validate,
-}
-for _name, _command in _COMMANDS.items():
-    app.command(_name, cls=Command)(_command)
+_COMMANDS = (
+    *(setup.doctor, setup.init, sweep.sweep, plan.recommend, plan.verify, plan.plan_day),
+    *(plan.compare_accelerators, results.report, results.compare, results.gate, results.export),
+    *(results.import_results, bundled.serve, bundled.generate, bundled.optimize),
+    *(bundled.compile_steps, bundled.convert, bundled.perplexity),
+    *(plan.predict, plan.calibrate, plan.validate),
+)
+_OTHER_NAMES = {"import_results": "import", "compile_steps": "compile"}  # Python's own words
+for _command in _COMMANDS:
+    _name = _command.__name__
+    app.command(_OTHER_NAMES.get(_name, _name.replace("_", "-")), cls=Command)(_command)
 for _group in (setup.catalog, setup.explain, results.workload, deploy, bundled.profile):
     app.add_typer(_group)
     for _info in _group.registered_commands:

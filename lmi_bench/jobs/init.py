@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
@@ -37,7 +38,6 @@ Ask = Callable[[str, str], str]
 _KINDS: Final = get_args(Kind)
 _KIND_OF_TARGET: Final = {"url": "endpoint", "sagemaker": "endpoint", "simulated": "simulated"}
 _SECRET_NAME = re.compile(r"key|token|secret|sig|pass|auth|code|cred", re.IGNORECASE)
-_LENGTHS: Final = "length in tokens, or a distribution such as normal(622,100)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +50,11 @@ class _Question:
 
 
 _WHAT: Final = "What to do: measure an endpoint, the bundled engine, a simulated instance, or plan"
-_QUESTIONS: Final = {
-    "target": _Question(
-        "--target",
-        "Target",
-        {"endpoint": "http://localhost:8000", "simulated": "sim:ml.g5.2xlarge"},
-    ),
-    "model": _Question(
-        "--model",
-        "Model: a name or a folder",
-        dict(zip(_KINDS, ("auto", "demo-15m", "llama-2-7b", "llama-3-8b"), strict=True)),
-    ),
-    "input_tokens": _Question(
-        "--input-tokens", f"Prompt {_LENGTHS}", dict.fromkeys(_KINDS, "256") | {"engine": "64"}
-    ),
-    "output_tokens": _Question(
-        "--output-tokens", f"Output {_LENGTHS}", dict.fromkeys(_KINDS, "256") | {"engine": "32"}
-    ),
-    "load": _Question(
-        "--concurrency or --rate",
-        "Load: users, a level each (1,2,4), auto, or requests per second (rate 0.5,1)",
-        dict.fromkeys(_KINDS, "auto") | {"engine": "1,2,4,8", "plan": "rate 1"},
-    ),
-    "slo": _Question(
-        "--slo", "SLOs between commas", dict.fromkeys(_KINDS, "none") | {"plan": "ttft_p90<=1s"}
-    ),
-}
-_COMMENTS: Final = {
-    "target": "engine (bundled), sim:INSTANCE, a URL or sagemaker:NAME",
-    "model": "a catalog name, a folder, or the endpoint's name; auto: what it serves",
-    "input_tokens": "prompt length in tokens",
-    "output_tokens": "output length in tokens",
-    "input_lengths": "distribution of prompt lengths in tokens",
-    "output_lengths": "distribution of output lengths in tokens",
-    "concurrency": "users that each wait for their answer, a level each; auto: up to the knee",
-    "rate_per_s": "requests per second, a level each",
-    "slo": "limits that each level is judged by",
-}
+_TEXTS: Final = yaml.safe_load(
+    resources.files("lmi_bench.jobs").joinpath("data/init.yaml").read_text("utf-8")
+)
+_QUESTIONS: Final = {name: _Question(**each) for name, each in _TEXTS["questions"].items()}
+_COMMENTS: Final[Mapping[str, str]] = _TEXTS["comments"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import (
     SAGEMAKER_PREFIX,
@@ -20,12 +21,9 @@ from lmi_bench.core.scenario import (
 )
 
 Kind = Literal["bundled", "simulated", "url", "sagemaker"]
-_IN_PROCESS: Final = ("bundled", "simulated")
-_ENDPOINTS: Final = ("url", "sagemaker")
-_ANY: Final = (*_IN_PROCESS, *_ENDPOINTS)
+_ANY: Final = ("bundled", "simulated", "url", "sagemaker")
 _ENGINE: Final = "engine."
 _CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
-_SMOOTHQUANT: Final = "smoothquant_alpha smoothquant_per_token smoothquant_per_channel"
 _RECORDED: Final = ("tensor_parallel", "dtype")
 """Accepted for any server: the run records them for a later calibration."""
 _COMPUTED_DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -53,29 +51,10 @@ class Rule:
 
     names: tuple[str, ...]
     purpose: str
-    on: tuple[str, ...] = _ANY
-    needs: Callable[[EngineSection], bool] = lambda _: True
-    mend: str = "leave it out"
-    always: bool = False
-
-
-def _engine(names: str) -> tuple[str, ...]:
-    return tuple(_ENGINE + name for name in names.split())
-
-
-def _bundled(
-    names: str, difference: str, *, mend: str = "leave it out", always: bool = True
-) -> Rule:
-    purpose = f"the bundled engine: a simulated engine {difference}"
-    return Rule(_engine(names), purpose, ("bundled",), mend=mend, always=always)
-
-
-def _with(
-    names: str, purpose: str, needs: Callable[[EngineSection], bool], add: str | None = None
-) -> Rule:
-    """Settings that have an effect only with another one. add: the option that states that one."""
-    mend = "leave it out" if add is None else f"add {add}, or leave it out"
-    return Rule(_engine(names), purpose, needs=needs, mend=mend)
+    on: tuple[str, ...]
+    needs: Callable[[EngineSection], bool]
+    mend: str
+    always: bool
 
 
 def runs_on_gpu(engine: EngineSection) -> bool:
@@ -88,83 +67,38 @@ def _prepares_steps(engine: EngineSection) -> bool:
     return engine.compile or engine.artefact is not None or graphs
 
 
-_NOTHING: Final = "computes nothing"
-RULES: Final = (
-    Rule(
-        _engine(" ".join(name for name in EngineSection.model_fields if name not in _RECORDED)),
-        "an engine in this process: an endpoint keeps its own engine settings",
-        _IN_PROCESS,
-        mend="leave it out, or give it to the server when that is started",
-    ),
-    _bundled("backend threads enforce_eager compile_shapes calibration", _NOTHING, always=False),
-    _bundled(_SMOOTHQUANT, _NOTHING, always=False),
-    _bundled("compile artefact device", _NOTHING),
-    _bundled("follow_memory", "takes no memory"),
-    _bundled(
-        "kv_dtype",
-        "has a cache in the format of its weights",
-        mend="choose both with --dtype, or ask `lmi-bench predict --kv-dtype`",
-    ),
-    _bundled("rope_scaling", "reads no positions", mend="state the length with --max-model-len"),
-    _bundled("quantize", "has no weights to round", mend="choose its format with --dtype"),
-    Rule(_engine("profile kv_tokens"), "a simulated engine", ("simulated",)),
-    Rule(
-        _engine("draft_acceptance"),
-        "a simulated engine: the bundled one measures how many draft tokens are accepted",
-        ("simulated",),
-        always=True,
-    ),
-    _with(
-        "draft_tokens draft_adaptive draft_acceptance",
-        "speculative decoding",
-        lambda engine: engine.draft is not None,
-        "--draft",
-    ),
-    _with(
-        "batch_size max_batch_delay_ms",
-        "dynamic batching",
-        lambda engine: engine.policy == "dynamic",
-        "--policy dynamic",
-    ),
-    _with(
-        "max_rolling_batch_size chunked_prefill recompute_on_join max_waiting_tokens "
-        "waiting_served_ratio",
-        "rolling batching",
-        lambda engine: engine.policy == "rolling",
-        "--policy rolling",
-    ),
-    _with("router", "several replicas", lambda engine: engine.replicas > 1, "--replicas"),
-    _with(
-        "memory_share kv_tokens",
-        "a cache whose size follows from memory, not from num_blocks",
-        lambda engine: engine.num_blocks is None,
-    ),
-    _with(_SMOOTHQUANT, "quantize smoothquant", lambda engine: engine.quantize == "smoothquant"),
-    _with("calibration", "awq and smoothquant", lambda engine: engine.quantize in _CALIBRATED),
-    _with("compile_shapes", "compiled or captured steps", _prepares_steps, "--compile"),
-    _with("enforce_eager", "a GPU", runs_on_gpu),
-    Rule(
-        (
-            *("protocol", "stream", "header", "workers"),
-            *(f"client.{name}" for name in ClientSection.model_fields),
-        ),
-        "an endpoint: this target runs in this process, without a connection",
-        _ENDPOINTS,
-        mend="leave it out, or measure an endpoint",
-    ),
-    Rule(
-        ("cloudwatch_wait", *(f"sagemaker.{name}" for name in SageMakerSection.model_fields)),
-        "a SageMaker endpoint",
-        ("sagemaker",),
-        mend="write sagemaker:NAME as the target, or leave it out",
-    ),
-    Rule(
-        ("step_trace",),
-        "an engine in this process: it shows the engine's own steps",
-        _IN_PROCESS,
-        mend="use --target engine or sim:INSTANCE, or give it to `lmi-bench serve`",
-    ),
-)
+_NEEDS: Final[Mapping[str, Callable[[EngineSection], bool]]] = {
+    "": lambda _: True,
+    "draft": lambda engine: engine.draft is not None,
+    "dynamic": lambda engine: engine.policy == "dynamic",
+    "rolling": lambda engine: engine.policy == "rolling",
+    "ranks": lambda engine: engine.tensor_parallel not in (None, 1),
+    "replicas": lambda engine: engine.replicas > 1,
+    "memory": lambda engine: engine.num_blocks is None,
+    "smoothquant": lambda engine: engine.quantize == "smoothquant",
+    "calibrated": lambda engine: engine.quantize in _CALIBRATED,
+    "prepared": _prepares_steps,
+    "gpu": runs_on_gpu,
+}
+
+
+def _rules() -> Iterator[Rule]:
+    """The catalog's table of effects, in its order."""
+    fields = {
+        "engine.*": set(EngineSection.model_fields) - set(_RECORDED),
+        "client.*": ClientSection.model_fields,
+        "sagemaker.*": SageMakerSection.model_fields,
+    }
+    for row in read_rows("setting_effects.csv"):
+        names: list[str] = []
+        for name in row["names"].split():
+            names += [name[:-1] + each for each in fields.get(name, ())] or [name]
+        on = tuple(row["on"].split()) or _ANY
+        needs, always = _NEEDS[row["needs"]], row["always"] == "yes"
+        yield Rule(tuple(names), row["purpose"], on, needs, row["mend"], always=always)
+
+
+RULES: Final = tuple(_rules())
 
 
 def kind_of(target: str) -> Kind:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,6 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
 
 _VERSION: Final = "v1"  # part of the cache folder's name: increment when a file's content changes
 _SEED: Final = 20_261_121
-_MAX_POSITIONS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +90,13 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _config(shape: _DemoShape) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": shape.hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_heads,
-        "head_dim": shape.hidden_size // shape.num_heads,
-        "intermediate_size": shape.ffn_size,
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": _MAX_POSITIONS,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": EOS_TOKEN_ID,
-        "dtype": "bfloat16",
-    }
+    """`data/demo_config.json` with the sizes of this shape."""
+    place = resources.files("lmi_bench.engine.torch_backend").joinpath("data/demo_config.json")
+    config: dict[str, Any] = json.loads(place.read_text("utf-8"))
+    config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), shape.num_heads)
+    config |= {"hidden_size": shape.hidden_size, "num_hidden_layers": shape.num_layers}
+    head_dim = shape.hidden_size // shape.num_heads
+    return config | {"head_dim": head_dim, "intermediate_size": shape.ffn_size}
 
 
 def _weights(shape: _DemoShape) -> dict[str, Tensor]:

@@ -5,8 +5,7 @@ server's own metrics, energy.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level, Sessions, Spread
@@ -20,7 +19,14 @@ from lmi_bench.report.formats import (
     statistic_cell,
 )
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
-from lmi_bench.report.tables.levels import Lines, key_field, load_field, per_level, value_at
+from lmi_bench.report.tables.levels import (
+    COLUMNS,
+    Lines,
+    key_field,
+    load_field,
+    per_level,
+    value_at,
+)
 from lmi_bench.report.values import Headline
 
 _SHAPES = {
@@ -196,22 +202,8 @@ def session_rows(levels: Lines) -> list[dict[str, str]]:
     return _named_rows(_SESSIONS, [line for line in levels if line.sessions])
 
 
-# key of `level.engine`, titles on the page and on the console ("": not shown), format,
-# True: the page, or the console, shows it even if all values are missing or 0
-_ENGINE: tuple[tuple[str, str, str, Callable[[Any], str], bool, bool], ...] = (
-    ("steps", "Steps", "", count, True, False),
-    ("peak_running", "Peak sequences so far", "peak sequences so far", count, True, True),
-    ("slot_waste_frac", "Idle slots of decode steps", "idle decode slots", share, True, True),
-    ("cache_waste_frac", "Reserved cache without a token", "empty reserved token slots",
-     share, True, True),
-    ("preemptions", "Preemptions", "preemptions", count, True, False),
-    ("rebuilt_batches", "", "rebuilt batches", count, False, False),
-    ("prefix_hit_frac", "Prompt tokens found in the cache", "prompt tokens cached",
-     share, False, False),
-    ("draft_acceptance_frac", "Draft tokens accepted", "draft tokens accepted",
-     share, False, False),
-    ("tokens_per_decode", "Tokens a decode step", "tokens a step", number, False, False),
-)  # fmt: skip
+_FORMATS: Final = {"count": count, "share": share, "number": number}
+_ENGINE: Final = [row for row in COLUMNS if row["of"] == "engine"]
 
 
 def engine_table(axis: str, lines: Lines) -> Table | None:
@@ -219,20 +211,27 @@ def engine_table(axis: str, lines: Lines) -> Table | None:
     if not any(line.engine for line in lines):
         return None
     fields = [
-        key_field(f"engine.{key}", title, "", text)
-        for key, title, _, text, always, _ in _ENGINE
-        if title and (always or any((line.engine or {}).get(key) is not None for line in lines))
+        key_field(f"engine.{row['key']}", row["title"], "", _FORMATS[row["format"]])
+        for row in _ENGINE
+        if row["title"] and (row["page_always"] or any(row["key"] in _known(x) for x in lines))
     ]
     return per_level("The engine's slots and cache", axis, lines, fields)
+
+
+def _known(line: Level) -> dict[str, Any]:
+    """The engine's statistics that have a value."""
+    return {key: value for key, value in (line.engine or {}).items() if value is not None}
 
 
 def engine_rows(levels: Lines) -> list[dict[str, str]]:
     """The same as console rows, without columns whose values are all missing or 0."""
     seen = [line for line in levels if line.engine]
+    formats = {**_FORMATS, "number": "{:.2f}".format}
     fields = [
-        key_field(f"engine.{key}", title, "", "{:.2f}".format if text is number else text, console)
-        for key, title, console, text, _, always in _ENGINE
-        if console and (always or any((line.engine or {}).get(key) for line in seen))
+        key_field(f"engine.{row['key']}", row["title"], "", formats[row["format"]], row["console"])
+        for row in _ENGINE
+        if row["console"]
+        and (row["console_always"] or any(_known(x).get(row["key"]) for x in seen))
     ]
     return _named_rows(fields, seen)
 
@@ -242,37 +241,13 @@ def _named_rows(fields: Any, lines: Lines) -> list[dict[str, str]]:
     return [{"level": line.name, **row} for line, row in zip(lines, rows, strict=True)]
 
 
-_SERVER: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
-    ("running.mean", "mean", "Running", number),
-    ("running.max", "max", "Running", count),
-    ("waiting.mean", "mean", "Waiting", number),
-    ("waiting.max", "max", "Waiting", count),
-    ("kv_usage_frac.mean", "mean", "KV cache in use", share),
-    ("kv_usage_frac.max", "max", "KV cache in use", share),
-    ("preemptions", "Preemptions", "", count),
-    ("prefix_cache_hit_rate", "Prefix-cache hits", "", share),
-    ("ttft_mean_ms", "server", "Mean TTFT, ms", number),
-    ("client_ttft_mean_ms", "client", "Mean TTFT, ms", number),
-    ("client_minus_server_ttft_ms", "between", "Mean TTFT, ms", number),
-    ("requests", "Requests", "", count),
-    ("skew", "Busiest replica over mean", "", number),
-    ("cpu_taken_frac", "CPU time that others took", "", share),
-    ("cloudwatch.invocations", "Invocations", "CloudWatch", count),
-    ("cloudwatch.model_latency_mean_ms", "model, ms", "CloudWatch", number),
-    ("cloudwatch.overhead_latency_mean_ms", "overhead, ms", "CloudWatch", number),
-    ("cloudwatch.first_chunk_latency_mean_ms", "first chunk, ms", "CloudWatch", number),
-    ("cloudwatch.mid_stream_errors", "broken streams", "CloudWatch", count),
-    ("cloudwatch.gpu_utilization_mean_percent", "GPU use, %", "CloudWatch", number),
-    ("cloudwatch.gpu_memory_mean_percent", "GPU memory, %", "CloudWatch", number),
-)
-
-
 def server_table(axis: str, lines: Lines) -> Table | None:
     """The server's own metrics beside the client's."""
     fields = [
-        key_field(f"server.{key}", title, group, text)
-        for key, title, group, text in _SERVER
-        if any(value_at(line, f"server.{key}") is not None for line in lines)
+        key_field(f"server.{row['key']}", row["title"], row["group"], _FORMATS[row["format"]])
+        for row in COLUMNS
+        if row["of"] == "server"
+        and any(value_at(line, f"server.{row['key']}") is not None for line in lines)
     ]
     if not fields:
         return None

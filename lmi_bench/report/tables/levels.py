@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Final, Literal, cast
 
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.slo_results import check_slo, goodput
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric
@@ -34,19 +35,9 @@ RULE_TITLES: Mapping[str, str] = {
 LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
 """Columns of `level_rows` that a narrow terminal leaves out; errors and state always stay."""
 
-_METRICS: tuple[tuple[Metric, str], ...] = (
-    ("ttft", "TTFT, ms"),
-    ("ttft_answer", "TTFT of the answer, ms"),
-    ("ttft_from_sent", "TTFT from sent, ms"),
-    ("dispatch_delay", "Dispatch delay, ms"),
-    ("itl", "ITL, ms"),
-    ("tpot", "TPOT, ms"),
-    ("e2e", "E2E latency, ms"),
-    ("e2e_from_sent", "E2E latency from sent, ms"),
-    ("latency_per_token", "Latency, ms/token"),
-    ("connect", "Connect, ms"),
-    ("tls", "TLS handshake, ms"),
-)
+COLUMNS: Final = read_rows("level_columns.csv")
+"""Columns by the statistics that they are `of`. page_always and console_always: shown although all
+their values are missing or 0."""
 
 Lines = Sequence[Level]
 LevelFields = Sequence[Field[Level]]
@@ -218,11 +209,12 @@ def load_item(line: Level) -> dict[str, str]:
 def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     """Every statistic of every latency, a table for each metric; then rates and counts."""
     tables = []
-    for metric, title in _METRICS:
+    for row in [each for each in COLUMNS if each["of"] == "latency"]:
+        metric = cast("Metric", row["key"])
         if any(line.of(metric).n for line in lines):
             fields = [_statistic_field(name, "", metric, name) for name in STATISTICS]
             fields.append(key_field(f"latency.{metric}.n", "n", "", count))
-            tables.append(per_level(title, axis, lines, fields))
+            tables.append(per_level(row["title"], axis, lines, fields))
     keys = [
         ("total_throughput_tokens_per_s", "Total tokens, tok/s"),
         ("request_throughput_per_s", "Requests, req/s"),
