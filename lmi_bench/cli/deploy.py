@@ -247,20 +247,27 @@ def shards(
     planning.check_at_least_one(tensor_parallel=tensor_parallel)
     shape = find_model(model)
     for name in STRATEGIES if strategy is None else [strategy]:
+        try:
+            devices = shard_map(shape, tensor_parallel, name)
+        except InputError as exc:
+            if strategy is not None:
+                raise
+            say(f"{name}: {exc}")
+            continue
         rows = [
             {
                 "device": number,
-                "query heads": _runs(device.query_heads),
-                "KV heads": _runs(device.kv_heads),
-                "KV cache": f"{device.cache_share:.1%}",
+                "query heads": _runs(heads.query_heads) or "padding",
+                "KV heads": _runs(heads.kv_heads) or "padding",
+                "KV cache": f"{share:.1%}",
             }
-            for number, device in enumerate(shard_map(shape, tensor_parallel, name))
+            for number, (heads, share) in enumerate(devices)
         ]
         print_table(f"{name}: {STRATEGIES[name]}", rows)
     say(
         f"{shape.name}: {shape.num_heads} query heads, {shape.num_kv_heads} KV heads; KV cache: "
-        "share of an unsplit model's. The bundled engine, vLLM and TGI: shard-over-heads; NeuronX: "
-        "option.group_query_attention"
+        "share of an unsplit model's, padding counted. vLLM and TGI: shard-over-heads; NeuronX and "
+        "the bundled engine: option.group_query_attention (--group-query-attention)"
     )
 
 

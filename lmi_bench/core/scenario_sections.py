@@ -281,6 +281,7 @@ class EngineSection(Section):
     device            of the torch back end: triton's is always cuda
     compile           compiled steps are taken from the user's cache, if it has them
     enforce_eager     record no CUDA graphs
+    group_query_attention  None: KV heads go to ranks evenly, as vLLM deals them
     draft_adaptive    drafts fewer tokens, or none, for a request whose drafts are often rejected
     """
 
@@ -308,6 +309,7 @@ class EngineSection(Section):
     dtype: WeightDtype | None = None
     kv_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     tensor_parallel: PositiveInt | Literal["max"] | None = None
+    group_query_attention: Literal["shard-over-heads", "replicated-heads"] | None = None
     replicas: PositiveInt = 1
     router: Literal["round_robin", "least_outstanding", "prefix_affine", "random"] = "round_robin"
     num_blocks: PositiveInt | None = None

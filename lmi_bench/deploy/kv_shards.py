@@ -1,51 +1,31 @@
-"""Maps KV heads to devices when a model is split, by strategy.
+"""Maps KV heads to devices when a model is split, by NeuronX's `option.group_query_attention`.
 
-The names are NeuronX's (`option.group_query_attention`). The bundled engine splits over heads, as
-vLLM and TGI do, and replicates heads if there are more ranks than heads.
+The bundled engine, vLLM and TGI split over heads, and copy heads for more ranks than heads.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
+from lmi_bench.models.shape import ModelShape, RankHeads, split_heads
 
 STRATEGIES: Final = {
     "shard-over-heads": "each device keeps the KV heads that its query heads read",
-    "replicated-heads": "each query head gets its own KV head, as in multi-head attention",
+    "replicated-heads": "copies: a KV head on each device that reads it, else for each query head",
     "shard-over-batch": "each device keeps every KV head for its part of the batch",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHeads:
-    """Indices of one device's query heads and of the KV heads that it keeps.
+def shard_map(shape: ModelShape, degree: int, strategy: str) -> list[tuple[RankHeads, float]]:
+    """Every device's heads, and its share of an unsplit model's cache, padding counted.
 
-    cache_share  share of an unsplit model's cache; above 1 is possible with replicated heads
+    Raises InputError if the heads cannot be split this way.
     """
-
-    query_heads: range
-    kv_heads: tuple[int, ...]
-    cache_share: float
-
-
-def shard_map(shape: ModelShape, degree: int, strategy: str) -> list[DeviceHeads]:
-    """Every device's heads; raises InputError if the heads cannot be split this way."""
     if strategy not in STRATEGIES:
         raise InputError(f"strategy {strategy!r}: use one of {', '.join(STRATEGIES)}")
-    problem = tensor_parallel_problem(shape, degree)
-    if problem is not None:
-        raise InputError(f"--tp {degree}: {problem}")
-    per_device = shape.num_heads // degree
-    readers = shape.num_heads // shape.num_kv_heads  # query heads that read one KV head
-    devices = []
-    for device in range(degree):
-        queries = range(device * per_device, (device + 1) * per_device)
-        read = tuple(query // readers for query in queries)
-        if strategy == "shard-over-batch":
-            kept, share = tuple(range(shape.num_kv_heads)), 1 / degree
-        else:
-            kept = read if strategy == "replicated-heads" else tuple(sorted(set(read)))
-            share = len(kept) / shape.num_kv_heads
-        devices.append(DeviceHeads(queries, kept, share))
-    return devices
+    kv_heads = shape.num_kv_heads
+    ranks = split_heads(shape, degree, strategy)
+    if strategy != "shard-over-batch":
+        return [(rank, rank.kv_slots / kv_heads) for rank in ranks]
+    every = tuple(range(kv_heads))
+    return [(replace(rank, kv_heads=every, kv_slots=kv_heads), 1 / degree) for rank in ranks]

@@ -1,5 +1,6 @@
 """Work on the bundled engine's models: compile, convert, perplexity, and timing of operations."""
 
+import itertools
 import math
 import shutil
 from collections.abc import Sequence
@@ -246,10 +247,13 @@ def time_collectives(
         if name not in ALL_TRANSPORTS:
             raise InputError(f"--transport {name}: use shared-memory, gloo, or nccl between GPUs")
     times_s = {}
-    for name in wanted:
-        listener.note(f"{name.replace('_', ' ')}, {settings.ranks} ranks ...")
-        times_s[name] = time_all_reduces(settings.ranks, name, SIZES_BYTES, rounds=settings.rounds)
-    fits = {name: fit_all_reduce(SIZES_BYTES, times_s[name]) for name in wanted}
+    for name, groups in itertools.product(wanted, sorted({1, settings.groups})):
+        label = name if groups == 1 else f"{name}, {groups} groups"
+        listener.note(f"{label.replace('_', ' ')}, {settings.ranks} ranks ...")
+        times_s[label] = time_all_reduces(
+            settings.ranks, name, SIZES_BYTES, rounds=settings.rounds, groups=groups
+        )
+    fits = {label: fit_all_reduce(SIZES_BYTES, times) for label, times in times_s.items()}
     found = AllReduces(settings.ranks, settings.rounds, times_s, fits)
     if settings.out is not None:
         write_whole(settings.out, found.to_json())

@@ -125,6 +125,58 @@ def tensor_parallel_problem(shape: ModelShape, tensor_parallel: int) -> str | No
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class RankHeads:
+    """One rank's heads of a split model.
+
+    query_heads   its query heads, by their number in the whole model; kv_heads the same
+    query_slots   heads that it computes with, kv_slots that it caches: those without a head in the
+                  whole model are padding, of zeros
+    """
+
+    query_heads: range
+    kv_heads: tuple[int, ...]
+    query_slots: int
+    kv_slots: int
+
+
+def split_heads(shape: ModelShape, degree: int, strategy: str) -> list[RankHeads]:
+    """Every rank's heads as NeuronX splits them, with queries padded to a multiple of the degree.
+
+    strategy  shard-over-heads: each rank gets its share of the KV heads, without grouping as many
+              as of queries; others copy a KV head to each rank that reads it, else to each query
+    Raises InputError if the heads cannot be split that way. Source: transformers-neuronx,
+    `get_qkv_padding`.
+    """
+    num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
+    readers, slots = num_heads // num_kv_heads, -(-num_heads // degree)
+    padding = slots * degree - num_heads
+    aligned = degree % num_kv_heads == 0 and padding % num_kv_heads == 0
+    if strategy != "shard-over-heads" and readers > 1:
+        kv_slots = 1 if slots == readers or aligned else slots
+    elif readers == 1 or num_kv_heads % degree == 0:
+        aligned, kv_slots = False, slots // readers
+    elif aligned and not padding:
+        kv_slots = 1
+    else:
+        raise InputError(
+            f"--tp {degree}: {num_heads} query heads and {num_kv_heads} KV heads of {shape.name} "
+            "do not divide evenly; replicated-heads pads and copies them"
+        )
+    ranks = []
+    for rank in range(degree):
+        first, last = rank * slots, num_heads
+        if aligned and kv_slots == 1:  # the ranks that share a KV head, and their padding
+            group, place = divmod(rank, degree // num_kv_heads)
+            first, last = group * readers + place * slots, (group + 1) * readers
+        queries = range(min(first, last), min(first + slots, last))
+        read = tuple(query // readers for query in queries)
+        if kv_slots < slots:
+            read = tuple(sorted(set(read)))
+        ranks.append(RankHeads(queries, read, slots, kv_slots))
+    return ranks
+
+
 def possible_degrees(shape: ModelShape, devices: int) -> list[int]:
     """The usual tensor-parallel degrees that the model's heads and the devices allow."""
     return [

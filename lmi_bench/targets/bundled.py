@@ -167,6 +167,7 @@ def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSet
         sampling_seed=secrets.randbits(62),
         quantize=quantizing.quantize_settings(settings),
         device=plan.back_end.device,
+        group_query_attention=settings.group_query_attention,
         steps=step_settings(settings, plan.back_end, out=compile_into),
     )
 
@@ -301,11 +302,11 @@ def save_quantized(
 
 
 def time_all_reduces(
-    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
+    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int, groups: int = 1
 ) -> list[float]:
     """Seconds of one all-reduce over processes of this machine, for each array size. Raises
     InputError if torch is not installed or the transport does not work on this machine."""
     loading.start_ranks_early()
     with installed("an all-reduce"):
         from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
-    return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds)
+    return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds, groups=groups)

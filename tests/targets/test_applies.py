@@ -41,6 +41,7 @@ WORDS = "engine settings without effect here: "
 
 ENGINE_VALUES = {
     "backend": "torch",
+    "group_query_attention": "replicated-heads",
     "device": "cuda",
     "compile": True,
     "compile_shapes": "1x64",
@@ -97,6 +98,7 @@ BESIDE = {
     "smoothquant_per_channel": {"quantize": "smoothquant"},
     "calibration": {"quantize": "smoothquant"},
     "compile_shapes": {"compile": True},
+    "group_query_attention": {"tensor_parallel": 2},
 }
 """What a setting needs beside it to have an effect."""
 OTHERS = {

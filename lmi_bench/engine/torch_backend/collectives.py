@@ -50,18 +50,24 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Rendezvous of torch.distributed's ranks: a file that does not exist yet."""
+    """Rendezvous of torch.distributed's ranks: a file that does not exist yet.
+
+    groups  equal groups of neighbours, each with collectives of its own
+    """
 
     transport: Transport
     path: str
+    groups: int = 1
 
 
 class DistributedCollectives:
-    """Collectives over torch.distributed, one process group per process."""
+    """Collectives over torch.distributed, within this rank's group of the meeting."""
 
     def __init__(self, meeting: Meeting | None, rank: int, degree: int) -> None:
-        """meeting  None: the process has already joined its group"""
-        self.rank, self.degree = rank, degree
+        """meeting  None: the process has already joined; rank and degree: of all processes"""
+        self.degree = degree if meeting is None else degree // meeting.groups
+        self.rank = rank % self.degree
+        self._group: distributed.ProcessGroup | None = None  # all
         if meeting is None:
             return
         options: dict[str, Any] = {}
@@ -75,16 +81,20 @@ class DistributedCollectives:
             timeout=_PATIENCE,
             **options,
         )
+        if meeting.groups > 1:  # every process takes part in making each group
+            firsts = range(0, degree, self.degree)
+            made = [distributed.new_group(range(n, n + self.degree)) for n in firsts]
+            self._group = made[rank // self.degree]
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks, in place; x is contiguous and has the same shape on every rank."""
-        distributed.all_reduce(x)
+        distributed.all_reduce(x, group=self._group)
         return x
 
     def gather_columns(self, x: Tensor) -> Tensor:
         """Concatenate the ranks' columns: (rows, columns) each to (rows, degree * columns)."""
         parts = [torch.empty_like(x) for _ in range(self.degree)]
-        distributed.all_gather(parts, x.contiguous())
+        distributed.all_gather(parts, x.contiguous(), group=self._group)
         return torch.cat(parts, dim=1)
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ class LoadSettings:
     sampling_seed      seed for requests without one; None: random at each start
     quantize           quantization of weights while loading
     steps              decode steps to compile or capture at start
+    group_query_attention  how KV heads go to ranks
     """
 
     dtype: str = "bfloat16"
@@ -49,6 +50,7 @@ class LoadSettings:
     sampling_seed: int | None = None
     quantize: QuantizeSettings = NOT_QUANTIZED
     steps: StepSettings = NOTHING_PREPARED
+    group_query_attention: str | None = None
 
     @property
     def place(self) -> torch.device:

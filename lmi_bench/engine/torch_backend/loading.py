@@ -7,7 +7,7 @@ split by columns gives partial sums, which are added over the ranks. With more r
 several ranks store the same head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,13 +21,26 @@ from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import LayerNorm, Linear, Norm, RmsNorm, make_linear
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
-from lmi_bench.models.shape import tensor_parallel_problem
+from lmi_bench.models.shape import RankHeads, split_heads, tensor_parallel_problem
 from lmi_bench.models.spec import DecoderSpec, NormKind
 
 
-def check_degree(name: str, spec: DecoderSpec, degree: int) -> None:
-    """Raises CapacityError with the numbers if the model cannot be split `degree` ways."""
+def check_degree(
+    name: str, spec: DecoderSpec, degree: int, strategy: str | None = None, *, plain: bool = True
+) -> None:
+    """Raises CapacityError with the numbers if the model cannot be split `degree` ways.
+
+    strategy  of `option.group_query_attention`; plain: its weights are not quantized
+    """
     shape = spec.shape(name)
+    if strategy is not None:
+        split_heads(shape, degree, strategy)
+        if spec.family == "falcon" or not plain:
+            raise CapacityError(
+                f"--group-query-attention {strategy} is for separate queries, keys and values in "
+                f"floats, which {name} does not have here"
+            )
+        return
     problem = tensor_parallel_problem(shape, degree)
     if problem is not None:
         raise CapacityError(f"--tp {degree}: {problem}")
@@ -43,14 +56,22 @@ def check_degree(name: str, spec: DecoderSpec, degree: int) -> None:
         )
 
 
-def rank_spec(spec: DecoderSpec, degree: int) -> DecoderSpec:
-    """The spec of one of `degree` ranks; call `check_degree` first."""
-    return replace(
+def rank_part(
+    spec: DecoderSpec, collectives: Collectives, strategy: str | None
+) -> tuple[DecoderSpec, RankHeads | None]:
+    """The spec of this rank's part, and its heads, which a strategy may pad; None: even parts
+    without padding. Call `check_degree` first."""
+    degree = collectives.degree
+    heads = None
+    if strategy is not None:
+        heads = split_heads(spec.shape(spec.family), degree, strategy)[collectives.rank]
+    part = replace(
         spec,
-        num_heads=spec.num_heads // degree,
-        num_kv_heads=max(1, spec.num_kv_heads // degree),
-        ffn_size=spec.ffn_size // degree,
+        num_heads=spec.num_heads // degree if heads is None else heads.query_slots,
+        num_kv_heads=max(1, spec.num_kv_heads // degree) if heads is None else heads.kv_slots,
+        ffn_size=-(-spec.ffn_size // degree),
     )
+    return part, heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +92,15 @@ class VocabularyPart:
 
     def cut(self, weight: Tensor) -> Tensor:
         """Pad this part's rows with zeros to shape (rows, features)."""
-        missing = self.rows - weight.shape[0]
-        return functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+        return _padded(weight, 0, self.rows)
+
+
+def _padded(part: Tensor, side: int, size: int) -> Tensor:
+    """Zeros behind the part's rows (side 0) or columns (side 1), up to `size`."""
+    missing = size - part.shape[side]
+    if not missing:
+        return part
+    return functional.pad(part, (0, 0) * (part.ndim - 1 - side) + (0, missing))
 
 
 class RankCheckpoint(Checkpoint):
@@ -92,8 +120,9 @@ class RankCheckpoint(Checkpoint):
         progress: Progress | None = None,
         *,
         beside: Path | None = None,
+        heads: RankHeads | None = None,
     ) -> None:
-        """spec  the whole model's"""
+        """spec  the whole model's; heads: this rank's, if a strategy deals them out"""
         super().__init__(folder, progress, beside=beside)
         rank, degree = collectives.rank, collectives.degree
         self._total_bytes //= degree
@@ -102,15 +131,32 @@ class RankCheckpoint(Checkpoint):
         self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}
         self.vocabulary = VocabularyPart.of(spec.vocab_size, rank, degree)
         self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts}
+        self._head_dim = spec.head_dim
+        self._heads_of: dict[str, Sequence[int]] = {}
+        self._pads = heads is not None
+        if heads is not None:
+            self._heads_of = dict.fromkeys(("q_proj", "o_proj"), heads.query_heads)
+            self._heads_of |= dict.fromkeys(("k_proj", "v_proj"), heads.kv_heads)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """This rank's part of the tensor `name`; its shape must be `shape`."""
         stored = self.stored_shape(name)
+        projection = name.split(".")[-2]
+        if projection in self._heads_of and not name.endswith("o_proj.bias"):
+            side, size = int(projection == "o_proj"), self._head_dim
+            heads = [(head * size, head * size + size) for head in self._heads_of[projection]]
+            rows = [self.part(name, side, *ends) for ends in heads or [(0, 0)]]
+            return _padded(torch.cat(rows, side), side, shape[side])
         if stored == shape:
             self._check_whole(name, shape)
             return super().tensor(name, *shape)
         cut = [side for side, size in enumerate(shape) if size != stored[side]]
         side = cut[0]
+        if self._pads and len(cut) == 1 and shape[side] == -(-stored[side] // self._degree):
+            start, stop = (
+                min(rank * shape[side], stored[side]) for rank in (self._rank, self._rank + 1)
+            )
+            return _padded(self.part(name, side, start, stop), side, shape[side])
         parts, left = divmod(stored[side], shape[side])
         if len(stored) != len(shape) or len(cut) > 1 or left or parts not in self._parts:
             raise self._misfit(name, stored, shape)

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.engine.quantization import sum_quantized
+from lmi_bench.engine.quantization import NOT_QUANTIZED, sum_quantized
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.collectives import (
     Meeting,
@@ -75,25 +75,32 @@ class RankGroup:
     """`degree` connected rank processes."""
 
     def __init__(
-        self, degree: int, transport: Transport, *, threads: int, first_device: int = 0
+        self,
+        degree: int,
+        transport: Transport,
+        *,
+        threads: int,
+        first_device: int = 0,
+        groups: int = 1,
     ) -> None:
         """Start the processes and connect them.
 
         threads       threads per process
         first_device  GPU of rank 0; rank r has `first_device` + r
+        groups        equal groups of neighbours, each with collectives of its own
         Raises EngineError if they do not start.
         """
         if degree < 2:
             raise InputError(f"a tensor-parallel group has at least 2 ranks, got {degree}")
         self.degree = degree
         self.transport = transport
-        self._segment: SegmentOwner | None = None
+        self._segments: list[SegmentOwner] = []
         self._connections: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
         self._exits = ExitCodes()
         atexit.register(self.close)  # before multiprocessing, which would wait for its processes
         try:
-            self._start(threads, first_device)
+            self._start(threads, first_device, groups)
         except BaseException:
             self.close()
             raise
@@ -134,8 +141,8 @@ class RankGroup:
                 connection.send_bytes(stop)
             except OSError:  # this rank has already ended
                 continue
-        if self._segment is not None:
-            self._segment.abort()  # for a rank that waits inside a step
+        for segment in self._segments:
+            segment.abort()  # for a rank that waits inside a step
         for process in self._processes:
             if self._exits.of(process) is None:
                 process.terminate()
@@ -145,11 +152,11 @@ class RankGroup:
             process.close()
         for connection in self._connections:
             connection.close()
-        if self._segment is not None:
-            self._segment.close()
-        self._connections, self._processes, self._segment = [], [], None
+        for segment in self._segments:
+            segment.close()
+        self._connections, self._processes, self._segments = [], [], []
 
-    def _start(self, threads: int, first_device: int) -> None:
+    def _start(self, threads: int, first_device: int, groups: int) -> None:
         context = fork_context()
         for rank in range(self.degree):
             ours, theirs = context.Pipe()
@@ -164,12 +171,15 @@ class RankGroup:
             self._connections.append(ours)
             self._processes.append(process)
         if self.transport is Transport.SHARED_MEMORY:
-            self._segment = SegmentOwner(self.degree)
-            self.ask_each(partial(RankWorker.join, where=self._segment.segment))
-            self._segment.unlink()
+            for _ in range(groups):
+                self._segments.append(SegmentOwner(self.degree // groups))
+            where = [owner.segment for owner in self._segments]
+            self.ask_each(partial(RankWorker.join, where=where))
+            for owner in self._segments:
+                owner.unlink()
         else:
             with tempfile.TemporaryDirectory(prefix="lmi-bench-") as folder:
-                meeting = Meeting(self.transport, str(Path(folder) / "meeting"))
+                meeting = Meeting(self.transport, str(Path(folder) / "meeting"), groups)
                 self.ask_each(partial(RankWorker.join, where=meeting))
 
     def _collect(
@@ -228,10 +238,13 @@ _MOST_CALLS: Final = 100
 
 
 def measure_all_reduces(
-    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int
+    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int, groups: int
 ) -> list[float]:
-    """Seconds of one all-reduce for each size, the median over `rounds` rounds of up to 100 calls.
-    Raises InputError if shared memory does not work here, or there are too few GPUs."""
+    """Seconds of one all-reduce for each size, the median over `rounds` rounds of up to 100 calls;
+    of several groups side by side that of the slowest rank.
+
+    Raises InputError if shared memory does not work here, or there are too few GPUs.
+    """
     device = "cpu"
     if transport == Transport.NCCL:
         device = "cuda"
@@ -248,17 +261,12 @@ def measure_all_reduces(
                 f"the system's shared memory (/dev/shm) has no room for {ranks} ranks: enlarge it, "
                 "or use --transport gloo"
             )
-    with closing(RankGroup(ranks, Transport(transport), threads=1)) as group:
+    with closing(RankGroup(ranks, Transport(transport), threads=1, groups=groups)) as group:
         calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
-        return group.ask(
-            partial(
-                RankWorker.time_all_reduces,
-                sizes_bytes=tuple(sizes_bytes),
-                calls=calls,
-                rounds=rounds,
-                device=device,
-            )
-        )
+        sizes = tuple(sizes_bytes)
+        timing = partial(RankWorker.time_all_reduces, sizes_bytes=sizes, calls=calls)
+        by_rank = group.ask_each(partial(timing, rounds=rounds, device=device))
+    return [max(times_s) for times_s in zip(*by_rank, strict=True)]
 
 
 class ParallelExecutor(ModelNumbers):
@@ -297,7 +305,9 @@ class ParallelExecutor(ModelNumbers):
         if launch is None:
             _check_gpus(settings, tensor_parallel)
         source = read_model(folder)
-        check_degree(source.shape.name, source.spec, tensor_parallel)
+        plain = weights_name(source.config, settings.quantize) == str(NOT_QUANTIZED)
+        strategy = settings.group_query_attention
+        check_degree(source.shape.name, source.spec, tensor_parallel, strategy, plain=plain)
         with ExitStack() as after_failure:
             worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
             after_failure.callback(worker.shutdown)

@@ -157,9 +157,11 @@ class RankWorker:
     def use(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def join(self, where: Segment | Meeting) -> None:
-        if isinstance(where, Segment):
-            self._collectives = SharedMemoryCollectives(where, self._rank, self._orphaned)
+    def join(self, where: Sequence[Segment] | Meeting) -> None:
+        """Join the group of this rank: one of the segments, or of a meeting's groups."""
+        if not isinstance(where, Meeting):
+            group, place = divmod(self._rank, where[0].degree)
+            self._collectives = SharedMemoryCollectives(where[group], place, self._orphaned)
             return
         if where.transport is Transport.NCCL:
             torch.cuda.set_device(self._device_number)
@@ -189,6 +191,7 @@ class RankWorker:
             self._report if self._rank == 0 else None,
             collectives=self._joined(),
             plan=plan,
+            strategy=settings.group_query_attention,
         )
         dtype = settings.cache_dtype(precision.stored)
         layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)

@@ -32,8 +32,8 @@ class ServeSettings:
     host: str = option("Address to listen on.", value="127.0.0.1")
     port: int = option("Port to listen on; 0: any free port.", value=8080)
     lmi_replies: str | None = option(
-        "Response format: djl-serving's rolling (to 0.34) or async (from 0.35); tgi: SageMaker's "
-        "paths answer as a TGI container's.",
+        "Response format: djl-serving's rolling (to 0.34), async (from 0.35) or batched (a list), "
+        "or tgi on SageMaker's paths.",
         default="the serving.properties' container's, tgi with TGI's variables, else rolling",
         rare=True,
     )
@@ -216,6 +216,10 @@ class CollectiveSettings:
     """How all-reduces are timed."""
 
     ranks: int = option("Number of processes that add their arrays.", value=2)
+    groups: int = option(
+        "Groups of ranks that add side by side, as LMI-Distributed's TP 4 of 8; timed beside all.",
+        value=1,
+    )
     transport: tuple[str, ...] = option(
         "Transport: shared-memory, gloo, or nccl between GPUs; repeatable.",
         value=(),
@@ -227,7 +231,11 @@ class CollectiveSettings:
     def __post_init__(self) -> None:
         if self.ranks < 2:
             raise InputError(f"--ranks {self.ranks}: an all-reduce needs at least 2")
-        check_at_least_one(rounds=self.rounds)
+        check_at_least_one(rounds=self.rounds, groups=self.groups)
+        if self.ranks % self.groups or self.ranks // self.groups < 2:
+            raise InputError(
+                f"--groups {self.groups}: {self.ranks} ranks give no equal groups of at least 2"
+            )
 
 
 @dataclass(frozen=True, slots=True)

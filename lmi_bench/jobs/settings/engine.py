@@ -26,6 +26,11 @@ class StepOptions:
         "--tp",
         default="1; simulated: the smallest that fits",
     )
+    group_query_attention: str | None = option(
+        "KV heads on ranks, with NeuronX's padding: shard-over-heads or replicated-heads.",
+        default="evenly, without padding",
+        rare=True,
+    )
     backend: str | None = option(
         "Back end of the bundled engine: native (C++, compiled at first use), torch, triton (GPU "
         "only), or auto: native if machine and model allow it.",

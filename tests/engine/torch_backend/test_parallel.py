@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -72,6 +73,58 @@ def test_ranks_together_give_the_tokens_of_the_whole_model(make_model, family, c
         generate(model.folder, requests, load=split(degree), **CHUNKS_WITHOUT_A_TOKEN)
     )
     assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+EIGHT_OVER_FOUR = {"num_attention_heads": 8, "num_key_value_heads": 4}
+DEALT = {
+    "a KV head for each query head": ("Llama", EIGHT_OVER_FOUR, 2, "replicated-heads"),
+    "a rank of padding alone": ("Llama", {"num_key_value_heads": 2}, 3, "replicated-heads"),
+    "padded queries, features and KV heads": (
+        *("Llama", {"num_key_value_heads": 1, "intermediate_size": 100}),
+        *(3, "replicated-heads"),
+    ),
+    "biases without grouping": (
+        *("Llama", {"attention_bias": True, "mlp_bias": True, "initializer_range": 0.1}),
+        *(3, "shard-over-heads"),
+    ),
+    "head norms": ("Qwen3", {}, 3, "replicated-heads"),
+    "experts": ("Mixtral", {}, 2, "replicated-heads"),
+}
+
+
+@pytest.mark.parametrize(("family", "changes", "degree", "strategy"), DEALT.values(), ids=DEALT)
+def test_heads_dealt_out_by_neuronx_rules_change_no_token(
+    make_model, family, changes, degree, strategy
+):
+    model = make_model(family, **changes)
+    requests = random_requests(1, 4, longest_output=8)
+
+    def load(folder, settings):
+        dealt = replace(settings, group_query_attention=strategy)
+        return ParallelExecutor.load(folder, dealt, tensor_parallel=degree)
+
+    outputs, _ = asyncio.run(generate(model.folder, requests, load=load))
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+def test_copied_kv_heads_take_their_memory_on_every_rank(make_llama):
+    """Four KV heads for eight query heads: copied for each query head, the cache doubles."""
+    folder = make_llama(**EIGHT_OVER_FOUR).folder
+
+    def cache_bytes(strategy):
+        settings = LoadSettings(num_blocks=8, group_query_attention=strategy)
+        executor = ParallelExecutor.load(folder, settings, tensor_parallel=2)
+        asyncio.run(executor.close())
+        return executor.kv_cache_bytes
+
+    assert cache_bytes("replicated-heads") == 2 * cache_bytes("shard-over-heads")
+
+
+def test_padding_is_for_separate_matrices(make_model):
+    falcon = make_model("Falcon", **FALCON_40B).folder
+    settings = LoadSettings(group_query_attention="replicated-heads")
+    with pytest.raises(CapacityError, match="separate queries"):
+        ParallelExecutor.load(falcon, settings, tensor_parallel=2)
 
 
 def test_chunks_beside_decoding_and_preemption_change_no_token_on_ranks(make_llama):

@@ -16,7 +16,7 @@ from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.quantization import GROUP_SIZES, QuantizedBytes, QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.collectives import Collectives
 from lmi_bench.engine.torch_backend.layers import Linear
-from lmi_bench.engine.torch_backend.loading import Joined, RankCheckpoint, WeightLoader, rank_spec
+from lmi_bench.engine.torch_backend.loading import Joined, RankCheckpoint, WeightLoader, rank_part
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
@@ -282,19 +282,22 @@ def build_model(
     progress: Progress | None = None,
     collectives: Collectives | None = None,
     plan: QuantizePlan | None = None,
+    strategy: str | None = None,
 ) -> Decoder:
     """Load the model's weights; raises InputError if they cannot be loaded.
 
     progress     called with the bytes read and all bytes, after each tensor
     collectives  of the ranks that share the model; None: the whole model is here
     plan         how to quantize matrices; None: not at all
+    strategy     how KV heads go to ranks
     """
     beside = None if plan is None else plan.factors
     if collectives is None:
         opened = Checkpoint(folder, progress, beside=beside)
     else:
-        opened = RankCheckpoint(folder, spec, collectives, progress, beside=beside)
-        spec = rank_spec(spec, collectives.degree)
+        part, heads = rank_part(spec, collectives, strategy)
+        opened = RankCheckpoint(folder, spec, collectives, progress, beside=beside, heads=heads)
+        spec = part
     with opened as checkpoint:
         common = (spec, checkpoint, precision, device, collectives)
         load = WeightLoader(*common) if plan is None else QuantizingLoader(*common, plan=plan)
