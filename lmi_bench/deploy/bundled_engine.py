@@ -15,6 +15,7 @@ _ASYNC_ERA: Final = "C"
 _ON_SINCE_V1: Final = ("chunked_prefill", "prefix_caching")
 """What the vLLM of such containers does unless told otherwise."""
 _AUTO_BATCH: Final = 32  # of rolling_batch=auto, whatever the documentation says
+_COMPILED_BATCHES: Final = ("trtllm", "tnx", "neuron")
 _ON_OFF: Final = {True: "on", False: "off"}
 _FORMATTERS: Final = {"jsonlines": True, "json": False}
 """Whether a formatter that a file names streams; an unnamed one leaves it to the request."""
@@ -29,7 +30,7 @@ class BundledSettings:
     loading_timeout_s  None: no limit
     ignored            keys without effect here
     batching           description of the chosen batching, for display
-    lmi_replies        form of the container's answers: rolling, async or tgi
+    lmi_replies        form of the container's answers: rolling, batched, async or tgi
     lmi_streams        whether it streams, whatever a request says; None: as the request says
     notes              what the engine does otherwise than the file asks
     """
@@ -65,6 +66,9 @@ def bundled_settings(
     engine |= policy
     if values.get("option.rolling_batch", "").lower() == "deepspeed" and not simulated:
         engine["follow_memory"] = True  # as DeepSpeed's own batches do
+    compiles = () if simulated else _compile_notes(values)
+    if compiles:
+        engine["compile"] = True
     is_async = era == _ASYNC_ERA and policy["policy"] == "rolling"
     if is_async:
         engine = dict.fromkeys(_ON_SINCE_V1, True) | engine
@@ -89,6 +93,8 @@ def bundled_settings(
     if policy["policy"] == "rolling" and not is_async:  # the only place of a formatter
         streams = _FORMATTERS.get(values.get("option.output_formatter", ""))
     as_tgi = era == "B" and values.get("option.tgi_compat", "false").lower() == "true"
+    replies = "tgi" if as_tgi else "async" if is_async else "rolling"
+    replies = replies if policy["policy"] == "rolling" else "batched"
     used = {"option.output_formatter": streams is not None}
     used["option.hf_overrides"] = "rope_scaling" in engine
     known = {name for name, option in options.items() if option.engine_setting or used.get(name)}
@@ -98,9 +104,9 @@ def bundled_settings(
         loading_timeout_s=None if timeout is None else int(timeout),
         ignored=tuple(name for name in values if name not in known),
         batching=batching,
-        lmi_replies="tgi" if as_tgi else "async" if is_async else "rolling",
+        lmi_replies=replies,
         lmi_streams=streams,
-        notes=_notes(settings),
+        notes=_notes(settings) + compiles,
     )
 
 
@@ -110,6 +116,17 @@ def _notes(settings: Mapping[str, Setting]) -> tuple[str, ...]:
         return ()
     refusal = "a model that needs its own is refused when it is loaded"
     return (f"{_where(settings, name)}: no code of the model is run here; {refusal}",)
+
+
+def _compile_notes(values: Mapping[str, str]) -> tuple[str, ...]:
+    """A note if the file names a back end that serves compiled steps alone; else none."""
+    options, rolling = all_options(), values.get("option.rolling_batch", "").lower()
+    asking = [name for name in values if options[name].backends == ("tnx",)]
+    if rolling in _COMPILED_BATCHES:
+        asking.insert(0, f"option.rolling_batch={rolling}")
+    early = "`lmi-bench compile` does it ahead of time, and --artefact FOLDER loads it"
+    said = f"decode steps are compiled at start for fixed shapes; {early}"
+    return tuple(f"{name}: {said}" for name in asking[:1])
 
 
 def _quantization(settings: Mapping[str, Setting]) -> dict[str, Any]:

@@ -50,9 +50,8 @@ class _Question:
 
 
 _WHAT: Final = "What to do: measure an endpoint, the bundled engine, a simulated instance, or plan"
-_TEXTS: Final = yaml.safe_load(
-    resources.files("lmi_bench.jobs").joinpath("data/init.yaml").read_text("utf-8")
-)
+_INIT: Final = resources.files("lmi_bench.jobs") / "data/init.yaml"
+_TEXTS: Final = yaml.safe_load(_INIT.read_bytes())
 _QUESTIONS: Final = {name: _Question(**each) for name, each in _TEXTS["questions"].items()}
 _COMMENTS: Final[Mapping[str, str]] = _TEXTS["comments"]
 

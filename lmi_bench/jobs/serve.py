@@ -113,6 +113,8 @@ def _resolved(
             djl_version=settings.djl_version,
         )
         stated = {**file.engine, **stated}  # options override the file
+        if stated.get("artefact") is not None:
+            stated.pop("compile", None)  # the file asks for compiled steps, and here they are
         model = model or file.model
         timeout_s = timeout_s or file.loading_timeout_s
         replies, streams = replies or file.lmi_replies, file.lmi_streams

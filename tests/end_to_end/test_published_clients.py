@@ -193,7 +193,7 @@ def test_published_files_are_taken_verbatim_by_the_container_they_are_for(name, 
     assert engine.items() <= found.engine.items()
     assert found.model is not None
     assert found.model.count("/") == 1
-    assert found.lmi_replies == "rolling"
+    assert found.lmi_replies == ("rolling" if engine["policy"] == "rolling" else "batched")
     assert (found.lmi_streams is True) == ("jsonlines" in path.read_text())
     said = " ".join(notes)
     assert (f"read as djl-serving {version}" in said) == (version != NEWEST)
@@ -253,3 +253,44 @@ def test_a_named_formatter_decides_over_the_request_up_to_034(formatter, era, st
     found = bundled_settings(settings_of(rolling_batch="auto", **named), era=era)
     assert found.lmi_streams is streams
     assert ("option.output_formatter" in found.ignored) == (formatter is not None and era == "C")
+
+
+BATCHED = "option.model_id=llama-2-7b\nengine=Python\noption.rolling_batch=disable\nbatch_size=4\n"
+
+
+def test_dynamic_batching_answers_in_a_list_one_object_for_each_input(tmp_path):
+    """As djl-serving's schema of dynamic batches says: an array of strings, or one string."""
+    file = tmp_path / "dynamic.properties"
+    file.write_text(BATCHED)
+    with serving(*simulated(file, "ml.g5.2xlarge")) as server:
+        client = runtime(server.url)
+        one = json.loads(invoked(client, "a b", max_new_tokens=2, details=True))
+        three = json.loads(invoked(client, ["a", "b", "c"], max_new_tokens=3))
+        with pytest.raises(ClientError, match="must be a non-empty string"):
+            invoked(client, ["a", ""])
+    assert [list(each) for each in one] == [["generated_text"]]
+    assert [bool(each["generated_text"]) for each in three] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "compiles", "said"),
+    [
+        ({"rolling_batch": "trtllm"}, True, "option.rolling_batch=trtllm: decode steps"),
+        ({"rolling_batch": "tnx"}, True, "option.rolling_batch=tnx: decode steps"),
+        ({"neuron_optimize_level": "2"}, True, "option.neuron_optimize_level: decode steps"),
+        ({"rolling_batch": "vllm"}, None, ""),
+    ],
+)
+def test_back_ends_that_serve_compiled_models_compile_and_say_so(options, compiles, said):
+    found = bundled_settings(settings_of(**options))
+    assert found.engine.get("compile") is compiles
+    assert [note for note in found.notes if "compiled at start" in note][:1] == [
+        note for note in found.notes if said and note.startswith(said)
+    ]
+    assert bundled_settings(settings_of(**options), simulated=True).engine.get("compile") is None
+
+
+def test_a_files_strategy_for_kv_heads_reaches_the_engine():
+    found = bundled_settings(settings_of(group_query_attention="replicated-heads"))
+    assert found.engine["group_query_attention"] == "replicated-heads"
+    assert "option.group_query_attention" not in found.ignored

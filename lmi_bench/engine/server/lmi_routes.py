@@ -1,5 +1,6 @@
 """The LMI routes: `/ping`, `/invocations` and `/predictions/{model}`, with either reply format.
 
+batched  without a rolling batch: a list of texts, one for each of `inputs`, a string or a list
 rolling  djl-serving 0.27 to 0.34, and later rolling batches: `token.log_prob`, one line per token
 async    the default since 0.35, with vLLM: `token.logprob`, one line per engine event
 """
@@ -15,12 +16,12 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
 from lmi_bench.engine.server.fields import NEUTRAL, Fields, load_json_object
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
-from lmi_bench.engine.server.streaming import PLAIN, Envelope, send_stream, stream_writes
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
@@ -220,6 +221,13 @@ class AsyncReply(RollingBatchReply):
         }
 
 
+class BatchedReply(RollingBatchReply):
+    """One of the answers to a request of dynamic batching: its text, without details."""
+
+    def whole(self) -> dict[str, Any]:
+        return self.formatters.reply({"generated_text": self._generated_text()})
+
+
 def _token(piece: Piece, text: str) -> dict[str, Any]:
     return {"id": piece.token_id, "text": text, "logprob": piece.logprob}
 
@@ -227,6 +235,7 @@ def _token(piece: Piece, text: str) -> dict[str, Any]:
 LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
     "rolling": RollingBatchReply,
     "async": AsyncReply,
+    "batched": BatchedReply,
 }
 
 
@@ -273,29 +282,40 @@ class LmiRoutes:
         return await self.invocations(request)
 
     async def invocations(
-        self, request: web.Request, envelope: Envelope = PLAIN
+        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
         state = self.state
         body = load_json_object(await request.read())
         body = self.formatters.request(body, state.codec)
-        call = read_lmi_call(body, state.codec.eos_token_ids, self.streams)
-        token_ids = await state.encode(call.inputs, call.truncate)
-        answer = state.submit(
-            Prompt(token_ids, call.sampling, call.stop_strings, call.keep_stop_string)
-        )
+        batched = self.reply_type is BatchedReply and not body.get("stream")
+        texts = body.get("inputs") if batched else [body.get("inputs")]
+        texts = texts if isinstance(texts, list) and texts else [texts]
+        calls = [
+            read_lmi_call(body | {"inputs": text}, state.codec.eos_token_ids, self.streams)
+            for text in texts
+        ]
+        answers: list[Answer] = []
         try:
-            headers = state.ignored_header(call.ignored)
-            reply = self.reply_type(call, answer, state, self.formatters)
-            if call.stream:
-                return await send_stream(
+            for call in calls:
+                token_ids = await state.encode(call.inputs, call.truncate)
+                prompt = Prompt(token_ids, call.sampling, call.stop_strings, call.keep_stop_string)
+                answers.append(state.submit(prompt))
+            headers = state.ignored_header(calls[0].ignored)
+            replies = [
+                self.reply_type(call, answer, state, self.formatters)
+                for call, answer in zip(calls, answers, strict=True)
+            ]
+            if calls[0].stream:
+                reply = replies[0]
+                return await streaming.send_stream(
                     request,
-                    stream_writes(answer, reply.lines, reply.end, reply.failure_line),
+                    streaming.stream_writes(answers[0], reply.lines, reply.end, reply.failure_line),
                     headers={"Content-Type": "application/jsonlines", **headers},
                     envelope=envelope,
                 )
-            await answer.complete()
-            return json_response(reply.whole(), headers=headers)
+            await streaming.complete_all(answers)
+            whole = [reply.whole() for reply in replies]
+            return json_response(whole if batched else whole[0], headers=headers)
         finally:
-            answer.close()
-            state.totals.add(answer)
+            streaming.end_all(state, answers)
