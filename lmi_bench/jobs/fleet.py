@@ -250,8 +250,7 @@ def _played(
     """The flat fleet and each policy on the same requests.
 
     A machine is saturated at its capacity over `LATENCY_LOAD_LIMIT`, the share up to which the
-    planner loads one. Of a long day every n-th request is played on machines of an n-th of that,
-    whose queues vary more.
+    planner loads one. Of a long day every n-th request is played, on machines of an n-th of it.
     """
     answer_s = settings.answer_time
     if answer_s is None:

@@ -24,8 +24,7 @@ def profile_of_fit(
 ) -> EngineProfile:
     """The fitted profile with its uncertainty and provenance.
 
-    Its `log_sd` and `log_correlation` are the posterior's; `notes` name the parameters that the
-    cells did not identify.
+    `log_sd` and `log_correlation` are the posterior's; `notes` name unidentified parameters.
 
     keep_levels  whether the profile holds its cells, so that they correct its predictions
     """

@@ -197,8 +197,7 @@ def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[J
 def _with_measured_limits(base: EngineProfile, row: TableRow) -> TableRow:
     """The row with limits that its measurement proves.
 
-    Its context is at least as long as its requests; where the memory plan says that they do not
-    fit, all its users ran together.
+    Its context is at least its requests' length; where they do not fit, all its users ran together.
     """
     cell = row.cell
     if cell is None or cell.max_sequences is not None:

@@ -63,8 +63,7 @@ class TargetTracking(_Policy):
 
     All of the last `out_periods` means above the target start machines, all of the last
     `in_periods` below `in_share` of it stop some, `delay_s` after their end and after the cooldown
-    of the last change: as many as bring the newest mean, or the highest of the low ones, to the
-    target.
+    of the last change: as many as bring the newest mean, or the low ones' highest, to target.
     """
 
     name: ClassVar = "target-tracking"

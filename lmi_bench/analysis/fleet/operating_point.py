@@ -129,8 +129,7 @@ class CopySimulation:
         """Highest rate of a grid that keeps the SLOs under a fixed draw of arrivals; 0 if none.
 
         most_share  limit of the rate, as a share of the saturated rate in closed form; None: as
-                    long as answers keep up with arrivals. The closed form lets each prompt take a
-                    step of its own, so engines that compute several at once carry more
+                    long as answers keep up with arrivals
         """
         if guess_per_s <= 0:
             return 0.0

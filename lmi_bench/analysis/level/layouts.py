@@ -382,6 +382,7 @@ def plan_copy(
             cached_tokens=workload.cached_tokens,
             join_steps=max(0, config.max_waiting_tokens - 1),
             step_tokens=config.max_rolling_batch_prefill_tokens,
+            chunked=config.chunked_prefill,
         ),
     )
     return with_prefix_hits(plan)

@@ -330,18 +330,15 @@ class _Copy:
             steps = min(steps, self.join.steps_to_wait)
         if next_arrival_s is not None and (waits or not self.waiting):
             until_s = next_arrival_s - self.now_s
-        first_s = last_s = self.price(self.rows, self.context, 0, 0, 0.0, 0)
+        price, rows, context = self.price, self.rows, self.context
+        first_s = last_s = price(rows, context, 0, 0, 0.0, 0)
         if steps > 1:
-            last_s = self._later_step_s(steps)
+            last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
             if until_s is not None and until_s < steps * (first_s + last_s) / 2:
                 steps = _steps_until(until_s, first_s, last_s, steps)
-                last_s = self._later_step_s(steps)
+                last_s = price(rows, context + (steps - 1) * rows, 0, 0, 0.0, 0)
         self._decoded(steps, first_s, steps * (first_s + last_s) / 2)
         return self._end_requests()
-
-    def _later_step_s(self, number: int) -> float:
-        """Seconds of the decode step of that number from now, with the rows of now."""
-        return self.price(self.rows, self.context + (number - 1) * self.rows, 0, 0, 0.0, 0)
 
     def _decoded(self, steps: int, first_s: float, took_s: float) -> None:
         """Every decoding sequence gets `steps` tokens, the first after `first_s`."""

@@ -4,18 +4,18 @@ With B sequences always running and their starts spread evenly, each answer take
 
     cycle(B) = (output - 1) * decode_step(B) + B * prompt_step;  rate(B) = B / cycle(B)
 
-because B prompts, its own included, pause a sequence. Where prompts join running ones only every J
-decode steps (TGI), those k that fit one step join together, so at most k * (output - 1) / J run
-however large the cache is. A prompt that comes within J steps of the last join waits for their end:
-a share r / (1 + r) of the prompts, with r arrivals in that time. Under random arrivals the batch
-varies like a Poisson count, so a quantile q of a latency is that at B + z(q) * sqrt(B); the queue
-for a prompt step is that of a server with fixed service times. Accurate to about 10 %; finalists
-are simulated.
+because B prompts, its own included, pause a sequence; those that come in one decode step share its
+prompt step, and with chunked prefill join it. Where prompts join only every J decode steps (TGI), k
+fit one step, so at most k * (output - 1) / J run however large the cache is. A prompt that comes
+within J steps of the last join waits for their end: a share r / (1 + r) of the prompts, with r
+arrivals in that time. Under random arrivals the batch varies like a Poisson count, so a quantile q
+of a latency is that at B + z(q) * sqrt(B); the queue for a prompt step is that of k servers with
+equal services (Sakasegawa 1977, halved). Accurate to about 10 %; finalists are simulated.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from lmi_bench.analysis.model.step_time import Binding, PricedSteps
@@ -50,6 +50,7 @@ class SteadyState:
     cached_tokens  tokens of each prompt in the prefix cache; overhead_s: time outside the engine
     join_steps     decode steps between two joins of waiting prompts, of which step_tokens tokens
                    fit one step (0: they join at once); both limit the slots
+    chunked        prompts join decode steps
     prompt_step_s  time of the step that computes one prompt, with its new_tokens
     """
 
@@ -63,10 +64,11 @@ class SteadyState:
     overhead_s: float = 0.0
     join_steps: int = 0
     step_tokens: int = 0
+    chunked: bool = False
     prompt_step_s: float = field(init=False)
     new_tokens: int = field(init=False)
     _decode_s: dict[int, float] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _prompts_s: dict[int, float] = field(
+    _prompts_s: dict[tuple[int, int], float] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -96,14 +98,19 @@ class SteadyState:
         )
 
     def _each_prompt_s(self, batch: float) -> float:
-        """Seconds that a prompt takes of the steps of those that join together."""
-        if not self.join_steps:
-            return self.prompt_step_s
-        joining = batch * self.join_steps / max(1, self.output_tokens - 1)
-        count = max(1, min(round(joining), self._joiners))
-        if count not in self._prompts_s:
-            self._prompts_s[count] = self.model.step_time_s(self.prompt_shape(count)) / count
-        return self._prompts_s[count]
+        """Seconds that a prompt adds to the steps of those that are computed together."""
+        joining = batch * max(1, self.join_steps) / max(1, self.output_tokens - 1)
+        key = max(1, min(round(joining), self._joiners)), max(1, round(batch)) * self.chunked
+        if key not in self._prompts_s:
+            count, shape = key[0], self.prompt_shape(key[0])
+            decode = self.decode_shape(batch)
+            if self.chunked:  # they join the decode step, which has read the weights already
+                fields = ("decode_sequences", "decode_tokens", "decode_context_tokens")
+                shape = replace(shape, **{name: getattr(decode, name) for name in fields})
+            all_s = self.model.step_time_s(shape)
+            all_s -= self._whole_step_s(decode.decode_sequences) * self.chunked
+            self._prompts_s[key] = all_s / count
+        return self._prompts_s[key]
 
     def decode_shape(self, batch: float) -> StepShape:
         """The decode step of a batch whose sequences are half through their output on average."""
@@ -178,7 +185,7 @@ class SteadyState:
             return self._ttft_s(busy, batch, quantile)
         if metric == "itl" and statistic != "mean":
             prompts = self._prompts_between_tokens(busy / max(1, self.output_tokens - 1), quantile)
-            return self.decode_step_s(busy) + prompts * prompt_s
+            return self.decode_step_s(busy) + prompts * self._each_prompt_s(busy)
         cycle_s = self.cycle_s(busy)
         if metric in ("itl", "tpot"):
             return (cycle_s - prompt_s) / max(1, self.output_tokens - 1)
@@ -206,11 +213,18 @@ class SteadyState:
         alone_s = self.overhead_s + prompt_s
         if batch <= 1 and not self.open_loop:
             return alone_s
-        load = min(0.95, self.rate_per_s(batch) * prompt_s)
-        mean_wait_s = load * prompt_s / (2 * (1 - load))
+        each_s, most = self._each_prompt_s(busy), self._joiners
+        step_s = self.decode_step_s(busy) * min(1.0, batch) * self.chunked
+        served_s = each_s + step_s / most
+        load = min(0.95, self.rate_per_s(batch) * served_s)
+        mean_wait_s = served_s / 2 * math.pow(load, math.sqrt(2 * (most + 1)) - 1) / (1 - load)
         window_s, share = self._join_wait(batch)
         join_s = window_s * max(0.0, 1 - (1 - quantile) / share) if share else 0.0
         join_s = max(join_s, quantile * self.decode_step_s(busy))
+        if self.chunked:  # its own step
+            alone_s = self.overhead_s + max(prompt_s, step_s + each_s)
+            beside = self._prompts_between_tokens(batch / max(1, self.output_tokens - 1), quantile)
+            join_s += min(beside, most) * each_s
         return alone_s + join_s - math.log(1 - quantile) * mean_wait_s
 
     def limiting_part(self, batch: float) -> str:

@@ -2,8 +2,7 @@
 
 A request is judged by its own value of the metric, or by the SLO's statistic over its own gaps
 (`itl`); a level by the statistic over its requests. Failed requests are left out (`exclude`) or
-count as infinitely slow (`infinite`), so that one fast success among many failures is not a fast
-level. Values are milliseconds.
+count as infinitely slow (`infinite`): a fast success among failures is no fast level. All in ms.
 """
 
 import math

@@ -47,7 +47,7 @@ def test_attention_groups_hold_more_sequences_and_answer_faster_when_full():
     _, plain = plan(P5EN, 8, AS_STATED)
     _, split = plan(P5EN, 8, EP_DP)
     assert split.config.num_blocks > 4 * plain.config.num_blocks
-    assert split.steady.saturated_rate_per_s > 1.2 * plain.steady.saturated_rate_per_s
+    assert split.steady.saturated_rate_per_s > 1.4 * plain.steady.saturated_rate_per_s
 
 
 def test_a_copy_over_two_machines_fits_where_one_is_too_small_and_costs_two():

@@ -47,7 +47,7 @@ def plan_of(model, instance, degree, input_tokens, output_tokens, profile, **mor
     return plan_copy(layout, workload, find_profile(profile), open_loop=True)
 
 
-def both(plan, rate_per_s, number=400, ramp=60):
+def both(plan, rate_per_s, number=400, ramp=0):
     spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
     records = plan.simulate(spec, seed=3).records[ramp:]
     slow = Latencies.of([request_latency(each, open_loop=True) for each in records])
