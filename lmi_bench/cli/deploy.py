@@ -327,12 +327,12 @@ def defaults(
     """Print what JumpStart set for a model on a machine in 2023, as TGI's variables."""
     from lmi_bench.catalog.instances import find_instance
     from lmi_bench.catalog.models import find_model
-    from lmi_bench.deploy.server_settings import jumpstart_environment, jumpstart_provenance
+    from lmi_bench.deploy.server_settings import jumpstart_environment
 
     shape = find_model(model)
     for name, value in jumpstart_environment(shape, find_instance(instance)).items():
         say(f"{name}={value}")
-    say(jumpstart_provenance(shape))
+    say("JumpStart's rule of 2023, published for Llama 2, with this model's own context")
 
 
 @deploy.command()

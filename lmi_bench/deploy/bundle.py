@@ -118,6 +118,8 @@ def build_bundle(
     container = Container(address, environment, server.model_data_uri, ami, tuple(secrets))
     one_copy = server.kind != "lmi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
+    if dict(requests)["create_model"].get("EnableNetworkIsolation") and not server.model_data_uri:
+        traps += ("network isolation: the container cannot fetch its weights; use --model-data",)
     content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
     files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
     files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)

@@ -60,11 +60,10 @@ class Verdict:
 
     def raise_mistakes(self, source: str) -> None:
         """Raise InputError with every mistake, if there are any."""
-        if len(self.mistakes) == 1:
-            raise InputError(f"{source}: {self.mistakes[0]}")
+        lines = "\n".join(f"  {line}" for line in self.mistakes)
         if self.mistakes:
-            lines = "\n".join(f"  {line}" for line in self.mistakes)
-            raise InputError(f"{source}: {len(self.mistakes)} mistakes\n{lines}")
+            several = f"{len(self.mistakes)} mistakes\n{lines}"
+            raise InputError(f"{source}: {several if len(self.mistakes) > 1 else lines.strip()}")
 
 
 def era_of(djl_version: str) -> str:

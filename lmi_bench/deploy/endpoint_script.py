@@ -78,6 +78,16 @@ def found(operation: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
     return call(operation.replace("create", "describe"), names_of(operation, parameters))
 
 
+def other_value(wanted: Any, there: Any, place: str = "") -> str:
+    """The first parameter whose value differs from what is described; empty if there is none."""
+    if isinstance(wanted, list) and isinstance(there, list):
+        wanted, there = dict(enumerate(wanted)), dict(enumerate(there))
+    if not (isinstance(wanted, dict) and isinstance(there, dict)) or place == "Environment":
+        return "" if there is None or wanted == there else place
+    pairs = ((str(key), wanted[key], there[key]) for key in wanted if key in there)
+    return next(filter(None, (other_value(w, t, p) for p, w, t in pairs)), "")
+
+
 def with_secrets(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters with the secrets of this environment."""
     variables = parameters.get("PrimaryContainer", {}).get("Environment", {})
@@ -117,9 +127,13 @@ def create(requests: list[dict[str, Any]]) -> None:
             print(operation)
             call(operation, parameters)
             continue
-        exists = found(operation, parameters) is not None
-        print(f"{operation}: exists, kept" if exists else operation)
-        if not exists:
+        there = found(operation, parameters)
+        if other := other_value(parameters, there):
+            raise DeploymentError(
+                f"{operation}: {other} is another where it exists: --delete first"
+            )
+        print(operation if there is None else f"{operation}: exists, kept")
+        if there is None:
             call(operation, parameters)
         if operation in STATUS:
             wait(operation, parameters)

@@ -113,9 +113,6 @@ def find_image(family: str, version: str | None = None, instance: Instance | Non
     Raises InputError if no image or several match, or if it does not run on the machine.
     """
     images = [image for image in all_images() if image.family == family]
-    if not images:
-        families = sorted({image.family for image in all_images()})
-        raise InputError(f"no images of {family!r} are known; known: {', '.join(families)}")
     found = [image for image in images if version is not None and image.is_named(version)]
     if len(found) > 1:
         tags = ", ".join(image.tag for image in found)

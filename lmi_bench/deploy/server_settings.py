@@ -23,7 +23,6 @@ from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 _PREFILL_TOKENS: Final = 4096
 _JUMPSTART_REQUESTS: Final = 128
-_JUMPSTART_MODELS: Final = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
 _LONGEST_NGRAM: Final = 4
 _LMI_DTYPES: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "auto": "auto"}
 _USUAL: Final = "float16"  # of a plan: 16 bits, as the checkpoint has them
@@ -358,10 +357,3 @@ def jumpstart_environment(shape: ModelShape, instance: Instance) -> dict[str, st
         "MAX_CONCURRENT_REQUESTS": _JUMPSTART_REQUESTS,
     }
     return _as_text(variables)
-
-
-def jumpstart_provenance(shape: ModelShape) -> str:
-    """The origin of JumpStart's values, for display."""
-    if shape.name.lower() in _JUMPSTART_MODELS:
-        return "as published in the benchmark of JumpStart's endpoints for Llama 2 (2023)"
-    return "by the rule that JumpStart used for Llama 2 (2023), with this model's own context"

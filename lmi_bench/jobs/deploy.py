@@ -3,7 +3,6 @@
 import json
 import os
 import time
-import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,10 +169,9 @@ def wait_until_healthy(url: str, limit_s: float) -> tuple[float | None, str]:
                 last = f"status {answer.status}"
                 if answer.status == 200:
                     return time.monotonic() - start_s, last
-        except urllib.error.HTTPError as exc:
-            last = f"status {exc.code}"
-        except (urllib.error.URLError, OSError) as exc:
-            last = str(getattr(exc, "reason", exc))
+        except OSError as exc:
+            status = getattr(exc, "code", None)  # of an answer that urllib raises
+            last = f"status {status}" if status else str(getattr(exc, "reason", exc))
         if time.monotonic() - start_s + _PROBE_EVERY_S > limit_s:
             return None, last
         time.sleep(_PROBE_EVERY_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -183,3 +184,26 @@ def test_components_are_waited_for_too(control, script, capsys):
     assert "no capacity for ml.p5.48xlarge" in capsys.readouterr().err
     assert run("--delete") == 0
     assert not control.things
+
+
+def test_what_exists_with_other_settings_is_not_kept(aws, script, capsys, tmp_path):
+    run = script()
+    assert run() == 0
+    file = tmp_path / "deployment" / "sagemaker.json"
+    plan = json.loads(file.read_text())
+    environment = plan[0]["parameters"]["PrimaryContainer"]["Environment"]
+    variant = plan[1]["parameters"]["ProductionVariants"][0]
+    for place, key, value, says in (
+        (environment, "OPTION_MAX_MODEL_LEN", "2048", "create_model: Environment is another"),
+        (
+            variant,
+            "InstanceType",
+            "ml.g5.xlarge",
+            "create_endpoint_config: InstanceType is another",
+        ),
+    ):
+        kept, place[key] = place[key], value
+        file.write_text(json.dumps(plan))
+        assert run() == 1
+        assert re.search(says, capsys.readouterr().err)
+        place[key] = kept

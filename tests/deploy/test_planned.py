@@ -85,6 +85,14 @@ def test_the_context_is_that_of_the_weights_variant():
     assert made.limits.max_model_len == 100_000
 
 
+def test_an_isolated_container_is_told_to_have_its_weights_mounted():
+    isolated = replace(ENDPOINT, parameters=("create_model.EnableNetworkIsolation=true",))
+    for uri, told in ((None, 1), ("s3://bucket/weights/", 0)):
+        made = planned("phi-4", weights=uri)
+        traps = build_bundle(made, Server("vllm", model_data_uri=uri), isolated).traps
+        assert sum("cannot fetch its weights" in trap for trap in traps) == told
+
+
 def test_a_draft_model_has_the_models_vocabulary():
     with pytest.raises(CapacityError, match=r"152,064 tokens and its draft .* 151,936"):
         planned("qwen2.5-72b", "ml.p5.48xlarge", draft="qwen2.5-0.5b")

@@ -209,8 +209,7 @@ def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]
     ]
     if not counts or None in counts:
         return None
-    total: int = sum(counts)
-    return total
+    return int(sum(counts))
 
 
 def _pick_variant(
