@@ -269,8 +269,8 @@ def write_bundle(bundle: Bundle, folder: Path) -> None:
 def pack_model(folder: Path, archive: Path) -> list[str]:
     """Pack a folder's serving.properties, model.py and requirements.txt into a model.tar.gz.
 
-    The same files give the same bytes. Returns the names; raises InputError if
-    serving.properties is missing or the archive exists.
+    The same files give the same bytes. Returns the names, and a note without weights; raises
+    InputError if serving.properties is missing or the archive exists.
     """
     if archive.exists():
         raise InputError(f"{archive} exists: remove it, or choose another --out")
@@ -285,6 +285,8 @@ def pack_model(folder: Path, archive: Path) -> list[str]:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     archive.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+    if "model_id" not in (folder / PROPERTIES).read_text(encoding="utf-8"):
+        names.append("no weights: add them to the archive, beside serving.properties")
     return names
 
 
@@ -294,10 +296,8 @@ def unpack_properties(archive: Path) -> str:
         with tarfile.open(archive, "r:gz") as tar:
             names = tar.getnames()
             for name in (PROPERTIES, f"./{PROPERTIES}"):
-                if name in names:
-                    member = tar.extractfile(name)
-                    if member is not None:
-                        return member.read().decode()
+                if name in names and (member := tar.extractfile(name)) is not None:
+                    return member.read().decode()
     except (OSError, tarfile.TarError, UnicodeDecodeError) as exc:
         raise InputError(f"cannot read {archive}: {file_reason(exc)}") from exc
     deeper = [name for name in names if name.endswith("/" + PROPERTIES)]

@@ -390,6 +390,8 @@ class TestArchive:
         assert unpack_properties(tmp_path / "a.tar.gz") == "option.model_id=x\n"
         with pytest.raises(InputError, match="exists"):
             pack_model(folder, tmp_path / "a.tar.gz")
+        (folder / "serving.properties").write_text("option.dtype=auto\n")  # --model-data ...tar.gz
+        assert "no weights: add them" in pack_model(folder, tmp_path / "c.tar.gz")[-1]
 
     def test_one_whose_files_lie_in_a_folder_is_refused(self, tmp_path):
         folder = self.write(tmp_path / "model")
