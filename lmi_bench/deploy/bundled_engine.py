@@ -67,9 +67,9 @@ def bundled_settings(
     if values.get("option.rolling_batch", "").lower() == "deepspeed" and not simulated:
         engine["follow_memory"] = True  # as DeepSpeed's own batches do
     compiles = () if simulated else _compile_notes(values)
-    if compiles:
-        engine["compile"] = True
-    is_async = era == _ASYNC_ERA and policy["policy"] == "rolling"
+    engine |= {"compile": True} if compiles else {}
+    rolls = policy["policy"] == "rolling"
+    is_async = era == _ASYNC_ERA and rolls
     if is_async:
         engine = dict.fromkeys(_ON_SINCE_V1, True) | engine
         states = [f"{name.replace('_', ' ')} {_ON_OFF[engine[name]]}" for name in _ON_SINCE_V1]
@@ -80,21 +80,18 @@ def bundled_settings(
     dtype = _DTYPES.get(stated, stated)
     if dtype in _DTYPES.values():
         engine["dtype"] = "bfloat16" if dtype == "float16" and not simulated else dtype
-    if "option.paged_attention" in values:
-        paged = values["option.paged_attention"].lower() == "true"
-        engine["kv_layout"] = "paged" if paged else "contiguous"
+    if (paged := values.get("option.paged_attention")) is not None:
+        engine["kv_layout"] = "paged" if paged.lower() == "true" else "contiguous"
     if "option.speculative_config" in values:
         engine |= _speculation(values["option.speculative_config"])
     if "job_queue_size" in values:
         running = int(engine.get("max_rolling_batch_size") or engine.get("batch_size") or 32)
         engine["max_concurrent_requests"] = int(values["job_queue_size"]) + running
     timeout = values.get("option.model_loading_timeout")
-    streams = None
-    if policy["policy"] == "rolling" and not is_async:  # the only place of a formatter
-        streams = _FORMATTERS.get(values.get("option.output_formatter", ""))
+    formatter = values.get("option.output_formatter", "") if rolls and not is_async else ""
+    streams = _FORMATTERS.get(formatter)
     as_tgi = era == "B" and values.get("option.tgi_compat", "false").lower() == "true"
-    replies = "tgi" if as_tgi else "async" if is_async else "rolling"
-    replies = replies if policy["policy"] == "rolling" else "batched"
+    replies = "batched" if not rolls else "tgi" if as_tgi else "async" if is_async else "rolling"
     used = {"option.output_formatter": streams is not None}
     used["option.hf_overrides"] = "rope_scaling" in engine
     known = {name for name, option in options.items() if option.engine_setting or used.get(name)}
