@@ -209,6 +209,8 @@ class LaunchedRanks:
             return
         self._open = False
         try:
+            if select.select(list(self.sentinels.values()), [], [], 0)[0]:
+                return  # torch may wait for ever for a lost rank; others end with this one
             _broadcast((None, False))
         except RuntimeError:  # they have already ended
             return
