@@ -18,9 +18,9 @@ from lmi_bench.core.errors import InputError
 Row = dict[str, str]
 
 
-def read_rows(name: str) -> list[Row]:
-    """The rows of `catalog/data/NAME`, each a mapping from column name to text."""
-    path = resources.files("lmi_bench.catalog").joinpath("data").joinpath(name)
+def read_rows(name: str, package: str = "catalog") -> list[Row]:
+    """The rows of `PACKAGE/data/NAME`, each a mapping from column name to text."""
+    path = resources.files(f"lmi_bench.{package}").joinpath("data").joinpath(name)
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.deploy.images import machine_problem
-from lmi_bench.deploy.option_table import data_rows
 from lmi_bench.models.shape import ModelShape, possible_degrees
 
 CHOSEN, POSSIBLE, OUT = "chosen", "possible", "out"
@@ -45,7 +45,7 @@ class BackendVerdict:
 
 def bundled_effects() -> dict[str, tuple[str, str]]:
     """By backend: what its name and options do on the bundled engine, and what needs its device."""
-    rows = data_rows("backend_effects.csv")
+    rows = read_rows("backend_effects.csv", "deploy")
     return {row["backend"]: (row["bundled"], row["device"]) for row in rows}
 
 
@@ -60,7 +60,7 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
     compiles = any(name in family for name in (*TENSORRT_JIT_0_26, *_TENSORRT_BEFORE))
     holds = {"": True, "mixture of experts": shape.is_moe, "known family": compiles}
     verdicts: dict[str, BackendVerdict] = {}
-    for row in data_rows("backends.csv"):
+    for row in read_rows("backends.csv", "deploy"):
         if era not in row["eras"] or vendor not in row["vendors"] or not holds[row["when"]]:
             continue
         reason = row["reason"].format(accelerator=accelerator)

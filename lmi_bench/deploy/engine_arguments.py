@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from lmi_bench.deploy.option_table import data_rows, value_problem
+from lmi_bench.catalog.tables import read_rows
+from lmi_bench.deploy.option_table import value_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Argument:
 @cache
 def argument_history(engine: str) -> tuple[Argument, ...]:
     """Every row of an engine: vllm or sglang."""
-    return tuple(Argument(**row) for row in data_rows(f"engine_arguments/{engine}.csv"))
+    return tuple(Argument(**row) for row in read_rows(f"engine_arguments/{engine}.csv", "deploy"))
 
 
 @cache

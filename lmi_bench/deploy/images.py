@@ -11,8 +11,9 @@ from functools import cache
 from typing import Final
 
 from lmi_bench.catalog.instances import Instance
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
-from lmi_bench.deploy.option_table import data_rows, nearest
+from lmi_bench.deploy.option_table import nearest
 from lmi_bench.deploy.settings import Server
 
 _FIRST_CUDA: Final = ((10.3, "cu129"), (10.0, "cu128"), (8.9, "cu118"))
@@ -99,12 +100,12 @@ class Image:
 @cache
 def all_images() -> tuple[Image, ...]:
     """All known images, oldest first in each family."""
-    return tuple(Image(**row) for row in data_rows("images.csv"))
+    return tuple(Image(**row) for row in read_rows("images.csv", "deploy"))
 
 
 @cache
 def _regions() -> dict[str, dict[str, str]]:
-    return {row["region"]: row for row in data_rows("regions.csv")}
+    return {row["region"]: row for row in read_rows("regions.csv", "deploy")}
 
 
 def find_image(family: str, version: str | None = None, instance: Instance | None = None) -> Image:

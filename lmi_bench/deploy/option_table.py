@@ -15,16 +15,15 @@ configurations.md of the branches 0.26.0-dlc to 0.36.0-lmi27-dlc, and
 dockerd-entrypoint-with-cuda-compat.sh.
 """
 
-import csv
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Final
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 
 PREFIX: Final = "option."
@@ -95,7 +94,7 @@ def value_problem(kind: str, choices: Sequence[str], value: str) -> str | None:
 @cache
 def all_options() -> Mapping[str, Option]:
     """All known options by name."""
-    rows: Iterable[dict[str, Any]] = data_rows("lmi_options.csv")
+    rows: Iterable[dict[str, Any]] = read_rows("lmi_options.csv", "deploy")
     lists = ("choices", "backends")
     return {
         row["name"]: Option(**(row | {name: tuple(row[name].split()) for name in lists}))
@@ -107,12 +106,6 @@ def variable_of(name: str) -> str:
     """The regular environment variable of a key: OPTION_X for option.x, SERVING_X for x."""
     bare = name.removeprefix(PREFIX).replace(".", "_").upper()
     return f"{'OPTION' if name.startswith(PREFIX) else 'SERVING'}_{bare}"
-
-
-def data_rows(name: str) -> Iterator[dict[str, str]]:
-    """The rows of a CSV file in this package's data folder."""
-    path = resources.files("lmi_bench.deploy").joinpath("data").joinpath(name)
-    return csv.DictReader(path.read_text("utf-8").splitlines())
 
 
 def find_option(name: str) -> Option:

@@ -102,7 +102,8 @@ def sweep(settings: SweepSettings, listener: Listener) -> "SweepResult":
     other times in s), `knees` the knee by each rule, and `answer` that of a search. `failed` and
     `slo_missed` say how it ended.
 
-    Raises InputError before anything is written: settings that exclude each other, no target.
+    Raises InputError before anything is written, for settings that cannot be used together or a
+    target that cannot be opened.
 
     Example:
 
@@ -127,7 +128,8 @@ def predict(settings: PredictSettings, listener: Listener) -> "Prediction":
     Returns a Prediction: `forecasts` of equal requests, one for each load, or `simulated`; its
     `to_json()` has all figures by name, times in ms and rates in tokens/s.
 
-    Raises InputError for an unknown model or instance, no room, and values that exclude others.
+    Raises InputError for an unknown model or instance, for a model that does not fit, and for
+    values that exclude each other.
 
     Example:
 

@@ -24,7 +24,8 @@ def shape_from_hf_config(name: str, config: Config) -> ModelShape:
 def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
     """The layer structure of the model `name`.
 
-    Raises InputError for an unknown architecture (with the known ones), number or setting.
+    Raises InputError for an unknown architecture (listing the supported ones), a missing number
+    or an unsupported setting.
     """
     architecture = _architecture(config)
     if architecture in ARCHITECTURES:

@@ -83,13 +83,13 @@ _NEEDS: Final[Mapping[str, Callable[[EngineSection], bool]]] = {
 
 
 def _rules() -> Iterator[Rule]:
-    """The catalog's table of effects, in its order."""
+    """The table of effects, in its order."""
     fields = {
         "engine.*": set(EngineSection.model_fields) - set(_RECORDED),
         "client.*": ClientSection.model_fields,
         "sagemaker.*": SageMakerSection.model_fields,
     }
-    for row in read_rows("setting_effects.csv"):
+    for row in read_rows("setting_effects.csv", "targets"):
         names: list[str] = []
         for name in row["names"].split():
             names += [name[:-1] + each for each in fields.get(name, ())] or [name]

@@ -124,6 +124,8 @@ class Uncertainty:
         """The uncertainty of a profile's or a fit's figures at a cell: model, machine and load.
 
         spread  whether the users of a closed loop are known to start and stay out of step
+
+        Raises InputError where the cell cannot run.
         """
         fit = profile if isinstance(profile, Fit) else fit_of_profile(profile, [cell])
         predicted = predict_cell(fit.profile, cell)

@@ -76,7 +76,7 @@ class Attainment(JsonValue):
     def fragile_slos(self) -> list[str]:
         """SLOs on a quantile that fewer requests meet for themselves than the quantile promises.
 
-        A pooled p90 of gaps may be just below a step that a quarter of the requests have.
+        A pooled p90 of gaps may stand just below a step that a quarter of the requests miss.
         """
         return [
             text

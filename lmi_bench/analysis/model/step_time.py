@@ -157,7 +157,8 @@ def _busiest(
 ) -> tuple[Amount, Amount]:
     """Experts that the busiest device leaves unread, and the further part of a row's products.
 
-    Of E experts a device reads a binomial number, its rows are Poisson; the largest of n counts.
+    Of E experts a device reads a binomial number, and its rows are a Poisson number; of n devices
+    the step waits for the largest.
     """
     spread = split.busiest * (unread * (1 - unread) / split.experts) ** 0.5
     left = larger(unread - spread, 0 * unread)

@@ -82,7 +82,8 @@ def trial(line: Level, full_requests: int | None) -> Trial:
 def by_load(tried: Sequence[Trial]) -> list[Trial]:
     """One trial a load, increasing: full levels replace probes, later levels replace earlier ones.
 
-    At least that of the search's median level with as many requests: few may agree by chance.
+    A level's noise is at least that of the median level of the search with as many requests: few
+    requests may agree by chance.
     """
     kept: dict[float, Trial] = {}
     for one in tried:

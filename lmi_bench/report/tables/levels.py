@@ -35,7 +35,7 @@ RULE_TITLES: Mapping[str, str] = {
 LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
 """Columns of `level_rows` that a narrow terminal leaves out; errors and state always stay."""
 
-COLUMNS: Final = read_rows("level_columns.csv")
+COLUMNS: Final = read_rows("level_columns.csv", "report")
 """Columns by the statistics that they are `of`. page_always and console_always: shown although all
 their values are missing or 0."""
 
