@@ -48,14 +48,13 @@ def serve(settings: bundled.ServeSettings) -> None:
             say(f"serving {model} at {where.url}  (Ctrl-C ends it)")
 
         served = run(settings, listener, on_ready=on_ready)
-    if served is not None:
-        stats = served.stats
-        note(
-            f"generated {stats.done.generation_tokens:,} tokens in {stats.done.steps:,} steps; "
-            f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
-        )
-        for line in served.notes:
-            note(line)
+    stats = served.stats
+    note(
+        f"generated {stats.done.generation_tokens:,} tokens in {stats.done.steps:,} steps; "
+        f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
+    )
+    for line in served.notes:
+        note(line)
 
 
 @spread_options
@@ -66,8 +65,6 @@ def generate(settings: bundled.GenerateSettings) -> None:
 
     if settings.scores.questions is not None:
         table = run_job(answer_questions, settings)
-        if table is None:  # in a further rank of a launcher
-            return
         print_table(
             "The likeliest answer: how sure the model is, and how often it is right",
             [
@@ -97,7 +94,7 @@ def generate(settings: bundled.GenerateSettings) -> None:
                     "confidence": f"{each.confidence:.3g}",
                     "share of the choices": f"{each.share:.1%}",
                 }
-                for each in run_job(rank_choices, settings) or ()
+                for each in run_job(rank_choices, settings)
             ],
             left=("choice",),
         )
@@ -110,8 +107,7 @@ def generate(settings: bundled.GenerateSettings) -> None:
                 sys.stdout.flush()
 
             generated = run(settings, listener, on_text=show)
-        if generated is not None:
-            _print_generated(settings, generated)
+        _print_generated(settings, generated)
 
 
 def _print_generated(settings: bundled.GenerateSettings, done: Generated) -> None:

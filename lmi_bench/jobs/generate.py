@@ -30,7 +30,6 @@ from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import EngineParts, close_all
-from lmi_bench.targets.process import follow_launcher
 from lmi_bench.targets.prompts import weights_notes
 from lmi_bench.targets.quantizing import quantize_notes
 
@@ -76,20 +75,15 @@ def generate(
     listener: Listener = SILENT,
     *,
     on_text: Callable[[str], None] | None = None,
-) -> Generated | None:
-    """Generate a text. Raises InputError before a model is loaded.
-
-    None in a process that a launcher has started as a further rank.
-    """
+) -> Generated:
+    """Generate a text. Raises InputError before a model is loaded."""
     sampling = SamplingParams(
         **asdict(settings.sampling),
         logprobs=settings.scores.confidence or settings.scores.logprobs is not None,
         top_logprobs=settings.scores.logprobs or 0,
     )
-    opened = open_engine(settings, listener, lambda: prompt_text(settings.prompt))
-    if opened is None:
-        return None
-    parts, tokenizer, text = opened
+    text = prompt_text(settings.prompt)
+    parts, tokenizer = open_engine(settings, listener)
     chain = _Chain(tokenizer, tokenizer.encode(text), settings.stop, on_text)
     sampling = replace(sampling, eos_token_ids=tokenizer.eos_token_ids)
     stats = asyncio.run(_generate(parts, chain, sampling, until_done=settings.until_done))
@@ -109,24 +103,16 @@ def generate(
     )
 
 
-def open_engine(
-    settings: GenerateSettings, listener: Listener, read: Callable[[], T]
-) -> tuple[EngineParts, Tokenizer, T] | None:
-    """The engine, its tokenizer and the result of `read`, which runs before the model is loaded.
-
-    None in a process that a launcher has started as a further rank.
-    """
+def open_engine(settings: GenerateSettings, listener: Listener) -> tuple[EngineParts, Tokenizer]:
+    """The engine with its model loaded, and its tokenizer."""
     stated = stated_settings(settings.model_options)
     engine = parse_scenario({"engine": stated}, source="generate").engine
     refuse_idle("bundled", [f"engine.{name}" for name in stated], engine)
-    if follow_launcher(engine):
-        return None
-    question = read()
     parts = open_torch_engine(settings.model, engine, listener)
     for line in (*weights_notes(settings.model), *quantize_notes(parts.quantized)):
         listener.note(line)
     assert parts.tokenizer is not None  # a torch engine has read its folder's
-    return parts, parts.tokenizer, question
+    return parts, parts.tokenizer
 
 
 def run_closing(parts: EngineParts, work: Awaitable[T]) -> T:
@@ -278,17 +264,10 @@ class RankedChoice:
     share: float
 
 
-def rank_choices(
-    settings: GenerateSettings, listener: Listener = SILENT
-) -> list[RankedChoice] | None:
-    """The choices by joint log-probability, the likeliest first.
-
-    None in a process that a launcher has started as a further rank.
-    """
-    opened = open_engine(settings, listener, lambda: prompt_text(settings.prompt))
-    if opened is None:
-        return None
-    parts, tokenizer, text = opened
+def rank_choices(settings: GenerateSettings, listener: Listener = SILENT) -> list[RankedChoice]:
+    """The choices by joint log-probability, the likeliest first."""
+    text = prompt_text(settings.prompt)
+    parts, tokenizer = open_engine(settings, listener)
     scores = run_closing(parts, _scores(parts, tokenizer, text, settings.scores.choices))
     joints = [math.fsum(each) for each in scores]
     ranked = [
@@ -300,19 +279,12 @@ def rank_choices(
     return sorted(ranked, key=lambda each: each.joint_logprob, reverse=True)
 
 
-def answer_questions(
-    settings: GenerateSettings, listener: Listener = SILENT
-) -> CalibrationTable | None:
-    """How often the likeliest answer is right, by its share of probability.
-
-    None in a process that a launcher has started as a further rank.
-    """
+def answer_questions(settings: GenerateSettings, listener: Listener = SILENT) -> CalibrationTable:
+    """How often the likeliest answer is right, by its share of probability."""
     path = settings.scores.questions
     assert path is not None
-    opened = open_engine(settings, listener, lambda: read_questions(path))
-    if opened is None:
-        return None
-    parts, tokenizer, questions = opened
+    questions = read_questions(path)
+    parts, tokenizer = open_engine(settings, listener)
 
     async def answer() -> list[tuple[float, bool]]:
         results: list[tuple[float, bool]] = []

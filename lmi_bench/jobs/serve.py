@@ -35,7 +35,7 @@ from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.back_ends import count_notes
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import EngineParts
-from lmi_bench.targets.process import follow_launcher, loading_deadline
+from lmi_bench.targets.process import loading_deadline
 from lmi_bench.targets.prompts import weights_notes
 from lmi_bench.targets.simulated import open_simulated_engine
 
@@ -66,11 +66,8 @@ class Served:
 
 def serve(
     settings: ServeSettings, listener: Listener = SILENT, *, on_ready: OnReady | None = None
-) -> Served | None:
-    """Load, listen, and serve until a signal. Raises InputError before anything is served.
-
-    None in a process that a launcher has started as a further rank.
-    """
+) -> Served:
+    """Load, listen, and serve until a signal. Raises InputError before anything is served."""
     settings, engine, streams = _resolved(settings, listener)
     if settings.lmi_replies not in (None, *_REPLIES):
         raise InputError(f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(_REPLIES)}")
@@ -82,8 +79,6 @@ def serve(
     formatters = NO_FORMATTERS
     if settings.model_py is not None:  # runs before anything is loaded
         formatters = load_formatters(settings.model_py)
-    if settings.instance is None and follow_launcher(engine):
-        return None
     server.check_address(settings.host, settings.port)  # a large model is minutes to load
     trace = settings.step_trace
     with nullcontext() if trace is None else ChromeTrace(trace) as tracer:

@@ -44,7 +44,7 @@ from lmi_bench.targets.parts import (
     scheduler_config,
     scheduler_facts,
 )
-from lmi_bench.targets.process import launched_degree, refuse_to_follow, wait_briefly
+from lmi_bench.targets.process import wait_briefly
 from lmi_bench.targets.prompts import DEMO_NAMES
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ def open_torch_engine(
     Raises InputError if the model or a setting cannot be used, or torch is not installed.
     """
     refuse_impossible("bundled", settings)
-    refuse_to_follow()
     wait_briefly()
     if settings.tensor_parallel not in (None, 1):
         loading.start_ranks_early()
@@ -121,7 +120,7 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.Lo
 
     folder = model_folder(model, settings.rope_scaling)
     gpus, cores = loading.gpu_count(settings), settings.threads or usable_cores()
-    degree = launched_degree(settings) or degree_of(settings, cores if gpus is None else gpus)
+    degree = degree_of(settings, cores if gpus is None else gpus)
     draft_folder = None
     if settings.draft is not None and settings.draft != drafting.NGRAM_DRAFT:
         draft_folder = model_folder(settings.draft)

@@ -1,20 +1,13 @@
-"""Controls this process: torch's spinning threads, a launcher's ranks, a deadline for loading."""
+"""Controls this process: torch's spinning threads, a deadline for loading."""
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lmi_bench.core.errors import EXIT_FAILED, InputError
-from lmi_bench.core.host import usable_cores
-from lmi_bench.core.scenario import EngineSection
-from lmi_bench.targets.applies import runs_on_gpu
-
-if TYPE_CHECKING:
-    from lmi_bench.engine.torch_backend.launched import Launch
 
 SPIN_COUNT: Final = "3000"
 """Iterations of libgomp's wait loop, about 0.1 to 0.2 ms on x86. Its default of 300,000 is 10 to
@@ -27,58 +20,6 @@ def wait_briefly() -> None:
     """Limit how long torch's threads spin, unless the user has chosen; call before torch loads."""
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-
-
-def launched_degree(settings: EngineSection) -> int | None:
-    """Number of ranks that a launcher such as torchrun has started for one copy, or None. Raises
-    InputError if the settings ask for another number."""
-    launch = _launch()
-    if launch is None:
-        return None
-    if (settings.tensor_parallel or 1) not in ("max", launch.degree) or settings.replicas > 1:
-        raise InputError(
-            f"the launcher has started {launch.degree} ranks of one copy: give --tp "
-            f"{launch.degree} or --tp max, and no --replicas"
-        )
-    return launch.degree
-
-
-def refuse_to_follow() -> None:
-    """Raise InputError in a process that a launcher has started as a rank other than 0. Only
-    commands that call `follow_launcher` first use such ranks; others would wait forever."""
-    launch = _launch_of_further_rank()
-    if launch is not None:
-        raise InputError(
-            f"the launcher has started this process as rank {launch.rank}: only `serve` and "
-            "`generate` run over ranks of a launcher; start this command by itself, with --tp"
-        )
-
-
-def follow_launcher(settings: EngineSection) -> bool:
-    """Serve as a further rank until rank 0 ends; False at once if this process is not one."""
-    launch = _launch_of_further_rank()
-    if launch is None:
-        return False
-    from lmi_bench.engine.torch_backend.launched import follow
-
-    device = "cuda" if runs_on_gpu(settings) else "cpu"
-    for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 receives them, too, and ends this rank
-        signal.signal(each, signal.SIG_IGN)
-    follow(launch, device, threads=settings.threads or usable_cores())
-    return True
-
-
-def _launch() -> "Launch | None":
-    from lmi_bench.engine.torch_backend.launched import launch_of
-
-    return launch_of(os.environ)
-
-
-def _launch_of_further_rank() -> "Launch | None":
-    if os.environ.get("RANK", "0") == "0":
-        return None  # without loading the back end
-    launch = _launch()
-    return None if launch is None or launch.rank == 0 else launch
 
 
 @contextmanager

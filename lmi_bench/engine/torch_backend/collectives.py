@@ -63,13 +63,11 @@ class Meeting:
 class DistributedCollectives:
     """Collectives over torch.distributed, within this rank's group of the meeting."""
 
-    def __init__(self, meeting: Meeting | None, rank: int, degree: int) -> None:
-        """meeting  None: the process has already joined; rank and degree: of all processes"""
-        self.degree = degree if meeting is None else degree // meeting.groups
+    def __init__(self, meeting: Meeting, rank: int, degree: int) -> None:
+        """rank and degree: of all processes"""
+        self.degree = degree // meeting.groups
         self.rank = rank % self.degree
         self._group: distributed.ProcessGroup | None = None  # all
-        if meeting is None:
-            return
         options: dict[str, Any] = {}
         if meeting.transport is Transport.NCCL:
             options["device_id"] = torch.device("cuda", torch.cuda.current_device())

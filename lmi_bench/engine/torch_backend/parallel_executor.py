@@ -6,7 +6,6 @@ worker (`rank.py`), pickled. If a process ends unexpectedly, the current request
 
 import asyncio
 import atexit
-import os
 import pickle
 import tempfile
 import threading
@@ -33,7 +32,6 @@ from lmi_bench.engine.torch_backend.collectives import (
 )
 from lmi_bench.engine.torch_backend.executor import ModelNumbers, weights_name
 from lmi_bench.engine.torch_backend.fork_server import fork_context
-from lmi_bench.engine.torch_backend.launched import LaunchedRanks, launch_of
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.loading import check_degree
 from lmi_bench.engine.torch_backend.precision import dtype_name
@@ -275,9 +273,7 @@ class ParallelExecutor(ModelNumbers):
 
     max_in_flight = 1
 
-    def __init__(
-        self, numbers: ModelNumbers, group: RankGroup | LaunchedRanks, worker: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, numbers: ModelNumbers, group: RankGroup, worker: ThreadPoolExecutor) -> None:
         super().__init__(**vars(numbers))
         self._group = group
         self._worker = worker
@@ -301,9 +297,7 @@ class ParallelExecutor(ModelNumbers):
         Other arguments as for TorchExecutor. Raises CapacityError if the model cannot be split that
         way, InputError if it cannot be loaded, EngineError if a rank does not start.
         """
-        launch = launch_of(os.environ)
-        if launch is None:
-            _check_gpus(settings, tensor_parallel)
+        _check_gpus(settings, tensor_parallel)
         source = read_model(folder)
         plain = weights_name(source.config, settings.quantize) == str(NOT_QUANTIZED)
         strategy = settings.group_query_attention
@@ -311,16 +305,12 @@ class ParallelExecutor(ModelNumbers):
         with ExitStack() as after_failure:
             worker = ThreadPoolExecutor(1, thread_name_prefix="lmi-bench-ranks")
             after_failure.callback(worker.shutdown)
-            group: RankGroup | LaunchedRanks
-            if launch is not None:
-                group = LaunchedRanks(launch, settings.device, threads=settings.threads_in_use)
-            else:
-                group = RankGroup(
-                    tensor_parallel,
-                    transport or usual_transport(tensor_parallel, settings.device),
-                    threads=max(1, settings.threads_in_use // tensor_parallel),
-                    first_device=settings.first_device,
-                )
+            group = RankGroup(
+                tensor_parallel,
+                transport or usual_transport(tensor_parallel, settings.device),
+                threads=max(1, settings.threads_in_use // tensor_parallel),
+                first_device=settings.first_device,
+            )
             after_failure.callback(group.close)
             loaded = cls._loaded(source, settings, group, worker, progress, tell)
             after_failure.pop_all()
@@ -331,7 +321,7 @@ class ParallelExecutor(ModelNumbers):
         cls,
         source: ModelSource,
         settings: LoadSettings,
-        group: RankGroup | LaunchedRanks,
+        group: RankGroup,
         worker: ThreadPoolExecutor,
         progress: Progress | None,
         tell: Tell | None,

@@ -128,7 +128,7 @@ class RankWorker:
 
     device_number  this rank's GPU on its host
     report         called with loading progress: bytes read, and all bytes of this rank
-    orphaned       True if the parent process has ended; only for shared memory
+    orphaned       True if the parent process has ended; asked while waiting in shared memory
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class RankWorker:
         degree: int,
         device_number: int,
         report: Progress,
-        orphaned: Callable[[], bool] = lambda: False,
+        orphaned: Callable[[], bool],
     ) -> None:
         self._rank = rank
         self._degree = degree
@@ -153,9 +153,6 @@ class RankWorker:
     def close(self) -> None:
         if self._collectives is not None:
             self._collectives.close()
-
-    def use(self, collectives: Collectives) -> None:
-        self._collectives = collectives
 
     def join(self, where: Sequence[Segment] | Meeting) -> None:
         """Join the group of this rank: one of the segments, or of a meeting's groups."""
