@@ -82,14 +82,21 @@ def lines(folder: Path) -> list[str]:
             here = candidates(model, "sagemaker", load)
             cpu_s = time.process_time() - start_s
             priced = [
-                each for each in (*here, *candidates(model, "ec2", load)) if each.price_usd_per_hour
-            ]
+                (each.price_usd_per_hour, platform, each)
+                for platform, fleets in (
+                    ("SageMaker", here), ("EC2", candidates(model, "ec2", load)),
+                )
+                for each in fleets
+                if each.price_usd_per_hour
+            ]  # fmt: skip
             if not here or not priced:
                 found.append(f"| {name} | none | | | | | {cpu_s:.1f} |")
                 continue
-            best, least = here[0], min(priced, key=lambda each: each.price_usd_per_hour or 0.0)
-            ratio = (best.price_usd_per_hour or 0.0) / (least.price_usd_per_hour or 1.0)
-            cells = (name, *cell(best), *cell(least), f"{ratio:.2f}", f"{cpu_s:.1f}")
+            least_usd, platform, least = min(priced, key=lambda each: each[0])
+            fleet, price = cell(least)
+            ratio = (here[0].price_usd_per_hour or 0.0) / least_usd
+            cells = (name, *cell(here[0]), f"{fleet}, {platform}", price)
+            cells = (*cells, f"{ratio:.2f}", f"{cpu_s:.1f}")
             found.append(f"| {' | '.join(cells)} |")
     return found
 
@@ -102,7 +109,8 @@ def cell(fleet: Candidate) -> tuple[str, str]:
         if fleet.price_usd_per_hour is None
         else usd_text(fleet.price_usd_per_hour, estimated=estimated)
     )
-    return f"{fleet.instances} x {fleet.instance}, TP {fleet.tensor_parallel}", price
+    machine = fleet.instance.removeprefix("ml.")
+    return f"{fleet.instances} x {machine}, TP {fleet.tensor_parallel}", price
 
 
 def main() -> None:
