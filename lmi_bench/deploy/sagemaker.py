@@ -1,6 +1,7 @@
 """Builds the SageMaker requests of a plan, for boto3 and as a CloudFormation template.
 
-The requests are checked against botocore's service model; nothing here opens a connection. LMI
+The requests are in data/sagemaker.yaml; this module has their values, and checks them against
+botocore's service model. Nothing here opens a connection. LMI
 starts as many copies as fit its container's accelerators; if the plan wants fewer, or the server
 starts only one, each copy is an inference component.
 """
@@ -22,6 +23,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB, MIB
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import EndpointSettings
+from lmi_bench.deploy.templates import PlainDumper, filled
 
 Request = tuple[str, dict[str, Any]]
 """An operation's name in boto3, and its parameters."""
@@ -31,8 +33,6 @@ _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system 
 _SERVER_BYTES: Final = 4 * GIB  # of host memory for a copy, beside its weights while they load
 _WITHOUT_DISKS: Final = ("ml.p3.", "ml.inf1.", "ml.inf2.")
 _LARGEST_VOLUME_GB, _SYSTEM_GB = 512, 30  # of SageMaker's; for image and caches
-_SCALE_OUT_S, _SCALE_IN_S = 60, 300
-_METRICS_EVERY_S: Final = 10  # the shortest
 _JAVA_ONLY: Final = (r"\uD800", r"\p{")  # in patterns of printable text, which Python has not
 _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
@@ -64,19 +64,24 @@ def endpoint_requests(
 ) -> list[Request]:
     """The requests in the order to send them; each is valid for botocore."""
     fits_one = plan.copies == 1 if one_copy_a_container else plan.fills_the_machine
-    components = endpoint.components or not fits_one
-    requests = [
-        ("create_model", _model(container, endpoint)),
-        ("create_endpoint_config", _config(plan, container.ami, endpoint, components)),
-        (
-            "create_endpoint",
-            {"EndpointName": endpoint.name, "EndpointConfigName": f"{endpoint.name}-config"},
-        ),
+    components, scales = endpoint.components or not fits_one, endpoint.max_instances is not None
+    wanted = [
+        *("create_model", "create_endpoint_config", "create_endpoint"),
+        *(("create_inference_component",) if components else ()),
+        *(("register_scalable_target", "put_scaling_policy") if scales else ()),
     ]
-    if components:
-        requests.append(("create_inference_component", _component(plan, endpoint)))
-    if endpoint.max_instances is not None:
-        requests += _autoscaling(plan, endpoint, components)
+    values = {
+        "name": endpoint.name,
+        **{part: f"{endpoint.name}-{part}" for part in ("model", "config", "component")},
+        "role_arn": endpoint.role_arn,
+        "startup_s": endpoint.startup_s,
+        "instances": plan.instances,
+        "copies": plan.instances * plan.copies,
+        **_container_values(container, endpoint),
+        **_machine_values(plan, endpoint, components=components),
+        **(_scaling_values(plan, endpoint, components=components) if scales else {}),
+    }
+    requests = [*filled("sagemaker.yaml", wanted, values).items()]
     for text in endpoint.parameters:
         _set_parameter(dict(requests), text)
     for operation, parameters in requests:
@@ -136,11 +141,11 @@ def _input_shape(operation: str) -> Shape:
     return shape
 
 
-def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
+def _container_values(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
+    """Image, variables and weights of the container."""
     variables = {**container.environment, **{name: f"${{{name}}}" for name in container.secrets}}
-    primary: dict[str, Any] = {"Image": container.image, "Environment": variables}
-    if container.model_data_uri is not None:
-        uri = container.model_data_uri
+    weights, uri = None, container.model_data_uri
+    if uri is not None:
         archive = uri.endswith(".tar.gz")
         source: dict[str, Any] = {
             "S3Uri": uri if archive else f"{uri.rstrip('/')}/",  # as the service wants a prefix
@@ -149,108 +154,59 @@ def _model(container: Container, endpoint: EndpointSettings) -> dict[str, Any]:
         }
         if endpoint.accept_eula:
             source["ModelAccessConfig"] = {"AcceptEula": True}
-        primary["ModelDataSource"] = {"S3DataSource": source}
-    return {
-        "ModelName": f"{endpoint.name}-model",
-        "ExecutionRoleArn": endpoint.role_arn,
-        "PrimaryContainer": primary,
-    }
+        weights = {"S3DataSource": source}
+    ami = container.ami or None
+    return {"image": container.image, "environment": variables, "weights": weights, "ami": ami}
 
 
-def _config(
-    plan: DeploymentPlan, ami: str, endpoint: EndpointSettings, components: bool
+def _machine_values(
+    plan: DeploymentPlan, endpoint: EndpointSettings, *, components: bool
 ) -> dict[str, Any]:
-    variant: dict[str, Any] = {
-        "VariantName": VARIANT,
-        "InstanceType": plan.setup.instance.instance_type,
-        "InitialInstanceCount": plan.instances,
-        "ModelDataDownloadTimeoutInSeconds": endpoint.startup_s,
-        "ContainerStartupHealthCheckTimeoutInSeconds": endpoint.startup_s,
-        "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
-    }
-    if plan.setup.instance.instance_type.startswith(_WITHOUT_DISKS):
-        loaded_gb = 2 * weight_bytes(plan.setup.shape, plan.setup.dtype) / 1e9
-        variant["VolumeSizeInGB"] = min(_LARGEST_VOLUME_GB, math.ceil(loaded_gb) + _SYSTEM_GB)
-    if ami:
-        variant["InferenceAmiVersion"] = ami
-    config: dict[str, Any] = {
-        "EndpointConfigName": f"{endpoint.name}-config",
-        "MetricsConfig": {
-            "EnableEnhancedMetrics": True,
-            "EnableDetailedObservability": True,
-            "MetricPublishFrequencyInSeconds": _METRICS_EVERY_S,
-        },
-    }
-    if components:
-        config["ExecutionRoleArn"] = endpoint.role_arn
-        most = max(plan.instances, endpoint.max_instances or plan.instances)
-        variant["ManagedInstanceScaling"] = {
-            "Status": "ENABLED",
-            "MinInstanceCount": plan.instances,
-            "MaxInstanceCount": most,
-        }
-    else:
-        variant["ModelName"] = f"{endpoint.name}-model"
-    return config | {"ProductionVariants": [variant]}
-
-
-def _component(plan: DeploymentPlan, endpoint: EndpointSettings) -> dict[str, Any]:
+    """The machines, and what a copy takes of one; a component scales them itself."""
     setup, instance = plan.setup, plan.setup.instance
+    stored_bytes, volume_gb = weight_bytes(setup.shape, setup.dtype), None
+    if instance.instance_type.startswith(_WITHOUT_DISKS):
+        volume_gb = min(_LARGEST_VOLUME_GB, math.ceil(2 * stored_bytes / 1e9) + _SYSTEM_GB)
     share_bytes = instance.host_memory_bytes * _HOST_SHARE / plan.copies
-    loading_bytes = weight_bytes(setup.shape, setup.dtype) + _SERVER_BYTES
-    host_mib = int(min(share_bytes, loading_bytes)) // MIB
+    scaling = {
+        "Status": "ENABLED",
+        "MinInstanceCount": plan.instances,
+        "MaxInstanceCount": max(plan.instances, endpoint.max_instances or plan.instances),
+    }
     return {
-        "InferenceComponentName": f"{endpoint.name}-component",
-        "EndpointName": endpoint.name,
-        "VariantName": VARIANT,
-        "Specification": {
-            "ModelName": f"{endpoint.name}-model",
-            "StartupParameters": {
-                "ModelDataDownloadTimeoutInSeconds": endpoint.startup_s,
-                "ContainerStartupHealthCheckTimeoutInSeconds": endpoint.startup_s,
-            },
-            "ComputeResourceRequirements": {
-                "NumberOfAcceleratorDevicesRequired": plan.setup.tensor_parallel,
-                "MinMemoryRequiredInMb": max(128, host_mib),
-            },
-        },
-        "RuntimeConfig": {"CopyCount": plan.instances * plan.copies},
+        "instance_type": instance.instance_type,
+        "volume_gb": volume_gb,
+        "devices": setup.tensor_parallel,
+        "host_mib": max(128, int(min(share_bytes, stored_bytes + _SERVER_BYTES)) // MIB),
+        "role_of_components": endpoint.role_arn if components else None,
+        "managed_scaling": scaling if components else None,
+        "model_of_variant": None if components else f"{endpoint.name}-model",
     }
 
 
-def _autoscaling(
-    plan: DeploymentPlan, endpoint: EndpointSettings, components: bool
-) -> list[Request]:
-    """Application Auto Scaling's requests, which track concurrency per model or copy."""
+def _scaling_values(
+    plan: DeploymentPlan, endpoint: EndpointSettings, *, components: bool
+) -> dict[str, Any]:
+    """Application Auto Scaling tracks the concurrency of a model, or of a copy as a component."""
     assert endpoint.max_instances is not None
     per_copy = plan.scaling_target(endpoint.target_per_copy, endpoint.max_instances)
     copies, target = (plan.copies, per_copy) if components else (1, per_copy * plan.copies)
+    scaled, dimension = (
+        f"endpoint/{endpoint.name}/variant/{VARIANT}",
+        "variant:DesiredInstanceCount",
+    )
     if components:
-        resource = f"inference-component/{endpoint.name}-component"
-        dimension = "sagemaker:inference-component:DesiredCopyCount"
-    else:
-        resource = f"endpoint/{endpoint.name}/variant/{VARIANT}"
-        dimension = "sagemaker:variant:DesiredInstanceCount"
-    place = {
-        "ServiceNamespace": "sagemaker",
-        "ResourceId": resource,
-        "ScalableDimension": dimension,
+        scaled = f"inference-component/{endpoint.name}-component"
+        dimension = "inference-component:DesiredCopyCount"
+    return {
+        "scaled": scaled,
+        "dimension": f"sagemaker:{dimension}",
+        "least_capacity": plan.instances * copies,
+        "most_capacity": endpoint.max_instances * copies,
+        "policy": f"{endpoint.name}-concurrency",
+        "target": round(target, 1),
+        "metric": _CONCURRENT[components],
     }
-    capacity = {
-        "MinCapacity": plan.instances * copies,
-        "MaxCapacity": endpoint.max_instances * copies,
-    }
-    policy = {
-        "PolicyName": f"{endpoint.name}-concurrency",
-        "PolicyType": "TargetTrackingScaling",
-        "TargetTrackingScalingPolicyConfiguration": {
-            "TargetValue": round(target, 1),
-            "PredefinedMetricSpecification": {"PredefinedMetricType": _CONCURRENT[components]},
-            "ScaleOutCooldown": _SCALE_OUT_S,
-            "ScaleInCooldown": _SCALE_IN_S,
-        },
-    }
-    return [("register_scalable_target", place | capacity), ("put_scaling_policy", place | policy)]
 
 
 @cache
@@ -301,13 +257,6 @@ class _Tag:
 
     name: str
     value: str
-
-
-class PlainDumper(yaml.SafeDumper):
-    """Writes a value that occurs twice twice, without an alias."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 PlainDumper.add_representer(
