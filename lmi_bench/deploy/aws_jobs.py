@@ -18,6 +18,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.sagemaker import allowed_values, check_request
+from lmi_bench.deploy.templates import filled
 
 _MOST_TYPES: Final = 3
 _STEM: Final = 48  # a job's name has at most 63 characters
@@ -45,37 +46,27 @@ def job_files(
 
     Raises InputError for what the service would refuse.
     """
-    stem = name[:_STEM].rstrip("-")
-    workload, types = f"{stem}-workload", _instance_types(answer)
-    common = {"AIWorkloadConfigIdentifier": workload, "RoleArn": role_arn}
-    output = {"OutputConfig": {"S3OutputLocation": output_uri}}
-    requests: dict[str, dict[str, Any]] = {
-        "create_ai_workload_config": {
-            "AIWorkloadConfigName": workload,
-            "AIWorkloadConfigs": {
-                "WorkloadSpec": {"Inline": json.dumps(_workload(plan, answer.question))}
-            },
-        },
-        "create_ai_benchmark_job": {
-            "AIBenchmarkJobName": f"{stem}-benchmark",
-            "BenchmarkTarget": {"Endpoint": {"Identifier": name}},
-            **(common | output),
-        },
-    }
+    stem, types = name[:_STEM].rstrip("-"), _instance_types(answer)
+    wanted = ["create_ai_workload_config", "create_ai_benchmark_job"]
     left_out: tuple[str, ...] = ()
     is_prefix = weights_uri is not None and not weights_uri.endswith(".tar.gz")
-    if not is_prefix or not types:
+    if is_prefix and types:
+        wanted.append(_RECOMMEND)
+    else:
         why = "no recommended machine is among the job's" if is_prefix else "--model-data s3://.../"
         left_out = (f"no request for a recommendation job: it needs the weights on S3 ({why})",)
-    else:
-        requests[_RECOMMEND] = {
-            "AIRecommendationJobName": f"{stem}-recommendation",
-            "ModelSource": {"S3": {"S3Uri": f"{str(weights_uri).rstrip('/')}/"}},
-            "PerformanceTarget": {"Constraints": [{"Metric": _metric(answer.question)}]},
-            "InferenceSpecification": {"Framework": framework},
-            "ComputeSpec": {"InstanceTypes": types},
-            **(common | output),
-        }
+    values = {
+        **{part: f"{stem}-{part}" for part in ("workload", "benchmark", "recommendation")},
+        "aiperf": json.dumps(_workload(plan, answer.question)),
+        "endpoint": name,
+        "role_arn": role_arn,
+        "output_uri": output_uri,
+        "weights_uri": f"{(weights_uri or '').rstrip('/')}/",
+        "metric": _metric(answer.question),
+        "framework": framework,
+        "machines": types,
+    }
+    requests = filled("sagemaker.yaml", wanted, values)
     for operation, parameters in requests.items():
         check_request(operation, parameters)
     return {

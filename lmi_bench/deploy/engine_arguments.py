@@ -1,6 +1,6 @@
-"""The arguments of vLLM and SGLang, version by version, and whether a value fits one.
+"""The arguments of vLLM, SGLang and TGI, version by version, and whether a value fits one.
 
-benchmarks/engine_arguments.py writes data/engine_arguments from the engines' sources. A row holds
+benchmarks/engine_arguments.py writes the first two tables from the engines' sources. A row holds
 from the version `since` up to, but not including, `until`.
 """
 
@@ -18,7 +18,8 @@ class Argument:
     """One argument of an engine.
 
     part     engine, or frontend: of the engine's own HTTP server, which LMI does not start
-    kind     int, size (an int, or one such as 32k), float, bool, str, enum, json or list
+    kind     int, count (from 1), size (an int, or one such as 32k), float, bool, str, enum, json or
+             list
     range    range of a number in interval notation; empty: none is stated
     """
 
@@ -56,7 +57,7 @@ class Argument:
 
 @cache
 def argument_history(engine: str) -> tuple[Argument, ...]:
-    """Every row of an engine: vllm or sglang."""
+    """Every row of an engine: vllm, sglang or tgi."""
     return tuple(Argument(**row) for row in read_rows(f"engine_arguments/{engine}.csv", "deploy"))
 
 

@@ -1,9 +1,9 @@
 """Builds the SageMaker requests of a plan, for boto3 and as a CloudFormation template.
 
 The requests are in data/sagemaker.yaml; this module has their values, and checks them against
-botocore's service model. Nothing here opens a connection. LMI
-starts as many copies as fit its container's accelerators; if the plan wants fewer, or the server
-starts only one, each copy is an inference component.
+botocore's service model. Nothing here opens a connection. LMI starts as many copies as fit its
+container's accelerators; if the plan wants fewer, or the server starts only one, each copy is an
+inference component.
 """
 
 import math
