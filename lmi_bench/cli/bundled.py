@@ -253,7 +253,7 @@ def compile_steps(settings: bundled.CompileSettings) -> None:
     """
     from lmi_bench.jobs.bundled import compile_steps as run
 
-    compiled = run_job(run, settings)
+    differences = run_job(run, settings)
     rows = [
         {
             "sequences": f"{each.shape.sequences}",
@@ -262,10 +262,10 @@ def compile_steps(settings: bundled.CompileSettings) -> None:
             "of logits' spread": f"{each.largest / each.spread:.1%}" if each.spread else "",
             "same likeliest token": f"{each.same_frac:.0%}",
         }
-        for each in compiled.differences
+        for each in differences
     ]
     print_table("Compiled steps against eager ones, random contexts", rows)
-    say(f"compiled steps: {compiled.folder}   use them with: --artefact {compiled.folder}")
+    say(f"compiled steps: {settings.out}   use them with: --artefact {settings.out}")
 
 
 @spread_options
@@ -277,8 +277,7 @@ def convert(settings: bundled.ConvertSettings) -> None:
     """
     from lmi_bench.jobs.bundled import convert as run
 
-    converted = run_job(run, settings)
-    say(f"{converted.folder}: the same weights, sha256 {converted.sha256}")
+    say(f"{settings.out}: the same weights, sha256 {run_job(run, settings)}")
 
 
 @spread_options

@@ -37,8 +37,7 @@ def write(settings: DeploySettings) -> None:
     """
     from lmi_bench.jobs.deploy import write_deployment
 
-    deployment = run_job(write_deployment, settings)
-    plan, bundle = deployment.plan, deployment.bundle
+    plan, bundle = run_job(write_deployment, settings)
     say(plan.describe())
     say(plan.basis)
     if bundle.image is not None:
@@ -194,15 +193,14 @@ def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0
 @spread_options
 def limits(settings: LimitsSettings) -> None:
     """Print how many sequences fit at once, by token limit: set limits before the concurrency."""
-    from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
-    from lmi_bench.catalog.models import find_model
     from lmi_bench.jobs.deploy import sequence_limits
 
-    shape, dtype = find_model(settings.model), planned_dtype(settings.model, settings.dtype)
-    trained = shape.max_positions
+    found = sequence_limits(settings)
+    setup = found[0].setup
+    trained = setup.shape.max_positions
     rows = [
         {
-            "TP": each.tensor_parallel,
+            "TP": each.setup.tensor_parallel,
             "copies": each.copies,
             "tokens of a request": f"{each.tokens:,}" + (" *" if each.tokens > trained else ""),
             "sure to fit a copy": each.guaranteed,
@@ -210,9 +208,10 @@ def limits(settings: LimitsSettings) -> None:
             "on the machine": each.guaranteed * each.copies,
             "KV left, GiB": f"{bytes_to_gib(each.kv_left_bytes):.1f}",
         }
-        for each in sequence_limits(settings)
+        for each in found
     ]
-    print_table(f"Sequences at once: {shape.name} in {dtype} on {settings.instance}", rows)
+    where = f"{setup.shape.name} in {setup.dtype} on {settings.instance}"
+    print_table(f"Sequences at once: {where}", rows)
     say("expected: half of each request is prompt, and running ones have half of the output")
     say(
         "set the token limits first (option.max_model_len; MAX_INPUT_LENGTH, MAX_TOTAL_TOKENS), "

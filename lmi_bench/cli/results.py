@@ -80,11 +80,9 @@ def import_results(settings: results.ImportSettings) -> None:
     from lmi_bench.jobs.results import import_results as run
 
     with terminal() as listener:
-        made = run(settings, listener, command=["lmi-bench", *sys.argv[1:]])
-    say(
-        f"{made.folder}: {made.levels} level(s) of {made.tool}   "
-        f"next: lmi-bench report {made.folder}"
-    )
+        levels, tool = run(settings, listener, command=["lmi-bench", *sys.argv[1:]])
+    out = settings.out
+    say(f"{out}: {levels} level(s) of {tool}   next: lmi-bench report {out}")
 
 
 @workload.callback()

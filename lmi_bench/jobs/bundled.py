@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lmi_bench.analysis.model.collectives import CollectiveFit, fit_all_reduce
@@ -24,7 +23,8 @@ from lmi_bench.jobs.generate import run_closing
 from lmi_bench.jobs.settings import bundled
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.models.folder import held_out_text, parse_rope_scaling, shape_of_folder
-from lmi_bench.targets.bundled import model_folder, open_torch_engine, time_all_reduces
+from lmi_bench.targets.bundled import model_folder, open_torch_engine
+from lmi_bench.targets.loading import start_ranks_early
 from lmi_bench.targets.prompts import find_tokenizer, weights_notes
 
 if TYPE_CHECKING:
@@ -32,16 +32,11 @@ if TYPE_CHECKING:
     from lmi_bench.targets.parts import StepDifference
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledSteps:
-    """The folder of the compiled steps, and each shape's difference from the eager step."""
-
-    folder: Path
-    differences: "list[StepDifference]"
-
-
-def compile_steps(settings: bundled.CompileSettings, listener: Listener = SILENT) -> CompiledSteps:
-    """Compile and compare; raises InputError for a model or setting that cannot be compiled."""
+def compile_steps(
+    settings: bundled.CompileSettings, listener: Listener = SILENT
+) -> "list[StepDifference]":
+    """Compile, and compare each shape with the eager step; raises InputError for a model or setting
+    that cannot be compiled."""
     stated = stated_settings(settings.steps) | {"compile": True}
     if settings.shapes is not None:
         stated["compile_shapes"] = settings.shapes
@@ -49,19 +44,14 @@ def compile_steps(settings: bundled.CompileSettings, listener: Listener = SILENT
     parts = open_torch_engine(settings.model, engine, listener, compile_into=settings.out)
     for line in parts.notes:
         listener.note(line)
-    return CompiledSteps(settings.out, run_closing(parts, parts.loaded.compare_prepared()))
+    return run_closing(parts, parts.loaded.compare_prepared())
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """The new folder, and the SHA-256 of the weights, the same in both folders."""
+def convert(settings: bundled.ConvertSettings, listener: Listener = SILENT) -> str:
+    """Convert, read the result again, and compare; a failed conversion leaves no folder.
 
-    folder: Path
-    sha256: str
-
-
-def convert(settings: bundled.ConvertSettings, listener: Listener = SILENT) -> Converted:
-    """Convert, read the result again, and compare; a failed conversion leaves no folder."""
+    Returns the SHA-256 of the weights, the same in both folders.
+    """
     with installed("the conversion"):
         from lmi_bench.engine.torch_backend.convert import convert as write
         from lmi_bench.engine.torch_backend.convert import weights_hash
@@ -78,7 +68,7 @@ def convert(settings: bundled.ConvertSettings, listener: Listener = SILENT) -> C
         if not existed:
             shutil.rmtree(out, ignore_errors=True)
         raise
-    return Converted(out, after)
+    return after
 
 
 AS_TRAINED: Final = "as it is"
@@ -246,11 +236,14 @@ def time_collectives(
     for name in wanted:
         if name not in ALL_TRANSPORTS:
             raise InputError(f"--transport {name}: use shared-memory, gloo, or nccl between GPUs")
+    start_ranks_early()
+    with installed("an all-reduce"):
+        from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
     times_s = {}
     for name, groups in itertools.product(wanted, sorted({1, settings.groups})):
         label = name if groups == 1 else f"{name}, {groups} groups"
         listener.note(f"{label.replace('_', ' ')}, {settings.ranks} ranks ...")
-        times_s[label] = time_all_reduces(
+        times_s[label] = measure_all_reduces(
             settings.ranks, name, SIZES_BYTES, rounds=settings.rounds, groups=groups
         )
     fits = {label: fit_all_reduce(SIZES_BYTES, times) for label, times in times_s.items()}

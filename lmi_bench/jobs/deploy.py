@@ -44,14 +44,6 @@ _LONE_TOKENS: Final = 256  # of a lone request's prompt, and of its answer
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """The files that were written, and the plan that they run."""
-
-    plan: DeploymentPlan
-    bundle: Bundle
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedFile:
     """The effective settings of a container.
 
@@ -69,11 +61,12 @@ class CheckedFile:
 class SequenceLimit:
     """Requests of one length that fit at once, at one tensor-parallel degree.
 
+    setup                 one of the copies on the machine
     guaranteed, expected  requests of one copy at full length, and half through their output
     kv_left_bytes         memory of a device that is left for the KV cache
     """
 
-    tensor_parallel: int
+    setup: Setup
     copies: int
     tokens: int
     guaranteed: int
@@ -81,8 +74,11 @@ class SequenceLimit:
     kv_left_bytes: float
 
 
-def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> Deployment:
-    """Write the folder. Raises InputError before anything is written."""
+def write_deployment(
+    settings: DeploySettings, listener: Listener = SILENT
+) -> tuple[DeploymentPlan, Bundle]:
+    """Write the folder; returns the plan, and the files that run it. Raises InputError before
+    anything is written."""
     server, endpoint = settings.server, settings.endpoint
     if server.kind not in SERVERS:
         raise InputError(f"--server {server.kind}: use one of {', '.join(SERVERS)}")
@@ -99,7 +95,7 @@ def write_deployment(settings: DeploySettings, listener: Listener = SILENT) -> D
     bundle = build_bundle(plan, server, endpoint, date=time.strftime("%Y%m%d", time.gmtime()))
     bundle = _with_jobs(bundle, plan, settings)
     write_bundle(bundle, settings.out)
-    return Deployment(plan, bundle)
+    return plan, bundle
 
 
 def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -> Bundle:
@@ -198,7 +194,7 @@ def sequence_limits(settings: LimitsSettings) -> list[SequenceLimit]:
             likely = memory_plan_for(setup, profile, input_tokens=half, output_tokens=tokens - half)
             found.append(
                 SequenceLimit(
-                    degree,
+                    setup,
                     instance.num_accelerators // degree,
                     tokens,
                     sure.sequences_guaranteed,

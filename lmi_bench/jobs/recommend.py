@@ -43,7 +43,6 @@ class OtherProfile:
     """The cheapest fleet of the same machines by another profile; None: none carries the load."""
 
     name: str
-    label: str
     best: Candidate | None
 
 
@@ -141,7 +140,7 @@ def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> Othe
         found = rank(asked, intervals=False).recommended
     except InputError:  # it does not load the model
         return None
-    return OtherProfile(name, profile.label, found)
+    return OtherProfile(name, found)
 
 
 def with_images(

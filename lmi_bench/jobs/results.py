@@ -149,15 +149,6 @@ def gate(settings: results.GateSettings) -> GateVerdict:
     return GateVerdict(tuple(cases))
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedRun:
-    """A run folder with the number of its levels and the tool that measured them."""
-
-    folder: Path
-    levels: int
-    tool: str
-
-
 def export(settings: results.ExportSettings) -> list[Path]:
     """Write the run and return the files; raises InputError for an unknown format."""
     wanted, run = settings.export_format, settings.run
@@ -169,15 +160,17 @@ def export(settings: results.ExportSettings) -> list[Path]:
 
 def import_results(
     settings: results.ImportSettings, listener: Listener = SILENT, *, command: Sequence[str] = ()
-) -> ImportedRun:
-    """Write the run folder; raises InputError for a file that cannot be read."""
+) -> tuple[int, str]:
+    """Write the run folder; raises InputError for a file that cannot be read.
+
+    Returns the number of its levels, and the tool that measured them.
+    """
     is_stated = settings.concurrency is not None or settings.rate is not None
     load = Load(settings.concurrency, settings.rate) if is_stated else None
     parts = [read_results(path, load) for path in settings.files]
     for text in sorted({text for part in parts for text in part.notes}):
         listener.note(text)
-    levels = write_imported(parts, settings.out, command=command)
-    return ImportedRun(settings.out, levels, parts[0].tool)
+    return write_imported(parts, settings.out, command=command), parts[0].tool
 
 
 _LEAST_SHARED = 16  # tokens of a cache block; shorter prefixes are chance or a template

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -298,14 +297,3 @@ def save_quantized(
         dtype=settings.dtype or "bfloat16",
         tell=listener.progress,
     )
-
-
-def time_all_reduces(
-    ranks: int, transport: str, sizes_bytes: Sequence[int], *, rounds: int, groups: int = 1
-) -> list[float]:
-    """Seconds of one all-reduce over processes of this machine, for each array size. Raises
-    InputError if torch is not installed or the transport does not work on this machine."""
-    loading.start_ranks_early()
-    with installed("an all-reduce"):
-        from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
-    return measure_all_reduces(ranks, transport, sizes_bytes, rounds=rounds, groups=groups)

@@ -74,7 +74,7 @@ def written(folder, entry, machine, kind, dtype, weights):
     weights = weights.format(entry.hf_id.rpartition("/")[2]) or None
     if weights and any(name in entry.hf_id.lower() for name in PUBLISHED):
         weights = None
-    deployment = write_deployment(
+    plan, _ = write_deployment(
         DeploySettings(
             out=folder,
             layout=LayoutSettings(entry.shape.name, machine, dtype=dtype),
@@ -84,7 +84,7 @@ def written(folder, entry, machine, kind, dtype, weights):
     )
     model = json.loads((folder / "sagemaker.json").read_text())[0]["parameters"]
     container = model["PrimaryContainer"]
-    return container["Environment"], container["Image"], deployment.plan
+    return container["Environment"], container["Image"], plan
 
 
 def name_of_format(weights, variables):
