@@ -9,6 +9,7 @@
     run     what a user types, several lines of bash; `lmi-bench` is the program of the checkout
     serve   servers to start before it, each with `--port $PORT`; the second one gets $PORT2
     files   files to write before it, by name
+    prepare commands to run before the servers start
     code    its exit code, 0 if not stated
     out     regular expressions that the output (of a server, too) must have
     absent  regular expressions that it must not have
@@ -54,6 +55,7 @@ class Entry:
 
     rows: tuple[int, ...]
     run: str
+    prepare: str = ""
     serve: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     code: int = 0
@@ -184,6 +186,9 @@ def shown_by(place: Place, entry: Entry) -> str | None:
         (place.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (place.folder / name).write_text(content, encoding="utf-8")
     try:
+        if entry.prepare:
+            command = ["bash", "-ec", entry.prepare]
+            subprocess.run(command, cwd=place.folder, env=place.environment, check=True)
         with servers(place, entry.serve) as (ports, logs):
             ran = subprocess.run(
                 ["bash", "-c", entry.run],
@@ -195,7 +200,7 @@ def shown_by(place: Place, entry: Entry) -> str | None:
                 check=False,
             )
         printed = ran.stdout + ran.stderr + "".join(log.read_text() for log in logs)
-    except (RuntimeError, subprocess.TimeoutExpired) as exc:
+    except (RuntimeError, subprocess.SubprocessError) as exc:
         return str(exc)
     if ran.returncode != entry.code:
         return f"exit {ran.returncode} instead of {entry.code}\n{printed[-1500:]}"
