@@ -5,11 +5,13 @@ does not behave as the author intended. Source: the validators and the release n
 djl-serving 0.26 to 0.36.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from lmi_bench.catalog.models import find_model_entry
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.engine_arguments import (
     Argument,
@@ -43,7 +45,8 @@ _NEAR_MISS, _NEAR = 0.85, 0.75  # where the engine's arguments are known, and wh
 _WITHOUT_VLLM: Final = ("trtllm", "deepspeed", "tnx", "scheduler")
 _JAVA_ENGINES: Final = ("rust", "onnxruntime", "pytorch")
 """Their unknown keys are arguments of the model's translator."""
-_ROLLING_UNDER_MPI: Final = ("lmi-dist", "trtllm", "deepspeed")
+_UNSTATED: Final = {"option.rolling_batch": "auto", "engine": "Python", "batch_size": "1"}
+_CONDITION: Final = re.compile(r"([\w.]+)([=!])(.*)")
 _ROLLING_OF_ERA: Final = {
     "A": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "disable"),
     "B": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "tnx", "disable"),
@@ -189,23 +192,10 @@ def _unknown(name: str, in_vllm: Mapping[str, Argument], vllm: str) -> tuple[boo
 def _conflicts(settings: Mapping[str, str], era: str) -> Iterator[str]:
     """Settings that a container's validator rejects."""
     rolling = settings.get("option.rolling_batch", "auto").lower()
-    engine = settings.get("engine", "Python")
-    batch_size = settings.get("batch_size", "1")
     if rolling not in _ROLLING_OF_ERA[era]:
         names = ", ".join(_ROLLING_OF_ERA[era])
         yield f"option.rolling_batch={rolling} does not exist {ERAS[era]}; there is {names}"
-    if era == "A":
-        if engine == "Python" and rolling in _ROLLING_UNDER_MPI:
-            yield (f"engine=Python has no rolling batch {rolling}: up to 0.26 it needs engine=MPI")
-        if engine == "MPI" and rolling == "vllm":
-            yield "engine=MPI has no rolling batch vllm: it needs engine=Python"
-    if batch_size.isdecimal() and int(batch_size) > 1 and rolling not in ("auto", "disable"):
-        yield (
-            f"batch_size={batch_size} is dynamic batching and option.rolling_batch={rolling} is "
-            "not: remove one of the two"
-        )
-    if settings.get("option.async_mode") == "true" and rolling not in ("auto", "disable"):
-        yield "option.async_mode=true excludes a rolling batch: set it to disable"
+    yield from _by_rules("mistake", settings, era)
     for alias, name in (
         ("option.max_num_seqs", "option.max_rolling_batch_size"),
         ("option.tensor_parallel_size", "option.tensor_parallel_degree"),
@@ -219,37 +209,32 @@ def _conflicts(settings: Mapping[str, str], era: str) -> Iterator[str]:
 
 def _traps(settings: Mapping[str, str], era: str) -> Iterator[str]:
     """Settings that do not do what they seem to."""
-    rolling = settings.get("option.rolling_batch", "auto").lower()
     seconds = settings.get("option.model_loading_timeout", "")
     if seconds.isdecimal() and int(seconds) > _SAGEMAKER_LONGEST_S:
         yield (
             f"option.model_loading_timeout={seconds}: SageMaker waits at most "
             f"{_SAGEMAKER_LONGEST_S} s for a container to become healthy"
         )
-    if settings.get("option.trust_remote_code", "false").lower() == "true":
-        yield (
-            "option.trust_remote_code=true runs Python code that comes with the weights: read it, "
-            "and pin option.revision"
-        )
-    if "option.max_rolling_batch_size" not in settings and era == "C" and rolling == "auto":
-        yield (
-            "option.max_rolling_batch_size is not set: with rolling_batch=auto it is 32 since "
-            "0.35, although the documentation says 256"
-        )
-    if era == "C":
-        if settings.get("engine") == "MPI" and rolling != "trtllm":
-            yield "engine=MPI: since 0.35 Python is right for every backend except trtllm"
-        if rolling == "lmi-dist":
-            yield "option.rolling_batch=lmi-dist is silently vLLM since 0.33"
-        if "option.output_formatter" in settings and rolling in ("auto", "disable"):
-            yield "option.output_formatter has no effect in async mode (auto since 0.35)"
-    if era == "A" and "option.output_formatter" not in settings:
-        yield (
-            "option.output_formatter is not set: 0.26 then streams one JSON object in pieces; a "
-            "client that reads lines needs jsonlines"
-        )
-    if settings.get("option.quantize", "") in ("awq", "gptq") and era == "C":
-        yield (
-            f"option.quantize={settings['option.quantize']}: vLLM reads it from the checkpoint; "
-            "setting it disables the faster Marlin kernels"
-        )
+    yield from _by_rules("trap", settings, era)
+
+
+def _by_rules(kind: str, settings: Mapping[str, str], era: str) -> Iterator[str]:
+    """The lines of data/lmi_rules.csv whose conditions all hold in this era.
+
+    A condition is `name=pattern`, or `name!pattern` for a value that does not match it; the value
+    of a setting that is neither stated nor in `_UNSTATED` is empty.
+    """
+    values = {**_UNSTATED, **settings}
+    values["option.rolling_batch"] = values["option.rolling_batch"].lower()
+    for row in read_rows("lmi_rules.csv", "deploy"):
+        if row["kind"] != kind or era not in row["eras"]:
+            continue
+        found = [_CONDITION.fullmatch(each) for each in row["when"].split()]
+        conditions = [(each[1], each[2], each[3]) for each in found if each is not None]
+        if all(
+            bool(re.fullmatch(pattern, values.get(name, ""))) == (sign == "=")
+            for name, sign, pattern in conditions
+        ):
+            name = conditions[0][0]
+            value = f"{name}={values.get(name, '')}"
+            yield row["text"].format(value=value, rolling=values["option.rolling_batch"])
