@@ -1,9 +1,7 @@
 """What recommend prints: the candidates, the recommended fleet and what to measure next."""
 
 import math
-import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,9 +16,9 @@ from lmi_bench.cli.candidates_print import interval, money, print_candidates
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.jobs.recommend import Advice, OtherProfile
 from lmi_bench.report.formats import number
+from lmi_bench.report.recommendation_view import by_reason
 
 _SHOWN_REASONS = 6
-_NUMBER = re.compile(r"\d[\d,.]*")
 _SHOWN_UNPRICED = 5
 _SHOWN_MEASUREMENTS = 2
 _SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
@@ -89,15 +87,10 @@ def rejection_lines(rejected: Sequence[Rejection], shown: int = _SHOWN_REASONS) 
     """The rejected layouts by kind of reason, each with an example."""
     if not rejected:
         return
-    kinds: Counter[str] = Counter()
-    examples: dict[str, Rejection] = {}
-    for each in rejected:
-        kind = _NUMBER.sub("#", each.reason)
-        kinds[kind] += 1
-        examples.setdefault(kind, each)
+    kinds = by_reason(rejected)
     yield "1 layout is out:" if len(rejected) == 1 else f"{len(rejected)} layouts are out:"
-    for kind, times in kinds.most_common(shown):
-        each = examples[kind]
+    for members in kinds[:shown]:
+        each, times = members[0], len(members)
         place = each.instance_type
         if each.tensor_parallel is not None:
             place += f" TP {each.tensor_parallel}"

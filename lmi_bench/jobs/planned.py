@@ -26,6 +26,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario, parse_scenario
 from lmi_bench.core.traces import read_trace
+from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.jobs.settings.planning import DraftSettings, PriceSettings
 from lmi_bench.jobs.settings.recommend import (
     AxisSettings,
@@ -243,7 +244,13 @@ def described_workload(settings: RecommendSettings) -> ScenarioWorkload:
     """The workload that options describe by what prompts have in common."""
     if settings.users is not None:
         raise InputError("prompts with a prefix cache are planned for a --rate, not for --users")
-    workload = {
+    stated = {name: value for name, value in prompt_fields(settings).items() if value is not None}
+    return _read(parse_scenario({"workload": stated}, source="the workload"), "the workload")
+
+
+def prompt_fields(settings: PredictSettings | RecommendSettings) -> dict[str, Any]:
+    """What options state of the prompts, by the names of a scenario's workload."""
+    return {
         "input_tokens": settings.input_tokens,
         "output_tokens": settings.output_tokens,
         "trace": None if settings.trace is None else str(settings.trace),
@@ -252,8 +259,6 @@ def described_workload(settings: RecommendSettings) -> ScenarioWorkload:
         "turns": settings.turns,
         "think_s": settings.think_time,
     }
-    stated = {name: value for name, value in workload.items() if value is not None}
-    return _read(parse_scenario({"workload": stated}, source="the workload"), "the workload")
 
 
 def with_prefix_hits(

@@ -32,7 +32,7 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.engine.router import make_router
-from lmi_bench.jobs.planned import model_notes, planned_speculation
+from lmi_bench.jobs.planned import model_notes, planned_speculation, prompt_fields
 from lmi_bench.jobs.settings.load import numbers
 from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.loadgen.run.levels import levels_of
@@ -245,17 +245,10 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
 
 
 def _scenario(settings: PredictSettings) -> Scenario:
-    workload: dict[str, Any] = {
-        "input_tokens": settings.input_tokens,
-        "output_tokens": settings.output_tokens,
+    workload = prompt_fields(settings) | {
         "mix": None if settings.mix is None else parse_mix(settings.mix),
         "input_lengths": settings.input_lengths,
         "output_lengths": settings.output_lengths,
-        "trace": None if settings.trace is None else str(settings.trace),
-        "shared_prefix": settings.shared_prefix,
-        "documents": settings.documents,
-        "turns": settings.turns,
-        "think_s": settings.think_time,
     }
     is_open = settings.trace is None and settings.rate is not None
     load: dict[str, Any] = {

@@ -306,11 +306,16 @@ def _slo_outlook_table(chosen: Candidate, answer: Recommendation) -> Table | Non
     return table_of(title, fields, chosen.slos, note) if chosen.slos else None
 
 
-def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
-    """Rejected layouts by kind of reason: the same sentence apart from names and numbers."""
+def by_reason(rejected: Sequence[Rejection]) -> list[list[Rejection]]:
+    """Layouts by kind of reason, the most frequent first: the same sentence apart from names and
+    numbers."""
     groups: dict[str, list[Rejection]] = {}
     for each in rejected:
         groups.setdefault(_NUMBER.sub("…", _reason_of(each)), []).append(each)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
     fields: tuple[Field[Rejection], ...] = (
         field("Instance", lambda each: each.instance_type, numeric=False),
         field("TP", lambda each: count(each.tensor_parallel)),
@@ -318,7 +323,7 @@ def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]
     )
     return tuple(
         RejectedGroup(_shared_text(members), table_of("", fields, members))
-        for members in sorted(groups.values(), key=len, reverse=True)
+        for members in by_reason(rejected)
     )
 
 
