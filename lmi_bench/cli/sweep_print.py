@@ -13,7 +13,7 @@ from lmi_bench.analysis.results.slo_results import FailureRule, requests_needed
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.analysis.search.next_level import SATURATED_GAIN
 from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
-from lmi_bench.core.findings import Knee, SloAnswer
+from lmi_bench.core.findings import Knee, SloAnswer, recommended_knee
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import load_name
 from lmi_bench.core.records import counted
@@ -118,7 +118,7 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
 
 
 def _knee_text(knees: Sequence[Knee], curve: SweepCurve) -> str:
-    knee = next((knee for knee in knees if knee.recommended), None)
+    knee = recommended_knee(knees)
     if knee is None or knee.load is None:
         reasons = (each.why.partition(NONE_RECOMMENDED)[2] for each in knees)
         return f"cannot tell: {next(filter(None, reasons), 'no level is within the limits')}"
@@ -291,7 +291,7 @@ def _row(each: CellState) -> dict[str, str]:
         return row
     pooled = pooled_run(run)
     curve = sweep_curve(pooled.levels)
-    knee = next((knee for knee in run.knees or () if knee.recommended), None)
+    knee = recommended_knee(run.knees or ())
     if knee is not None and knee.axis == curve.axis and knee.load is not None:
         row["knee"] = f"{'>= ' if knee.high is None else ''}{load_name(curve.axis, knee.load)}"
     answer = run.slo_answer

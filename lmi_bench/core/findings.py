@@ -1,6 +1,6 @@
 """Results of a finished sweep: its knees (knees.json) and a search's answer (slo.json)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -44,6 +44,11 @@ class Knee(JsonValue):
             low=whole(low),
             high=None if high is None else whole(high),
         )
+
+
+def recommended_knee(knees: Iterable[Knee]) -> Knee | None:
+    """The knee that a sweep recommends; None if it recommends none."""
+    return next((knee for knee in knees if knee.recommended), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,12 +114,10 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
         profile = BUNDLED_CPU_PRIOR
     else:
         profile = find_profile(settings.profile, settings.kv_tokens)
-    if not is_local:
-        machine = find_instance(settings.instance)
-    elif profile.machine is None:
-        machine = probe_machine().instance()
+    if is_local:
+        machine = (profile.machine or probe_machine()).instance()
     else:
-        machine = profile.machine.instance()
+        machine = find_instance(settings.instance)
     warnings = profile.warnings_for(
         accelerator=machine.accelerator.name, engine_version=settings.engine_version
     )

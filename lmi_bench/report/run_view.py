@@ -12,7 +12,7 @@ from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
-from lmi_bench.core.findings import Knee
+from lmi_bench.core.findings import Knee, recommended_knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
@@ -40,7 +40,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     axis = curve.axis
     lines = sorted(pooled, key=lambda line: (line.load.on(axis) or 0, line.attempt))
     knees = find_knees(pooled, records=records) if run.knees is None else run.knees
-    chosen = next((knee for knee in knees if knee.recommended), None)
+    chosen = recommended_knee(knees)
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
     scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
@@ -107,7 +107,7 @@ def _subtitle(manifest: Manifest) -> str:
 
 
 def _knee_headline(curve: SweepCurve, knees: Sequence[Knee]) -> Headline | None:
-    knee = next((knee for knee in knees if knee.recommended), None)
+    knee = recommended_knee(knees)
     if knee is None or knee.load is None or knee.axis != curve.axis:
         return None
     load = knee.load

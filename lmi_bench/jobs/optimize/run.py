@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.results.confidence import text_perplexity
 from lmi_bench.analysis.results.repeats import pooled_run, spread
 from lmi_bench.core.durable import write_text
@@ -18,7 +19,7 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import EngineSection, Scenario, parse_scenario
-from lmi_bench.core.units import SECONDS_PER_HOUR, s_to_ms
+from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.texts import EVALUATION, read_text
@@ -405,9 +406,6 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
     """A variant's figures, and its speed beside the baseline's."""
     levels = [] if each.run is None else each.run.levels
     best = max((line.throughput_tokens_per_s or 0.0 for line in levels), default=0.0)
-    usd = None
-    if evaluate.usd_per_hour is not None and best:
-        usd = evaluate.usd_per_hour * 1e6 / (SECONDS_PER_HOUR * best)
     loaded, first = each.parts.loaded, base.parts.loaded
     token_bytes = loaded.kv_cache_bytes / each.parts.config.cache_tokens
     room = first.weight_bytes + first.kv_cache_bytes
@@ -445,7 +443,7 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
             for line in levels
         ],
         throughput_ratios=_ratios(base, each),
-        usd_per_1m_output=usd,
+        usd_per_1m_output=usd_per_1m_tokens(evaluate.usd_per_hour, best),
         job=JobTimes(*stages_s, devices, device_s=sum(stages_s) * devices),
         saved=None if each.saved is None else each.saved.name,
     )
