@@ -23,12 +23,13 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB, MIB
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import EndpointSettings
-from lmi_bench.deploy.templates import PlainDumper, filled
+from lmi_bench.deploy.templates import PlainDumper, Tag, filled, read_template
 
 Request = tuple[str, dict[str, Any]]
 """An operation's name in boto3, and its parameters."""
 
 VARIANT: Final = "AllTraffic"
+_STACK: Final = "cloudformation.yaml"
 _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
 _SERVER_BYTES: Final = 4 * GIB  # of host memory for a copy, beside its weights while they load
 _WITHOUT_DISKS: Final = ("ml.p3.", "ml.inf1.", "ml.inf2.")
@@ -241,29 +242,6 @@ def _enum_problems(value: Any, shape: Shape, where: str) -> list[str]:
     return []
 
 
-_TYPES: Final = {
-    "create_model": ("Model", "AWS::SageMaker::Model"),
-    "create_endpoint_config": ("Config", "AWS::SageMaker::EndpointConfig"),
-    "create_endpoint": ("Endpoint", "AWS::SageMaker::Endpoint"),
-    "create_inference_component": ("Component", "AWS::SageMaker::InferenceComponent"),
-    "register_scalable_target": ("Target", "AWS::ApplicationAutoScaling::ScalableTarget"),
-    "put_scaling_policy": ("Policy", "AWS::ApplicationAutoScaling::ScalingPolicy"),
-}
-
-
-@dataclass(frozen=True)
-class _Tag:
-    """A CloudFormation function such as !Ref."""
-
-    name: str
-    value: str
-
-
-PlainDumper.add_representer(
-    _Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value)
-)
-
-
 def parameter_name(variable: str) -> str:
     """The stack parameter of a secret.
 
@@ -274,76 +252,39 @@ def parameter_name(variable: str) -> str:
 
 
 def template(requests: Sequence[Request], *, description: str, secrets: Sequence[str] = ()) -> str:
-    """The requests of `endpoint_requests` as YAML; role and secrets become stack parameters.
-
-    The stack names the model, configuration and endpoint; the component has an explicit name,
-    since a scaling target needs it and no attribute returns it.
-    """
-    by_operation = dict(requests)
-    components = "create_inference_component" in by_operation
+    """The requests of `endpoint_requests` as YAML; role and secrets become stack parameters."""
+    rows, components = read_template(_STACK), "create_inference_component" in dict(requests)
+    refs = {name: Tag("Ref", parameter_name(name)) for name in secrets}
     resources: dict[str, Any] = {}
     for operation, parameters in requests:
-        logical, kind = _TYPES[operation]
-        resource: dict[str, Any] = {"Type": kind}
-        if operation == "register_scalable_target" and components:
-            resource["DependsOn"] = "Component"  # named as text, which is no reference
-        properties = _properties(operation, parameters, components)
+        of_component = operation == "register_scalable_target" and components
+        row = rows[f"{operation}_of_component" if of_component else operation]
+        properties = _replaced(parameters, row["replaced"]) | row.get("added", {})
         if operation == "create_model":
             primary = properties["PrimaryContainer"]
-            refs = {name: _Tag("Ref", parameter_name(name)) for name in secrets}
             variables = {"Environment": primary["Environment"] | refs}
             properties["PrimaryContainer"] = primary | variables
-        resource["Properties"] = properties
-        resources[logical] = resource
-    content = {
-        "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": description[:1024],
-        "Parameters": {
-            "RoleArn": {
-                "Type": "String",
-                "Description": "Role that SageMaker assumes to fetch the image and weights",
-            },
-            **{parameter_name(name): {"Type": "String", "NoEcho": True} for name in secrets},
-        },
-        "Resources": resources,
-        "Outputs": {"EndpointName": {"Value": _Tag("GetAtt", "Endpoint.EndpointName")}},
+        resources[row["name"]] = {**row["resource"], "Properties": properties}
+    role = "Role that SageMaker assumes to fetch the image and weights"
+    names = {
+        "RoleArn": {"Type": "String", "Description": role},
+        **{parameter_name(name): {"Type": "String", "NoEcho": True} for name in secrets},
     }
+    values = {"description": description[:1024], "parameters": names, "resources": resources}
+    content = filled(_STACK, ["stack"], values)["stack"]
     return yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=100)
 
 
-def _properties(operation: str, parameters: dict[str, Any], components: bool) -> dict[str, Any]:
-    properties = dict(parameters)
-    match operation:
-        case "create_model":
-            del properties["ModelName"]
-            properties["ExecutionRoleArn"] = _Tag("Ref", "RoleArn")
-        case "create_endpoint_config":
-            del properties["EndpointConfigName"]
-            if "ExecutionRoleArn" in properties:
-                properties["ExecutionRoleArn"] = _Tag("Ref", "RoleArn")
-            (variant,) = properties["ProductionVariants"]
-            if "ModelName" in variant:
-                model = {"ModelName": _Tag("GetAtt", "Model.ModelName")}
-                properties["ProductionVariants"] = [variant | model]
-        case "create_endpoint":
-            del properties["EndpointName"]
-            properties["EndpointConfigName"] = _Tag("GetAtt", "Config.EndpointConfigName")
-        case "create_inference_component":
-            specification = properties["Specification"]
-            properties |= {
-                "InferenceComponentName": _Tag("Sub", "${AWS::StackName}-component"),
-                "EndpointName": _Tag("GetAtt", "Endpoint.EndpointName"),
-                "Specification": specification | {"ModelName": _Tag("GetAtt", "Model.ModelName")},
-            }
-        case "register_scalable_target":
-            resource = (
-                "inference-component/${AWS::StackName}-component"
-                if components
-                else "endpoint/${Endpoint.EndpointName}/variant/" + VARIANT
-            )
-            properties["ResourceId"] = _Tag("Sub", resource)
-        case "put_scaling_policy":
-            for name in ("ServiceNamespace", "ResourceId", "ScalableDimension"):
-                del properties[name]
-            properties["ScalingTargetId"] = _Tag("Ref", "Target")
-    return properties
+def _replaced(part: Any, by: Any) -> Any:
+    """A copy of a request, or of each item of a list, with other values for keys that it has."""
+    if isinstance(part, list):
+        return [_replaced(each, by) for each in part]
+    if not isinstance(part, dict) or not isinstance(by, dict):
+        return by
+    content = {}
+    for key, value in part.items():
+        if key not in by:
+            content[key] = value
+        elif by[key] is not None:
+            content[key] = _replaced(value, by[key])
+    return content

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -16,6 +17,24 @@ class PlainDumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A CloudFormation function such as !Ref."""
+
+    name: str
+    value: str
+
+
+class _TagLoader(yaml.SafeLoader):
+    """Reads such functions, too."""
+
+
+PlainDumper.add_representer(
+    Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value)
+)
+_TagLoader.add_multi_constructor("!", lambda _, name, node: Tag(name, node.value))
 
 
 def filled(file: str, names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,11 +53,13 @@ def filled(file: str, names: Sequence[str], values: Mapping[str, Any]) -> dict[s
         place = _PLACE.fullmatch(part) if isinstance(part, str) else None
         return values[place[1]] if place else part
 
-    return {name: fill(_template(file)[name]) for name in names}
+    return {name: fill(read_template(file)[name]) for name in names}
 
 
 @cache
-def _template(file: str) -> dict[str, Any]:
+def read_template(file: str) -> dict[str, Any]:
+    """The objects of a template, without values."""
     path = resources.files("lmi_bench.deploy") / "data" / file
-    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.load(text, Loader=_TagLoader)  # noqa: S506  it is a SafeLoader
     return content
