@@ -88,7 +88,9 @@ class Scenario(Section):
     name: str = ""
     target: Annotated[str, Field(min_length=1)] = ENGINE_TARGET
     model: Annotated[str, Field(min_length=1, default_factory=_default_model)]
-    protocol: Literal["auto", "openai", "openai-chat", "lmi", "tgi"] = "auto"
+    protocol: Literal[
+        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "lmi", "tgi"
+    ] = "auto"
     stream: bool = True
     sagemaker: SageMakerSection = SageMakerSection()
     workload: WorkloadSection = WorkloadSection()

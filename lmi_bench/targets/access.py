@@ -5,23 +5,24 @@ from dataclasses import dataclass, field
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED, redact
+from lmi_bench.core.scenario import AUTO
+from lmi_bench.wire.format import own_headers
 
 _LONG_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A bearer token, and headers for every request."""
+    """A key, and headers for every request."""
 
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def all_headers(self) -> dict[str, str]:
-        """Headers to send; an Authorization header overrides the key."""
-        named = {name.lower() for name in self.headers}
-        if self.api_key is None or "authorization" in named:
-            return dict(self.headers)
-        return {"Authorization": f"Bearer {self.api_key}", **self.headers}
+    def all_headers(self, protocol: str = AUTO) -> dict[str, str]:
+        """Headers to send in a protocol; those that were stated override its own."""
+        stated = {name.lower() for name in self.headers}
+        own = own_headers(protocol, self.api_key)
+        return {name: own[name] for name in own if name.lower() not in stated} | dict(self.headers)
 
     def secrets(self) -> tuple[str, ...]:
         """Values that must not be written: the key, and header values that look like one. A short

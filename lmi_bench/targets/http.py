@@ -42,7 +42,7 @@ _NOT_FORCED = (
 def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     """A URL; what the scenario leaves open is found by asking the server. Raises InputError if no
     known protocol is answered, or the workload does not fit."""
-    headers = access.all_headers()
+    headers = access.all_headers(scenario.protocol)
     scenario, answer, notes = _ask(scenario, headers, listener)
     found = answer if isinstance(answer, Discovery) else None
     tokenizers = (scenario.model, found.tokenizer if found else None)

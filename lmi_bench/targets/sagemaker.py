@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import CloudWatch
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
@@ -15,7 +16,7 @@ from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.targets.access import Access
 from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.http import endpoint_bench
-from lmi_bench.wire.format import find_format
+from lmi_bench.wire.format import DISCOVERED, find_format
 
 
 def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
@@ -33,6 +34,11 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
     if found.component is not None:
         invocation = replace(invocation, inference_component=found.component)
     protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
+    if protocol not in DISCOVERED:
+        raise InputError(
+            f"--protocol {protocol} needs a URL: SageMaker's containers answer "
+            f"{', '.join(DISCOVERED)} on /invocations"
+        )
     model = (found.model or invocation.endpoint_name) if scenario.model == AUTO else scenario.model
     scenario = scenario.with_overrides({"protocol": protocol, "model": model})
     wire_format = find_format(protocol, stream=scenario.stream)

@@ -9,14 +9,29 @@ import orjson
 from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import NO_HEADERS, WireEvent
+from lmi_bench.wire.framing import SseSplitter
 
+DONE = b"[DONE]"
 _MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
 _STATUS_KINDS: Mapping[int, TargetErrorKind] = {
     424: "server_error",
     429: "throttled",
     499: "cancelled",
     503: "overloaded",
+    529: "overloaded",
 }
+_ERROR_NAMES: Mapping[str, TargetErrorKind] = {
+    "rate_limit_exceeded": "throttled",
+    "insufficient_quota": "throttled",
+    "rate_limit_error": "throttled",
+    "overloaded_error": "overloaded",
+    "invalid_request_error": "client_error",
+    "authentication_error": "client_error",
+    "permission_error": "client_error",
+    "not_found_error": "client_error",
+    "timeout_error": "timeout",
+}
+"""Names of errors in the APIs of OpenAI and Anthropic; proxies use them too."""
 
 
 def status_kind(status: int) -> TargetErrorKind:
@@ -24,6 +39,7 @@ def status_kind(status: int) -> TargetErrorKind:
 
     429 is throttling, 503 overload, 499 a request cancelled on the way, any other 4xx a client
     error and the rest server errors; so is 424, which LMI and SageMaker use for a failed model.
+    529 is Anthropic's overload.
     """
     usual: TargetErrorKind = "client_error" if 400 <= status < 500 else "server_error"
     return _STATUS_KINDS.get(status, usual)
@@ -42,13 +58,18 @@ def load_object(payload: bytes) -> dict[str, Any] | None:
 
 def find_message(reply: dict[str, Any]) -> str:
     """The readable message in an error object: `message` or `error`, nested or not."""
-    for key in ("message", "error"):
-        value = reply.get(key)
-        if isinstance(value, dict):
-            return find_message(value)
-        if isinstance(value, str) and value:
-            return value[:_MAX_MESSAGE_CHARS]
-    return orjson.dumps(reply).decode()[:_MAX_MESSAGE_CHARS]
+    value: Any = reply
+    while isinstance(value, dict):
+        found = (value.get(key) for key in ("message", "error"))
+        inner = next((each for each in found if each and isinstance(each, dict | str)), None)
+        if inner is None:
+            break
+        value = inner
+    try:
+        text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    except TypeError:  # nested too deep to be written
+        text = "an error without a message"
+    return text[:_MAX_MESSAGE_CHARS]
 
 
 def describe_status(status: int, body: bytes) -> str:
@@ -62,6 +83,19 @@ def describe_status(status: int, body: bytes) -> str:
     if 300 <= status < 400:
         message = f"a redirect, which is not followed: is the address right? {message}".strip()
     return f"HTTP {status}: {message}" if message else f"HTTP {status}"
+
+
+def error_event(reply: dict[str, Any]) -> WireEvent:
+    """The end of a stream by an error object, nested under `error` or not. Its category is that of
+    its status, possibly written as text, else that of its name."""
+    error = reply["error"] if isinstance(reply.get("error"), dict) else reply
+    code = error.get("code", error.get("http_status_code"))
+    if isinstance(code, int) or (isinstance(code, str) and code.isdecimal()):
+        kind = status_kind(int(code))
+    else:
+        names = [error.get(key) for key in ("code", "type")]
+        kind = next((kind for name, kind in _ERROR_NAMES.items() if name in names), "server_error")
+    return WireEvent(error=find_message(reply), error_kind=kind, end=True)
 
 
 def clip(payload: bytes) -> str:
@@ -104,7 +138,7 @@ class JsonFormat(ABC):
             raise TargetError("malformed_frame", f"not a JSON object: {clip(payload)}")
         try:
             return self.event(reply)
-        except (AttributeError, KeyError, TypeError, IndexError) as exc:
+        except (AttributeError, KeyError, TypeError, IndexError, ValueError) as exc:
             raise TargetError(
                 "malformed_frame", f"not {self.payload_name} ({exc}): {clip(payload)}"
             ) from exc
@@ -121,6 +155,11 @@ class JsonFormat(ABC):
     def error_kind(self, status: int, reply: dict[str, Any]) -> TargetErrorKind:
         """The category of an error object under an HTTP status."""
         return status_kind(status)
+
+    def turns(self, request: PlannedRequest) -> list[dict[str, str]]:
+        """The conversation so far, or the prompt as its first turn; InputError without text."""
+        turns = request.messages or (("user", self.prompt_text(request)),)
+        return [{"role": role, "content": text} for role, text in turns]
 
     def prompt_text(self, request: PlannedRequest) -> str:
         """The request's text; raises InputError without one."""
@@ -141,3 +180,14 @@ class JsonFormat(ABC):
         }
         inputs = self.prompt_text(request)
         return orjson.dumps({"inputs": inputs, "parameters": parameters, "stream": stream})
+
+
+class SseFormat(JsonFormat):
+    """Base of the protocols whose streams are server-sent events, possibly ended by `[DONE]`."""
+
+    def new_splitter(self) -> SseSplitter:
+        return SseSplitter()
+
+    def parse(self, payload: bytes) -> WireEvent:
+        """Read an event, `[DONE]`, or the body of an unstreamed response."""
+        return WireEvent(end=True) if payload.strip() == DONE else super().parse(payload)

@@ -5,7 +5,6 @@ incomplete characters leave some chunks empty, and a chat's first chunk (`role` 
 events with text or ids are counted, and the total comes from the usage chunk without choices.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
@@ -13,35 +12,19 @@ import orjson
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
-from lmi_bench.wire.framing import SseSplitter
-from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind
+from lmi_bench.wire.json_format import SseFormat, error_event
 
-DONE = b"[DONE]"
 _PLAIN_DELTA = {"content", "role"}
-_ERROR_NAMES: Mapping[str, str] = {
-    "rate_limit_exceeded": "throttled",
-    "insufficient_quota": "throttled",
-    "overloaded_error": "overloaded",
-    "invalid_request_error": "client_error",
-}
 
 
-class _OpenAiFormat(JsonFormat):
+class _OpenAiFormat(SseFormat):
     """The response format that the completions and chat protocols share."""
 
     payload_name = "a completion chunk"
 
-    def new_splitter(self) -> SseSplitter:
-        return SseSplitter()
-
-    def parse(self, payload: bytes) -> WireEvent:
-        """Read a chunk, `[DONE]`, an error event, or the body of an unstreamed response."""
-        return WireEvent(end=True) if payload.strip() == DONE else super().parse(payload)
-
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if reply.get("error") or reply.get("object") == "error":
-            inner = reply["error"] if isinstance(reply.get("error"), dict) else reply
-            return WireEvent(error=find_message(reply), error_kind=_error_kind(inner), end=True)
+            return error_event(reply)
         return _read_chunk(reply)
 
     def plain_text(self, payload: bytes) -> str | None:
@@ -108,13 +91,9 @@ class OpenAiChatFormat(_OpenAiFormat):
         self.length_field = length_field
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        text = self.prompt_text(request)
-        turns = request.messages or (("user", text),)
-        messages = [{"role": role, "content": text} for role, text in turns]
-        return orjson.dumps(
-            {"model": model, "messages": messages, self.length_field: request.output_tokens}
-            | _generation_fields(request, stream=stream)
-        )
+        fields = _generation_fields(request, stream=stream)
+        asked = {"model": model, "messages": self.turns(request)}
+        return orjson.dumps(asked | {self.length_field: request.output_tokens} | fields)
 
 
 def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, Any]:
@@ -126,18 +105,6 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
         fields["ignore_eos"] = True
         fields["min_tokens"] = request.output_tokens
     return fields
-
-
-def _error_kind(error: dict[str, Any]) -> str:
-    """The category of an error event: by its status, possibly written as text, else by its name.
-    The names are from OpenAI's API; proxies use them too."""
-    code = error.get("code", error.get("http_status_code"))
-    if isinstance(code, int):
-        return status_kind(code)
-    if isinstance(code, str) and code.isdecimal():
-        return status_kind(int(code))
-    named = [error.get(key) for key in ("code", "type")]
-    return next((kind for name, kind in _ERROR_NAMES.items() if name in named), "server_error")
 
 
 def _read_chunk(chunk: dict[str, Any]) -> WireEvent:

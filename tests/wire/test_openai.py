@@ -274,3 +274,15 @@ def test_the_usage_may_say_what_the_prefix_cache_knew():
     for content, cached in ((usage, None), (told, 96)):
         payload = json.dumps({"choices": [], "usage": content}).encode()
         assert OPENAI.parse(payload).cached_tokens == cached
+
+
+@pytest.mark.parametrize("key", [b"error", b"a"])
+def test_an_error_nested_without_end_has_a_message_all_the_same(key):
+    body = (b'{"%b":' % key) * 1000 + b"1" + b"}" * 1000
+    assert str(OPENAI.error(500, body)).startswith("HTTP 500")
+
+
+def test_a_code_of_thousands_of_digits_is_a_malformed_frame():
+    with pytest.raises(TargetError) as caught:
+        OPENAI.parse(b'{"error": {"code": "' + b"9" * 5000 + b'"}}')
+    assert caught.value.kind == "malformed_frame"

@@ -24,7 +24,8 @@ from lmi_bench.jobs.settings.load import (
 )
 
 API_KEY: Final = Option(
-    "Key sent as a bearer token; never written to a file.", envvar="LMI_BENCH_API_KEY"
+    "Key sent as a bearer token, to Anthropic's API as x-api-key; never written to a file.",
+    envvar="LMI_BENCH_API_KEY",
 )
 
 HEADER: Final = Option("Header of every request, 'Name: value'; repeatable.", ("--header", "-H"))
@@ -59,7 +60,9 @@ class TargetSettings:
         default="the endpoint's; else demo-15m",
     )
     protocol: str | None = option(
-        "Protocol of an endpoint: openai, openai-chat, lmi or tgi.", default="found by asking it"
+        "Protocol of an endpoint: openai, openai-chat, lmi or tgi; or, only if stated, "
+        "openai-responses or anthropic.",
+        default="found by asking it",
     )
     api_key: str | None = option(API_KEY)
     header: tuple[str, ...] = option(HEADER, value=())

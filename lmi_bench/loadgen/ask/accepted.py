@@ -14,8 +14,9 @@ from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.ask.probe import EndlessError, Probe, Reply, UnansweredError
 from lmi_bench.wire.event import WireEvent, WireFormat
-from lmi_bench.wire.format import find_format
+from lmi_bench.wire.format import UNFORCED, find_format
 from lmi_bench.wire.openai import OpenAiChatFormat
+from lmi_bench.wire.responses import LEAST_TOKENS, OpenAiResponsesFormat
 
 REFUSED_FIELDS: Final = (400, 422, 424)  # statuses of a server that rejects an unknown field
 WANTS_KEY: Final = (401, 403)
@@ -44,9 +45,8 @@ def ask_for_two(
     whole  False: do not wait for the body
     """
     chat = isinstance(wire_format, OpenAiChatFormat)
-    request = PlannedRequest(
-        *(0, 0.0, 1, _ASKED_TOKENS), prompt_text="Hello", ignore_eos=ignore_eos
-    )
+    least = LEAST_TOKENS if isinstance(wire_format, OpenAiResponsesFormat) else _ASKED_TOKENS
+    request = PlannedRequest(*(0, 0.0, 1, least), prompt_text="Hello", ignore_eos=ignore_eos)
 
     def generate(form: WireFormat) -> tuple[WireFormat, Reply, bool]:
         """One request; repeated without `ignore_eos` if the server may refuse that field."""
@@ -174,7 +174,7 @@ def accepts(
             "--protocol and --model out to have them found"
         )
     return Accepted(
-        forces_length=forced and protocol != "tgi",
+        forces_length=forced and protocol not in UNFORCED,
         wire_format=wire_format if wire_format is OLD_LENGTH else None,
         notes=length_notes(wire_format),
     )

@@ -13,7 +13,7 @@ from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.loadgen.ask import accepted
 from lmi_bench.loadgen.ask.probe import Probe, Reply
 from lmi_bench.wire.event import WireEvent, WireFormat
-from lmi_bench.wire.format import FORMAT_NAMES, find_format
+from lmi_bench.wire.format import DISCOVERED, UNFORCED, find_format
 
 _SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "/v1/chat/completions": ("openai-chat",),
@@ -120,7 +120,7 @@ def discover(
             tokenizer=hints.tokenizer,
             max_model_len=hints.max_model_len,
             states_counts=any(event.output_tokens is not None for event in events),
-            forces_length=forced and candidate != "tgi",
+            forces_length=forced and candidate not in UNFORCED,
             notes=_notes(model, hints, name)
             + accepted.length_notes(wire_format)
             + _end_notes(candidate, events, stream=stream),
@@ -146,7 +146,7 @@ def _candidates(protocol: str | None, path: str, hints: _Hints) -> list[str]:
     if protocol is not None:
         return [protocol]
     by_path = next((names for end, names in _SUFFIXES.items() if path.endswith(end)), ())
-    return list(dict.fromkeys(by_path or (*hints.protocols, *FORMAT_NAMES)))
+    return list(dict.fromkeys(by_path or (*hints.protocols, *DISCOVERED)))
 
 
 def _ask(probe: Probe) -> _Hints:

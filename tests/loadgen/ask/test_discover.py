@@ -405,6 +405,53 @@ def test_a_container_that_had_no_slot_in_time_is_busy_although_it_says_400():
         assert accepts(url, protocol="lmi", model="m") == Accepted()
 
 
+MESSAGE = [
+    {"type": "message_start", "message": {"usage": {"input_tokens": 8, "output_tokens": 1}}},
+    {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+    {"type": "message_stop"},
+]
+RESPONSE = [
+    {"type": "response.output_text.delta", "delta": "a"},
+    {"type": "response.completed", "response": {"status": "completed", "usage": {}}},
+]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "path", "stream", "forces"),
+    [
+        ("anthropic", "/v1/messages", MESSAGE, False),
+        ("openai-responses", "/v1/responses", RESPONSE, True),
+    ],
+)
+def test_an_api_that_servers_have_beside_openais_is_used_only_if_it_is_named(
+    protocol, path, stream, forces
+):
+    routes = {
+        ("GET", "/v1/models"): says({"data": [{"id": "m", "type": "model"}]}),
+        ("POST", path): lambda _: (200, "text/event-stream", events(*stream, done=False)),
+    }
+    with playing(routes) as (url, asked):
+        found = discover(url, protocol=protocol)
+        assert (found.protocol, found.model, found.forces_length) == (protocol, "m", forces)
+        asked.clear()
+        with pytest.raises(InputError, match="no protocol known here"):
+            discover(url)
+    assert path not in {each[1] for each in asked}
+
+
+def test_openais_responses_are_asked_for_as_many_tokens_as_they_take():
+    """OpenAI's API answers 400 to a max_output_tokens below 16."""
+
+    def strict(body):
+        if json.loads(body)["max_output_tokens"] < 16 or "ignore_eos" in json.loads(body):
+            return says({"error": {"message": "no"}}, 400)(body)
+        return 200, "text/event-stream", events(*RESPONSE, done=False)
+
+    with playing({("POST", "/v1/responses"): strict}) as (url, _):
+        assert not accepts(url, protocol="openai-responses", model="m").forces_length
+
+
 def test_a_redirect_is_not_measured():
     routes = {("POST", "/v1/completions"): says({}, 308)}
     with playing(routes) as (url, _), pytest.raises(InputError, match="is the address right"):
