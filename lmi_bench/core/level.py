@@ -220,13 +220,19 @@ class ServerMetrics(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Sessions(JsonValue):
-    """A level's conversations: their number, length, and TTFT of first and later turns."""
+    """A level's conversations: their number, length, and TTFT of first and later turns.
+
+    finished           conversations whose every request was answered
+    time_to_finish_ms  of these, from the first due time to the last answer
+    """
 
     started: int | None = None
     failed: int | None = None
     turns_mean: float | None = None
     ttft_first_turn_ms: Statistics = NO_STATISTICS
     ttft_later_turns_ms: Statistics = NO_STATISTICS
+    finished: int | None = None
+    time_to_finish_ms: Statistics = NO_STATISTICS
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class RequestRecord:
               length and the tokens counted here
     status    "ok" or the kind of the error
     session, turn  conversation number and turn within it, from 0
+    of_turns  number of requests that its conversation sends in this level; 0: not known
     asked_tokens   requested answer length; 0: not known
     at_start       first request of a closed loop's user: it waited behind those of all the others,
                    so it is in no latency statistic and in no verdict of an SLO
@@ -40,6 +41,7 @@ class RequestRecord:
     error: str | None = None
     session: int | None = None
     turn: int = 0
+    of_turns: int = 0
     asked_tokens: int = 0
     at_start: bool = False
 
@@ -79,6 +81,7 @@ class RequestRecord:
             output_tokens=exchange.output_tokens or 0,
             session=request.session,
             turn=request.turn,
+            of_turns=request.of_turns,
             asked_tokens=request.output_tokens,
         )
 

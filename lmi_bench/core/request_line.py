@@ -59,6 +59,8 @@ def request_line(
             line[name] = _ns(value) if name.endswith("_s") else value
     if record.session is not None:
         line |= {"session": record.session, "turn": record.turn}
+    if record.of_turns:
+        line["of_turns"] = record.of_turns
     if record.at_start:
         line["at_start"] = True
     return line
@@ -107,6 +109,7 @@ def record_of(line: Mapping[str, Any]) -> RequestRecord:
         error=line.get("error"),
         session=line.get("session"),
         turn=line.get("turn", 0),
+        of_turns=line.get("of_turns", 0),
         asked_tokens=line.get("asked_tokens", 0),
         at_start=line.get("at_start", False),
     )

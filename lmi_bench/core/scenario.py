@@ -50,8 +50,10 @@ DEFAULT_MODEL = "demo-15m"
 ENGINE_TARGET, SIMULATED_PREFIX, SAGEMAKER_PREFIX = "engine", "sim:", "sagemaker:"
 SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 """SageMaker's time limits for an unstreamed and for a streamed response."""
-_FILES = ("dataset", "trace", "conversations")
-"""Fields of the workload that name a file."""
+_FILES = ("dataset", "trace", "conversations", "agent_trace")
+"""Fields of the workload that name a file, or a folder of JSON files."""
+_ADDED = ("agents", "agent_trace", "idle_cap_s", "begins_within")
+"""Later fields of the workload: unset, they are no part of a hash, so that older runs go on."""
 _SHOWN_CHARACTERS = 60
 """Characters that an error message shows of a document that is no scenario."""
 _DERIVED = ("model", "timeout_s")
@@ -158,10 +160,13 @@ class Scenario(Section):
         content = self.canonical()
         for free in ("name", "unrecorded", *(() if self.load.is_adaptive else ("slo",))):
             content.pop(free, None)
+        workload = content["workload"]
+        for name in _ADDED:
+            if workload[name] in (None, False):
+                del workload[name]
         for name in _FILES:
-            path = content["workload"][name]
-            if path is not None:
-                content["workload"][name] = _digest(Path(path))
+            if workload.get(name) is not None:
+                workload[name] = _digest(Path(workload[name]))
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -243,10 +248,13 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def _digest(path: Path) -> str:
+    found = hashlib.sha256()
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+            found.update(file.read_bytes())
     except OSError as exc:
         raise InputError(f"cannot read {path}: {exc.strerror}") from exc
+    return found.hexdigest()
 
 
 def _describe(error: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt,
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
+from lmi_bench.core.sessions import parse_agents
 
 WeightDtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4", "mxfp4", "nvfp4"]
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
@@ -97,6 +98,10 @@ class WorkloadSection(Section):
     turns          turns of a conversation, a number or a distribution: each prompt contains the
                    conversation so far, and input_tokens is what a turn adds
     conversations  file of recorded conversations: ShareGPT's `conversations`, or `messages`
+    agents         agent sessions made up from NAME=VALUE,... (`AgentShape`); "" is its defaults
+    agent_trace    recorded agent sessions: a file or folder of Weka's; idle_cap_s: longer gaps
+                   between the starts of a session's requests are shortened to this
+    begins_within  the first session of each user begins in its middle, with a primed cache
     think_s        seconds between an answer and the next turn, a number or a distribution
     ignore_eos     continue after the model's end of text, up to the requested number of tokens
     reuse_prompts  send the same prompts in every run, so that a server's prefix cache has them
@@ -113,6 +118,10 @@ class WorkloadSection(Section):
     documents: str | None = None
     turns: Annotated[str | None, BeforeValidator(_as_text)] = None
     conversations: str | None = None
+    agents: str | None = None
+    agent_trace: str | None = None
+    idle_cap_s: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
+    begins_within: bool = False
     think_s: Annotated[str | None, BeforeValidator(_as_text)] = None
     ignore_eos: bool = True
     reuse_prompts: bool = False
@@ -126,6 +135,8 @@ class WorkloadSection(Section):
             "input_lengths or output_lengths": drawn,
             "trace": self.trace is not None,
             "conversations": self.conversations is not None,
+            "agents": self.agents is not None,
+            "agent_trace": self.agent_trace is not None,
         }
         named = [name for name, there in given.items() if there]
         if len(named) > 1:
@@ -167,14 +178,20 @@ class WorkloadSection(Section):
     def _whole_conversations(self) -> WorkloadSection:
         if self.turns is not None:
             raise_value_error(_parse_turns, self.turns)
-            alone = ("mix", "dataset", "trace", "conversations")
+            alone = ("mix", "dataset", "trace", "conversations", "agents", "agent_trace")
             if any(getattr(self, name) for name in alone):
                 raise ValueError(f"turns makes its own conversations; leave out {', '.join(alone)}")
+        if self.agents is not None:
+            raise_value_error(parse_agents, self.agents)
+        if self.idle_cap_s is not None and self.agent_trace is None:
+            raise ValueError("idle_cap_s shortens recorded gaps; give agent_trace")
+        if self.begins_within and not self.has_agents:
+            raise ValueError("begins_within is for sessions; give agents or agent_trace")
         if self.think_s is not None:
             raise_value_error(parse_seconds, self.think_s)
-            if not self.has_sessions:
+            if not self.has_sessions or self.has_agents:
                 raise ValueError("think_s is a pause between turns; give turns or conversations")
-        if self.shared_prefix and (self.dataset is not None or self.conversations is not None):
+        if self.shared_prefix and (self.dataset or self.conversations or self.has_agents):
             raise ValueError("shared_prefix is for generated prompts, not for recorded text")
         return self
 
@@ -186,8 +203,13 @@ class WorkloadSection(Section):
 
     @property
     def has_sessions(self) -> bool:
-        """Whether requests are turns of conversations."""
-        return self.turns is not None or self.conversations is not None
+        """Whether requests are turns of conversations, or belong to an agent's session."""
+        return self.turns is not None or self.conversations is not None or self.has_agents
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether requests are those of agents' sessions."""
+        return self.agents is not None or self.agent_trace is not None
 
 
 class LoadSection(Section):

@@ -1,7 +1,8 @@
 """Recorded traffic: traces of request times and lengths, and recorded conversations.
 
 Traces are read by their columns: Azure's LLM inference traces (CSV with TIMESTAMP, ContextTokens,
-GeneratedTokens), and JSON lines with timestamp, input_length, output_length and hash_ids, one for
+GeneratedTokens), BurstGPT's (CSV with Timestamp in s, Request tokens, Response tokens), and JSON
+lines with timestamp, input_length, output_length and hash_ids, one for
 each block of prompt tokens (equal ids are equal text): Mooncake's (ms, blocks of 512) and
 Qwen-Bailian's (seconds, blocks of 16; known by its chat_id). The lengths must fit the blocks.
 
@@ -14,7 +15,7 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> RecordedConversation
 
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 _MOONCAKE = ("timestamp", "input_length", "output_length")
 MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 """Tokens of a prompt in a block with a hash id; the last block may be shorter."""
@@ -201,13 +203,15 @@ def block_tokens_of(row: Mapping[str, Any], requests: Sequence[TraceRequest]) ->
 
 def _rows(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
     if text.lstrip().startswith(("{", "[")):
-        rows, needed = _entries(path, text), _MOONCAKE
+        rows, kinds = _entries(path, text), [_MOONCAKE]
     else:
-        rows, needed = [*csv.DictReader(text.splitlines())], _AZURE
-    if not rows or any(name not in rows[0] for name in needed):
+        rows, kinds = [*csv.DictReader(text.splitlines())], [_AZURE, _BURSTGPT]
+    if not rows or not any(set(kind) <= rows[0].keys() for kind in kinds):
+        if rows and isinstance(rows[0].get("requests"), list):
+            raise InputError(f"{path} holds agent sessions: give it as --agent-trace")
         raise InputError(
-            f"{path} is no known trace: a CSV needs the columns {', '.join(_AZURE)}, JSON lines "
-            f"need the keys {', '.join(_MOONCAKE)}"
+            f"{path} is no known trace: a CSV needs the columns {', '.join(_AZURE)} or "
+            f"{', '.join(_BURSTGPT)}, JSON lines need the keys {', '.join(_MOONCAKE)}"
         )
     return rows
 
@@ -216,15 +220,13 @@ def _request(row: Mapping[str, Any]) -> TraceRequest:
     if "timestamp" in row:
         at = float(row["timestamp"])
         at_s = at if is_bailian(row) else ms_to_s(at)
-        return TraceRequest(
-            at_s,
-            int(row["input_length"]),
-            int(row["output_length"]),
-            tuple(int(each) for each in row.get("hash_ids") or ()),
-        )
-    stamp, _, rest = str(row["TIMESTAMP"]).partition(".")
-    digits = "".join(c for c in rest if c.isdigit())[:9]  # Azure writes seven: too many to parse
-    at_s = datetime.fromisoformat(stamp).timestamp() + (float(f"0.{digits}") if digits else 0.0)
+        ids = tuple(int(each) for each in row.get("hash_ids") or ())
+        return TraceRequest(at_s, int(row["input_length"]), int(row["output_length"]), ids)
+    if "Timestamp" in row:
+        _, asked, answered = (row[name] for name in _BURSTGPT)
+        return TraceRequest(float(row["Timestamp"]), int(asked), int(answered))
+    stamp = datetime.fromisoformat(str(row["TIMESTAMP"]))
+    at_s = (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
     return TraceRequest(at_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 

@@ -27,6 +27,7 @@ class PlannedRequest:
     messages          (role, text) of a conversation so far, for targets that take messages; empty:
                       the prompt is the first message
     session, turn     conversation number and turn within it, from 0
+    of_turns          number of requests that its conversation sends in this level; 0: not known
     """
 
     request_id: int
@@ -39,6 +40,7 @@ class PlannedRequest:
     messages: Sequence[tuple[str, str]] = ()
     session: int | None = None
     turn: int = 0
+    of_turns: int = 0
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:

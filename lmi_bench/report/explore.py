@@ -5,7 +5,7 @@ Numbers have four digits and levels a fixed size, so that a long run does not ma
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -157,7 +157,7 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
 
     bin_s   seconds of a bin; in_flight, tokens_per_s and errors (by kind) of each bin
     server  means of the server's own gauges over the level
-    lanes   sent, first token, end in seconds, and the status
+    lanes   sent, first token, end in seconds, the status, and the lane if it has several requests
     """
     columns, is_open = columns_of(records), line.load.is_open
     values = {key: columns.values_ms(key, open_loop=is_open)[0] for key in _METRICS}
@@ -190,11 +190,29 @@ def _level(line: Level, records: Sequence[RequestRecord]) -> dict[str, Any]:
             for name in ("running", "waiting", "kv_usage_frac")
             if line.server and (gauge := getattr(line.server, name)) and gauge.mean is not None
         },
-        "lanes": [
-            [each.sent_s, next(iter(each.token_times_s), None), end_s, each.status]
-            for each, end_s in zip(records[:LANES], ended_s.tolist(), strict=False)
-        ],
+        "lanes": [*_lanes(records, ended_s.tolist())],
     }
+
+
+def _lanes(records: Sequence[RequestRecord], ends_s: Sequence[float]) -> Iterator[list[Any]]:
+    """The first requests, each in a lane; of conversations the first ones whole, each in as many
+    lanes as it has requests at once."""
+    ended_s: list[float] = []  # of each lane
+    with_session = records[0].session is not None
+    rows = sorted(
+        zip(records, ends_s, strict=True), key=lambda row: (row[0].session or 0, row[0].sent_s)
+    )
+    session, first = None, 0  # and its first lane
+    for record, end_s in rows if with_session else zip(records[:LANES], ends_s, strict=False):
+        if not with_session or record.session != session:
+            session, first = record.session, len(ended_s)
+        free = (lane for lane in range(first, len(ended_s)) if ended_s[lane] <= record.sent_s)
+        lane = next(free, len(ended_s))
+        if lane == LANES:
+            return
+        ended_s[lane : lane + 1] = [end_s]
+        shown = [record.sent_s, next(iter(record.token_times_s), None), end_s, record.status]
+        yield [*shown, lane + 1, f"session {session}"] if with_session else shown
 
 
 def _short(value: Any) -> Any:

@@ -93,7 +93,9 @@ def _subtitle(manifest: Manifest) -> str:
     parts = [manifest.scenario.model]
     if manifest.scenario.target:
         parts.append(f"on {manifest.scenario.target}")
-    if workload.dataset:
+    if workload.agents is not None or workload.agent_trace is not None:
+        parts.append(f"agent sessions {workload.agent_trace or workload.agents}".rstrip())
+    elif workload.dataset:
         parts.append(f"data set {workload.dataset}")
     elif workload.mix:
         kinds = (f"{m.get('input_tokens')}/{m.get('output_tokens')}" for m in workload.mix)

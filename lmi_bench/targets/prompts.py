@@ -13,10 +13,12 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
 from lmi_bench.core.load import Load
 from lmi_bench.core.scenario import Scenario
+from lmi_bench.core.sessions import parse_agents, read_sessions
 from lmi_bench.core.traces import RecordedConversation, read_conversations, read_trace
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts import dialogues
+from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.prompts import (
     CHARACTERS_PER_TOKEN,
     DatasetPrompts,
@@ -30,6 +32,7 @@ from lmi_bench.loadgen.prompts.prompts import (
     distributions,
     load_dataset,
     mean_lengths,
+    no_text,
 )
 from lmi_bench.models.folder import trained_folder
 
@@ -45,6 +48,8 @@ def weights_notes(model: str) -> list[str]:
 def lengths_of(scenario: Scenario) -> list[Lengths]:
     """Prompt and output lengths of a synthetic workload's requests, with their shares."""
     workload = scenario.workload
+    if workload.has_agents:
+        return [AgentSessions.of(workload, no_text, seed=scenario.seed).mean_lengths()]
     if workload.has_sessions:
         return [_mean_turn(scenario)]
     if workload.trace is not None:
@@ -57,6 +62,11 @@ def lengths_of(scenario: Scenario) -> list[Lengths]:
 def longest_request(scenario: Scenario) -> int:
     """Maximum tokens, input and output, of one request."""
     workload = scenario.workload
+    if workload.has_agents:
+        if workload.agent_trace is None:
+            return parse_agents(workload.agents or "").context.most
+        sessions = read_sessions(Path(workload.agent_trace))
+        return max(each.input_tokens + each.output_tokens for some in sessions for each in some)
     if workload.conversations is not None:
         recorded = read_conversations(Path(workload.conversations))
         return max(_conversation_tokens(each, workload.output_tokens) for each in recorded)
@@ -106,6 +116,8 @@ def make_prompts(
         "salt": salt,
         "ignore_eos": workload.ignore_eos,
     }
+    if workload.has_agents:
+        return AgentSessions.of(workload, text, **common)
     if workload.has_sessions:
         return _dialogues(scenario, text, tokenizer, common)
     if workload.dataset is not None:

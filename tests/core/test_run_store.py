@@ -66,7 +66,7 @@ def test_every_field_of_a_line_survives_reading_and_writing_again(tmp_path):
         b'"status":"broken_stream","error":"closed","finish_reason":"length","ended_s":1.0,'
         b'"first_answer_s":0.75,"reasoning_tokens":1,"streamed":false,"replica":0,"queue_s":0.0,'
         b'"prefill_s":0.25,"decode_s":0.5,"connect_s":0.0625,"retries":2,"tls_s":0.03125,'
-        b'"held_s":0.015625,"asked_tokens":6,"cached_tokens":0,"session":2,"turn":1}\n'
+        b'"held_s":0.015625,"asked_tokens":6,"cached_tokens":0,"session":2,"turn":1,"of_turns":3}\n'
     )
     with RunStore.create(tmp_path / "a", _manifest()) as store:
         store.append_level([], _level(0))

@@ -40,6 +40,35 @@ def test_a_mooncake_trace_is_in_milliseconds_and_put_in_order(tmp_path):
     )
 
 
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+2024-05-10 01:00:01.25+01:00,70,9
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,GPT-4,1087,0,1087,API log
+118,GPT-4,417,276,693,Conversation log
+"""
+
+
+def test_azures_later_trace_has_a_time_zone_and_may_lack_fractions(tmp_path):
+    trace = trace_of(tmp_path, AZURE_2024)
+    assert [r.at_s for r in trace.requests] == pytest.approx([0, 0.99007, 1.24007])
+
+
+def test_burstgpt_is_in_seconds_and_failures_are_left_out(tmp_path):
+    assert trace_of(tmp_path, BURSTGPT).requests == (
+        TraceRequest(0.0, 472, 18),
+        TraceRequest(113.0, 417, 276),
+    )
+
+
+def test_agent_sessions_are_no_trace_and_the_message_says_where_they_go(tmp_path):
+    with pytest.raises(InputError, match="--agent-trace"):
+        trace_of(tmp_path, '{"id": "x", "requests": [], "block_size": 64}')
+
+
 BAILIAN = """{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, LENGTHS, "hash_ids": IDS}
 {"chat_id": 160, "parent_chat_id": 159, "timestamp": 121.5, LENGTHS, "hash_ids": IDS}
 {"chat_id": 161, "parent_chat_id": -1, "timestamp": 181.0, LENGTHS, "hash_ids": IDS}

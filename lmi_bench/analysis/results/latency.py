@@ -304,12 +304,27 @@ def _sessions(run: LevelRun) -> Sessions:
         value_s = request_latency(record, open_loop=open_loop).ttft_s if record.ok else None
         if value_s is not None:
             (later_s if record.turn else first_s).append(value_s)
+    by_session: dict[int | None, list[RequestRecord]] = {}
+    for record in records:
+        by_session.setdefault(record.session, []).append(record)
+    whole = [
+        each
+        for each in by_session.values()
+        if each[0].of_turns == len(each) and all(record.ok for record in each)
+    ]
     return Sessions(
         started=len(started),
         failed=len({record.session for record in records if not record.ok}),
         turns_mean=len(records) / len(started) if started else None,
         ttft_first_turn_ms=summarise_ms(first_s),
         ttft_later_turns_ms=summarise_ms(later_s),
+        finished=len(whole),
+        time_to_finish_ms=summarise_ms(
+            [
+                max(r.ended_s or r.token_times_s[-1] for r in each) - min(r.due_s for r in each)
+                for each in whole
+            ]
+        ),
     )
 
 

@@ -36,7 +36,7 @@ class WorkloadSettings:
         "Distribution of output lengths in tokens; same forms as --input-lengths."
     )
     trace: Path | None = option(
-        "Recorded traffic: Azure's CSV, Mooncake's or Bailian's JSON lines."
+        "Recorded traffic: Azure's or BurstGPT's CSV, Mooncake's or Bailian's JSON lines."
     )
     shared_prefix: int | None = option("Length in tokens of a prefix that all prompts share.")
     documents: str | None = option(
@@ -80,7 +80,26 @@ class SessionSettings:
         "Turns of a conversation: a number, or a distribution such as uniform(2,6)."
     )
     conversations: Path | None = option(
-        "Recorded conversations: JSON lines of ShareGPT's `conversations` or `messages`."
+        "Recorded conversations: JSON lines of ShareGPT's `conversations` or `messages`.",
+        rare=True,
+    )
+    agents: str | None = option(
+        "Agent sessions, made up: default, or steps=uniform(6,18),fan_chance=0.15,... "
+        "(docs/agents.md): tool calls with a growing context, sub-agents side by side."
+    )
+    agent_trace: Path | None = option(
+        "Agent sessions, recorded: a file or folder of Weka's JSON. --concurrency counts sessions."
+    )
+    idle_cap: float | None = option(
+        "Longest gap in seconds between the starts of a recorded session's requests.",
+        default="as recorded",
+        rare=True,
+    )
+    begins_within: bool | None = option(
+        "First sessions: from their middle, with a primed cache, or from their beginning.",
+        "--begin-within/--begin-at-start",
+        default="at start",
+        rare=True,
     )
     think_time: str | None = option(
         "Seconds between an answer and the next turn: a number, exponential(MEAN), "

@@ -125,7 +125,7 @@ class RunSettings:
 
     out: Path | None = option("Run folder.", "--out", "-o", default="below runs/")
     resume: bool = option("Continuation of the run in the run folder, if it exists.", value=False)
-    name: str | None = option("Name of the run in reports.")
+    name: str | None = option("Name of the run in reports.", rare=True)
     seed: int | None = option("Random seed of lengths, prompts and arrivals.", default="0")
     live: int | None = option(
         "Port of a page on 127.0.0.1 that follows the sweep; none: a free one. Leaves report.html.",
@@ -227,7 +227,9 @@ _SCENARIO_NAMES: Final = {
     "target_variant": "sagemaker.target_variant",
     **{each.name: f"workload.{each.name}" for each in fields(WorkloadSettings)},
     "turns": "workload.turns",
-    "conversations": "workload.conversations",
+    **{name: f"workload.{name}" for name in ("conversations", "agents", "agent_trace")},
+    "idle_cap": "workload.idle_cap_s",
+    "begins_within": "workload.begins_within",
     "think_time": "workload.think_s",
     **{each.name: f"load.{each.name}" for each in fields(LoadSettings) if each.name not in AXES},
     "ramp": "load.ramp_s",
@@ -242,6 +244,8 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "dataset": str,
     "trace": str,
     "conversations": str,
+    "agents": lambda text: "" if text == "default" else text,
+    "agent_trace": str,
     "speed": partial(numbers, "--speed"),
     "timeout": read_timeout,
     "connections": lambda text: int(text) if text.isdecimal() else text,

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.lengths import Pauses, parse_lengths
@@ -26,6 +26,24 @@ from lmi_bench.loadgen.prompts.prompts import (
 )
 
 NumTurns = Callable[[int], int]  # turns of a conversation, by its number
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A request, sent `pause_s` after the last answer that it waits for."""
+
+    request: PlannedRequest
+    pause_s: float = 0.0
+
+
+class Talk(Protocol):
+    """A conversation or session in progress: which requests follow from which answers."""
+
+    def begin(self) -> Sequence[Following]:
+        """The requests that wait for no answer."""
+
+    def after(self, request: PlannedRequest, reply: Exchange | None) -> Sequence[Following]:
+        """The requests that this answer was the last to be awaited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +69,25 @@ class Dialogue:
         """Seconds between the last answer and the next turn."""
         return self.turns[self._place].pause_s if self._place < len(self.turns) else 0.0
 
+    def begin(self) -> list[Following]:
+        """The first turn."""
+        return self._following(None)
+
+    def after(self, _request: PlannedRequest, reply: Exchange | None) -> list[Following]:
+        """The turn after this answer."""
+        return self._following(reply)
+
+    def _following(self, reply: Exchange | None) -> list[Following]:
+        pause_s = self.pause_s
+        request = self.next(reply)
+        return [] if request is None else [Following(request, pause_s)]
+
     def next(self, reply: Exchange | None) -> PlannedRequest | None:
         """The next turn's request after this reply; None after the last turn."""
         if self._place == len(self.turns):
             return None
         said = self.turns[self._place].said
-        request = replace(said, session=self.session, turn=self._place)
+        request = replace(said, session=self.session, turn=self._place, of_turns=len(self.turns))
         if not request.messages and said.prompt_text:
             request = replace(request, messages=(("user", said.prompt_text),))
         if self._asked is not None and reply is not None:

@@ -15,6 +15,7 @@ from lmi_bench.core.host import without_collection
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_parts
@@ -180,8 +181,11 @@ class LevelRunner:
         self._stop()
 
     def _prepare(self) -> None:
-        if self._spec.load.sessions:
-            return  # a turn's text depends on the answers before it
+        if self._spec.load.sessions:  # a dialogue's text depends on the answers before it
+            if isinstance(self._prompts, AgentSessions):
+                planned = itertools.islice(self._session_numbers(), PREPARED_REQUESTS)
+                self._prompts.prepare(self._spec, planned, PREPARED_TOKENS)
+            return
         known = self._num_requests or 2 * self._users
         tokens = 0
         for index in range(min(known, PREPARED_REQUESTS)):
@@ -249,7 +253,7 @@ class LevelRunner:
         """This process's conversations: every `of`-th of them, whole."""
         spec, source, share = self._spec, self._prompts, self._share
         spacing_s = self._order.spacing_s
-        if not isinstance(source, Dialogues):
+        if not isinstance(source, Dialogues | AgentSessions):
             raise ValueError("a level of conversations needs dialogues, not single prompts")
         loop = SessionLoop(
             self._target,
@@ -261,13 +265,12 @@ class LevelRunner:
             on_ended=self._ended,
         )
         self._stop = loop.stop
-        numbers = first_numbers(source.num_turns, spec.num_sessions)
         closed = spec.concurrency is not None
         times = itertools.repeat(0.0) if closed else self._times(spec.num_sessions)
+        share_times = itertools.islice(times, share.index, None, share.of)
         planned = (
             PlannedSession(functools.partial(source.begin, spec, session, first), at_s)
-            for (session, first), at_s in zip(numbers, times, strict=False)
-            if session % share.of == share.index
+            for (session, first), at_s in zip(self._session_numbers(), share_times, strict=False)
         )
         if closed:
             return await loop.run_closed(
@@ -277,6 +280,17 @@ class LevelRunner:
                 spacing_s=share.of * spacing_s,
             )
         return await loop.run_open(planned, max_sessions=spec.max_sessions)
+
+    def _session_numbers(self) -> Iterator[tuple[int, int]]:
+        """This process's sessions: their numbers, and those of their first requests."""
+        source, share = self._prompts, self._share
+        if isinstance(source, AgentSessions):
+            turns = source.turns_at(self._spec)
+        else:
+            assert isinstance(source, Dialogues)
+            turns = source.num_turns
+        numbers = first_numbers(turns, self._spec.num_sessions)
+        return itertools.islice(numbers, share.index, None, share.of)
 
     def _arrivals(self) -> Iterator[PlannedRequest]:
         """The requests in order of arrival; those of a trace are due at their recorded times."""

@@ -1,6 +1,7 @@
 """The next level: from a fixed list, or by a rule that sees the finished levels."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lmi_bench.core.level import Level, NextLevel
@@ -14,7 +15,9 @@ from lmi_bench.core.workload import (
     of_sessions,
     with_start,
 )
+from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import num_turns
+from lmi_bench.loadgen.prompts.prompts import no_text
 
 
 def levels_of(scenario: Scenario) -> list[LevelSpec]:
@@ -65,14 +68,20 @@ def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | Non
     load = scenario.load
     if not scenario.workload.has_sessions:
         return None
-    turns = num_turns(scenario.workload, scenario.seed)
+    workload, seed = scenario.workload, scenario.seed
+    agents = AgentSessions.of(workload, no_text, seed=seed) if workload.has_agents else None
+    turns = num_turns(workload, seed)
 
     def as_sessions(spec: LevelSpec) -> LevelSpec:
         count = load.sessions_per_level
         by_user = load.requests_per_level is None and load.duration_s is None
         if count is None and spec.concurrency is not None and by_user:
             count = spec.concurrency * (load.requests_per_user or USUAL_REQUESTS_PER_USER)
-        return of_sessions(spec, turns, num_sessions=count, max_sessions=load.max_sessions)
+        turns_here = turns if agents is None else agents.turns_at(spec)
+        if workload.begins_within:  # the warm-up primes the cache, once for each lane
+            primed = max(spec.warmup_requests, spec.concurrency or 0)
+            spec = replace(spec, warmup_requests=primed, start_requests=0)
+        return of_sessions(spec, turns_here, num_sessions=count, max_sessions=load.max_sessions)
 
     return as_sessions
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
-from lmi_bench.loadgen.prompts.dialogues import Dialogue
+from lmi_bench.loadgen.prompts.dialogues import Following, Talk
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
 from lmi_bench.loadgen.run.target import Target
 
@@ -110,7 +110,7 @@ async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
 class PlannedSession:
     """A conversation that may begin `arrival_s` after the level's start."""
 
-    begin: Callable[[], Dialogue]
+    begin: Callable[[], Talk]
     arrival_s: float = 0.0
 
 
@@ -194,30 +194,36 @@ class SessionLoop:
                 group.create_task(one(planned, due_s))
         return self._in_order()
 
-    async def _converse(self, dialogue: Dialogue, due_s: float, *, held_s: float = 0.0) -> float:
+    async def _converse(self, talk: Talk, due_s: float, *, held_s: float = 0.0) -> float:
         """One conversation, to its end or first failure; returns when its user is free again."""
         loop = asyncio.get_running_loop()
-        reply: Exchange | None = None
-        while due_s < self._end_s:
-            if await stopped_before(self._stop, due_s - loop.time()):
-                break
-            request = dialogue.next(reply)
-            if request is None:
-                break
-            measured = await self._sender.measure(request, due_s, self._stop.is_set)
+        free_s, failed = due_s, False
+
+        async def one(each: Following, due_s: float, held_s: float = 0.0) -> None:
+            nonlocal free_s, failed
+            if due_s >= self._end_s:
+                free_s = max(free_s, due_s)
+                return
+            if await stopped_before(self._stop, due_s - loop.time()) or failed:
+                return
+            measured = await self._sender.measure(each.request, due_s, self._stop.is_set)
             if measured is None:
-                break
+                return
             measured.add_held(held_s)
-            held_s = 0.0
             self._ended.append(measured)
             if not self._on_ended(measured):
                 self._stop.set()
-            reply = self._replies.pop(request.request_id, None)
-            due_s = measured.ended_s
-            if not measured.record().ok:
-                break
-            due_s += dialogue.pause_s
-        return due_s
+            reply = self._replies.pop(each.request.request_id, None)
+            free_s = max(free_s, measured.ended_s)
+            failed = failed or not measured.record().ok
+            if not failed:
+                for following in talk.after(each.request, reply):
+                    group.create_task(one(following, measured.ended_s + following.pause_s))
+
+        async with asyncio.TaskGroup() as group:
+            for each in talk.begin():
+                group.create_task(one(each, due_s + each.pause_s, held_s))
+        return free_s
 
     async def _send(self, request: PlannedRequest) -> Exchange:
         """Send a request and keep its answer, which the next turn needs."""

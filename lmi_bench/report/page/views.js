@@ -136,20 +136,23 @@
 
   const lanes = () => {
     const rows = level().lanes;
+    const place = (row, at) => row[4] ?? at + 1;  // of a session: the lane of its agent
+    const inSessions = rows.some((row) => row.length > 4);
     const part = (name, from, to, colour) => ({
       type: "bar", orientation: "h", name,
-      y: rows.map((_, at) => at + 1),
+      y: rows.map(place),
       base: rows.map(from),
+      customdata: rows.map((row) => row[5] ?? "request"),
       x: rows.map((row) => Math.max(0, to(row) - from(row))),
       marker: { color: colour },
-      hovertemplate: `request %{y}: ${name} %{x:.3g} s<extra></extra>`,
+      hovertemplate: `%{customdata} ${inSessions ? "" : "%{y}"}: ${name} %{x:.3g} s<extra></extra>`,
     });
     const first = (row) => row[1] ?? row[2];
     const data = [
       part("until the first token", (row) => row[0], first, "var(--muted)"),
       part("answer", first, (row) => row[2], colours[0]),
     ];
-    const failed = rows.flatMap((row, at) => (row[3] === "ok" ? [] : [[row[2], at + 1, row[3]]]));
+    const failed = rows.flatMap((row, at) => (row[3] === "ok" ? [] : [[row[2], place(row, at), row[3]]]));
     if (failed.length) {
       data.push({
         type: "scatter", mode: "markers", name: "failed",
@@ -159,8 +162,8 @@
     }
     return {
       data,
-      layout: layout("Seconds since the level's start", "Request", {
-        barmode: "stack", bargap: 0.25, yaxis: { autorange: "reversed", rangemode: "normal" },
+      layout: layout("Seconds since the level's start", inSessions ? "Agents of the sessions" : "Request", {
+        barmode: inSessions ? "overlay" : "stack", bargap: 0.25, yaxis: { autorange: "reversed", rangemode: "normal" },
       }),
     };
   };

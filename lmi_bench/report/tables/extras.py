@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level, Sessions, Spread
+from lmi_bench.core.units import MS_PER_S
 from lmi_bench.report.formats import (
     MISSING,
     count,
@@ -178,6 +179,17 @@ _SESSIONS: tuple[Field[Level], ...] = (
     key_field("sessions.started", "begun", "Conversations", count, "conversations"),
     key_field("sessions.failed", "failed", "Conversations", count, "failed"),
     key_field("sessions.turns_mean", "turns", "Conversations", number, "turns mean"),
+    key_field("sessions.finished", "finished", "Conversations", count, "finished"),
+    *(
+        key_field(
+            f"sessions.time_to_finish_ms.{name}",
+            name,
+            "Time to finish, s",
+            lambda ms: number(ms / MS_PER_S),
+            f"to finish s {name}",
+        )
+        for name in ("p50", "p90")
+    ),
     *(
         _turns_field(key, name, f"TTFT {turns}, ms", console)
         for key, turns in (("first_turn", "first turn"), ("later_turns", "later turns"))

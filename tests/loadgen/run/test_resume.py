@@ -120,6 +120,7 @@ def test_a_sweep_stopped_in_mid_level_resumes_there(sweeps, stop, exit_code):
 def test_a_second_sweep_on_the_same_folder_is_refused(sweeps):
     first = sweeps.start()
     sweeps.wait_until_sent("1/0")
+    first.send_signal(signal.SIGSTOP)  # it holds the folder until the second has looked
     second = subprocess.run(
         [sys.executable, "-c", SWEEP, str(sweeps.folder), str(sweeps.sent)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
@@ -127,6 +128,7 @@ def test_a_second_sweep_on_the_same_folder_is_refused(sweeps):
         text=True,
         timeout=30,
     )
+    first.send_signal(signal.SIGCONT)
     assert second.returncode != 0
     assert f"another sweep (process {first.pid})" in second.stderr
     assert first.wait(timeout=30) == 0

@@ -1,0 +1,152 @@
+"""Agent sessions as a load: each request is due when the answers that it waits for have come.
+
+The prompts are those of the session, whatever the target answers: the parts that requests share are
+the same text, byte for byte, so that a prefix cache finds in them what it would find in the
+recorded traffic. Another play of a session has other text, except for what all sessions share.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.scenario import WorkloadSection
+from lmi_bench.core.sessions import Session, made_up, parse_agents, read_sessions
+from lmi_bench.core.workload import LevelSpec, PlannedRequest
+from lmi_bench.loadgen.prompts.dialogues import Following, NumTurns
+from lmi_bench.loadgen.prompts.prompts import Lengths, PromptText, level_place
+
+SessionOf = Callable[[int], Session]  # a session by its number
+
+
+@dataclass(eq=False, slots=True)
+class Play:
+    """A session in progress: the requests that are still to be sent, by their number in it."""
+
+    waiting: dict[int, tuple[PlannedRequest, set[int], float]]
+
+    def begin(self) -> list[Following]:
+        """The requests that wait for none."""
+        return self._ready()
+
+    def after(self, request: PlannedRequest, _reply: Exchange | None) -> list[Following]:
+        """The requests whose last awaited answer this one is."""
+        for _, awaited, _ in self.waiting.values():
+            awaited.discard(request.turn)
+        return self._ready()
+
+    def _ready(self) -> list[Following]:
+        ready = [number for number, (_, awaited, _) in self.waiting.items() if not awaited]
+        found = [self.waiting.pop(number) for number in ready]
+        return [Following(request, wait_s) for request, _, wait_s in found]
+
+
+@dataclass(eq=False)
+class AgentSessions:
+    """Sessions of a workload, over and over.
+
+    begins_within  True: the first session of each lane of a closed loop begins at a random request,
+                   as if it had been going on; the warm-up primes the cache with what was before
+    """
+
+    sessions: SessionOf
+    text: PromptText
+    seed: int
+    salt: str = ""
+    ignore_eos: bool = True
+    begins_within: bool = False
+    _prepared: dict[tuple[str, int], Play] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workload: WorkloadSection, text: PromptText, *, seed: int, **options: Any) -> Self:
+        """The workload's sessions: recorded ones, shuffled by the seed, or made up."""
+        if workload.agent_trace is None:
+            shape = parse_agents(workload.agents or "")
+            sessions: SessionOf = lru_cache(maxsize=1024)(partial(made_up, shape, seed))
+        else:
+            recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
+            random.Random(f"{seed}/agents").shuffle(recorded)
+
+            def sessions(number: int) -> Session:
+                return recorded[number % len(recorded)]
+
+        within = workload.begins_within
+        return cls(sessions, text, seed, begins_within=within, **options)
+
+    def request(self, level: LevelSpec, number: int) -> PlannedRequest:
+        """For the warm-up: the prompt before the first request of a lane, with one token asked."""
+        lane = -1 - number
+        before = max(0, self._first(level, lane) - 1)
+        return self._planned(level, lane, before, number, output_tokens=1)
+
+    def turns_at(self, level: LevelSpec) -> NumTurns:
+        """Number of requests of each session at a level."""
+        return lambda session: len(self.sessions(session)) - self._first(level, session)
+
+    def prepare(self, level: LevelSpec, sessions: Iterable[tuple[int, int]], tokens: int) -> None:
+        """Make the prompts of the first sessions (number, number of the first request), up to so
+        many tokens, before the clock runs."""
+        self._prepared = {}
+        for session, first_number in sessions:
+            play = self.begin(level, session, first_number)
+            self._prepared[level_place(level), session] = play
+            tokens -= sum(request.input_tokens for request, _, _ in play.waiting.values())
+            if tokens < 0:
+                return
+
+    def begin(self, level: LevelSpec, session: int, first_number: int) -> Play:
+        """A session; its requests are numbered from `first_number`."""
+        prepared = self._prepared.pop((level_place(level), session), None)
+        if prepared is not None:
+            return prepared
+        recorded, first = self.sessions(session), self._first(level, session)
+        return Play(
+            {
+                turn: (
+                    self._planned(level, session, turn, first_number + turn - first),
+                    {number for number in each.after if number >= first},
+                    each.wait_s if turn > first or not first else 0.0,
+                )
+                for turn, each in enumerate(recorded)
+                if turn >= first
+            }
+        )
+
+    def mean_lengths(self, count: int = 64) -> Lengths:
+        """Mean lengths of the requests of the first sessions, rounded to tokens."""
+        found = [each for number in range(count) for each in self.sessions(number)]
+        tokens = (fmean(each.input_tokens for each in found), fmean(e.output_tokens for e in found))
+        return Lengths(*map(round, tokens))
+
+    def _first(self, level: LevelSpec, session: int) -> int:
+        """The request at which a session begins."""
+        if not self.begins_within or session >= (level.concurrency or 0):
+            return 0
+        return random.Random(f"{self.seed}/within/{session}").randrange(len(self.sessions(session)))
+
+    def _planned(
+        self, level: LevelSpec, session: int, turn: int, number: int, *, output_tokens: int = 0
+    ) -> PlannedRequest:
+        recorded = self.sessions(session)
+        each = recorded[turn]
+        planned = PlannedRequest(
+            number,
+            0.0,
+            each.input_tokens,
+            output_tokens or each.output_tokens,
+            ignore_eos=self.ignore_eos,
+            session=None if number < 0 else session,
+            turn=turn,
+            of_turns=len(recorded) - self._first(level, session),
+        )
+        everywhere = f"{self.seed}/{self.salt}"
+        own = f"{everywhere}/{level_place(level)}/{session}"
+        parts = [
+            (tokens, random.Random(f"{everywhere if key[0] == '/' else own}/part {key}"))
+            for key, tokens in each.parts
+        ]
+        return self.text(planned, random.Random(f"{own}/{turn}"), parts)

@@ -1,0 +1,230 @@
+"""Agent sessions: order, fan-out, waits, shared text, sessions that begin in their middle."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from itertools import pairwise
+
+import pytest
+
+from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.core.clock import run_virtual
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.load import Load
+from lmi_bench.core.scenario_sections import WorkloadSection
+from lmi_bench.core.sessions import made_up, parse_agents, read_sessions
+from lmi_bench.core.workload import LevelSpec, of_sessions
+from lmi_bench.loadgen.prompts.agents import AgentSessions
+from lmi_bench.loadgen.prompts.prompts import TokenIds
+from lmi_bench.loadgen.run.sweep import run_sweep
+
+ANSWER_S = 0.5
+IDS = TokenIds(50_000)
+
+
+def call(t, ids, *, out=10, took=2.0):
+    return {"t": t, "type": "s", "model": "m", "in": 64 * len(ids), "out": out,
+            "hash_ids": ids, "api_time": took}  # fmt: skip
+
+
+def agent(t, requests, **fields):
+    return {"t": t, "type": "subagent", "agent_id": "a", "status": "completed",
+            "requests": requests, **fields}  # fmt: skip
+
+
+MAIN = [
+    call(0.0, [1, 2]),
+    agent(5.0, [call(0.0, [1, 7]), call(4.0, [1, 7, 8])]),
+    agent(5.0, [call(0.0, [1, 9], took=3.0)]),
+    agent(6.0, [call(0.0, [1, 5], took=60.0)], status="async_launched"),
+    call(15.0, [1, 2, 3]),
+    call(47.0, [1, 2, 3, 4]),
+]
+
+
+def written(tmp_path, requests, name="trace.json", **fields):
+    path = tmp_path / name
+    path.write_text(json.dumps({"id": name, "block_size": 64, "requests": requests, **fields}))
+    return path
+
+
+class Answering:
+    """Answers in half a second."""
+
+    def __init__(self, fail_at=None):
+        self.asked, self.fail_at = [], fail_at
+
+    async def send(self, request):
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time()
+        self.asked.append(request)
+        await asyncio.sleep(ANSWER_S)
+        if request.turn == self.fail_at:
+            raise TargetError("server_error", "no more")
+        return Exchange(sent_s, (loop.time(),), (request.output_tokens,), ended_s=loop.time())
+
+
+def sessions_of(**workload):
+    return AgentSessions.of(WorkloadSection(**workload), IDS, seed=3)
+
+
+def swept(source, target=None, *, users=1, num_sessions=1, **fields):
+    """The target with what it was asked, and the level's run."""
+    target, runs = target or Answering(), []
+    spec = LevelSpec(0, Load(users), num_requests=1, **fields)
+    spec = of_sessions(spec, source.turns_at(spec), num_sessions=num_sessions)
+
+    async def go():
+        return await run_sweep(
+            [spec], target, None, prompts=source, summarise=summarise_level,
+            on_level=lambda run, _: runs.append(run), timeout_s=None, seed=0,
+        )  # fmt: skip
+
+    run_virtual(go())
+    return target, runs[0]
+
+
+def test_a_request_waits_for_its_parents_answer_and_for_the_sub_agents_between(tmp_path):
+    """By hand: the two sub-agents begin 3 s after the first answer (5 - 2); the launched one 4 s.
+    The next call follows the later of the waited ones: 5 + 4 + 2 = 11 recorded, so 4 s after it;
+    the last 30 s after that (47 - 17)."""
+    (session,) = read_sessions(written(tmp_path, MAIN))
+    assert [each.after for each in session] == [(), (0,), (1,), (0,), (0,), (0, 2, 3), (5,)]
+    assert [each.wait_s for each in session] == pytest.approx([0, 3, 2, 3, 4, 4, 30])
+
+
+def test_times_inside_a_sub_agent_may_count_from_the_sessions_start(tmp_path):
+    absolute = [
+        call(0.0, [1]), agent(5.0, [call(5.0, [7]), call(9.0, [8])]), call(15.0, [2])
+    ]  # fmt: skip
+    relative = [
+        call(0.0, [1]), agent(5.0, [call(0.0, [7]), call(4.0, [8])]), call(15.0, [2])
+    ]  # fmt: skip
+    assert read_sessions(written(tmp_path, absolute)) == read_sessions(written(tmp_path, relative))
+
+
+def test_idle_gaps_between_starts_are_shortened(tmp_path):
+    """Starts 0, 5, 5, 5, 6, 9, 15, 47 s: only the last gap of 32 s is cut, to 10: 22 s less."""
+    (session,) = read_sessions(written(tmp_path, MAIN), idle_cap_s=10)
+    assert [each.wait_s for each in session] == pytest.approx([0, 3, 2, 3, 4, 4, 8])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"requests": [call(0.0, [1, 2]) | {"in": 999}]}, "do not fit blocks of 64"),
+        ({"requests": [{"t": 0}]}, "is not one of Weka's"),
+        ({"requests": 3}, "is not one of Weka's"),
+        ([1], "is not one of Weka's"),
+        ({"requests": []}, "holds no session"),
+        ({"requests": [call(float("nan"), [1])]}, "must be finite"),
+    ],
+)
+def test_what_is_no_session_says_why(tmp_path, content, said):
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=said):
+        read_sessions(path)
+
+
+def test_no_request_leaves_before_the_answers_it_waits_for_and_fans_leave_together(tmp_path):
+    source = sessions_of(agent_trace=str(written(tmp_path, MAIN)))
+    _, run = swept(source)
+    by_turn = {record.turn: record for record in run.records}
+    (session,) = read_sessions(written(tmp_path, MAIN))
+    for turn, each in enumerate(session):
+        ended_s = max((by_turn[parent].ended_s for parent in each.after), default=0.0)
+        assert by_turn[turn].sent_s == pytest.approx(ended_s + each.wait_s, abs=1e-6)
+    assert by_turn[1].sent_s == by_turn[3].sent_s
+    assert {record.of_turns for record in run.records} == {7}
+
+
+def test_a_failed_request_ends_its_session(tmp_path):
+    source = sessions_of(agent_trace=str(written(tmp_path, MAIN)))
+    _, run = swept(source, Answering(fail_at=2))
+    assert {record.turn for record in run.records} == {0, 1, 2, 3, 4}
+    assert summarise_level(run).sessions.finished == 0
+
+
+def test_lanes_play_sessions_one_after_another(tmp_path):
+    """Two lanes, four plays: the plays of a lane do not overlap; all are finished."""
+    source = sessions_of(agent_trace=str(written(tmp_path, MAIN)))
+    _, run = swept(source, users=2, num_sessions=4)
+    spans = {}
+    for record in run.records:
+        spans.setdefault(record.session, []).append((record.due_s, record.ended_s))
+    begun = sorted((min(x[0] for x in each), max(x[1] for x in each)) for each in spans.values())
+    assert sum(begun[k + 2][0] >= begun[k][1] for k in range(2)) == 2
+    found = summarise_level(run).sessions
+    assert (found.started, found.finished) == (4, 4)
+
+
+def blocks(request, size=64):
+    """The request's full blocks as an independent reader hashes them: content and all before it."""
+    ids, seen, found = list(request.prompt_token_ids), hashlib.sha256(), []
+    for at in range(0, len(ids) // size * size, size):
+        seen.update(json.dumps(ids[at : at + size]).encode())
+        found.append(seen.hexdigest())
+    return found
+
+
+def test_prompts_share_blocks_as_the_recorded_ids_say_byte_for_byte(tmp_path):
+    target, _ = swept(sessions_of(agent_trace=str(written(tmp_path, MAIN))), num_sessions=2)
+    (session,) = read_sessions(written(tmp_path, MAIN))
+    asked = {(each.session, each.turn): blocks(each) for each in target.asked}
+    for a, one in enumerate(session):
+        for b, other in enumerate(session):
+            same = [x == y for x, y in zip(one.parts, other.parts, strict=False)]
+            shared = same.index(False) if False in same else len(same)
+            mine, theirs = asked[0, a], asked[0, b]
+            assert sum(x == y for x, y in zip(mine, theirs, strict=False)) == shared
+    again = {each for (play, _), found in asked.items() if play == 1 for each in found}
+    first = {each for (play, _), found in asked.items() if play == 0 for each in found}
+    assert not again & first  # another play has other text
+
+
+def test_made_up_sessions_grow_share_their_instructions_and_repeat_by_seed():
+    shape = parse_agents("steps=6,fan_chance=0.5,context=20000")
+    one, other = made_up(shape, 0, 1), made_up(shape, 0, 2)
+    assert one == made_up(shape, 0, 1) != other
+    assert one[0].parts[0] == other[0].parts[0] == ("/system", 4000)
+    assert all(each.input_tokens + each.output_tokens <= 20_000 for each in (*one, *other))
+    main = [each for each in one if each.parts[1][0] == "task"]
+    assert len(main) == 6
+    for earlier, later in pairwise(main):
+        assert later.parts[: len(earlier.parts)] == earlier.parts
+        assert later.input_tokens > earlier.input_tokens
+    for session in (one, other):
+        assert all(parent < number for number, e in enumerate(session) for parent in e.after)
+    fans = [e for e in one if e.after and e.parts[1][0] != "task" and len(e.parts) == 2]
+    assert fans
+    assert all(len({e.wait_s for e in fans if e.after == f.after}) == 1 for f in fans)
+
+
+@pytest.mark.parametrize("text", ["step=3", "steps=none", "fan_chance=2", "wait=-1"])
+def test_a_shape_that_cannot_be_read_says_so(text):
+    with pytest.raises(InputError):
+        parse_agents(text)
+
+
+def test_sessions_begun_within_start_at_a_request_whose_past_was_primed():
+    source = sessions_of(agents="steps=8,fan_chance=0", begins_within=True)
+    target, run = swept(source, users=4, num_sessions=6, warmup_requests=4)
+    primed = [each for each in target.asked if each.session is None]
+    firsts = {}
+    for each in target.asked:
+        if each.session is not None:
+            firsts.setdefault(each.session, each)
+    assert [each.output_tokens for each in primed] == [1] * 4
+    assert {firsts[session].turn for session in (4, 5)} == {0}
+    assert any(firsts[session].turn for session in range(4))
+    for session in range(4):
+        first = firsts[session]
+        assert run.records  # the first was due at once, whatever it waited for when recorded
+        record = next(r for r in run.records if r.session == session and r.turn == first.turn)
+        assert record.due_s < 1
+        past = [p for p in primed if blocks(p)[:40] == blocks(first)[:40]]
+        assert past, "the warm-up sent what the session had sent before"
