@@ -307,5 +307,5 @@ def unpack_properties(archive: Path) -> str:
 
 def _boto3_script(region: str) -> str:
     """A script that sends the requests in sagemaker.json when the user runs it."""
-    source = resources.files("lmi_bench.deploy").joinpath("endpoint_script.py").read_text("utf-8")
+    source = (resources.files("lmi_bench.deploy") / "data/deploy_boto3.py.txt").read_text("utf-8")
     return re.sub(r"(?m)^REGION = .*$", f"REGION = {json.dumps(region)}", source, count=1)

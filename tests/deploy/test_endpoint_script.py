@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 
 import pytest
 from moto.sagemaker.models import sagemaker_backends
@@ -20,6 +23,7 @@ from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
 from lmi_bench.deploy.bundle import build_bundle, write_bundle
 from lmi_bench.deploy.plan import plan_from_layout
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
+from tests.docs.pages import ROOT
 
 ROLE = "arn:aws:iam::123456789012:role/sagemaker"
 COMPONENT = "InferenceComponent"
@@ -207,3 +211,21 @@ def test_what_exists_with_other_settings_is_not_kept(aws, script, capsys, tmp_pa
         assert run() == 1
         assert re.search(says, capsys.readouterr().err)
         place[key] = kept
+
+
+def test_the_template_is_a_script_that_ruff_and_strict_mypy_accept(tmp_path):
+    """It lies as text in the package, where neither tool of the checks looks at it."""
+    text = (resources.files("lmi_bench.deploy") / "data/deploy_boto3.py.txt").read_text("utf-8")
+    compile(text, "deploy_boto3.py", "exec")
+    path = tmp_path / "deploy_boto3.py"
+    path.write_text(text, "utf-8")
+    plain = ("--config-file=", f"--cache-dir={tmp_path / 'cache'}", "--ignore-missing-imports")
+    for tool, *options in (
+        ("ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml")),
+        ("ruff", "format", "--check", "--no-cache", "--config", str(ROOT / "pyproject.toml")),
+        ("mypy", "--strict", "--python-version=3.11", *plain),
+    ):
+        pytest.importorskip(tool, reason=f"{tool} is one of the dev extra")
+        command = [sys.executable, "-m", tool, *options, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
