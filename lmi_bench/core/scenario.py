@@ -135,6 +135,8 @@ class Scenario(Section):
             for name in ("sessions_per_level", "max_sessions"):
                 if getattr(self.load, name) is not None:
                     raise ValueError(f"{name} needs conversations; give turns or conversations")
+            if self.client.session_header is not None:
+                raise ValueError("session_header needs conversations; give turns or conversations")
             if self.load.max_in_flight is not None and self.load.rate_per_s is None:
                 raise ValueError("max_in_flight caps a rate or conversations; give one of them")
         return self

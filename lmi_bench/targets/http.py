@@ -15,6 +15,7 @@ from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
+from lmi_bench.loadgen.ask.probe import GET_TIMEOUT_S, Probe
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -86,7 +87,12 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     parts = urllib.parse.urlsplit(scenario.target)
     host = parts.netloc.rpartition("@")[2]
     metrics_url = urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))
-    return replace(bench, metrics_url=metrics_url, metrics_headers=headers)
+    bench = replace(bench, metrics_url=metrics_url, metrics_headers=headers)
+    if not scenario.client.reset_prefix_cache:
+        return bench
+    probe = Probe(scenario.target, headers, timeout_s=GET_TIMEOUT_S, tell=listener.note)
+    probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
+    return replace(bench, before_level=probe.reset_prefix_cache)
 
 
 def _asked(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> dict[str, Any]:
@@ -127,6 +133,9 @@ def _ask(
             **asked,
         )
         notes = answer.notes
+    protocol = overrides.get("protocol", protocol)
+    for name in scenario.client.adapters if protocol not in ("lmi", "tgi") else ():
+        accepts(url, protocol=protocol, model=name, **asked)  # a wrong name is reported at once
     if scenario.workload.ignore_eos and not answer.forces_length:
         overrides["workload.ignore_eos"] = False
         notes += (_NOT_FORCED,)
@@ -202,10 +211,9 @@ def endpoint_bench(
         open_target,
         model=scenario.model,
         stream=scenario.stream,
-        timestamps=client.timestamps,
-        connections=client.connections,
-        first_token_timeout_s=client.first_token_timeout_s,
         native=receive.library,
+        seed=scenario.seed,
+        **client.model_dump(exclude={"receive", "retries", "reset_prefix_cache"}),
     )
     opened: Callable[[], HttpTarget | RetryingTarget] = plain
     if client.retries is not None:

@@ -178,8 +178,8 @@ class JsonFormat(ABC):
             "details": True,
             **parameters,
         }
-        inputs = self.prompt_text(request)
-        return orjson.dumps({"inputs": inputs, "parameters": parameters, "stream": stream})
+        body = {"inputs": self.prompt_text(request), "parameters": parameters, "stream": stream}
+        return orjson.dumps(body | ({"adapters": request.adapter} if request.adapter else {}))
 
 
 class SseFormat(JsonFormat):

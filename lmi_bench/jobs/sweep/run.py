@@ -305,6 +305,7 @@ def _run_levels(
             seed=scenario.seed,
             workers=pool,
             server=server,
+            before_level=bench.before_level,
         )
 
     try:
