@@ -192,6 +192,8 @@ def test_made_up_sessions_grow_share_their_instructions_and_repeat_by_seed():
     assert one == made_up(shape, 0, 1) != other
     assert one[0].parts[0] == other[0].parts[0] == ("/system", 4000)
     assert all(each.input_tokens + each.output_tokens <= 20_000 for each in (*one, *other))
+    short = made_up(parse_agents("steps=30,context=9000"), 0, 1)
+    assert max(each.input_tokens + each.output_tokens for each in short) in range(6000, 9001)
     main = [each for each in one if each.parts[1][0] == "task"]
     assert len(main) == 6
     for earlier, later in pairwise(main):
@@ -226,5 +228,8 @@ def test_sessions_begun_within_start_at_a_request_whose_past_was_primed():
         assert run.records  # the first was due at once, whatever it waited for when recorded
         record = next(r for r in run.records if r.session == session and r.turn == first.turn)
         assert record.due_s < 1
-        past = [p for p in primed if blocks(p)[:40] == blocks(first)[:40]]
-        assert past, "the warm-up sent what the session had sent before"
+        (past,) = (p for p in primed if p.request_id == -1 - session)
+        asked = source.sessions(session)
+        before = asked[max(0, first.turn - 1)]
+        assert past.input_tokens == before.input_tokens
+        assert blocks(past) == blocks(first)[: len(blocks(past))], "what it had sent before"
