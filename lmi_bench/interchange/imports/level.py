@@ -21,6 +21,10 @@ LATENCY_KEYS = (
     "ttft_ms", "ttft_from_sent_ms", "dispatch_delay_ms", "itl_ms", "tpot_ms", "e2e_ms",
     "e2e_from_sent_ms", "latency_ms_per_token",
 )  # fmt: skip
+_NUMBERS = (
+    "requests", "errors", "output_tokens", "input_tokens", "wall_s", "throughput_tokens_per_s",
+    "total_throughput_tokens_per_s", "request_throughput_per_s",
+)  # fmt: skip
 NOT_IN_FILE = "not in the imported file"
 Statistics = dict[str, Any]
 
@@ -76,14 +80,6 @@ def missing(reason: str = NOT_IN_FILE) -> Statistics:
     return statistics({}, n=None, reason=reason)
 
 
-# field of our levels -> its name in `numbers`
-_NUMBERS = {
-    **{name: name for name in ("requests", "errors", "output_tokens", "input_tokens", "wall_s")},
-    **{f"{name}_tokens_per_s": name for name in ("throughput", "total_throughput")},
-    "request_throughput_per_s": "request_throughput",
-}
-
-
 def summary_level(
     load: Load,
     *,
@@ -94,8 +90,7 @@ def summary_level(
 ) -> Level:
     """A level from another tool's summary; `extra` keeps values that our levels have no field for.
 
-    numbers  requests, errors, output_tokens, input_tokens, wall_s, throughput, total_throughput
-             (tokens/s) and request_throughput (requests/s), as far as the file has them
+    numbers  fields of the level by their names, as far as the file has them
 
     Other tools count from the send, so TTFT and E2E latency each fill both of ours.
     """
@@ -103,7 +98,7 @@ def summary_level(
         if f"{key}_ms" in latencies:
             latencies = {f"{key}_from_sent_ms": latencies[f"{key}_ms"], **latencies}
     e2e_mean = (latencies.get("e2e_ms") or {}).get("mean")
-    mean_concurrency, per_s = None, numbers.get("request_throughput")
+    mean_concurrency, per_s = None, numbers.get("request_throughput_per_s")
     if e2e_mean is not None and per_s is not None:
         mean_concurrency = per_s * e2e_mean / 1000  # Little's law
     errors = numbers.get("errors")
@@ -113,7 +108,7 @@ def summary_level(
             "attempt": 1,
             "concurrency": load.concurrency,
             "rate_per_s": load.rate_per_s,
-            **{name: numbers.get(number) for name, number in _NUMBERS.items()},
+            **{name: numbers.get(name) for name in _NUMBERS},
             "errors_by_kind": {"unknown": errors} if errors else {},
             "steady": {"throughput_tokens_per_s": None, "reason": NOT_IN_FILE},
             "valid": True,

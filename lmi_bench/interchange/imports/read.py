@@ -1,12 +1,14 @@
 """Recognises the tool that wrote a file by its fields, never by its name, and reads its levels."""
 
 import json
+import re
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -15,57 +17,35 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.units import MIB
 from lmi_bench.interchange.imports import requests, tools
-from lmi_bench.interchange.imports.level import Imported
-from lmi_bench.interchange.imports.summary import Knows, Object, Reader, has
+from lmi_bench.interchange.imports.level import Imported, stated_load
+from lmi_bench.interchange.imports.summary import Object, Summary, has
 
-T = TypeVar("T")
 _ARCHIVED = "profile_export_aiperf.json"
 _MOST_ARCHIVED_BYTES = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class _Requests:
-    """A tool's file of requests, which does not state their load.
-
-    ask      the error's text if no file beside it states the load
-    beside   name of the tool's file that states the load, from this file's name
-    """
-
-    knows: Knows
-    read: Callable[[Sequence[Object], Load], Imported]
-    ask: str
-    beside: Callable[[str], str] | None = None
-    load_of: Callable[[Object], Load] | None = None
-
-
+# Files of requests do not state their load. Each is known by a key, and read with the load of the
+# tool's summary beside it, whose name follows from the file's own.
 _REQUESTS = (
-    _Requests(
+    (
         has("metadata.request_start_ns"),
         requests.read_aiperf,
-        "profile_export.jsonl does not say under which load it was measured: give --concurrency N "
-        "or --rate R",
-        lambda name: name.replace(".jsonl", "_aiperf.json"),
-        tools.AIPERF.load_of,
+        (r"\.jsonl", "_aiperf.json"),
+        tools.AIPERF,
     ),
-    _Requests(
+    (
         has("time_to_last_token", "num_tokens_output"),
         requests.read_llmeter,
-        "responses.jsonl does not say how many clients there were: give --concurrency N",
-        lambda _: "summary.json",
-        tools.LLMETER.load_of,
+        ("^.+$", "summary.json"),
+        tools.LLMETER,
     ),
-    _Requests(
+    (
         has("error_code", "request_output_throughput_token_per_s"),
         requests.read_llmperf,
-        "the requests do not say how many there were at once: give --concurrency N",
-        lambda name: name.replace("individual_responses", "summary"),
-        tools.LLMPERF.load_of,
+        ("individual_responses", "summary"),
+        tools.LLMPERF,
     ),
-    _Requests(
-        has("start_time", "end_time", "info"),
-        requests.read_inference_perf,
-        "the requests do not say under which load they were sent: give --rate R or --concurrency N",
-    ),
+    (has("start_time", "end_time", "info"), requests.read_inference_perf, ("", ""), None),
 )
 TOOLS = (
     "vllm bench serve", "SGLang bench_serving", "InferenceX", "AIPerf", "genai-perf", "guidellm",
@@ -82,24 +62,26 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
     """
     objects = _archived(path) if tarfile.is_tarfile(path) else _objects(path)
     first = objects[0]
-    for listed in _REQUESTS:
-        if listed.knows(first):
-            known = load or _checked(path, partial(_load_beside, path, listed))
-            return _checked(path, partial(listed.read, objects, known))
-    if tools.is_evalscope(first):
-        joined = _checked(path, partial(tools.join_evalscope, objects, partial(_beside, path)))
-        return _checked(path, partial(tools.read_evalscope, joined, load))
-    for knows, read in tools.SUMMARIES:
-        if knows(first):
-            return _checked(path, partial(_read_each, read, objects, load))
-    if tools.is_search_history(first):
-        raise InputError(f"{path}: {tools.SEARCH_HISTORY_HELP}")
-    if "AIRecommendationJobName" in first:
-        raise InputError(f"{path}: {_checked(path, partial(_measured_by, first))}")
-    raise InputError(
-        f"{path}: no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
-        f"known are {', '.join(TOOLS)}"
-    )
+    with _explained(path):
+        for knows, read_requests, names, summary in _REQUESTS:
+            if knows(first):
+                return read_requests(objects, load or _load_beside(path, names, summary))
+        if tools.is_evalscope(first):
+            objects = [tools.join_evalscope(objects, partial(_beside, path))]
+        for recognises, read in tools.SUMMARIES:
+            if recognises(first):
+                return _joined([read(each, load) for each in objects])
+        if "iterations" in first and ("boundary_summary" in first or "best" in first):
+            raise InputError(
+                "search_history.json holds the path of a search and not what its levels measured: "
+                "import the profile_export_aiperf.json of each iteration, from the same folder"
+            )
+        if "AIRecommendationJobName" in first:
+            raise InputError(_measured_by(first))
+        raise InputError(
+            f"no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
+            f"known are {', '.join(TOOLS)}"
+        )
 
 
 def _measured_by(job: Object) -> str:
@@ -116,12 +98,10 @@ def _measured_by(job: Object) -> str:
     )
 
 
-def _load_beside(path: Path, listed: _Requests) -> Load:
+def _load_beside(path: Path, names: tuple[str, str], summary: Summary | None) -> Load:
     """The load from the tool's summary beside a file of requests; InputError without one."""
-    beside = None if listed.beside is None else _beside(path, listed.beside(path.name))
-    if beside is None or listed.load_of is None:
-        raise InputError(listed.ask)
-    return listed.load_of(beside[0])
+    beside = _beside(path, re.sub(*names, path.name))
+    return summary.load_of(beside[0]) if beside and summary else stated_load()
 
 
 def _beside(path: Path, name: str) -> list[Object] | None:
@@ -130,9 +110,11 @@ def _beside(path: Path, name: str) -> list[Object] | None:
     return _objects(other) if name != path.name and other.is_file() else None
 
 
-def _checked(path: Path, read: Callable[[], T]) -> T:
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors name the file, and say of a missing or wrong field which it is."""
     try:
-        return read()
+        yield
     except InputError as exc:
         raise InputError(f"{path}: {exc}") from exc
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -142,16 +124,11 @@ def _checked(path: Path, read: Callable[[], T]) -> T:
         ) from exc
 
 
-def _read_each(read: Reader, objects: Sequence[Object], load: Load | None) -> Imported:
-    parts = [read(each, load) for each in objects]
+def _joined(parts: Sequence[Imported]) -> Imported:
     first = parts[0]
-    return Imported(
-        first.tool,
-        tuple(level for part in parts for level in part.levels),
-        first.facts,
-        first.workload if all(part.workload == first.workload for part in parts) else {},
-        first.notes,
-    )
+    levels = tuple(level for part in parts for level in part.levels)
+    is_same = all(part.workload == first.workload for part in parts)
+    return replace(first, levels=levels, workload=first.workload if is_same else {})
 
 
 def _archived(path: Path) -> list[Object]:
@@ -166,7 +143,8 @@ def _archived(path: Path) -> list[Object]:
                 raise InputError(f"{path}: {member.name} has {member.size:,} bytes: no summary")
             file = archive.extractfile(member)
             assert file is not None  # a plain file
-            found += _checked(path, partial(_json_objects, file.read().decode(errors="replace")))
+            with _explained(path):
+                found += _json_objects(file.read().decode(errors="replace"))
     return found
 
 

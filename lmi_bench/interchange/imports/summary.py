@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.level import (
     LATENCY_KEYS,
@@ -37,14 +38,14 @@ class Summary:
     """The paths of a level's fields in a tool's summary.
 
     numbers     paths of: users, rate; requests, completed, errors; input_tokens, output_tokens or
-                their means per request; wall_s; throughput, total_throughput, request_throughput
+                their means per request; wall_s; throughput_tokens_per_s,
+                total_throughput_tokens_per_s, request_throughput_per_s
+    divisors    what the file's value of a number is divided by
     users_first True: the users are the load even if the file also has a rate
     metrics     the tool's name of each latency that it computes by our formula
     absent      the reason why each other latency is missing
     statistics  path of each statistic, {} for the metric's name
-    unit        path of the unit, {} for the metric's name; empty: `factor_ms` applies
-    unit_if_none  the unit of a metric without a stated unit
-    factor_ms   milliseconds per unit of the file; by metric where they differ
+    unit        paths of the unit, {} for the metric's name; the last may be the unit itself
     extra, facts  paths of values to keep unchanged, and of facts about the target
     prepare     rearranges the file's object before it is read
     """
@@ -55,9 +56,8 @@ class Summary:
     statistics: Mapping[str, Path]
     absent: Mapping[str, str] = field(default_factory=dict)
     users_first: bool = False
-    unit: str = ""
-    unit_if_none: str = ""
-    factor_ms: float | Mapping[str, float] = 1.0
+    divisors: Mapping[str, float] = field(default_factory=dict)
+    unit: Path = "ms"
     extra: Mapping[str, Path] = field(default_factory=dict)
     facts: Mapping[str, Path] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -65,12 +65,18 @@ class Summary:
 
     def load_of(self, content: Object) -> Load:
         """The load of the level; raises InputError if the file does not state it."""
-        return self._load(self.prepare(content))
+        content = self.prepare(content)
+        rate = number_of(content, *_paths(self.numbers.get("rate", ())))
+        users = whole_of(content, *_paths(self.numbers.get("users", ())))
+        if rate is not None and rate > 0 and not (self.users_first and users is not None):
+            return stated_load(rate_per_s=rate)
+        return stated_load(concurrency=users)
 
     def read(self, content: Object, load: Load | None) -> Imported:
         """The file's level; `load` overrides the file's own. Raises InputError."""
+        load = load or self.load_of(content)
         content = self.prepare(content)
-        level = self._level(content, load or self._load(content))
+        level = self._level(content, load)
         lengths = {
             f"{side}_tokens": whole_of(content, f"{side[0]}sl") for side in ("input", "output")
         }
@@ -86,17 +92,13 @@ class Summary:
         """The same for a file without these latencies, with the reason for each."""
         return replace(self, absent={**self.absent, **absent})
 
-    def _load(self, content: Object) -> Load:
-        rate = number_of(content, *_paths(self.numbers.get("rate", ())))
-        users = whole_of(content, *_paths(self.numbers.get("users", ())))
-        if rate is not None and rate > 0 and not (self.users_first and users is not None):
-            return stated_load(rate_per_s=rate)
-        return stated_load(concurrency=users)
-
-    def _level(self, content: Object, load: Load) -> Any:
+    def _level(self, content: Object, load: Load) -> Level:
         found = {name: number_of(content, *_paths(path)) for name, path in self.numbers.items()}
+        for name, divisor in self.divisors.items():
+            if (value := found[name]) is not None:
+                found[name] = value / divisor
         requests, errors, completed = (
-            None if found.get(name) is None else round(found[name] or 0)
+            None if (count := found.get(name)) is None else round(count)
             for name in ("requests", "errors", "completed")
         )
         if requests is None and completed is not None:
@@ -108,9 +110,10 @@ class Summary:
             if mean is not None and completed is not None:
                 found[f"{side}_tokens"] = mean * completed
         found |= {"requests": requests, "errors": errors}
-        rate_per_s = found.get("request_throughput")
+        rate_per_s = found.get("request_throughput_per_s")
         if found.get("wall_s") is None and rate_per_s and completed is not None:
             found["wall_s"] = completed / rate_per_s
+        _derive_rates(found, completed)
         extra = {name: _first(content, path) for name, path in self.extra.items()}
         return summary_level(
             load,
@@ -136,16 +139,24 @@ class Summary:
         }
         if not values:
             return missing()
-        factor_ms = self._factor_ms(content, key)
-        in_ms = {name: value * factor_ms for name, value in values.items()}
+        units = _paths(self.unit, metric)
+        factor_ms = in_ms(_first(content, units) or units[-1])
+        values = {name: value * factor_ms for name, value in values.items()}
         # gaps are pooled over requests, so the number of samples is unknown
-        return statistics(in_ms, n=None if key == "itl_ms" else completed)
+        return statistics(values, n=None if key == "itl_ms" else completed)
 
-    def _factor_ms(self, content: Object, key: str) -> float:
-        if not self.unit:
-            factor = self.factor_ms
-            return factor.get(key, 1.0) if isinstance(factor, Mapping) else factor
-        return in_ms(value_at(content, self.unit.format(self.metrics[key])) or self.unit_if_none)
+
+def _derive_rates(found: dict[str, float | None], completed: int | None) -> None:
+    """Rates that the file does not state, as amounts over its duration."""
+    wall_s, asked, told = (found.get(n) for n in ("wall_s", "input_tokens", "output_tokens"))
+    amounts = {
+        "throughput_tokens_per_s": told,
+        "total_throughput_tokens_per_s": None if asked is None or told is None else asked + told,
+        "request_throughput_per_s": completed,
+    }
+    for name, amount in amounts.items():
+        if found.get(name) is None and wall_s and amount is not None:
+            found[name] = amount / wall_s
 
 
 def summary_of(tool: str, prepare: Callable[[Object], Object] = dict) -> Summary:

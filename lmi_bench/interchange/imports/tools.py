@@ -25,6 +25,8 @@ from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
+    finite,
+    in_ms,
     number_of,
     record_level,
     stated_load,
@@ -33,11 +35,6 @@ from lmi_bench.interchange.imports.level import (
 )
 from lmi_bench.interchange.imports.requests import vllm_records
 from lmi_bench.interchange.imports.summary import Knows, Object, Reader, has, summary_of
-
-SEARCH_HISTORY_HELP = (
-    "search_history.json holds the path of a search and not what its levels measured: import the "
-    "profile_export_aiperf.json of each iteration, from the same folder"
-)
 
 
 def _find(content: Any, name: str) -> Any:
@@ -203,6 +200,7 @@ def _guidellm_counts(benchmark: Object) -> Object:
     return {
         **benchmark,
         "kinds": kinds,
+        "units": {"request_latency": "s"},
         "requests": sum(kinds.values()),
         "errors": kinds["errored"] + kinds["incomplete"],
         "wall_s": None if ends[0] is None or ends[1] is None else ends[1] - ends[0],
@@ -246,12 +244,6 @@ _LEVEL = "aggregated_metrics"
 GENAI_BENCH = summary_of("genai-bench", _genai_bench_lengths)
 
 
-def _is_vllm(content: Object) -> bool:
-    return isinstance(content.get("request_throughput"), int | float) and (
-        "total_token_throughput" in content or "num_prompts" in content
-    )
-
-
 def _is_guidellm(content: Object) -> bool:
     benchmarks = content.get("benchmarks")
     return (
@@ -261,36 +253,8 @@ def _is_guidellm(content: Object) -> bool:
     )
 
 
-def is_search_history(content: Object) -> bool:
-    """Whether an object is AIPerf's search_history.json, which holds no levels."""
-    return "iterations" in content and ("boundary_summary" in content or "best" in content)
-
-
-def _llmperf_rate(content: Object) -> Object:
-    by_minute = number_of(content, "results_num_completed_requests_per_min")
-    return {**content, "per_s": None if by_minute is None else by_minute / 60}
-
-
-LLMPERF = summary_of("llmperf", _llmperf_rate)
-
-
-def _llmeter_rates(content: Object) -> Object:
-    wall_s = number_of(content, "total_test_time")
-    if not wall_s:
-        return content
-    sides = [number_of(content, f"total_{side}_tokens") for side in ("input", "output")]
-    requests = number_of(content, "total_requests")
-    amounts = {
-        "tokens_per_s": sides[1],
-        "all_tokens_per_s": None if None in sides else sum(each or 0 for each in sides),
-        "per_s": None
-        if requests is None
-        else requests - (number_of(content, "failed_requests") or 0),
-    }
-    return {**content, **{k: n / wall_s for k, n in amounts.items() if n is not None}}
-
-
-LLMETER = summary_of("llmeter", _llmeter_rates)
+LLMPERF = summary_of("llmperf")
+LLMETER = summary_of("llmeter")
 
 
 def read_llmeter(content: Object, load: Load | None) -> Imported:
@@ -322,23 +286,17 @@ def _llm_d_parts(content: Object) -> Object:
 LLM_D = summary_of("llm-d", _llm_d_parts)
 
 
-def _awscurl_tokens(content: Object) -> Object:
-    total_ms = number_of(content, "totalTimeMills")
-    return {**content, "wall_s": None if total_ms is None else total_ms / 1e3}
-
-
-AWSCURL = summary_of("awscurl", _awscurl_tokens)
+AWSCURL = summary_of("awscurl")
 
 
 Rows = Sequence[Object]
 _SUMMARY, _PERCENTILES = "benchmark_summary.json", "benchmark_percentile.json"
-_NAMES = {
-    "ttft_ms": ("TTFT", "Avg TTFT", "Average time to first token"),
-    "tpot_ms": ("TPOT", "Avg TPOT", "Average time per output token"),
-    "itl_ms": ("ITL", "Avg ITL", "Average inter-token latency"),
-    "e2e_ms": ("Latency", "Avg Latency", "Average latency"),
+_OLD_NAMES = {
+    "Average time to first token": "TTFT",
+    "Average time per output token": "TPOT",
+    "Average inter-token latency": "ITL",
+    "Average latency": "Latency",
 }
-_LABELS = {"50%": "p50", "90%": "p90", "95%": "p95", "99%": "p99", "min": "min", "max": "max"}
 
 
 def is_evalscope(content: Object) -> bool:
@@ -364,25 +322,20 @@ def join_evalscope(objects: Rows, read_beside: Callable[[str], Rows | None]) -> 
 
 
 def _evalscope_metrics(content: Object) -> Object:
-    """Counts by their names without units, and the times of each metric in milliseconds."""
-    rows = {str(row.get("Percentiles")): row for row in content.get("percentiles") or ()}
-    times = {
-        key: {
-            "mean": _in_ms(content, names),
-            **{ours: _in_ms(rows.get(label) or {}, names[:1]) for label, ours in _LABELS.items()},
-        }
-        for key, names in _NAMES.items()
-    }
-    return {**{key.split(" (")[0]: value for key, value in content.items()}, **times}
+    """Counts by their names without units, and the times of each statistic in milliseconds."""
+    rows = {str(row.get("Percentiles")): _times_ms(row) for row in content.get("percentiles") or ()}
+    counts = {key.split(" (")[0]: value for key, value in content.items()}
+    return {**counts, **rows, "mean": _times_ms(content)}
 
 
-def _in_ms(content: Object, names: Sequence[str]) -> float | None:
-    for key in content:
-        named = re.fullmatch(r"(.+) \((s|ms)\)", key)
-        value = number_of(content, key)
-        if named and named[1] in names and value is not None and value >= 0:
-            return value * (1e3 if named[2] == "s" else 1.0)
-    return None
+def _times_ms(row: Object) -> dict[str, float]:
+    found = {}
+    for key, value in row.items():
+        named = re.fullmatch(r"(?:Avg )?(.+) \((s|ms)\)", key)
+        number = finite(value)
+        if named and number is not None and number >= 0:
+            found[_OLD_NAMES.get(named[1], named[1])] = number * in_ms(named[2])
+    return found
 
 
 EVALSCOPE = summary_of("evalscope", _evalscope_metrics)
@@ -397,13 +350,14 @@ def read_evalscope(content: Object, load: Load | None) -> Imported:
     return EVALSCOPE.without(absent if whole else {}).read(content, load)
 
 
-# The first match reads: SGLang's lines have nearly all of vLLM's fields.
+# The first match reads: SGLang's lines have nearly all of vLLM's fields, AIPerf's file has some.
 SUMMARIES: tuple[tuple[Knows, Reader], ...] = (
     (has("request_throughput", "random_range_ratio"), read_sglang),
     (has("request_throughput", "mean_e2e_latency_ms"), read_sglang),
-    (_is_vllm, read_vllm),
-    (has("tput_per_gpu", "conc"), read_inferencex),
     (has("request_latency.avg", "request_latency.unit"), read_aiperf),
+    (has("request_throughput", "total_token_throughput"), read_vllm),
+    (has("request_throughput", "num_prompts"), read_vllm),
+    (has("tput_per_gpu", "conc"), read_inferencex),
     (lambda content: isinstance(content.get("per_combination_metrics"), list), read_aiperf_sweep),
     (
         lambda content: value_at(content, "metadata.aggregation_type") == "confidence",
@@ -415,6 +369,7 @@ SUMMARIES: tuple[tuple[Knows, Reader], ...] = (
     (has("num_concurrent_requests", "results_number_errors"), LLMPERF.read),
     (has("clients", "total_requests", "total_test_time"), read_llmeter),
     (has("load_summary", "successes"), INFERENCE_PERF.read),
+    (is_evalscope, read_evalscope),
     (has("totalTimeMills", "concurrentClients"), AWSCURL.read),
     (
         lambda content: str(content.get("version", "")).startswith("0.2") and "results" in content,
