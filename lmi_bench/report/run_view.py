@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from lmi_bench.analysis.fit.run_intervals import LevelUncertainty, level_uncertainties
-from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fit.run_intervals import level_uncertainties
+from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_attempts
@@ -208,7 +208,7 @@ def _curve(
     )
 
 
-def _intervals(sure: Mapping[int, LevelUncertainty | None]) -> levels.Interval:
+def _intervals(sure: Mapping[int, Uncertainty | None]) -> levels.Interval:
 
     def between(line: Level, metric: str, name: str) -> str:
         known = sure[id(line)]
@@ -223,7 +223,7 @@ def _intervals(sure: Mapping[int, LevelUncertainty | None]) -> levels.Interval:
     return between
 
 
-def _with_bands(curve: Curve, sure: Sequence[LevelUncertainty | None]) -> Curve:
+def _with_bands(curve: Curve, sure: Sequence[Uncertainty | None]) -> Curve:
     """The curve with the interval of each predicted value."""
     if not any(sure):
         return curve

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.model.capacity import outside_s, step_time_model_for, theory_batch
+from lmi_bench.analysis.model.capacity import step_time_model_for, theory_batch
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.knee_cause import KneeFacts
@@ -75,7 +75,7 @@ class EngineParts:
     @property
     def request_overhead_s(self) -> float:
         """Time of a request outside a simulated engine; a bundled one has its own."""
-        return 0.0 if self.profile is None else outside_s(self.profile, self.shape)
+        return 0.0 if self.profile is None else self.profile.parameters.request_overhead_s
 
     @property
     def quantized(self) -> QuantizedBytes | None:

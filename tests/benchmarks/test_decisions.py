@@ -37,12 +37,17 @@ def figure(table, reach):
 
 
 def test_the_conformal_factor_covers_four_of_five_of_one_more_table():
-    """Four tables, so 80 % * 5 / 4 of their figures: all of them. Of nine, 89 %, each alike."""
-    four = [figure(str(n), 0.1 * n) for n in range(1, 5)]
+    """Four tables, so 80 % * 5 / 4 of their figures: all of them. Of nine, 89 %, each alike, and
+    of all figures; a table of four figures counts among these alone."""
+    four = [figure(str(n), 0.1 * n) for n in range(1, 5)] * 5
     assert conformal(four, None)["widen"] == pytest.approx(0.4, rel=0.03)
-    nine = [figure(str(n), 0.1 * n) for n in range(1, 10)] + [figure("9", 0.9)] * 50
+    nine = [figure(str(n), 0.1 * n) for n in range(1, 10)] * 5
     assert conformal(nine, None)["widen"] == pytest.approx(0.8, rel=0.03)
-    assert conformal(nine, "9")["widen"] == pytest.approx(0.8, rel=0.03)
+    many = [*nine, *[figure("9", 0.9)] * 50]
+    assert conformal(many, None)["widen"] == pytest.approx(0.9, rel=0.03)
+    assert conformal(many, "9")["widen"] == pytest.approx(0.8, rel=0.03)
+    few = [*nine, *[figure("few", 2.0)] * 4]
+    assert conformal(few, None)["widen"] == pytest.approx(0.9, rel=0.03)
 
 
 def test_a_group_is_worse_by_two_points_and_a_tenth():

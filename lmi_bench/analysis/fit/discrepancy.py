@@ -43,12 +43,14 @@ _SENSITIVITIES: dict[Metric, tuple[float, float]] = {
 _TIME_SENSITIVITIES = (0.7, 4.0)
 _SOFTWARE_DAYS = 45.0  # over which nightly builds of an engine change
 _ACROSS_SOFTWARE = 0.3  # correlation that remains between builds far apart
-# offsets that levels have in common: of a build (repeated levels of InferenceX), of a split (EP
-# against TP on B200, 10 to 40 %), of separate pools, whose router and transfer no profile knows
+# offsets that levels have in common: of a build (repeated levels of InferenceX, which correlate the
+# less the further their loads are apart), of a split (EP against TP on B200, 10 to 40 %), of
+# separate pools, whose router and transfer no profile knows, and of drafted tokens, whose share
+# accepted depends on the text: three drafts give 1.9 to 2.8 tokens a step with 50 to 75 %
 _BUILD_SD = {"nvidia": 0.085, "amd": 0.25}
 _USUAL_BUILD = 0.085  # which `setup_sd` contains where a table has no days
-_BUILD_DAYS = 20.0
-_SPLIT_SD, _POOLS_SD, _POOLS_TTFT_SD = 0.15, 0.25, 0.9
+_BUILD_DAYS, _BUILD_OCTAVES = 20.0, 5.5
+_SPLIT_SD, _POOLS_SD, _POOLS_TTFT_SD, _DRAFTS_SD = 0.15, 0.25, 1.4, 0.2
 _LIGHT_LOAD = 8.0  # users of a copy up to which the model's error is constant
 
 
@@ -218,11 +220,31 @@ def _growth(cell: MeasuredLevel, profile: EngineProfile | None) -> Mapping[Metri
         return None  # the prediction of the cell raises an error with the reason
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorScales:
+    """Factors of the standard deviations above: for times to first token, and for the others."""
+
+    times: float = 1.0
+    ttft: float = 1.0
+
+    def of(self, items: Sequence[Observation]) -> NDArray[np.float64]:
+        """The factor of each figure, shape (items,)."""
+        return np.array([self.ttft if item.is_ttft else self.times for item in items])
+
+
+UNSCALED: Final = ErrorScales()
+
+
 def error_covariance(
-    left: Sequence[Observation], right: Sequence[Observation], *, offsets: bool = True
+    left: Sequence[Observation],
+    right: Sequence[Observation],
+    scales: ErrorScales = UNSCALED,
+    *,
+    offsets: bool = True,
 ) -> NDArray[np.float64]:
     """Covariance of the model's errors, shape (left, right), with the sign of each figure.
 
+    scales   factors on the errors, not on the offsets, which the tables determine together
     offsets  with those that levels of one build of the engine, or of one split, have in common
     """
 
@@ -236,9 +258,8 @@ def error_covariance(
             np.array([hash(_machine(item)) for item in items]),
             np.array([math.nan if (day := cell.measured_day) is None else day for cell in cells]),
             np.array([item.is_ttft for item in items]),
-            np.array([item.sign * item.error_sd for item in items]),
-            *(np.array([i.sign * i.sensitivity * _offsets(i)[n] for i in items]) for n in (0, 1)),
-            np.array([hash((c.setup.parallelism.label, c.prefill is None)) for c in cells]),
+            np.array([item.sign * item.error_sd for item in items]) * scales.of(items),
+            *np.array([_offsets(item) for item in items]).reshape(-1, 4, 2).T.swapaxes(0, 1),
         )
 
     load_l, prompt_l, output_l, degree_l, machine_l, day_l, ttft_l, sd_l, *offset_l = columns(left)
@@ -249,7 +270,7 @@ def error_covariance(
         return np.exp(-0.5 * (np.subtract.outer(one, other) / octaves) ** 2)
 
     lasting = known.lasting_share
-    shared = lasting + (1 - lasting) * near(load_l, load_r, known.load_octaves)
+    loads = lasting + (1 - lasting) * near(load_l, load_r, known.load_octaves)
     lengths = near(prompt_l, prompt_r, known.prompt_octaves)
     lengths = lengths * near(output_l, output_r, known.output_octaves)
     across = np.where(ttft_l, known.ttft_across_degrees, known.across_degrees)[:, None]
@@ -258,32 +279,46 @@ def error_covariance(
     same = np.equal.outer(machine_l, machine_r) & kin
     apart = np.nan_to_num(np.abs(np.subtract.outer(day_l, day_r)))
     software = _ACROSS_SOFTWARE + (1 - _ACROSS_SOFTWARE) * np.exp(-apart / _SOFTWARE_DAYS)
-    shared = shared * degree * lengths * software
-    found = same * shared * np.outer(sd_l, sd_r)
+    found = same * loads * degree * lengths * software * np.outer(sd_l, sd_r)
     if offsets:
-        builds = np.exp(-apart / _BUILD_DAYS) * np.outer(offset_l[0], offset_r[0])
-        splits = np.equal.outer(offset_l[2], offset_r[2]) * np.outer(offset_l[1], offset_r[1])
-        found = found + kin * (builds + splits)
+        builds = np.exp(-apart / _BUILD_DAYS) * near(load_l, load_r, _BUILD_OCTAVES)
+        pools = np.where(ttft_l[:, None], loads * lengths, 1.0)
+        shares = (builds, 1.0, pools, lengths)
+        for share, one, other in zip(shares, offset_l, offset_r, strict=True):
+            alike = np.equal.outer(one[0], other[0]) & kin
+            found = found + alike * share * np.outer(one[1], other[1])
     return np.asarray(found, dtype=np.float64)
 
 
-def _offsets(item: Observation) -> tuple[float, float]:
-    """Standard deviations of the offsets of a figure's build and split; without a day only what
-    builds differ by beyond set-ups."""
-    cell, label = item.cell, item.cell.setup.parallelism.label
+def _offsets(item: Observation) -> list[tuple[float, float]]:
+    """What figures that have an offset in common share, and its signed standard deviation.
+
+    Of a build (without a day only what builds differ by beyond set-ups), a split, separate pools
+    (TTFT is due to the split of the workers that compute prompts), and drafted tokens.
+    """
+    cell, factor = item.cell, item.sign * item.sensitivity
+    label, pool, drafts = cell.setup.parallelism.label, cell.prefill, cell.setup.speculation
     build = _BUILD_SD.get(cell.setup.instance.accelerator.vendor, _USUAL_BUILD)
     if cell.measured_day is None:
         build = math.sqrt(build**2 - _USUAL_BUILD**2)
-    pools = (_POOLS_TTFT_SD if item.is_ttft else _POOLS_SD) * (cell.prefill is not None)
-    return build, math.hypot(_SPLIT_SD * bool(label), pools)
+    own_sd, of_pools = _POOLS_SD * (pool is not None), label
+    if pool is not None and item.is_ttft:
+        own_sd, of_pools = _POOLS_TTFT_SD, pool.setup.parallelism.label
+    found: list[tuple[object, float]] = [
+        ("", build),
+        ((label, pool is None), _SPLIT_SD * bool(label)),
+        (of_pools, own_sd),
+        (drafts, 0.0 if item.is_ttft or drafts is None else _DRAFTS_SD),
+    ]
+    return [(float(hash(key)), factor * sd) for key, sd in found]
 
 
 def measured_covariance(
-    items: Sequence[Observation], *, offsets: bool = True
+    items: Sequence[Observation], scales: ErrorScales = UNSCALED, *, offsets: bool = True
 ) -> NDArray[np.float64]:
     """Covariance of measured figures about the model: its errors and the measurements' noise."""
-    noise = np.diag([item.noise_sd**2 for item in items])
-    return error_covariance(items, items, offsets=offsets) + noise
+    noise = np.diag(np.square(scales.of(items) * [item.noise_sd for item in items]))
+    return np.asarray(error_covariance(items, items, scales, offsets=offsets) + noise)
 
 
 def _split(cell: MeasuredLevel) -> tuple[object, ...]:
@@ -313,38 +348,24 @@ _TTFT_SCALES = np.geomspace(0.4, 2.5, 12)
 _SCALE_LOG_SD = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorScales:
-    """Factors of the standard deviations above: for times to first token, and for the others."""
-
-    times: float = 1.0
-    ttft: float = 1.0
-
-    def of(self, items: Sequence[Observation]) -> NDArray[np.float64]:
-        """The factor of each figure, shape (items,)."""
-        return np.array([self.ttft if item.is_ttft else self.times for item in items])
-
-
-UNSCALED: Final = ErrorScales()
-
-
 def find_scales(
     observations: Sequence[Observation],
-    jacobian: NDArray[np.float64],
     residuals: NDArray[np.float64],
+    jacobian: NDArray[np.float64],
     moved: NDArray[np.float64],
     prior_sd: NDArray[np.float64],
 ) -> tuple[float, ErrorScales]:
     """The likeliest common scale of error and noise, and the root mean square of each scale.
 
-    jacobian   d ln(figure) / d ln(parameter), shape (observations, parameters)
     residuals  ln(measured / predicted), shape (observations,)
+    jacobian   d ln(figure) / d ln(parameter), shape (observations, parameters)
     moved      distance of each parameter's logarithm from its prior, shape (parameters,)
 
     The mean is over the posterior of the scales, which a few cells leave wide. The separate scales
     widen intervals; the common scale weights the cells against the prior.
     """
     error = measured_covariance(observations)
+    plain = measured_covariance(observations, offsets=False)
     limits = OUTLIER * np.sqrt(np.diag(error))
     from_prior = np.clip(residuals, -limits, limits) + jacobian @ moved
     explained = jacobian @ np.diag(prior_sd**2) @ jacobian.T
@@ -352,7 +373,7 @@ def find_scales(
 
     def cost(times: float, ttft: float) -> float:
         widths = ErrorScales(times, ttft).of(observations)
-        covariance = explained + np.outer(widths, widths) * error
+        covariance = explained + np.outer(widths, widths) * plain + (error - plain)
         _, determinant = np.linalg.slogdet(covariance)
         return float(determinant + from_prior @ np.linalg.solve(covariance, from_prior))
 

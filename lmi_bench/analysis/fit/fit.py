@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,13 @@ from lmi_bench.analysis.fit.discrepancy import (
 from lmi_bench.analysis.level.cells import can_run, predict_cell, slots_for
 from lmi_bench.analysis.model.carried import carried
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
-from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, StepParameters
+from lmi_bench.analysis.model.profiles import (
+    HOST_PREFIX,
+    PARAMETER_NAMES,
+    EngineProfile,
+    log_value,
+    with_logs,
+)
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_costs import step_costs
 from lmi_bench.core.errors import CapacityError, InputError
@@ -46,31 +53,7 @@ _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # shares of a device's memory
 _STEP_TOKENS, SCHEDULER_BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # least gain in cost for which a setting is changed
-_HOST_PREFIX = "host_factor:"
 FloatArray = NDArray[np.float64]
-
-
-def log_value(profile: EngineProfile, name: str) -> float:
-    """Logarithm of a free parameter's value; its share of the limit if only a limit is known."""
-    if name in profile.up_to:
-        return float(getattr(profile.parameters, name)) / profile.up_to[name]
-    if name.startswith(_HOST_PREFIX):
-        return math.log(profile.host_factors.get(name.removeprefix(_HOST_PREFIX), 1.0))
-    return math.log(max(getattr(profile.parameters, name), 1e-12))
-
-
-def with_logs(base: EngineProfile, names: Sequence[str], logs: FloatArray) -> EngineProfile:
-    """The base profile with these logarithms of the named parameters."""
-    values = {name: getattr(base.parameters, name) for name in PARAMETER_NAMES}
-    hosts = dict(base.host_factors)
-    for name, log in zip(names, logs.tolist(), strict=True):
-        if name.startswith(_HOST_PREFIX):
-            hosts[name.removeprefix(_HOST_PREFIX)] = math.exp(log)
-        elif name in base.up_to:
-            values[name] = max(0.0, log) * base.up_to[name]
-        else:
-            values[name] = min(math.exp(log), 1.0) if name.endswith("_share") else math.exp(log)
-    return replace(base, parameters=StepParameters(**values), host_factors=hosts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +78,7 @@ class _Prior:
         if not base.accelerators:
             unseen = unseen[1:]  # the most measured machine is the reference of the others
         if base.host_factor_log_sd > 0:
-            names += [_HOST_PREFIX + host for host in unseen]
+            names += [HOST_PREFIX + host for host in unseen]
             sd += [base.host_factor_log_sd] * len(unseen)
         return cls(base, tuple(names), np.array(sd), tuple(cells))
 
@@ -113,6 +96,8 @@ class Fit:
     prior_sd            standard deviations of the same logarithms before the fit
     scales              factors on the model's expected errors and noise
     residuals           ln(measured / predicted) of each observation, shape (n,)
+    jacobian            their derivatives by the parameters, shape (n, names)
+    gain                derivatives of the fitted parameters by the residuals, shape (names, n)
     """
 
     profile: EngineProfile
@@ -123,28 +108,44 @@ class Fit:
     cells: tuple[MeasuredLevel, ...]
     observations: tuple[Observation, ...]
     residuals: FloatArray
+    jacobian: FloatArray
+    gain: FloatArray
 
     def error_left(self, left: Sequence[Observation], right: Sequence[Observation]) -> FloatArray:
         """Covariance of the model's errors that the measured cells leave."""
-        remains = error_covariance(left, right)
+        remains = error_covariance(left, right, self.scales)
         if self.observations:
-            known = error_covariance(self.observations, right)
-            gain = np.linalg.solve(measured_covariance(self.observations), known)
-            remains = remains - error_covariance(left, self.observations) @ gain
-        return np.asarray(np.outer(self.scales.of(left), self.scales.of(right)) * remains)
+            known = error_covariance(self.observations, right, self.scales)
+            gain = np.linalg.solve(measured_covariance(self.observations, self.scales), known)
+            remains = remains - error_covariance(left, self.observations, self.scales) @ gain
+        return remains
 
-    def corrected(self, wanted: Sequence[Observation]) -> tuple[FloatArray, FloatArray]:
-        """Mean and variance of the model's errors by the measured cells; outliers are clipped."""
-        variance = np.diag(error_covariance(wanted, wanted))
-        shift = np.zeros(len(wanted))
+    def corrected(
+        self, wanted: Sequence[Observation], slopes: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Mean of the model's errors by the measured cells (outliers are clipped), and the variance
+        of the corrected figures by the parameters and the errors together.
+
+        slopes  derivatives of the figures by the parameters, shape (wanted, names)
+
+        The parameters follow the cells as if these had no offsets in common. Their error is then
+        that of the fit's own estimate: what an offset moved, and what the correction takes back.
+        """
+        shift: FloatArray = np.zeros(len(wanted))
+        apart, spread = slopes, self.covariance
+        errors: FloatArray = np.diag(error_covariance(wanted, wanted, self.scales))
         if self.observations:
-            within = measured_covariance(self.observations)
-            across = error_covariance(self.observations, wanted)
-            gain = np.linalg.solve(within, across)
-            limits = OUTLIER * self.scales.of(self.observations) * np.sqrt(np.diag(within))
-            shift = np.clip(self.residuals, -limits, limits) @ gain
-            variance = variance - np.sum(across * gain, axis=0)
-        return shift, self.scales.of(wanted) ** 2 * variance
+            within = measured_covariance(self.observations, self.scales)
+            plain = measured_covariance(self.observations, self.scales, offsets=False)
+            across = error_covariance(wanted, self.observations, self.scales)
+            taken = np.linalg.solve(within, across.T).T
+            limits = OUTLIER * np.sqrt(np.diag(within))
+            shift = np.asarray(taken @ np.clip(self.residuals, -limits, limits), dtype=np.float64)
+            apart = slopes - taken @ self.jacobian
+            spread = spread - self.gain @ plain @ self.gain.T
+            taken = taken + apart @ self.gain
+            errors = errors + np.sum((taken @ within - 2 * across) * taken, axis=1)
+        return shift, errors + np.sum(apart @ spread * apart, axis=1)
 
     def cost(self, base: EngineProfile) -> float:
         """Misfit of all figures, and of the parameters from those of `base`."""
@@ -213,57 +214,43 @@ def fit_cells(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
         profile = _fit_steps(replace(prior, base=reserved))
     profile = _with_best_overhead(profile, prior)
     prior = replace(prior, base=with_settings(prior.base, profile))
-    remains = _Remainder.of(profile, prior)
+    known, likeliest, scales = _remainder(profile, prior)
     for _ in range(_MOST_RESCALINGS):
-        if _USUAL_SCALE[0] <= remains.likeliest <= _USUAL_SCALE[1]:
+        if _USUAL_SCALE[0] <= likeliest <= _USUAL_SCALE[1]:
             break  # the cells are as exact as expected, so their weights are right
-        before = remains.likeliest
+        before = likeliest
         profile = _fit_steps(prior, at=profile, scale=before)
         profile = _with_best_overhead(profile, prior)
-        remains = _Remainder.of(profile, prior)
-        if abs(math.log(remains.likeliest / before)) < _SAME_SCALE:
+        known, likeliest, scales = _remainder(profile, prior)
+        if abs(math.log(likeliest / before)) < _SAME_SCALE:
             break
-    observations = observations_of(cells, profile)
-    widths = remains.scales.of(observations)
-    # an offset is known as well as its cells are: it leaves no more doubt of the parameters
-    scaled = np.outer(widths, widths) * measured_covariance(observations, offsets=False)
-    jacobian = remains.jacobian
-    precision = np.diag(1 / prior.sd**2) + jacobian.T @ np.linalg.solve(scaled, jacobian)
-    return Fit(
-        profile=profile,
-        names=prior.names,
-        prior_sd=prior.sd,
-        covariance=np.asarray(np.linalg.inv(precision), dtype=np.float64),
-        scales=remains.scales,
-        cells=prior.cells,
-        observations=tuple(observations),
-        residuals=remains.residuals,
-    )
+    observations, _, jacobian = known
+    weighted = np.linalg.solve(measured_covariance(observations, scales, offsets=False), jacobian)
+    precision = np.diag(1 / prior.sd**2) + jacobian.T @ weighted
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+    gain = covariance @ weighted.T
+    return Fit(profile, prior.names, prior.sd, covariance, scales, prior.cells, *known, gain)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Remainder:
-    """The residuals of a fit, their derivatives by the parameters, and the scales of its errors.
+_Figures = tuple[tuple[Observation, ...], FloatArray, FloatArray]
+"""Figures of measured cells, ln(measured / predicted), and its derivatives by the parameters."""
 
-    likeliest  common scale, which weights the cells against the prior; scales: for intervals
-    """
 
-    residuals: FloatArray
-    jacobian: FloatArray
-    likeliest: float
-    scales: ErrorScales
+def _figures_of(
+    profile: EngineProfile, names: Sequence[str], cells: Sequence[MeasuredLevel]
+) -> _Figures:
+    slopes = [
+        derivatives(profile, cell, names, found) for cell in cells if (found := _metrics(cell))
+    ]
+    observations = tuple(observations_of(cells, profile))
+    return observations, _residuals(profile, cells), np.concatenate(slopes)
 
-    @classmethod
-    def of(cls, profile: EngineProfile, prior: _Prior) -> _Remainder:
-        names, cells = prior.names, prior.cells
-        residuals = _residuals(profile, cells)
-        jacobian = np.concatenate(
-            [derivatives(profile, cell, names, _metrics(cell)) for cell in cells if _metrics(cell)]
-        )
-        moved = _logs(profile, names) - _logs(prior.base, names)
-        observations = observations_of(cells, profile)
-        likeliest, scales = find_scales(observations, jacobian, residuals, moved, prior.sd)
-        return cls(residuals, jacobian, likeliest, scales)
+
+def _remainder(profile: EngineProfile, prior: _Prior) -> tuple[_Figures, float, ErrorScales]:
+    """What a fit leaves, the common scale that weights cells against prior, and the intervals'."""
+    known = _figures_of(profile, prior.names, prior.cells)
+    moved = _logs(profile, prior.names) - _logs(prior.base, prior.names)
+    return known, *find_scales(*known, moved, prior.sd)
 
 
 def prior_fit(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
@@ -273,11 +260,8 @@ def prior_fit(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
     """
     base = carried(base, (cell.setup for cell in cells))
     prior = _Prior.of(base, cells)
-    covariance = np.diag(prior.sd**2)
-    own = [index for index, name in enumerate(prior.names) if name in PARAMETER_NAMES]
-    places = [PARAMETER_NAMES.index(prior.names[index]) for index in own]
-    covariance[np.ix_(own, own)] = base.log_covariance()[np.ix_(places, places)]
-    return Fit(base, prior.names, prior.sd, covariance, UNSCALED, (), (), np.zeros(0))
+    covariance, none = base.log_covariance(prior.names, prior.sd), np.zeros((0, len(prior.names)))
+    return Fit(base, prior.names, prior.sd, covariance, UNSCALED, (), (), np.zeros(0), none, none.T)
 
 
 def fit_of_profile(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fit:
@@ -288,13 +272,28 @@ def fit_of_profile(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fi
     fit = prior_fit(profile, cells)
     if not profile.levels:
         return fit
-    return replace(
-        fit,
-        scales=ErrorScales(profile.error_scale, profile.ttft_error_scale),
-        cells=profile.levels,
-        observations=tuple(observations_of(profile.levels, profile)),
-        residuals=_residuals(profile, profile.levels),
-    )
+    scales = ErrorScales(profile.error_scale, profile.ttft_error_scale)
+    key = _Fitted(profile.levels, fit.names, repr(replace(profile, levels=())), profile)
+    known = _at_levels(key)
+    plain = measured_covariance(known[0], scales, offsets=False)
+    gain = profile.log_covariance(fit.names, fit.prior_sd) @ np.linalg.solve(plain, known[2]).T
+    start = fit.profile, fit.names, fit.prior_sd, fit.covariance
+    return Fit(*start, scales, profile.levels, *known, gain)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A profile with levels as a cache key; rest: its other fields, of which some are dicts."""
+
+    levels: tuple[MeasuredLevel, ...]
+    names: tuple[str, ...]
+    rest: str
+    profile: EngineProfile = field(compare=False)
+
+
+@lru_cache(maxsize=32)
+def _at_levels(key: _Fitted) -> _Figures:
+    return _figures_of(key.profile, key.names, key.levels)
 
 
 def _metrics(cell: MeasuredLevel) -> list[Metric]:
@@ -465,7 +464,8 @@ def _with_best_reserve(base: EngineProfile, cells: Sequence[MeasuredLevel]) -> E
 
 def _with_best_overhead(profile: EngineProfile, prior: _Prior) -> EngineProfile:
     """The profile with the time outside the engine that best explains the TTFTs and the prior."""
-    known = [cell for cell in prior.cells if cell.ttft_mean_s is not None]
+    # what routers of separate pools and their transfers add hides it there
+    known = [c for c in prior.cells if c.ttft_mean_s is not None and c.prefill is None]
     sd = prior.base.log_sd.get("request_overhead_s", 0.0)
     if not known or not sd:
         return profile

@@ -20,7 +20,7 @@ from lmi_bench.analysis.fit.uncertainty import (
 from lmi_bench.analysis.level.cells import predict_cell, regime_of
 from lmi_bench.analysis.level.pool_simulator import Pool, simulate_pools
 from lmi_bench.analysis.level.simulator import simulate_level
-from lmi_bench.analysis.model.capacity import outside_s, planned_model_for, scheduler_config_for
+from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
@@ -156,7 +156,7 @@ def simulated_forecast(
     prefix_caching  the engine finds equal beginnings of the requests' token ids; not with pools
     """
     own = _pool(setup.setup, setup.replicas, profile, total_tokens)
-    outside = outside_s(profile, setup.setup.shape)
+    outside = profile.parameters.request_overhead_s
     if setup.prefill is not None:
         first = _pool(setup.prefill.setup, setup.prefill.workers, profile, total_tokens)
         transfer_s = setup.prefill.transfer_s

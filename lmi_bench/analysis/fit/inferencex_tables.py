@@ -12,9 +12,13 @@ decode pool. Without pools both pools describe the same GPUs, and their count ma
 the ranks are the larger of the two, as in SGLang and TensorRT-LLM. With MTP the scripts draft three
 tokens, one with data-parallel attention. SGLang's scripts look
 for new requests every 10 or, from 16 users on, 30 decode steps on B200 (`dsr1_*_b200.sh`) and every
-4 on AMD's devices. Caches are in FP8 but for SGLang on others than B200 and MI300X.
+4 on AMD's devices. TensorRT-LLM's let prompts of data-parallel attention wait until each group has
+one, at most 60 steps (`attention_dp_config`), and on B200 with FP8 those of 1,024 tokens in and out
+and 64 to 255 users until they fill 80 % of a step, at most 40 (`dsr1_*_trt.sh`). Caches are in FP8
+but for SGLang on others than B200 and MI300X.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -58,6 +62,7 @@ def cell_of(row: Row) -> MeasuredLevel:
     input_tokens, output_tokens = (round(_MEAN_SHARE * tokens) for tokens in stated)
     medians = bool(row.get("tpot_p50_ms"))
     statistic = "p50" if medians else "mean"
+    gathers = _gathers(row, setup, stated, users)
     return MeasuredLevel(
         setup,
         input_tokens=input_tokens,
@@ -72,6 +77,8 @@ def cell_of(row: Row) -> MeasuredLevel:
         replicas=workers,
         prefill=prefill,
         poll_steps=_poll_steps(row, setup, users),
+        gather_steps=gathers[0],
+        gather_prompts=gathers[1],
         measured_day=date.fromisoformat(row["date"]).toordinal() if row.get("date") else None,
         medians=medians,
     )
@@ -83,6 +90,19 @@ def _poll_steps(row: Row, setup: Setup, users: int) -> int:
         return 0
     steps = {"B200": b200 if setup.tensor_parallel == 8 else 10}
     return 4 if device.vendor == "amd" else steps.get(device.name, 0)
+
+
+def _gathers(row: Row, setup: Setup, stated: tuple[int, int], users: int) -> tuple[int, int]:
+    """Most steps and number of prompts for which TensorRT-LLM's prompts wait, without pools."""
+    device, groups = setup.instance.accelerator.name, setup.parallelism.attention_groups
+    if engine_of(row) != "trt" or _flag(row, "disaggregated"):
+        return 0, 1
+    if groups > 1:
+        return 60, groups
+    delays = setup.speculation is None and stated == (1024, 1024) and 64 <= users < 256
+    if delays and (device, setup.dtype) == ("B200", "float8"):
+        return 40, math.ceil(0.8 * 8192 / (_MEAN_SHARE * stated[0]))
+    return 0, 1
 
 
 def _copy(row: Row) -> tuple[Setup, PrefillPool | None, int]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_bench.analysis.fit.fit import fit_of_profile
 from lmi_bench.analysis.fit.from_run import mean_lengths, profile_for_run, run_model
-from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Estimate, Uncertainty, metric_of
+from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Uncertainty
 from lmi_bench.analysis.model.builtin_profiles import shipped_profile
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
@@ -19,28 +18,9 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.run_store import Run
 
 
-@dataclass(frozen=True, slots=True)
-class LevelUncertainty:
-    """The uncertainty of one simulated level's figures."""
-
-    known: Uncertainty
-
-    def throughput(self, predicted: float) -> Estimate:
-        """Output tokens a second; a stable open loop serves what arrives."""
-        if self.known.load_share is not None and self.known.withheld is None:
-            return Estimate(predicted, predicted, predicted)
-        return self.known.factors["throughput_tokens_per_s"].around(predicted)
-
-    def latency(self, metric: str, statistic: str, predicted: float) -> Estimate | None:
-        """A latency in its own unit; None where the load is too near the capacity to state one."""
-        if self.known.withheld is not None:
-            return None
-        return self.known.factors[metric_of(metric, statistic)].around(predicted)
-
-
-def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[LevelUncertainty | None]:
+def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | None]:
     """The uncertainty of each level; None where it is not known, as in a measured run."""
-    unknown: list[LevelUncertainty | None] = [None] * len(lines)
+    unknown: list[Uncertainty | None] = [None] * len(lines)
     setup, profile = setup_of_run(run), _profile_of(run)
     if not run.manifest.target.is_simulated or setup is None or profile is None:
         return unknown
@@ -50,7 +30,7 @@ def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[LevelUncertain
     metrics = list(FIGURE_METRICS.values())
     found = []
     for line in lines:
-        each: LevelUncertainty | None = None
+        each: Uncertainty | None = None
         with suppress(LmiBenchError):
             input_tokens, output_tokens = mean_lengths(run.path, line)
             cell = MeasuredLevel(
@@ -64,7 +44,7 @@ def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[LevelUncertain
                 start_left_out=bool(line.start_requests),
             )
             fit = fit_of_profile(profile, [cell])
-            each = LevelUncertainty(Uncertainty.of(fit, cell, metrics, spread=is_drawn))
+            each = Uncertainty.of(fit, cell, metrics, spread=is_drawn)
         found.append(each)
     return found
 

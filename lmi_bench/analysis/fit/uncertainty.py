@@ -137,6 +137,18 @@ class Uncertainty:
             withheld=why_withheld(fit, cell),
         )
 
+    def throughput(self, predicted: float) -> Estimate:
+        """Output tokens a second of a simulated level; a stable open loop serves what arrives."""
+        if self.load_share is not None and self.withheld is None:
+            return Estimate(predicted, predicted, predicted)
+        return self.factors["throughput_tokens_per_s"].around(predicted)
+
+    def latency(self, metric: str, statistic: str, predicted: float) -> Estimate | None:
+        """Its latency in its own unit; None where latencies are withheld."""
+        if self.withheld is not None:
+            return None
+        return self.factors[metric_of(metric, statistic)].around(predicted)
+
 
 def shown_value(metric: Metric, value: float) -> float:
     """A figure in the unit of its key: times in milliseconds."""
@@ -204,7 +216,7 @@ def _factors(
     tokens_per_s = predicted.throughput_tokens_per_s
     queued = waits_for_slots(profile, cell)
     wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
-    shift, left = fit.corrected(wanted)
+    shift, left = fit.corrected(wanted, jacobian)
     full = _cache_full(profile, cell)
     guessed = _limit_is_guessed(profile, cell, predicted)
     transfer = transfer_sd(fit, cell)
@@ -216,13 +228,14 @@ def _factors(
     if blind:
         unmeasured = _unmeasured_sd(profile, cell, predicted, metrics, spread=spread)
     ends = [(0.0, 0.0)] * len(metrics)
-    if growth is not None and load_share(fit, _lasting(cell)) > LATENCY_LOAD_LIMIT:
-        ends = _near_capacity(fit, brief, metrics)
+    if growth is not None:
+        step = _busy_step(fit, brief)
+        if load_share(fit, _lasting(cell)) > min(LATENCY_LOAD_LIMIT, 1 / step.up):
+            ends = _near_capacity(fit, brief, metrics, step)
     scales = fit.scales.of(wanted)
     factors = {}
     for index, item in enumerate(wanted):
-        variance = float(jacobian[index] @ fit.covariance @ jacobian[index])
-        variance += max(0.0, float(left[index])) + float(scales[index] * item.noise_sd) ** 2
+        variance = max(0.0, float(left[index])) + float(scales[index] * item.noise_sd) ** 2
         far = beyond * (errors.ttft_beyond_sd if item.is_ttft else errors.beyond_sd)
         by_load = errors.growth_at(cell, ttft=item.is_ttft)
         variance = by_load**2 * (variance + far**2) + transfer**2
@@ -322,11 +335,10 @@ def _unmeasured_sd(
 
 
 def _near_capacity(
-    fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]
+    fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric], step: Factor
 ) -> list[tuple[float, float]]:
     """How far each figure's logarithm reaches down and up if all steps are as fast or slow as the
     interval of a busy step says: a queue grows faster than any derivative tells."""
-    step = _busy_step(fit, cell)
     base = predict_cell(fit.profile, cell)
     others = [predict_cell(fit.profile, cell, slower=s) for s in (1 / step.down, step.up)]
     found = []

@@ -11,12 +11,7 @@ from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile, prior_fit
 from lmi_bench.analysis.fit.from_run import prior_for
 from lmi_bench.analysis.fit.measured_tables import TableRow, requests_of_open_loop, with_requests
-from lmi_bench.analysis.fit.uncertainty import (
-    FIGURE_METRICS,
-    Estimate,
-    estimates,
-    shown_value,
-)
+from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Estimate, estimates, shown_value
 from lmi_bench.analysis.fit.unstated import as_assumed, as_fitted, fit_unstated
 from lmi_bench.analysis.level.cells import can_run, predict_cell, regime_of, slots_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
@@ -262,11 +257,7 @@ def _known_rows(
 
 
 def choose_rows(
-    engine: str,
-    group: Sequence[TableRow],
-    count: int,
-    seed: int,
-    prior: PriorRule = prior_for,
+    engine: str, group: Sequence[TableRow], count: int, seed: int, prior: PriorRule = prior_for
 ) -> list[TableRow]:
     """The `count` measured rows that are most informative about the whole group."""
     measured = [row for row in group if _can_calibrate(row)]
@@ -432,14 +423,8 @@ class LoadUnderSlo:
 
     def to_json(self) -> dict[str, Any]:
         """As a row of its set-up states it."""
-        return {
-            "limit": self.limit,
-            "load": "rate_per_s" if self.is_rate else "users",
-            "measured": self.measured,
-            "predicted": self.predicted,
-            "low": self.low,
-            "high": self.high,
-        }
+        figures = {name: getattr(self, name) for name in ("measured", "predicted", "low", "high")}
+        return {"limit": self.limit, "load": "rate_per_s" if self.is_rate else "users", **figures}
 
 
 def setup_key(row: TableRow) -> tuple[Any, ...]:

@@ -16,20 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.uncertainty import TimeFactors
 from lmi_bench.analysis.level.layouts import CopyPlan
 from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, TooLateError
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
+from lmi_bench.analysis.results.quantiles import FloatArray, counted_quantile
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import MS_PER_S, s_to_ms
 from lmi_bench.core.workload import LevelSpec
-
-FloatArray = NDArray[np.float64]
 
 _SEARCH_STEPS = 30
 _CLOSE = 0.98  # ratio of neighbouring rates: the noise of the arrivals is no finer
@@ -303,20 +301,6 @@ class Latencies:
         if counts is None:
             return float(np.quantile(values, QUANTILES[statistic]))
         return counted_quantile(values, counts, QUANTILES[statistic])
-
-
-def counted_quantile(values: FloatArray, counts: FloatArray, quantile: float) -> float:
-    """The (linear) quantile of values that occur `counts` times each, without repeating them.
-
-    >>> round(counted_quantile(np.array([3.0, 1.0]), np.array([1.0, 3.0]), 0.9), 9)
-    2.4
-    """
-    order = np.argsort(values)
-    ends = np.cumsum(counts[order])
-    place = quantile * (ends[-1] - 1)
-    around = np.searchsorted(ends, (math.floor(place), math.ceil(place)), side="right")
-    low, high = values[order[around]]
-    return float(low + (high - low) * (place - math.floor(place)))
 
 
 ROOM = 1.3

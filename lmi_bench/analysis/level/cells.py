@@ -19,7 +19,6 @@ from lmi_bench.analysis.model.capacity import (
     in_groups,
     kv_bytes_of,
     memory_plan_for,
-    outside_s,
     planned_model_for,
     scheduler_config_for,
     scheduler_with,
@@ -29,6 +28,7 @@ from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Met
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
+from lmi_bench.analysis.results.quantiles import counted_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 
@@ -134,17 +134,16 @@ def predict_cell(
         weights, e2e_s, ttft_s = weights[counted], e2e_s[counted], ttft_s[counted]
         tokens = tokens[counted]
     mean_e2e_s = float(np.average(e2e_s, weights=weights))
-    if cell.poll_steps and cell.concurrency > cell.replicas:  # an idle engine looks at once
+    if (cell.poll_steps or cell.gather_steps) and cell.concurrency > cell.replicas:
         mean_tpot_s = (mean_e2e_s - np.average(ttft_s, weights=weights)) / cell.output_tokens
-        others = 1 - cell.replicas / cell.concurrency
-        wait_s = others * cell.poll_steps / 2 * float(mean_tpot_s)
+        wait_s = _wait_to_join_s(cell, float(mean_tpot_s), mean_e2e_s)
         e2e_s, ttft_s = e2e_s + wait_s, ttft_s + wait_s
         throughput *= mean_e2e_s / (mean_e2e_s + wait_s)
         mean_e2e_s += wait_s
     shown_ttft_s = float(np.average(ttft_s, weights=weights))
     if cell.medians:
-        shown_ttft_s = _quantile(ttft_s, weights, 0.5)
-        tpot_s = _quantile((e2e_s - ttft_s) / np.maximum(1, tokens - 1), weights, 0.5)
+        shown_ttft_s = counted_quantile(ttft_s, weights, 0.5)
+        tpot_s = counted_quantile((e2e_s - ttft_s) / np.maximum(1, tokens - 1), weights, 0.5)
     elif cell.output_tokens > 1:
         tpot_s = (mean_e2e_s - shown_ttft_s) / (cell.output_tokens - 1)
     else:  # no later token: the time that one would take
@@ -154,12 +153,26 @@ def predict_cell(
         throughput = cell.concurrency * cell.output_tokens / mean_e2e_s
     return CellPrediction(
         throughput_tokens_per_s=throughput,
-        latency_p90_s_per_token=_quantile(e2e_s, weights, 0.9) / cell.output_tokens,
+        latency_p90_s_per_token=counted_quantile(e2e_s, weights, 0.9) / cell.output_tokens,
         latency_mean_s_per_token=mean_e2e_s / cell.output_tokens,
         ttft_mean_s=shown_ttft_s,
         tpot_mean_s=tpot_s,
         peak_sequences=slots,
     )
+
+
+def _wait_to_join_s(cell: MeasuredLevel, tpot_s: float, e2e_s: float) -> float:
+    """Mean wait of a prompt for a busy engine's next look, or for the prompts that it gathers.
+
+    Of those that come in the time t since the first, which waits as long, the others wait t / 2.
+    """
+    users, drafts = cell.concurrency / cell.replicas, cell.setup.speculation
+    step_s = tpot_s * (1.0 if drafts is None else drafts.tokens_per_step)
+    rate = users / e2e_s
+    gathered_s = min(cell.gather_steps * step_s, (cell.gather_prompts - 1) / rate)
+    more = rate * gathered_s
+    looks_s = (1 - 1 / users) * cell.poll_steps / 2 * step_s  # an idle engine looks at once
+    return looks_s + gathered_s * (1 + more / 2) / (1 + more)
 
 
 def _closed_loops(
@@ -176,7 +189,7 @@ def _closed_loops(
         0 if profile.chunked_prefill else profile.max_waiting_tokens,
         profile.waiting_served_ratio,
     )
-    overhead_s = outside_s(profile, cell.setup.shape)
+    overhead_s = profile.parameters.request_overhead_s
     parts = []
     for users in _shares(cell.concurrency, cell.replicas):
         requests = max(1, round(cell.num_requests * users / cell.concurrency))
@@ -200,7 +213,7 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
         decode_workers=cell.replicas,
         step_tokens=worker.max_prefill_tokens,
         transfer_s=pool.transfer_s(cell.input_tokens),
-        overhead_s=outside_s(profile, cell.setup.shape),
+        overhead_s=profile.parameters.request_overhead_s,
     )
 
 
@@ -332,7 +345,7 @@ def _followed(
         _scheduler(profile, cell),
         load,
         [(cell.input_tokens, output) for output in outputs],
-        overhead_s=outside_s(profile, cell.setup.shape),
+        overhead_s=profile.parameters.request_overhead_s,
         cached_tokens=cell.cached_tokens,
     )
     at_start = np.arange(number) < (load if isinstance(load, int) else 0)
@@ -355,15 +368,6 @@ def _traced(
         trace.sent < 0,
         float(at_s[-1]) + overhead_s * requests / users,
     )
-
-
-def _quantile(values: NDArray[np.float64], counts: NDArray[np.float64], quantile: float) -> float:
-    """Linear quantile of values that each occur `counts` times."""
-    order = np.argsort(values)
-    ends = np.cumsum(counts[order])
-    starts = ends - counts[order]
-    places = np.stack([starts, ends - 1]).T.ravel()
-    return float(np.interp(quantile * (ends[-1] - 1), places, np.repeat(values[order], 2)))
 
 
 def _shares(users: int, replicas: int) -> Iterator[int]:

@@ -18,7 +18,6 @@ from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyStat
 from lmi_bench.analysis.model.capacity import (
     checkpoint_problem,
     device_problem,
-    outside_s,
     planned_model_for,
     scheduler_config_for,
 )
@@ -378,7 +377,7 @@ def plan_copy(
             slots=slots_of(config, workload.input_tokens, workload.output_tokens),
             open_loop=open_loop,
             batch_limit=config.max_rolling_batch_size,
-            overhead_s=outside_s(profile, workload.shape),
+            overhead_s=profile.parameters.request_overhead_s,
             cached_tokens=workload.cached_tokens,
             join_steps=max(0, config.max_waiting_tokens - 1),
             step_tokens=config.max_rolling_batch_prefill_tokens,

@@ -71,6 +71,7 @@ _TRT_LLM: Final = ("tensorrt", "trt")
 _SERVED_TRT_LLM: Final = (0, 16)  # `trtllm-serve` came with this version
 _LEAST_LOG_SD = 0.05
 FEW_BITS: Final = 8
+_TIMES: Final = ("gap_per_layer_s", "host_per_sequence_s")
 _V1_OF_VLLM: Final = (0, 8)
 _OVERLAPPED_VLLM: Final = (0, 6)
 _GRAPHS_OF_TGI: Final = (2, 0)
@@ -129,9 +130,11 @@ def prior_of_engine(
 
 
 def _halfway(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
-    """For another generation: a layer's time differs as much between those as between engines."""
-    gap_s = profile.parameters.gap_per_layer_s * general.parameters.gap_per_layer_s
-    return replace(profile, parameters=replace(profile.parameters, gap_per_layer_s=gap_s**0.5))
+    """For another generation: times of layers and sequences differ as much between those as between
+    engines; the server's own time outside the steps does not depend on the device."""
+    own, other = profile.parameters, general.parameters
+    middle = {name: (getattr(own, name) * getattr(other, name)) ** 0.5 for name in _TIMES}
+    return replace(profile, parameters=replace(own, **middle))
 
 
 def _akin(

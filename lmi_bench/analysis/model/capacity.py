@@ -41,9 +41,6 @@ _SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5}
 _ACTIVATION_BYTES, _LOGIT_BYTES = 2, 4
 
 
-_LATENT_PROMPT_LAUNCH_S: Final = 0.9e-3  # of a layer
-
-
 def memory_plan_for(
     setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
 ) -> MemoryPlan:
@@ -88,16 +85,6 @@ def reserve_bytes_of(setup: Setup, profile: EngineProfile) -> float:
     return (
         profile.reserve_bytes + limits.max_prefill_tokens * token_bytes + 2 * _LOGIT_BYTES * logits
     )
-
-
-def outside_s(profile: EngineProfile, shape: ModelShape) -> float:
-    """Seconds of a request outside its steps: as fitted, and the launches of a latent prompt.
-
-    Models with latent attention compute prompts without CUDA graphs, some forty kernels a layer;
-    those that profiles were fitted to have their launches in the fitted time.
-    """
-    launches_s = _LATENT_PROMPT_LAUNCH_S * shape.num_layers if shape.latent_kv_dim else 0.0
-    return profile.parameters.request_overhead_s + launches_s
 
 
 def in_groups(profile: EngineProfile, parallelism: Parallelism) -> EngineProfile:

@@ -48,6 +48,7 @@ class MeasuredLevel:
                                  over wall time
     cached_tokens                tokens of each prompt that the prefix cache holds
     poll_steps                   decode steps between a busy engine's looks at new requests
+    gather_steps, gather_prompts a prompt waits until so many have come, at most so many steps
     arrivals_s                   due times of the open loop's requests, if known
     measured_day                 day of the measurement (an ordinal), where a table has many:
                                  engines change within weeks
@@ -74,6 +75,8 @@ class MeasuredLevel:
     throughput_by_latency: bool = False
     cached_tokens: int = 0
     poll_steps: int = 0
+    gather_steps: int = 0
+    gather_prompts: int = 1
     arrivals_s: tuple[float, ...] = ()
     start_left_out: bool = False
     prefill: PrefillPool | None = None

@@ -1,9 +1,10 @@
 """Engine profiles: the constants of one engine version, with the covariance of their logarithms."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -79,6 +80,7 @@ _TUPLES = (
     "accelerators", "vendors", "notes", "models", "shared_head_dims", "architectures", "dtypes",
     "formats",
 )  # fmt: skip
+HOST_PREFIX: Final = "host_factor:"  # of a free parameter that is the slowness of a host
 PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParameters))
 
 
@@ -233,14 +235,45 @@ class EngineProfile:
             return f"profile {self.label} is not for version {version}: calibrate on its levels"
         return None
 
-    def log_covariance(self) -> NDArray[np.float64]:
-        """Covariance of the parameters' logarithms, shape (n, n), order of PARAMETER_NAMES."""
-        sd = np.array([self.log_sd.get(name, 0.0) for name in PARAMETER_NAMES])
-        correlation = np.eye(len(sd))
+    def log_covariance(self, names: Sequence[str], sd: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Covariance of these parameters' logarithms; of those it does not state, sd alone."""
+        covariance = np.diag(sd**2)
+        own = [index for index, name in enumerate(names) if name in PARAMETER_NAMES]
+        places = [PARAMETER_NAMES.index(names[index]) for index in own]
         known = len(self.log_correlation)  # parameters added later are uncorrelated
+        correlation = np.eye(len(PARAMETER_NAMES))
         if known:
             correlation[:known, :known] = self.log_correlation
-        return np.asarray(correlation * np.outer(sd, sd), dtype=np.float64)
+        own_sd = np.array([self.log_sd.get(names[index], 0.0) for index in own])
+        covariance[np.ix_(own, own)] = correlation[np.ix_(places, places)] * np.outer(
+            own_sd, own_sd
+        )
+        return covariance
+
+
+def log_value(profile: EngineProfile, name: str) -> float:
+    """Logarithm of a free parameter's value; its share of the limit if only a limit is known."""
+    if name in profile.up_to:
+        return float(getattr(profile.parameters, name)) / profile.up_to[name]
+    if name.startswith(HOST_PREFIX):
+        return math.log(profile.host_factors.get(name.removeprefix(HOST_PREFIX), 1.0))
+    return math.log(max(getattr(profile.parameters, name), 1e-12))
+
+
+def with_logs(
+    base: EngineProfile, names: Sequence[str], logs: NDArray[np.float64]
+) -> EngineProfile:
+    """The base profile with these logarithms of the named parameters."""
+    values = {name: getattr(base.parameters, name) for name in PARAMETER_NAMES}
+    hosts = dict(base.host_factors)
+    for name, log in zip(names, logs.tolist(), strict=True):
+        if name.startswith(HOST_PREFIX):
+            hosts[name.removeprefix(HOST_PREFIX)] = math.exp(log)
+        elif name in base.up_to:
+            values[name] = max(0.0, log) * base.up_to[name]
+        else:
+            values[name] = min(math.exp(log), 1.0) if name.endswith("_share") else math.exp(log)
+    return replace(base, parameters=StepParameters(**values), host_factors=hosts)
 
 
 def _same_version(one: str, other: str) -> bool:

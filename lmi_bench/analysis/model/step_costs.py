@@ -46,6 +46,7 @@ _FP8_WIDENING_OPS: Final = 2  # convert and scale, as INT8
 # kernels of a layer with latent attention against one with KV heads: products to and from the
 # latent space, their norms, and the products that absorb keys and values, beside attention itself
 _LATENT_GAPS: Final = 1.9
+_LATENT_LAUNCH_S: Final = 0.9e-3  # of a layer: some forty kernels, each launched by the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ class StepCosts:
     all_reduce_s  all-reduces of a step; all_reduce_token_s: more for each row
     host_s        launch of a decoding step; host_row_s: bookkeeping of a sequence
     host_token_s  preparation of a prompt token; host_prompt_s: of a prompt
+    launch_s      launch of a step with prompts, which models with latent attention compute without
+                  CUDA graphs; 0 for others
     many          costs of steps with `many_rows` rows or more, where they differ
     split         of a copy that is split beyond tensor parallelism
     """
@@ -141,6 +144,7 @@ class StepCosts:
     host_row_s: float
     host_token_s: float
     host_prompt_s: float
+    launch_s: float = 0.0
     many: "StepCosts | None" = None
     many_rows: int = 0
     split: SplitCosts | None = None
@@ -256,6 +260,7 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
         host_row_s=parameters.host_per_sequence_s * stretch / setup.parallelism.attention_groups,
         host_token_s=parameters.host_per_prompt_token_s,
         host_prompt_s=parameters.host_per_prompt_s,
+        launch_s=_LATENT_LAUNCH_S * layers if shape.latent_kv_dim else 0.0,
         split=_split_costs(setup),
     )
     # experts get few rows each: their weights are widened during the products

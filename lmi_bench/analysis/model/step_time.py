@@ -182,7 +182,7 @@ def step_sum(
     fixed_s = costs.products.first_s + costs.gap_s + costs.all_reduce_s
     reduce_s, host_s = costs.all_reduce_token_s, costs.host_s
     host_row_s, host_token_s = costs.host_row_s, costs.host_token_s
-    host_prompt_s = costs.host_prompt_s
+    host_prompt_s, launch_s = costs.host_prompt_s, costs.launch_s
     share_s = 0.0 if split is None else costs.products.token_s * split.attention_share
 
     def seconds(
@@ -219,8 +219,10 @@ def step_sum(
         gpu_s = longer_s + fixed_s + reduce_s * every + state_s * rows
         if unhidden:
             gpu_s = gpu_s + unhidden * (weights_s + linear_s + kv_s + attention_s - longer_s)
-        step_s = larger(gpu_s, host_s * (sequences > 0)) + host_row_s * sequences
-        step_s = step_s + host_token_s * tokens + host_prompt_s * prompts
+        step_s = larger(gpu_s, host_s * (sequences > 0))
+        if launch_s:
+            step_s = larger(step_s, launch_s * (prompts > 0))
+        step_s = step_s + host_row_s * sequences + host_token_s * tokens + host_prompt_s * prompts
         return weights_s, linear_s, kv_s, attention_s, gpu_s, step_s
 
     return seconds
@@ -320,7 +322,7 @@ class StepTimeModel:
         if costs.many is not None and every >= costs.many_rows:
             weights_s = costs.many.products.first_s
         all_reduce_s = costs.all_reduce_s + costs.all_reduce_token_s * every
-        host_s = costs.host_s if rows else 0.0
+        host_s = max(costs.host_s * (rows > 0), costs.launch_s * (step.prefill_sequences > 0))
         row_s = costs.host_row_s * rows
         prompt_s = costs.host_token_s * step.prefill_tokens
         prompt_s += costs.host_prompt_s * step.prefill_sequences

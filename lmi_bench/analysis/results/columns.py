@@ -1,6 +1,6 @@
 """A level's requests as columns, so that a report of many requests looks at each of them once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -88,36 +88,24 @@ def columns_of(records: Sequence[RequestRecord]) -> Columns:
     """The columns of a level's requests; those of stored ones are made once."""
     if not isinstance(records, StoredRecords):
         return _columns(
-            [r.status for r in records], [r.due_s for r in records], [r.sent_s for r in records],
-            [r.ended_s for r in records], [r.output_tokens for r in records],
-            [r.exchange.streamed for r in records], [r.token_times_s for r in records],
-            [r.exchange.token_counts for r in records], [r.at_start for r in records],
+            (r.status, r.due_s, r.sent_s, r.ended_s, r.output_tokens, r.exchange.streamed,
+             r.token_times_s, r.exchange.token_counts, r.at_start)
+            for r in records
         )  # fmt: skip
     if records.kept is None:
-        lines = records.lines
         records.kept = _columns(
-            [line["status"] for line in lines], [line["due_s"] for line in lines],
-            [line["sent_s"] for line in lines], [line.get("ended_s") for line in lines],
-            [line["output_tokens"] for line in lines],
-            [line.get("streamed", True) for line in lines],
-            [line["token_times_s"] for line in lines], [line["token_counts"] for line in lines],
-            [line.get("at_start", False) for line in lines],
+            (each["status"], each["due_s"], each["sent_s"], each.get("ended_s"),
+             each["output_tokens"], each.get("streamed", True), each["token_times_s"],
+             each["token_counts"], each.get("at_start", False))
+            for each in records.lines
         )  # fmt: skip
     kept: Columns = records.kept
     return kept
 
 
-def _columns(
-    status: Sequence[str],
-    due_s: Sequence[float],
-    sent_s: Sequence[float],
-    ended_s: Sequence[float | None],
-    tokens: Sequence[int],
-    streamed: Sequence[bool],
-    times_s: Sequence[Sequence[float]],
-    counts: Sequence[Sequence[int]],
-    at_start: Sequence[bool],
-) -> Columns:
+def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
+    parts = list(zip(*rows, strict=True)) or [()] * 9
+    status, due_s, sent_s, ended_s, tokens, streamed, times_s, counts, at_start = parts
     sizes = np.fromiter(map(len, times_s), np.int64, len(times_s))
     flat_s, flat = _flat(times_s, sizes), _flat(counts, sizes)
     owner = np.repeat(np.arange(len(sizes)), sizes)

@@ -1,5 +1,7 @@
 """Quantiles of samples that may hold infinite values, and intervals of bootstrap draws."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,20 @@ def upper_quantile(values: FloatArray, quantile: float) -> float:
     if low == high or not np.isfinite(ordered[high]):
         return float(ordered[high])
     return float(ordered[low] + (position - low) * (ordered[high] - ordered[low]))
+
+
+def counted_quantile(values: FloatArray, counts: FloatArray, quantile: float) -> float:
+    """The (linear) quantile of values that occur `counts` times each, without repeating them.
+
+    >>> round(counted_quantile(np.array([3.0, 1.0]), np.array([1.0, 3.0]), 0.9), 9)
+    2.4
+    """
+    order = np.argsort(values)
+    ends = np.cumsum(counts[order])
+    place = quantile * (ends[-1] - 1)
+    around = np.searchsorted(ends, (math.floor(place), math.ceil(place)), side="right")
+    low, high = values[order[around]]
+    return float(low + (high - low) * (place - math.floor(place)))
 
 
 def central_interval(draws: FloatArray, confidence: float = 0.90) -> tuple[float, float]:

@@ -6,12 +6,12 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
-from lmi_bench.analysis.model.capacity import outside_s
 
 FIELDS = {
     "hardware": "b200", "framework": "sglang", "image": "", "model": "deepseek-r1",
@@ -69,6 +69,53 @@ def test_a_busy_sglang_looks_for_requests_every_few_steps_and_half_of_that_is_in
     assert polled.ttft_mean_s - at_once.ttft_mean_s == pytest.approx(waited_s, rel=0.03, abs=1e-9)
     assert (polled.throughput_tokens_per_s < at_once.throughput_tokens_per_s) == (steps > 0)
     assert polled.tpot_mean_s == pytest.approx(at_once.tpot_mean_s)
+
+
+GROUPS = {
+    "framework": "trt", "decode_tp": "8", "decode_ep": "8", "decode_dp_attention": "True",
+    "concurrency": "64",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "gathers"),
+    [
+        (GROUPS, (60, 8)), ({**GROUPS, "framework": "sglang"}, (0, 1)),
+        ({**GROUPS, "decode_dp_attention": "False"}, (0, 1)),
+        ({"framework": "trt", "input_tokens": "1024", "output_tokens": "1024",
+          "concurrency": "64"}, (40, 8)),
+        ({"framework": "trt", "input_tokens": "1024", "output_tokens": "1024",
+          "concurrency": "32"}, (0, 1)),
+    ],
+)  # fmt: skip
+def test_tensorrt_lets_prompts_of_attention_groups_wait_for_each_other(tmp_path, change, gathers):
+    """At most 60 steps for 8 groups; else 40, until 8 of 922 tokens fill 80 % of 8,192."""
+    (row,) = table(tmp_path, change)
+    assert (row.cell.gather_steps, row.cell.gather_prompts) == gathers
+
+
+@pytest.mark.parametrize(("steps", "prompts"), [(60, 8), (600, 8), (20, 8)])
+def test_the_wait_for_other_prompts_is_that_of_drawn_arrivals(tmp_path, steps, prompts):
+    """Prompts come at random; those since the first go together when enough have come, or late.
+
+    The formula takes the earlier of the two means: least exact where they are equal, at 60 steps.
+    """
+    (row,) = table(tmp_path, GROUPS)
+    cell = replace(row.cell, length_spread=0.0, medians=False)
+    alone, waiting = (
+        predict_cell(
+            GRAPH_GPU_PRIOR, replace(cell, gather_steps=each, gather_prompts=prompts), smooth=True
+        )
+        for each in (0, steps)
+    )
+    e2e_s = alone.latency_mean_s_per_token * cell.output_tokens
+    chance, limit_s = np.random.default_rng(1), steps * alone.tpot_mean_s
+    gaps_s = chance.exponential(e2e_s / cell.concurrency, size=(4000, prompts))
+    since_s = np.cumsum(gaps_s, axis=1) - gaps_s[:, :1]
+    end_s = np.minimum(since_s[:, -1:], limit_s)
+    drawn_s = np.where(since_s <= end_s, end_s - since_s, 0.0).sum() / (since_s <= end_s).sum()
+    waited_s = waiting.ttft_mean_s - alone.ttft_mean_s
+    assert waited_s == pytest.approx(drawn_s, rel=0.25)
 
 
 def test_means_are_taken_where_a_line_states_no_median(tmp_path):
@@ -148,7 +195,7 @@ def test_medians_leave_out_the_wait_of_the_first_prompts(tmp_path):
     shown, mean = (
         predict_cell(GRAPH_GPU_PRIOR, replace(each.cell, poll_steps=0)) for each in (medians, means)
     )
-    alone_s = outside_s(GRAPH_GPU_PRIOR, means.cell.setup.shape)
+    alone_s = GRAPH_GPU_PRIOR.parameters.request_overhead_s
     assert shown.ttft_mean_s - alone_s < 0.85 * (mean.ttft_mean_s - alone_s)
     assert shown.tpot_mean_s == pytest.approx(mean.tpot_mean_s, rel=0.05)
 

@@ -5,18 +5,33 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from lmi_bench.analysis.fit.discrepancy import ERRORS, Observation, error_covariance
-from lmi_bench.analysis.fit.fit import log_value, prior_fit, with_logs
+from lmi_bench.analysis.fit.calibrate import profile_of_fit
+from lmi_bench.analysis.fit.discrepancy import (
+    ERRORS,
+    UNSCALED,
+    ErrorScales,
+    Observation,
+    error_covariance,
+    measured_covariance,
+)
+from lmi_bench.analysis.fit.fit import fit_cells, fit_of_profile, prior_fit
 from lmi_bench.analysis.fit.measured_tables import read_table
-from lmi_bench.analysis.fit.uncertainty import Z80, estimates, octaves_beyond
+from lmi_bench.analysis.fit.uncertainty import Z80, Uncertainty, estimates, octaves_beyond
 from lmi_bench.analysis.fit.validation import validate
-from lmi_bench.analysis.level.cells import predict_cell
-from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, TGI_2023
+from lmi_bench.analysis.level.cells import capacity_tokens_per_s, predict_cell
+from lmi_bench.analysis.model.builtin_profiles import (
+    EAGER_GPU_PRIOR,
+    SGLANG_PRIOR,
+    TGI_2023,
+    VLLM_0_12,
+)
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.parallelism import Parallelism
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.profiles import log_value, with_logs
+from lmi_bench.analysis.model.setup import PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model
@@ -123,6 +138,112 @@ def test_builds_and_splits_that_no_cell_has_are_less_sure(device, build):
     assert offsets[3, 3] == pytest.approx(build**2 + 0.15**2)
 
 
+def mixture(users=4, *, experts=False, drafts=None, day=1000, prefill=None):
+    split = Parallelism(expert_parallel=experts)
+    machine = bare_machine(find_accelerator("H100-SXM"), 8)
+    setup = Setup(find_model("mixtral-8x7b"), machine, 8, "float16", None, drafts, split)
+    pool = None
+    if prefill is not None:
+        pool = PrefillPool(replace(setup, parallelism=Parallelism(attention_groups=prefill)), 1)
+    return MeasuredLevel(
+        setup, 512, 256, Load(users), 10 * users, measured_day=day, prefill=pool, tpot_mean_s=0.01
+    )
+
+
+def offsets_of(cells, metric="tpot_mean_s", scales=UNSCALED):
+    """What the levels have in common beside the model's error, shape (cells, cells)."""
+    items = [Observation(each, metric) for each in cells]
+    found, bare = (error_covariance(items, items, scales, offsets=each) for each in (True, False))
+    return found - bare
+
+
+def test_the_share_of_accepted_drafts_is_a_doubt_of_times_that_levels_with_drafts_share():
+    plain, three = mixture(), mixture(drafts=Speculation(3, 0.65, own=True))
+    one = mixture(drafts=Speculation(1, 0.65, own=True))
+    build = 0.085**2
+    assert offsets_of([plain, three, three, one]) == pytest.approx(
+        build + 0.2**2 * np.array([[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
+    )
+    assert offsets_of([three], TTFT) == pytest.approx(build)
+
+
+def test_builds_differ_less_alike_the_further_their_loads_are_apart():
+    """Repeated levels of InferenceX on AMD's devices: 0.9 two doublings apart, 0.7 to 0.75 four."""
+    found = offsets_of([mixture(4), mixture(16), mixture(64)]) / 0.085**2
+    assert 0.88 < found[0, 1] < 0.95
+    assert 0.70 < found[0, 2] < 0.80
+
+
+def test_first_tokens_of_pools_share_the_doubt_of_the_pool_that_computes_prompts():
+    """Pools that decode alike and split their prompt workers differently share none of it."""
+    cells = [
+        mixture(prefill=8), mixture(prefill=8, experts=True), mixture(prefill=1),
+    ]  # fmt: skip
+    own = offsets_of(cells, TTFT) - offsets_of(
+        [replace(each, prefill=None) for each in cells], TTFT
+    )
+    assert own[0, 1] == pytest.approx(own[0, 0], rel=0.02)
+    assert own[0, 2] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_tables_own_factor_is_of_the_models_error_and_not_of_offsets():
+    cells = [mixture(), mixture(64, experts=True)]
+    assert offsets_of(cells, scales=ErrorScales(times=2.0)) == pytest.approx(offsets_of(cells))
+    items = [Observation(each, "tpot_mean_s") for each in cells]
+    plain, twice = (
+        measured_covariance(items, ErrorScales(times=scale), offsets=False) for scale in (1.0, 2.0)
+    )
+    assert twice == pytest.approx(4 * plain)
+
+
+def test_an_interval_is_as_wide_as_the_error_of_the_fits_own_estimate():
+    """20,000 worlds drawn from priors and errors, each estimated as the fit does: least squares
+    without offsets in common, then the correction by the measured cells with them."""
+    cells = [mixture(experts=True), mixture(16, experts=True), mixture(64, experts=True)]
+    fit = fit_cells(prior_fit(VLLM_0_12, cells).profile, cells)
+    wanted = [
+        Observation(each, "tpot_mean_s")
+        for each in (mixture(16, experts=True), mixture(16), mixture(16, day=1400))
+    ]
+    known, chance = list(fit.observations), np.random.default_rng(3)
+    slopes = np.concatenate([fit.jacobian[1:2]] * 3)
+    slopes = slopes * np.array([[1.0], [1.3], [0.7]])
+    _, variance = fit.corrected(wanted, slopes)
+    both = [*known, *wanted]
+    errors = chance.multivariate_normal(
+        np.zeros(6), error_covariance(both, both, fit.scales), size=20_000
+    )
+    plain = measured_covariance(known, fit.scales, offsets=False)
+    noise = plain - error_covariance(known, known, fit.scales, offsets=False)
+    errors[:, :3] += chance.multivariate_normal(np.zeros(3), noise, size=20_000)
+    moved = chance.normal(size=(20_000, len(fit.names))) * fit.prior_sd
+    measured = moved @ fit.jacobian.T + errors[:, :3]
+    prior = np.diag(fit.prior_sd**2)
+    seen = fit.jacobian @ prior @ fit.jacobian.T + plain
+    found = np.linalg.solve(seen, measured.T).T @ fit.jacobian @ prior
+    left = measured - found @ fit.jacobian.T
+    within = measured_covariance(known, fit.scales)
+    shift = left @ np.linalg.solve(within, error_covariance(known, wanted, fit.scales))
+    missed = moved @ slopes.T + errors[:, 3:] - (found @ slopes.T + shift)
+    assert variance == pytest.approx(missed.var(axis=0), rel=0.04)
+
+
+def test_a_profile_with_its_levels_predicts_with_the_fits_own_intervals():
+    cells = [
+        replace(cell(users), throughput_tokens_per_s=rate)
+        for users, rate in ((1, 30.0), (8, 200.0), (32, 500.0))
+    ]
+    fit = fit_cells(EAGER_GPU_PRIOR, cells)
+    profile = profile_of_fit(fit, fitted_on="three", fitted_date="now", keep_levels=True)
+    asked = [cell(16), cell(4, prompt=512)]
+    for each in asked:
+        own, again = (
+            estimates(found, each, ["throughput_tokens_per_s"])["throughput_tokens_per_s"]
+            for found in (fit, fit_of_profile(profile, [each]))
+        )
+        assert (again.low, again.high) == pytest.approx((own.low, own.high), rel=1e-3)
+
+
 def test_an_additive_time_with_only_a_limit_reaches_to_it_for_long_prompts(plain_errors):
     """Up to 0.2 ms a token with 80 %: 0.77 s of a prompt of 3,840 tokens, 0.05 s of one of 256."""
     for prompt in (256, 3840):
@@ -187,3 +308,21 @@ def test_a_blind_validation_states_measured_figures_and_the_users_under_an_slo(t
     assert (under["load"], under["measured"]) == ("users", 8)
     assert under["predicted"] in (None, 1, 8, 64)
     assert (under["low"] or 0) <= (under["predicted"] or 0) <= (under["high"] or 0)
+
+
+def test_where_the_load_may_exceed_the_capacity_latencies_reach_to_those_of_slower_steps():
+    """At 70 % of the capacity, whose interval is wider than a third: a queue may grow."""
+    setup = Setup(
+        find_model("mixtral-8x7b"), bare_machine(find_accelerator("H100-SXM"), 2), 2, "float16"
+    )
+    level = MeasuredLevel(setup, 512, 256, Load(8), 80)
+    fit = prior_fit(SGLANG_PRIOR, [level])
+    lasting = replace(level, load=Load(rate_per_s=1.0), num_requests=300)
+    rate = 0.7 * capacity_tokens_per_s(fit.profile, lasting) / level.output_tokens
+    cell = replace(lasting, load=Load(rate_per_s=rate))
+    sure = Uncertainty.of(fit, cell, ["tpot_mean_s", TTFT])
+    slower = 1 / sure.capacity_tokens_per_s.low * sure.capacity_tokens_per_s.value
+    assert slower > 1 / 0.7
+    late = predict_cell(fit.profile, replace(cell, num_requests=300), slower=slower)
+    alone = predict_cell(fit.profile, cell)
+    assert sure.factors[TTFT].up >= 0.8 * late.ttft_mean_s / alone.ttft_mean_s > 2

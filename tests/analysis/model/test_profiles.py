@@ -105,14 +105,17 @@ def test_a_profile_of_mixtures_in_eight_bits_is_no_start_for_four_bits():
     assert start("vllm 0.15").fitted_on == VLLM.fitted_on  # dense models were in its fit
 
 
-def test_on_another_generation_the_time_of_a_layer_is_half_way_to_the_prior():
-    """Of two estimates with equal doubt: the geometric mean."""
+def test_on_another_generation_times_of_layers_and_sequences_are_half_way_to_the_prior():
+    """Of two estimates with equal doubt: the geometric mean. The server's own time is carried."""
     seen = set(SGLANG_MI355X.fitted_cells)
     known = {"models": {"deepseek-v3"}, "accelerators": {"MI355X"}, "marks": seen}
     found = prior_of_engine("sglang", **known, open_loop=False)
     assert found.fitted_on == SGLANG_MI300X.fitted_on
-    product = SGLANG_MI300X.parameters.gap_per_layer_s * SGLANG_PRIOR.parameters.gap_per_layer_s
-    assert found.parameters.gap_per_layer_s == pytest.approx(product**0.5)
+    near, general = SGLANG_MI300X.parameters, SGLANG_PRIOR.parameters
+    for name in ("gap_per_layer_s", "host_per_sequence_s"):
+        product = getattr(near, name) * getattr(general, name)
+        assert getattr(found.parameters, name) == pytest.approx(product**0.5)
+    assert found.parameters.request_overhead_s == near.request_overhead_s
 
 
 def test_a_profile_warns_before_it_judges_another_engine():

@@ -11,6 +11,7 @@ import pytest
 from lmi_bench.analysis.model.builtin_profiles import (
     BUNDLED_CPU_PRIOR,
     EAGER_GPU_PRIOR,
+    GRAPH_GPU_PRIOR,
     TGI_2023,
     VLLM_V0_PRIOR,
 )
@@ -317,3 +318,25 @@ def test_a_block_for_each_sequence_and_head_leaves_multiprocessors_idle(rows, ra
     assert eager.pricer()(rows, rows * 3840, 0, 0, 0.0, 0) == pytest.approx(
         eager.explain(step).total_s
     )
+
+
+def test_launches_of_a_latent_prompt_bound_short_prompts_and_are_hidden_by_long_ones():
+    """61 layers of 0.9 ms are 54.9 ms; models with KV heads have no such bound."""
+    machine = bare_machine(find_accelerator("H200"), 8)
+    setups = [
+        Setup(find_model(name), machine, 8, "float8") for name in ("deepseek-v3", "llama-3.1-70b")
+    ]
+    latent, heads = (StepTimeModel(each, GRAPH_GPU_PRIOR) for each in setups)
+    short, long = (
+        StepShape(prefill_sequences=1, prefill_tokens=n, prefill_context_pairs=n * (n + 1) // 2)
+        for n in (16, 32_768)
+    )
+    least_s, parts = 61 * 0.9e-3, latent.explain(short)
+    assert parts.total_s == pytest.approx(least_s, rel=1e-3)
+    assert parts.binding == "host"
+    assert heads.step_time_s(short) < 0.5 * least_s
+    hidden = latent.explain(long)
+    gpu_s = hidden.compute_s + hidden.all_reduce_s + hidden.gap_s
+    assert hidden.total_s == pytest.approx(gpu_s + hidden.host_per_prompt_token_s, rel=1e-3)
+    decoding = StepShape(decode_sequences=1, decode_tokens=1, decode_context_tokens=1000)
+    assert latent.step_time_s(decoding) < 0.5 * least_s
