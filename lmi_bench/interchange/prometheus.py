@@ -28,24 +28,14 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LE = re.compile(r'le="([^"]+)"')
 
 
-@dataclass(frozen=True, slots=True)
-class MetricNames:
-    """An engine's names of two histograms and of the counter of finished requests."""
-
-    engine: str
-    prompts: str
-    answers: str
-    requests: str
-
-
-_ENGINES = (
-    MetricNames("vLLM", "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
-                "vllm:request_success_total"),
-    MetricNames("TGI", "tgi_request_input_length", "tgi_request_generated_tokens",
-                "tgi_request_count"),
-    MetricNames("SGLang", "sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram",
-                "sglang:num_requests_total"),
-)  # fmt: skip
+# an engine's histograms of prompt and answer lengths, and its counter of finished requests
+_ENGINES = {
+    "vLLM": ("vllm:request_prompt_tokens", "vllm:request_generation_tokens",
+             "vllm:request_success_total"),
+    "TGI": ("tgi_request_input_length", "tgi_request_generated_tokens", "tgi_request_count"),
+    "SGLang": ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram",
+               "sglang:num_requests_total"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +63,24 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
     if base.endswith("/metrics"):
         return _page(base, get(base))
     window = f"{max(1, round(hours * 60))}m"
-    for names in _ENGINES:
-        prompts = _queried(get, base, f"sum by (le) (increase({names.prompts}_bucket[{window}]))")
-        answers = _queried(get, base, f"sum by (le) (increase({names.answers}_bucket[{window}]))")
+    for engine, (*lengths, counter) in _ENGINES.items():
+        prompts, answers = (
+            _queried(get, base, f"sum by (le) (increase({name}_bucket[{window}]))")
+            for name in lengths
+        )
         if not prompts or not answers:
             continue
         kinds = independent_kinds(_groups(prompts), _groups(answers))
         end = time.time()
-        query = f"sum(rate({names.requests}[5m]))"
+        query = f"sum(rate({counter}[5m]))"
         span = {"start": end - hours * 3600, "end": end, "step": int(PEAK_WINDOW_S)}
         rows = _asked(get, base, "query_range", {"query": query, **span})
         points = [(float(at), float(rate)) for at, rate in (rows[0]["values"] if rows else ())]
         rates = tuple(point for point in points if math.isfinite(point[1]))
         unknown = (*_NO_PAIRS, *_UNKNOWN[: 2 if rates else 3])
-        return MeteredTraffic(names.engine, kinds, rates, unknown)
+        return MeteredTraffic(engine, kinds, rates, unknown)
     raise InputError(
-        f"{base} has no metrics of {', '.join(each.engine for each in _ENGINES)} over the last "
+        f"{base} has no metrics of {', '.join(_ENGINES)} over the last "
         f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"
     )
 
@@ -114,14 +106,13 @@ def _page(url: str, text: str) -> MeteredTraffic:
             buckets = samples.setdefault(found[1].removesuffix("_bucket"), {})
             edge = float(bound[1])
             buckets[edge] = buckets.get(edge, 0.0) + float(found[3])
-    for names in _ENGINES:
-        if names.prompts in samples and names.answers in samples:
-            lengths = (_groups(samples[name]) for name in (names.prompts, names.answers))
-            kinds = independent_kinds(*lengths)
-            return MeteredTraffic(names.engine, kinds, (), (*_NO_PAIRS, *_UNKNOWN))
+    for engine, (prompts, answers, _) in _ENGINES.items():
+        if prompts in samples and answers in samples:
+            kinds = independent_kinds(_groups(samples[prompts]), _groups(samples[answers]))
+            return MeteredTraffic(engine, kinds, (), (*_NO_PAIRS, *_UNKNOWN))
     raise InputError(
-        f"{url} has no lengths of {', '.join(each.engine for each in _ENGINES)}: it must have "
-        f"{_ENGINES[0].prompts} and the like"
+        f"{url} has no lengths of {', '.join(_ENGINES)}: it must have "
+        f"{_ENGINES['vLLM'][0]} and the like"
     )
 
 

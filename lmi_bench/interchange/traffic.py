@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
@@ -41,9 +40,11 @@ _LEAST_EPOCH_S, _LAST_EPOCH_S = 1e8, 4.2e9  # 1973 to 2103
 _MOST_TOKENS = 10_000_000
 _MOST_TEXTS = 20_000  # prompts that are compared for a shared prefix
 _MAY_LACK_A_TIME = 0.1  # share of the lines; with more the rate would be understated
-_MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
-_CLF = re.compile(r"\[?(\d{1,2})/(\w{3})/(\d{4}):([\d:.]+)(?: ?([+-]\d{4}|Z))?\]?$")
-_ISO = re.compile(r"\d{4}[-/]?\d\d[-/]?\d\d[T ]\d\d:?\d\d")
+_DATE = re.compile(
+    r"(?:\d{4}[-/]?\d\d[-/]?\d\d[T ]\d\d"  # ISO 8601, also with slashes
+    r"|\d{1,2}/\w{3}/\d{4}:\d\d"  # access logs
+    r"|(?:\w{3}, )?\d{1,2} \w{3} \d{4} \d\d?):?\d\d"  # mail
+)
 _ZONE = re.compile(r"(?:Z|UTC|GMT|[+-]\d\d:?\d\d)\]?$")
 _CALLS = re.compile(
     r"completions|/(responses|messages|generate|generate_stream|invocations|invoke|chat|converse)\b"
@@ -423,24 +424,13 @@ def _calendar_s(value: object) -> float | None:
 
 @lru_cache(4096)
 def _date_s(text: str) -> float | None:
-    with suppress(ValueError, TypeError, IndexError, OverflowError):
-        at = _date(text)
-        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-        return seconds if seconds >= 0 else None
+    """Unix seconds of a date with a time of day, in UTC unless it has a zone."""
+    text = text.strip("[]")
+    if _DATE.match(text):
+        with suppress(ValueError, OverflowError):
+            seconds = pd.Timestamp(re.sub(r"(/\d{4}):", r"\1 ", text)).timestamp()
+            return seconds if seconds >= 0 else None
     return None
-
-
-def _date(text: str) -> datetime:
-    if clf := _CLF.match(text):
-        day, month, year, clock, zone = clf.groups()
-        number = _MONTHS.find(month.lower()) // 3 + 1  # 0, which is no month, for another word
-        text = f"{year}-{number:02}-{day:0>2}T{clock}{zone or ''}"
-    elif not _ISO.match(text):
-        return parsedate_to_datetime(text)
-    if " " in text or "/" in text:
-        text = re.sub(r"\s*(?:UTC|GMT)$", "Z", text.replace("/", "-"))
-        text = re.sub(r" (?=[+-]\d\d:?\d\d$)", "", text)
-    return datetime.fromisoformat(text)
 
 
 def _text(value: object) -> str | None:

@@ -147,11 +147,7 @@ class LogFile:
                     values = []
                     self._left("not JSON")
             is_first = False
-            for value in values:
-                if type(value) is dict and value.keys().isdisjoint(_LISTS):
-                    yield value
-                else:
-                    yield from self._objects(value)
+            yield from self._objects(values)
 
     def _document(self, text: str) -> Iterator[Any]:
         """JSON values one after another; a line that cannot be read is left out."""
@@ -175,8 +171,8 @@ class LogFile:
         elif not isinstance(value, dict):
             self._left("no JSON object")
         elif "usage" not in value and (names := value.keys() & _LISTS):
-            listed = [each for name in names for each in _listed(value[name])]
-            yield from listed or [value]
+            lists = [value[name] for name in names if isinstance(value[name], list)]
+            yield from [row for rows in lists for row in rows if isinstance(row, dict)] or [value]
         else:
             yield value
 
@@ -312,10 +308,6 @@ def _opened(path: Path) -> Iterator[tuple[Iterator[str], Callable[[], float]]]:
         encoding = "utf-16" if stream.peek(2)[:2] in _UTF16 else "utf-8-sig"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="") as text:
             yield iter(text), lambda: raw.tell() / size
-
-
-def _listed(value: object) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _at(row: Mapping[str, Any], path: str) -> Any:

@@ -115,19 +115,14 @@ def hourly_rates_per_s(times_s: Sequence[float], start_epoch_s: float) -> tuple[
 
     start_epoch_s  Unix time of 0 s
     """
-    hours = (start_epoch_s + np.asarray(times_s)) // _HOUR_S % _HOURS
-    counts = np.bincount(hours.astype(int), minlength=_HOURS).tolist()
-    at, end = start_epoch_s + times_s[0], start_epoch_s + times_s[-1]
-    days = (end - at) // (_HOURS * _HOUR_S)
-    at += days * _HOURS * _HOUR_S
-    covered_s = [days * _HOUR_S] * _HOURS
-    while at < end:
-        next_hour = min(end, (at // _HOUR_S + 1) * _HOUR_S)
-        covered_s[int(at // _HOUR_S) % _HOURS] += next_hour - at
-        at = next_hour
+    hours = (start_epoch_s + np.asarray(times_s)) // _HOUR_S
+    counts = np.bincount((hours % _HOURS).astype(int), minlength=_HOURS)
+    edges = np.arange(hours[0], hours[-1] + 2)
+    inside_s = (edges * _HOUR_S).clip(start_epoch_s + times_s[0], start_epoch_s + times_s[-1])
+    covered_s = np.bincount((edges[:-1] % _HOURS).astype(int), np.diff(inside_s), _HOURS)
     return tuple(
         count / seconds if seconds >= PEAK_WINDOW_S else None
-        for count, seconds in zip(counts, covered_s, strict=True)
+        for count, seconds in zip(counts.tolist(), covered_s.tolist(), strict=True)
     )
 
 

@@ -151,30 +151,35 @@ def record_level(
     return ImportedLevel(Level.from_json(line), tuple(ordered))
 
 
-def two_event_record(
+def request_record(
     number: int,
-    *,
     sent_s: float,
-    ttft_s: float | None,
-    e2e_s: float,
-    input_tokens: int,
-    output_tokens: int,
+    *,
+    times_s: Sequence[float] = (),
+    ttft_s: float | None = None,
+    ended_s: float | None = None,
+    tokens: tuple[int, int] = (0, 0),
+    error: str = "",
 ) -> RequestRecord:
-    """A request with known times of its first and last token only."""
-    times: tuple[float, ...] = (sent_s + e2e_s,)
-    counts: tuple[int, ...] = (max(1, output_tokens),)
-    if ttft_s is not None and output_tokens > 1:
-        times, counts = (sent_s + ttft_s, sent_s + e2e_s), (1, output_tokens - 1)
-    exchange = Exchange(sent_s, times, counts, ended_s=sent_s + e2e_s)
-    return RequestRecord(number, sent_s, exchange, input_tokens, output_tokens)
+    """A request by the times of its tokens, or of its first and last token only.
 
-
-def failed_record(
-    number: int, *, sent_s: float, error: str, input_tokens: int = 0, ended_s: float | None = None
-) -> RequestRecord:
-    """A failed request, with the other tool's own reason."""
-    exchange = Exchange(sent_s, ended_s=ended_s)
-    return RequestRecord(number, sent_s, exchange, input_tokens, status="server_error", error=error)
+    ended_s  needed without `times_s`, unless the request failed
+    tokens   prompt and answer length
+    error    the other tool's own reason of a failure
+    """
+    asked, told = tokens
+    if error:
+        exchange = Exchange(sent_s, ended_s=ended_s)
+        return RequestRecord(number, sent_s, exchange, asked, status="server_error", error=error)
+    counts: tuple[int, ...] = ()
+    is_streamed = bool(times_s) or ttft_s is not None
+    if not times_s:
+        assert ended_s is not None
+        times_s, counts = (ended_s,), (max(1, told),)
+        if ttft_s is not None and told > 1:
+            times_s, counts = (sent_s + ttft_s, ended_s), (1, told - 1)
+    exchange = Exchange(sent_s, tuple(times_s), counts, ended_s=ended_s, streamed=is_streamed)
+    return RequestRecord(number, sent_s, exchange, asked, told)
 
 
 _UNIT_MS = {

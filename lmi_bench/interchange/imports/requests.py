@@ -11,19 +11,17 @@ from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_ms
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.interchange.imports.level import (
     Imported,
     ImportedLevel,
-    failed_record,
     in_ms,
     missing,
     number_of,
     record_level,
+    request_record,
     summary_level,
-    two_event_record,
     whole_of,
 )
 from lmi_bench.interchange.imports.summary import summary_of
@@ -46,11 +44,11 @@ def vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:
 
 def _vllm_record(number: int, row: Sequence[Any]) -> RequestRecord:
     start_s, ttft_s, gaps_s, input_tokens, output_tokens, error = row
+    tokens = (input_tokens, output_tokens)
     if error or not output_tokens:
-        reason = str(error) or "no output"
-        return failed_record(number, sent_s=start_s, error=reason, input_tokens=input_tokens)
+        return request_record(number, start_s, tokens=tokens, error=str(error or "no output"))
     times = tuple(start_s + at for at in accumulate(gaps_s, initial=ttft_s))
-    return RequestRecord(number, start_s, Exchange(start_s, times), input_tokens, output_tokens)
+    return request_record(number, start_s, times_s=times, tokens=tokens)
 
 
 def read_aiperf(lines: Lines, load: Load) -> Imported:
@@ -77,33 +75,36 @@ def _aiperf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
         message = str((line.get("error") or {}).get("message") or "cancelled")
         ended_ns = metadata.get("request_end_ns")
         ended_s = None if ended_ns is None else ended_ns * 1e-9
-        return failed_record(number, sent_s=sent_s, error=message, ended_s=ended_s)
-    ttft_ms, e2e_ms = (
+        return request_record(number, sent_s, error=message, ended_s=ended_s)
+    ttft_s, e2e_s = (
         None
         if (value := number_of(metrics, f"{name}.value")) is None
-        else value * in_ms(metrics[name].get("unit", "ms"))
+        else value * _unit_s(metrics[name])
         for name in ("time_to_first_token", "request_latency")
     )
-    if e2e_ms is None:
+    if e2e_s is None:
         raise InputError(f"request {number} of the file has no request_latency")
     output_tokens, input_tokens = (
         round(next((n for name in names if (n := number_of(metrics, f"{name}.value"))), 0))
         for names in (("output_sequence_length", "output_token_count"), ("input_sequence_length",))
     )
+    times: tuple[float, ...] = ()
     gaps = metrics.get("inter_chunk_latency") or {}
-    if isinstance(gaps.get("value"), list) and gaps["value"] and ttft_ms is not None:
-        scale = in_ms(gaps.get("unit", "ms")) / 1e3
-        times = accumulate((gap * scale for gap in gaps["value"]), initial=sent_s + ttft_ms / 1e3)
-        exchange = Exchange(sent_s, tuple(times), ended_s=sent_s + e2e_ms / 1e3)
-        return RequestRecord(number, sent_s, exchange, input_tokens, output_tokens)
-    return two_event_record(
+    if isinstance(gaps.get("value"), list) and gaps["value"] and ttft_s is not None:
+        scale = _unit_s(gaps)
+        times = tuple(accumulate((gap * scale for gap in gaps["value"]), initial=sent_s + ttft_s))
+    return request_record(
         number,
-        sent_s=sent_s,
-        ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
-        e2e_s=e2e_ms / 1e3,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
+        sent_s,
+        times_s=times,
+        ttft_s=ttft_s,
+        ended_s=sent_s + e2e_s,
+        tokens=(input_tokens, output_tokens),
     )
+
+
+def _unit_s(metric: Mapping[str, Any]) -> float:
+    return in_ms(metric.get("unit", "ms")) / 1e3
 
 
 def read_llmeter(lines: Lines, load: Load) -> Imported:
@@ -122,15 +123,13 @@ def _llmeter_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
             f"{line.get('request_time')!r}"
         ) from None
     e2e_s = number_of(line, "time_to_last_token")
-    if line.get("error") or e2e_s is None:
-        return failed_record(number, sent_s=sent_s, error=str(line.get("error") or "no answer"))
-    return two_event_record(
+    return request_record(
         number,
-        sent_s=sent_s,
+        sent_s,
         ttft_s=number_of(line, "time_to_first_token"),
-        e2e_s=e2e_s,
-        input_tokens=whole_of(line, "num_tokens_input") or 0,
-        output_tokens=whole_of(line, "num_tokens_output") or 0,
+        ended_s=None if e2e_s is None else sent_s + e2e_s,
+        tokens=(whole_of(line, "num_tokens_input") or 0, whole_of(line, "num_tokens_output") or 0),
+        error=str(line.get("error") or ("no answer" if e2e_s is None else "")),
     )
 
 
@@ -179,13 +178,13 @@ def _inference_perf_record(number: int, line: Mapping[str, Any]) -> RequestRecor
         {**got, **(got.get("server_usage") or {})}, "completion_tokens", "output_tokens"
     )
     error = line.get("error")
-    if error or not output_tokens:
-        message = error.get("error_msg") if isinstance(error, Mapping) else error
-        reason = str(message or "no output")
-        return failed_record(
-            number, sent_s=sent_s, error=reason, input_tokens=input_tokens, ended_s=ended_s
-        )
+    message = error.get("error_msg") if isinstance(error, Mapping) else error
     times = tuple(float(at_s) for at_s in got.get("output_token_times") or ())
-    counts = () if times else (output_tokens,)
-    exchange = Exchange(sent_s, times or (ended_s,), counts, ended_s=ended_s, streamed=bool(times))
-    return RequestRecord(number, sent_s, exchange, input_tokens, output_tokens)
+    return request_record(
+        number,
+        sent_s,
+        times_s=times,
+        ended_s=ended_s,
+        tokens=(input_tokens, output_tokens or 0),
+        error=str(message or "no output") if error or not output_tokens else "",
+    )
