@@ -91,7 +91,7 @@ class Scenario(Section):
     target: Annotated[str, Field(min_length=1)] = ENGINE_TARGET
     model: Annotated[str, Field(min_length=1, default_factory=_default_model)]
     protocol: Literal[
-        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "lmi", "tgi"
+        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "embeddings", "lmi", "tgi"
     ] = "auto"
     stream: bool = True
     sagemaker: SageMakerSection = SageMakerSection()

@@ -18,13 +18,9 @@ from lmi_bench.wire.json_format import SseFormat, error_event
 
 VERSION: Final = "2023-06-01"
 _TEXT: Final[Mapping[str, str]] = {
-    "text_delta": "text",
-    "thinking_delta": "thinking",
-    "input_json_delta": "partial_json",
-    "text": "text",
-    "thinking": "thinking",
-    "tool_use": "name",
-}
+    "text": "text", "text_delta": "text", "thinking": "thinking", "thinking_delta": "thinking",
+    "tool_use": "name", "input_json_delta": "partial_json",
+}  # fmt: skip
 """The field that holds the generated text of each kind of delta and block."""
 
 

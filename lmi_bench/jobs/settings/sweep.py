@@ -61,7 +61,7 @@ class TargetSettings:
     )
     protocol: str | None = option(
         "Protocol of an endpoint: openai, openai-chat, lmi or tgi; or, only if stated, "
-        "openai-responses or anthropic.",
+        "openai-responses, anthropic or embeddings.",
         default="found by asking it",
     )
     api_key: str | None = option(API_KEY)

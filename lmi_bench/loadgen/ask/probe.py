@@ -68,7 +68,7 @@ class Probe:
         url: str,
         headers: Mapping[str, str],
         *,
-        timeout_s: float,
+        timeout_s: float = 60.0,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.url = redact_text(url)

@@ -130,6 +130,7 @@ class _Collector:
         self.answered = False
         self.first_answer_s: float | None = None
         self.streamed = True
+        self.tokenless = False
         self.ended = False
 
     def add(self, event: WireEvent, time_s: float, late_s: float) -> None:
@@ -144,7 +145,7 @@ class _Collector:
             self.output_tokens = event.output_tokens
         if event.cached_tokens is not None:
             self.cached_tokens = event.cached_tokens
-        self.ended = event.end
+        self.ended, self.tokenless = event.end, event.tokenless
         if event.error is not None:
             self.error = event
             self.ended = True
@@ -352,5 +353,5 @@ def _judge(collector: _Collector) -> None:
             "broken_stream",
             f"the answer stopped after {sum(collector.counts)} tokens without its last event",
         )
-    if not collector.counts:
+    if not collector.counts and not collector.tokenless:
         raise TargetError("short_output", "the answer holds no token")

@@ -7,9 +7,10 @@ failed or timed out is closed, and the next request opens another.
 import asyncio
 import contextlib
 import functools
+import itertools
 import secrets
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
@@ -22,7 +23,6 @@ from lmi_bench.loadgen.http.adapters import AdapterDraw
 from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Received, decode_answer
 from lmi_bench.loadgen.http.connection import Address, Connection, connect
 from lmi_bench.loadgen.http.endpoint import (
-    Turns,
     find_addresses,
     header_lines,
     parse_endpoint,
@@ -108,8 +108,8 @@ class HttpTarget:
         self._clock = KernelClock()
         self._sampler: asyncio.TimerHandle | None = None
         self._look_up = asyncio.Lock()
-        self._connect_to: Turns | None = None
-        self._ask: Turns | None = None
+        self._found: list[Address] = []
+        self._connect_to = self._ask = itertools.cycle(self._found)
         self._connections = connections
         self._first_token_timeout_s = first_token_timeout_s
         self._native = native
@@ -315,7 +315,7 @@ class HttpTarget:
             receiver.use_native(self._native)
         connection = await connect(
             receiver,
-            (await self._addresses()).next(),
+            next(await self._addresses()),
             tls_context=self._tls_context,
             host=self.endpoint.host,
             kernel_stamps=self.timestamps == "kernel",
@@ -334,18 +334,18 @@ class HttpTarget:
         Several addresses are used in turn; otherwise few requests at once would all go to the first
         one.
         """
-        if self._ask is None or len(self._ask.all) == 1:
+        if len(self._found) < 2:
             return -1
-        address = self._ask.next()
+        address = next(self._ask)
         places = range(len(self._idle) - 1, -1, -1)
         return next((i for i in places if self._idle[i].address == address), -1)
 
-    async def _addresses(self) -> Turns:
-        """Addresses to connect to, looked up once by the first connection."""
+    async def _addresses(self) -> Iterator[Address]:
+        """Addresses to connect to in turn, looked up once by the first connection."""
         async with self._look_up:
-            if self._connect_to is None:
-                found = await self._resolve()
-                self._connect_to, self._ask = Turns(found), Turns(found)
+            if not self._found:
+                self._found = await self._resolve()
+                self._connect_to, self._ask = map(itertools.cycle, (self._found, self._found))
         return self._connect_to
 
     async def _resolve(self) -> list[Address]:
