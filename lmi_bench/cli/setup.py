@@ -1,5 +1,6 @@
-"""The commands before a first sweep: doctor, catalog, explain."""
+"""The commands before a first sweep: doctor, init, catalog, explain."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import print_table, run_job, say, warn, write_json
+from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
+from lmi_bench.core.errors import EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings import explain as of_explain
 from lmi_bench.jobs.settings import setup as of_setup
@@ -63,6 +65,29 @@ def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> Non
     write_json(json_file, asdict(diagnosis), "findings")
     if diagnosis.exit_code:
         raise typer.Exit(diagnosis.exit_code)
+
+
+@spread_options
+def init(settings: of_setup.InitSettings) -> None:
+    """Write a scenario file by a few questions; options answer them beforehand.
+
+    A key is never written into the file: `sweep` takes it from LMI_BENCH_API_KEY.
+    """
+    from lmi_bench.jobs.init import init as run
+
+    try:
+        with terminal() as listener:
+            written = run(settings, listener, _ask if sys.stdin.isatty() else None)
+    except (KeyboardInterrupt, EOFError):
+        note("\ninterrupted: nothing was written")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    say(f"scenario: {written.file}")
+    say("next:")
+    say(f"  {written.command}")
+
+
+def _ask(question: str, default: str) -> str:
+    return input(f"{question} [{default}]: ") or default
 
 
 def _lister(name: str) -> Callable[..., None]:

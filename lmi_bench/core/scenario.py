@@ -91,7 +91,7 @@ class Scenario(Section):
     target: Annotated[str, Field(min_length=1)] = ENGINE_TARGET
     model: Annotated[str, Field(min_length=1, default_factory=_default_model)]
     protocol: Literal[
-        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "embeddings", "lmi", "tgi"
+        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "lmi", "tgi"
     ] = "auto"
     stream: bool = True
     sagemaker: SageMakerSection = SageMakerSection()
@@ -135,8 +135,6 @@ class Scenario(Section):
             for name in ("sessions_per_level", "max_sessions"):
                 if getattr(self.load, name) is not None:
                     raise ValueError(f"{name} needs conversations; give turns or conversations")
-            if self.client.session_header is not None:
-                raise ValueError("session_header needs conversations; give turns or conversations")
             if self.load.max_in_flight is not None and self.load.rate_per_s is None:
                 raise ValueError("max_in_flight caps a rate or conversations; give one of them")
         return self

@@ -373,9 +373,6 @@ class ClientSection(Section):
     retries     aws-standard: up to three attempts, as AWS's SDKs do; latency is from the first
     connections reuse: one for each request in flight, kept open; per-request: a new one each
                 time; a number: at most so many, for which requests wait
-    adapters    shares of the model's adapters by name; a conversation keeps its own
-    session_header  header in which each conversation sends its id
-    reset_prefix_cache  empty the server's prefix cache before each level
     """
 
     timestamps: Literal["kernel", "user"] | None = None
@@ -385,6 +382,3 @@ class ClientSection(Section):
     connections: Annotated[
         Literal["reuse", "per-request"] | PositiveInt, BeforeValidator(_connections)
     ] = "reuse"
-    adapters: dict[Annotated[str, Field(min_length=1)], PositiveRate] = {}
-    session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")] | None = None
-    reset_prefix_cache: bool = False

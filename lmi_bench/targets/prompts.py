@@ -37,6 +37,7 @@ from lmi_bench.loadgen.prompts.prompts import (
 from lmi_bench.models.folder import trained_folder
 
 DEMO_NAMES: Final = ("demo-15m", "demo-110m")
+DEMO_POSITIONS: Final = 2048
 _MOST_TURNS: Final = 10_000
 
 

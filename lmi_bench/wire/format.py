@@ -4,7 +4,6 @@ from typing import Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.wire.anthropic import VERSION, AnthropicFormat
-from lmi_bench.wire.embeddings import EmbeddingsFormat
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
 from lmi_bench.wire.lmi import LmiFormat
 from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
@@ -17,7 +16,7 @@ _FORMATS: dict[str, WireFormat] = {
     format_.name: format_
     for format_ in (
         *(OpenAiCompletionsFormat(), OpenAiChatFormat(), LmiFormat(), TgiFormat()),
-        *(OpenAiResponsesFormat(), AnthropicFormat(), EmbeddingsFormat()),
+        *(OpenAiResponsesFormat(), AnthropicFormat()),
     )
 }
 FORMAT_NAMES: tuple[str, ...] = tuple(_FORMATS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.lengths import parse_adapters, parse_mix
+from lmi_bench.core.lengths import parse_mix
 from lmi_bench.core.option import Option, option, values_of
 from lmi_bench.jobs.settings.engine import (
     STEP_TRACE,
@@ -61,7 +61,7 @@ class TargetSettings:
     )
     protocol: str | None = option(
         "Protocol of an endpoint: openai, openai-chat, lmi or tgi; or, only if stated, "
-        "openai-responses, anthropic or embeddings.",
+        "openai-responses or anthropic.",
         default="found by asking it",
     )
     api_key: str | None = option(API_KEY)
@@ -158,18 +158,6 @@ class ClientSettings:
         "Connections: reuse (one for each concurrent request), per-request, or a maximum number.",
         default="reuse",
     )
-    adapters: str | None = option(
-        "Adapters of the model and their shares, NAME[:SHARE],...: one for each request; a "
-        "conversation keeps its own.",
-        default="none: the model itself",
-    )
-    session_header: str | None = option(
-        "Header, such as X-Session-ID, with the conversation's id, for routers with affinity."
-    )
-    reset_prefix_cache: bool | None = option(
-        "Emptied prefix cache before each level, by vLLM's or SGLang's own request.",
-        "--reset-prefix-cache",
-    )
     metrics_url: tuple[str, ...] = option(
         "Metrics page of a replica; repeatable.", value=(), default="the target's"
     )
@@ -248,12 +236,10 @@ _SCENARIO_NAMES: Final = {
     "duration": "load.duration_s",
     **{name: f"load.{name}" for name in ("sessions_per_level", "max_sessions", "max_in_flight")},
     **{name: f"client.{name}" for name in ("timestamps", "receive", "retries", "connections")},
-    **{name: f"client.{name}" for name in ("adapters", "session_header", "reset_prefix_cache")},
     "first_token_timeout": "client.first_token_timeout_s",
 }
 """Dotted name in the scenario of each setting that a scenario can hold."""
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "adapters": parse_adapters,
     "mix": parse_mix,
     "dataset": str,
     "trace": str,
