@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,14 +98,12 @@ def _weka(content: Any, place: str, idle_cap_s: float | None) -> Session:
         entries, block = content["requests"], int(content.get("block_size", WEKA_BLOCK_TOKENS))
         found: list[_Recorded] = []
         _follow(entries, 0.0, (), found, 0)
-        misfits = [
-            each
-            for each in found
-            if each.hash_ids and not 0 <= len(each.hash_ids) - each.input_tokens // block <= 1
-        ]
-        if block < 1 or len(misfits) > 0.01 * len(found):
-            raise ValueError(f"{len(misfits)} requests do not fit blocks of {block} tokens")
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        with_ids = [each for each in found if each.hash_ids]
+        spare = [len(each.hash_ids) - each.input_tokens // block for each in with_ids]
+        misfits = sum(not 0 <= each <= 1 for each in spare)
+        if misfits > 0.01 * len(found):
+            raise ValueError(f"{misfits} requests do not fit blocks of {block} tokens")
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
         raise InputError(
             f"{place} is not one of Weka's (requests with t, in, out, hash_ids): {exc!r}"
         ) from exc
@@ -115,11 +114,8 @@ def _weka(content: Any, place: str, idle_cap_s: float | None) -> Session:
         ends_s = [p.start_s + p.took_s - shifts_s[p.start_s] for p in parents]
         wait_s = each.start_s - shifts_s[each.start_s] - max(ends_s, default=0.0)
         parts = tuple((str(number), block) for number in each.hash_ids)
-        requests.append(
-            SessionRequest(
-                each.input_tokens, each.output_tokens, parts, each.after, max(0.0, wait_s)
-            )
-        )
+        tokens = each.input_tokens, each.output_tokens
+        requests.append(SessionRequest(*tokens, parts, each.after, max(0.0, wait_s)))
     return tuple(requests)
 
 
@@ -224,6 +220,7 @@ def parse_agents(text: str) -> AgentShape:
     return AgentShape(**read)
 
 
+@lru_cache(maxsize=1024)
 def made_up(shape: AgentShape, seed: int, number: int) -> Session:
     """A session by its number: tool calls of a growing context, and sub-agents side by side."""
     system = shape.system.draw(random.Random(f"{seed}/system"))

@@ -8,7 +8,7 @@ recorded traffic. Another play of a session has other text, except for what all 
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -66,22 +66,19 @@ class AgentSessions:
         """The workload's sessions: recorded ones, shuffled by the seed, or made up."""
         if workload.agent_trace is None:
             shape = parse_agents(workload.agents or "")
-            sessions: SessionOf = lru_cache(maxsize=1024)(partial(made_up, shape, seed))
+            sessions: SessionOf = partial(made_up, shape, seed)
         else:
             recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
             random.Random(f"{seed}/agents").shuffle(recorded)
-
-            def sessions(number: int) -> Session:
-                return recorded[number % len(recorded)]
-
-        within = workload.begins_within
-        return cls(sessions, text, seed, begins_within=within, **options)
+            sessions = partial(_over_and_over, recorded)
+        return cls(sessions, text, seed, begins_within=workload.begins_within, **options)
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
-        """For the warm-up: the prompt before the first request of a lane, with one token asked."""
+        """For the warm-up, with one token asked: the prompt before the first request of a lane that
+        begins within a session, else text that no request of the level has."""
         lane = -1 - number
-        before = max(0, self._first(level, lane) - 1)
-        return self._planned(level, lane, before, number, output_tokens=1)
+        first = self._first(level, lane)
+        return self._planned(level, lane if first else number, max(0, first - 1), number, 1)
 
     def turns_at(self, level: LevelSpec) -> NumTurns:
         """Number of requests of each session at a level."""
@@ -129,7 +126,7 @@ class AgentSessions:
         return random.Random(f"{self.seed}/within/{session}").randrange(len(self.sessions(session)))
 
     def _planned(
-        self, level: LevelSpec, session: int, turn: int, number: int, *, output_tokens: int = 0
+        self, level: LevelSpec, session: int, turn: int, number: int, output_tokens: int = 0
     ) -> PlannedRequest:
         recorded = self.sessions(session)
         each = recorded[turn]
@@ -150,3 +147,7 @@ class AgentSessions:
             for key, tokens in each.parts
         ]
         return self.text(planned, random.Random(f"{own}/{turn}"), parts)
+
+
+def _over_and_over(recorded: list[Session], number: int) -> Session:
+    return recorded[number % len(recorded)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -121,6 +122,10 @@ def test_idle_gaps_between_starts_are_shortened(tmp_path):
         ([1], "is not one of Weka's"),
         ({"requests": []}, "holds no session"),
         ({"requests": [call(float("nan"), [1])]}, "must be finite"),
+        ({"requests": [call(0, [1])], "block_size": 0}, "is not one of Weka's"),
+        ({"requests": [call(0, [1])], "block_size": -64}, "do not fit blocks"),
+        ({"requests": [call(0, [1]) | {"in": float("inf")}]}, "is not one of Weka's"),
+        ({"requests": [call(0, [1]) | {"out": float("nan")}]}, "is not one of Weka's"),
     ],
 )
 def test_what_is_no_session_says_why(tmp_path, content, said):
@@ -233,3 +238,27 @@ def test_sessions_begun_within_start_at_a_request_whose_past_was_primed():
         before = asked[max(0, first.turn - 1)]
         assert past.input_tokens == before.input_tokens
         assert blocks(past) == blocks(first)[: len(blocks(past))], "what it had sent before"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_worker_process_gets_the_same_sessions(tmp_path, recorded):
+    """Workers get the source pickled."""
+    source = sessions_of(
+        **({"agent_trace": str(written(tmp_path, MAIN))} if recorded else {"agents": "steps=3"})
+    )
+    sent = pickle.loads(pickle.dumps(source))
+    spec = LevelSpec(0, Load(2), num_requests=1)
+    assert all(sent.sessions(n) == source.sessions(n) for n in range(5))
+    one, other = (each.begin(spec, 1, 7).begin()[0].request for each in (source, sent))
+    assert one == other
+
+
+@pytest.mark.parametrize("workload", [{"agents": "steps=3,fan_chance=0"}, None])
+def test_a_warm_up_is_in_no_cache_of_the_level(tmp_path, workload):
+    """But for the instructions, 4,000 tokens that all sessions share."""
+    workload = workload or {"agent_trace": str(written(tmp_path, MAIN))}
+    target, _ = swept(sessions_of(**workload), users=2, num_sessions=3, warmup_requests=2)
+    warm = {h for each in target.asked if each.session is None for h in blocks(each)}
+    sent = {h for each in target.asked if each.session is not None for h in blocks(each)}
+    assert warm
+    assert len(warm & sent) == (4000 // 64 if "agents" in workload else 0)
