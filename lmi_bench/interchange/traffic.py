@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -29,7 +27,14 @@ from lmi_bench.core.traces import (
     TraceRequest,
     is_bailian,
 )
-from lmi_bench.interchange.traffic_rows import NAMES, LogFile, Row, as_object, request_line
+from lmi_bench.interchange.traffic_rows import (
+    NAMES,
+    Columns,
+    LogFile,
+    as_object,
+    filled,
+    request_line,
+)
 from lmi_bench.interchange.traffic_statistics import SharedPrefix, shared_prefix
 
 _CHARACTERS_PER_TOKEN = 4
@@ -45,6 +50,8 @@ _DATE = re.compile(
     r"|\d{1,2}/\w{3}/\d{4}:\d\d"  # access logs
     r"|(?:\w{3}, )?\d{1,2} \w{3} \d{4} \d\d?):?\d\d"  # mail
 )
+_DATE_FORMS: Final = ("ISO8601", "%d/%b/%Y %H:%M:%S %z", "mixed")
+_EPOCH: Final = pd.Timestamp(0, tz="UTC")
 _ZONE = re.compile(r"(?:Z|UTC|GMT|[+-]\d\d:?\d\d)\]?$")
 _CALLS = re.compile(
     r"completions|/(responses|messages|generate|generate_stream|invocations|invoke|chat|converse)\b"
@@ -55,10 +62,9 @@ _OTHER_WORK = re.compile(
     r"|embedding|image|speech|transcription|rerank|moderation",
     re.IGNORECASE,
 )
+_LENGTHS: Final = ["input", "output"]
 _NUMBERS = (int, float, str)
 _EMPTY = ("", None, "{}", "[]", "null", "None")
-_OUTCOME = {"status", "level", "error", "type", "cached"}
-_WEB = {"request", "method", "path"}
 _FAILURES = ("failure", "failed", "error")
 
 
@@ -128,234 +134,182 @@ def read_traffic(
     assume  prompt and answer length of a request for which the log has none
     """
     log = LogFile(path, fields or {}, listener)
-    found = _Found(log, assume or (None, None))
-    for row in log.rows():
+    parts, prompts = list[pd.DataFrame](), _Prompts()
+    for columns in log.columns():
         if log.is_web and assume is None:
             raise InputError(
                 f"{path} is an access log, which holds no token counts: add --assume IN/OUT, the "
                 "mean prompt and answer length in tokens, such as --assume 500/200"
             )
-        if reason := found.add(row):
-            log.left_out[reason] += 1
-    found.check()
-    return found.traffic()
+        parts.append(_read(columns, assume or (math.nan, math.nan)))
+        prompts.add(parts[-1].pop("prompt").dropna())
+    if not parts:
+        raise InputError(
+            f"{path} holds no request: expected are JSON objects, CSV with a header, or an access "
+            "log"
+        )
+    return _traffic(log, _requests(log, pd.concat(parts, ignore_index=True)), prompts)
 
 
 @dataclass(slots=True)
-class _Found:
-    """The requests read so far.
+class _Prompts:
+    """Every stride-th of the prompts, and the number of all."""
 
-    values      of each request five numbers: its time (NaN: none), prompt and answer length,
-                whether one of them is assumed, and whether its path is of an LLM API (-1: no path)
-    texts       every stride-th of the prompts
-    seen        number of lines with a field that the user named
-    block_tokens  prompt tokens of a block with a hash id, in traces that have them
-    unreadable  first value of each kind that was there but could not be read
-    """
-
-    log: LogFile
-    assume: tuple[float | None, float | None]
-    values: array[float] = field(default_factory=lambda: array("d"))
     texts: list[str] = field(default_factory=list)
     stride: int = 1
-    prompts: int = 0
-    estimated: int = 0
-    is_mooncake: bool = False
-    block_tokens: int | None = None
-    has_zone: bool = True
-    ids: set[int] = field(default_factory=set)
-    seen: Counter[str] = field(default_factory=Counter)
-    unreadable: dict[str, object] = field(default_factory=dict)
+    number: int = 0
 
-    def add(self, row: Mapping[str, Any]) -> str | None:
-        """Keep a row's request; the reason to leave it out, if there is one."""
-        found = self.log.request(row)
-        method = path = None
-        if not found.plan.keys().isdisjoint(_WEB):
-            method, path = found.first("request", request_line) or (
-                found.first("method", _word),
-                found.first("path", _word),
-            )
-        if reason := _no_call(found, method):
-            return reason
-        prompt = found.first("prompt", _text)
-        tokens_in = self._length(row, found, "input", prompt)
-        tokens_out = self._length(row, found, "output", None)
-        is_assumed = None in (tokens_in, tokens_out)
-        tokens_in = self.assume[0] if tokens_in is None else tokens_in
-        tokens_out = self.assume[1] if tokens_out is None else tokens_out
-        if tokens_in is None or tokens_out is None:
-            return "no prompt or answer length"
-        if not (0 < tokens_in <= _MOST_TOKENS and 0 < tokens_out <= _MOST_TOKENS):
-            return f"length outside 1 to {_MOST_TOKENS:,}"
-        at_s = self._time(row, found)
-        if (name := found.first("id", _word)) is not None:
-            copy = hash((name, at_s, tokens_in, tokens_out))
-            if copy in self.ids:
-                return "repeated, same id, time and lengths"
-            self.ids.add(copy)
-        is_call = -1 if path is None else _CALLS.search(path) is not None
-        self.values.extend(
-            (math.nan if at_s is None else at_s, tokens_in, tokens_out, is_assumed, is_call)
-        )
-        if text := found.first("blocks", _blocks) or prompt:
-            if self.prompts % self.stride == 0:
-                self.texts.append(text)
-            self.prompts += 1
-            if len(self.texts) > _MOST_TEXTS:
-                self.texts, self.stride = self.texts[::2], self.stride * 2
-        return None
+    def add(self, prompts: pd.Series) -> None:
+        """Keep some of these, and fewer of all where they are too many."""
+        self.texts += prompts[-self.number % self.stride :: self.stride].tolist()
+        self.number += len(prompts)
+        while len(self.texts) > _MOST_TEXTS:
+            self.texts, self.stride = self.texts[::2], self.stride * 2
 
-    def _length(
-        self, row: Mapping[str, Any], found: Row, kind: str, text: str | None
-    ) -> float | None:
-        """The prompt's or the answer's length in tokens, counted or by its text."""
-        if kind in self.log.given:
-            value = self._given(row, kind)
-            length, text = _tokens(value), _text(value)
-        elif (length := found.first(kind, _tokens)) is None and kind == "output":
-            text = found.first("answer", _text)
-        if length is not None or text is None:
-            return length
-        self.estimated += kind == "input"
-        return len(text) / _CHARACTERS_PER_TOKEN
 
-    def _given(self, row: Mapping[str, Any], kind: str) -> object:
-        """The value of a field that the user named."""
-        value = self.log.at(row, kind)
-        self.seen[kind] += value not in (None, "")
-        return value
+def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
+    """A row for each line of the log.
 
-    def _time(self, row: Mapping[str, Any], found: Row) -> float | None:
-        if "time" in self.log.given:
-            raw = self._given(row, "time")
-            at_s = epoch_s(raw)
-        else:
-            at_s = found.first("time", epoch_s)
-            if at_s is None:
-                at_s = found.first("request_time", _calendar_s)
-            raw = (
-                None
-                if self.values and at_s is not None
-                else found.first("time", lambda value: value or None)
-            )
-        if not self.values:
-            self.is_mooncake = _is_mooncake(row)
-            if self.is_mooncake or is_bailian(row):
-                usual = MOONCAKE_BLOCK_TOKENS if self.is_mooncake else BAILIAN_BLOCK_TOKENS
-                self.block_tokens = int(row.get("block_size", usual))
-            self.has_zone = not isinstance(raw, str) or ":" not in raw or bool(_ZONE.search(raw))
-        if at_s is None and raw is not None:
-            self.unreadable.setdefault("time", raw)
-        return at_s / 1000 if at_s is not None and self.is_mooncake else at_s
+    at_s, input, output       seconds and tokens; NaN: not known
+    why                       the reason why it is no request; empty: it is one
+    is_assumed, is_estimated  whether a length is assumed, or that of the prompt is by its text
+    is_call                   whether the path is of an LLM API; missing: no path
+    key                       of id, time and lengths; missing: no id
+    stamp, prompt             the time as it is in the file; the prompt's text or blocks
+    """
+    first, given = columns.first, columns.given
+    prompt, line, ids = first("prompt", _text), first("request", request_line), first("id", _word)
+    method, path = (
+        filled(line.map(itemgetter(place), na_action="ignore"), first(kind, _word))
+        for place, kind in enumerate(("method", "path"))
+    )
+    texts = {
+        "input": first("input", _text) if "input" in given else prompt,
+        "output": first("output" if "output" in given else "answer", _text),
+    }
+    characters = {kind: each.map(len, na_action="ignore") for kind, each in texts.items()}
+    counted = pd.DataFrame({kind: first(kind, _tokens) for kind in _LENGTHS}, dtype=float)
+    known = counted.fillna(pd.DataFrame(characters, dtype=float) / _CHARACTERS_PER_TOKEN)
+    found = known.fillna(dict(zip(_LENGTHS, assume, strict=True)))
+    found["at_s"] = _seconds(first("time", _clock))
+    if "time" not in given:  # a duration in nginx's logs, where it is no date
+        other = _seconds(first("request_time", _clock))
+        found["at_s"] = found["at_s"].fillna(other[other > _LEAST_EPOCH_S])
+    why = _left_out(columns, method, found[_LENGTHS])
+    keys = pd.util.hash_pandas_object(found.assign(id=ids.map(str)), index=False)
+    return found.assign(
+        why=why,
+        is_assumed=known.isna().any(axis=1),
+        is_estimated=counted["input"].isna() & known["input"].notna(),
+        is_call=path.map(lambda text: _CALLS.search(text) is not None, na_action="ignore"),
+        key=keys.astype(object).where(ids.notna(), None),
+        stamp=first("time", lambda value: value or None),
+        prompt=filled(first("blocks", _blocks), prompt).where(why == ""),
+    )
 
-    def check(self) -> None:
-        """Raises InputError if the log has no request, or a named field on no line."""
-        log = self.log
-        if not log.first:
+
+def _requests(log: LogFile, rows: pd.DataFrame) -> pd.DataFrame:
+    """The requests in order of time; counts the other rows by the reason to leave them out.
+
+    Raises InputError if there is none, or a field that the user named is on no line.
+    """
+    log.left_out.update(rows["why"][rows["why"] != ""])
+    found = rows[rows["why"] == ""]
+    for kind, name in log.given.items():
+        if not log.seen[kind] and (len(found) or log.at(log.first, kind) is None):
             raise InputError(
-                f"{log.path} holds no request: expected are JSON objects, CSV with a header, or an "
-                "access log"
+                f"--fields {kind}={name}: no line of {log.path} has it; its fields: "
+                f"{log.described()}"
             )
-        for kind, name in log.given.items():
-            if not self.seen[kind] and (self.values or log.at(log.first, kind) is None):
-                raise InputError(
-                    f"--fields {kind}={name}: no line of {log.path} has it; its fields: "
-                    f"{log.described()}"
-                )
-        if not self.values:
-            raise InputError(
-                f"{log.path}: 0 of {log.lines:,} lines are requests with prompt and answer "
-                f"lengths ({_listed(log.left_out)}); fields: {log.described()}; expected are "
-                f"{NAMES['input'][1]} and {NAMES['output'][1]} or the like: name yours with "
-                "--fields input=NAME,output=NAME, or add --assume 500/200 for a log without them"
-            )
-
-    def traffic(self) -> Traffic:
-        """The requests in order of time, and what is known of them."""
-        at_s, lengths, assumed, notes = self._kept()
-        why = self._no_rate(at_s)
-        start = 0.0 if why else float(at_s[0])
-        times = np.zeros(len(at_s)) if why else at_s - start
-        columns = (times.tolist(), *lengths.astype(int).tolist())
-        absolute = not why and start > _LEAST_EPOCH_S
-        unknown = list(_NOT_RECORDED)
-        if why:
-            unknown.insert(0, f"rate, bursts, daily curve: {why}")
-        elif not absolute:
-            unknown.append("the hour of the day: times are not calendar times")
-            notes.append(f"times are relative, in {'ms' if self.is_mooncake else 's'}")
-        if absolute and self.log.is_late:
-            notes.append("times are as logged: most servers log the end of an answer")
-        if absolute and not self.has_zone:
-            notes.append("times without a zone are taken as UTC")
-        prefix = None
-        if self.prompts > len(at_s) / 2:
-            scale = self.block_tokens or 1 / _CHARACTERS_PER_TOKEN
-            prefix = shared_prefix(self.texts)
-            prefix = replace(prefix, common=round(prefix.common * scale))
-        else:
-            unknown.append("shared prefixes: the log does not hold the prompts")
-        return Traffic(
-            requests=tuple(map(TraceRequest, *columns)),
-            start_epoch_s=start if absolute else None,
-            has_times=not why,
-            assumed=assumed,
-            prefix=prefix,
-            unknown=tuple(unknown),
-            notes=tuple(notes),
+    if found.empty:
+        raise InputError(
+            f"{log.path}: 0 of {log.lines:,} lines are requests with prompt and answer "
+            f"lengths ({_listed(log.left_out)}); fields: {log.described()}; expected are "
+            f"{NAMES['input'][1]} and {NAMES['output'][1]} or the like: name yours with "
+            "--fields input=NAME,output=NAME, or add --assume 500/200 for a log without them"
         )
 
-    def _kept(self) -> tuple[np.ndarray, np.ndarray, int, list[str]]:
-        """Times and lengths in order of time, the number of assumed ones, and notes."""
-        log, notes = self.log, []
-        values = np.frombuffer(self.values).reshape(-1, 5).copy()
-        calls = values[:, 4]
-        if (calls == 1).any():
-            log.left_out["no LLM call, by path"] = int((calls == 0).sum())
-            values = values[calls != 0]
-        elif (calls == 0).any():
-            notes.append("no path of a known LLM API: every POST counts as a call")
-        at_s = values[:, 0]
-        is_date = (at_s > _LEAST_EPOCH_S) & (at_s < _LAST_EPOCH_S)
-        if is_date.mean() > 0.5:  # 0 is no date
-            at_s[~is_date] = np.nan
-        timeless = np.isnan(at_s)
-        if 0 < timeless.mean() <= _MAY_LACK_A_TIME:
-            log.left_out["no readable time"] = int(timeless.sum())
-            values = values[~timeless]
-        values = values[np.lexsort(values.T[2::-1])]
-        lengths = np.maximum(1, np.round(values[:, 1:3]))
-        if assumed := int(values[:, 3].sum()):
-            notes.append(f"lengths are assumed (--assume) for {assumed:,} requests")
-        if left_out := log.left_out.total():
-            notes.append(f"left out: {left_out:,} of {log.lines:,} lines ({_listed(log.left_out)})")
-        if self.estimated:
-            by_text = f"{_CHARACTERS_PER_TOKEN} characters a token"
-            notes.append(f"{self.estimated:,} prompt lengths are estimated from text, {by_text}")
-        if self.stride > 1:
-            notes.append(f"shared prefixes are those of {len(self.texts):,} prompts")
-        same = (np.diff(values[:, :3], axis=0) == 0).all(axis=1)
-        if copies := int((same & (values[1:, 0] % 1 != 0)).sum()):  # whole seconds coincide
-            notes.append(f"{copies:,} lines repeat time and lengths of another: counted")
-        return values[:, 0], lengths.T, assumed, notes
+    def leave(reason: str, rows: pd.Series) -> None:
+        nonlocal found
+        log.left_out[reason] += int(rows.sum())
+        found = found[~rows]
 
-    def _no_rate(self, at_s: np.ndarray) -> str:
-        """Why the times give no rate; empty if they do."""
-        if len(at_s) < 2:
-            return "the log has a single request"
-        missing = int(np.isnan(at_s).sum())
-        if not missing:
-            return "" if at_s[-1] > at_s[0] else "all lines have the same time"
-        text = f"{missing:,} of {len(at_s):,} lines have no readable time"
-        if self.log.is_web:
-            return text
-        if (bad := self.unreadable.get("time")) is not None:
-            text += f", such as {_shown(bad)}"
-        return (
-            f"{text}; tried {self.log.given.get('time') or ', '.join(NAMES['time'])}; fields seen: "
-            f"{self.log.described()}; name the right one with --fields time=NAME"
-        )
+    leave("repeated, same id, time and lengths", found["key"].duplicated() & found["key"].notna())
+    if found["is_call"].eq(True).any():
+        leave("no LLM call, by path", found["is_call"].eq(False))
+    is_date = found["at_s"].between(_LEAST_EPOCH_S, _LAST_EPOCH_S, inclusive="neither")
+    if is_date.mean() > 0.5:  # 0 is no date
+        found = found.assign(at_s=found["at_s"].where(is_date))
+    if (timeless := found["at_s"].isna()).mean() <= _MAY_LACK_A_TIME:
+        leave("no readable time", timeless)
+    return found.sort_values(["at_s", *_LENGTHS], ignore_index=True)
+
+
+def _traffic(log: LogFile, found: pd.DataFrame, prompts: _Prompts) -> Traffic:
+    """The requests, and what is known of them."""
+    at_s, stamp, no_rate = found["at_s"], str(found["stamp"].iloc[0]), _no_rate(log, found)
+    is_mooncake, scale = _is_mooncake(log.first), 1 / _CHARACTERS_PER_TOKEN
+    if is_mooncake or is_bailian(log.first):
+        usual = MOONCAKE_BLOCK_TOKENS if is_mooncake else BAILIAN_BLOCK_TOKENS
+        scale = int(log.first.get("block_size", usual))
+    times = (at_s * 0 if no_rate else at_s - at_s[0]).fillna(0) / (1000 if is_mooncake else 1)
+    is_absolute = not no_rate and at_s[0] > _LEAST_EPOCH_S
+    assumed, estimated = int(found["is_assumed"].sum()), int(found["is_estimated"].sum())
+    left_out = log.left_out.total()
+    # whole seconds coincide
+    copies = int((found.duplicated(["at_s", *_LENGTHS]) & (at_s % 1 > 0)).sum())
+    prefix = None
+    if prompts.number > len(found) / 2:
+        prefix = shared_prefix(prompts.texts)
+        prefix = replace(prefix, common=round(prefix.common * scale))
+    notes = {
+        "no path of a known LLM API: every POST counts as a call": found["is_call"].eq(False).any(),
+        f"lengths are assumed (--assume) for {assumed:,} requests": assumed,
+        f"left out: {left_out:,} of {log.lines:,} lines ({_listed(log.left_out)})": left_out,
+        f"{estimated:,} prompt lengths are estimated from text, {_CHARACTERS_PER_TOKEN} characters "
+        "a token": estimated,
+        f"shared prefixes are those of {len(prompts.texts):,} prompts": prompts.stride > 1,
+        f"{copies:,} lines repeat time and lengths of another: counted": copies,
+        f"times are relative, in {'ms' if is_mooncake else 's'}": not (no_rate or is_absolute),
+        "times are as logged: most servers log the end of an answer": is_absolute and log.is_late,
+        "times without a zone are taken as UTC": is_absolute
+        and ":" in stamp
+        and not _ZONE.search(stamp),
+    }
+    unknown = {
+        f"rate, bursts, daily curve: {no_rate}": no_rate,
+        **dict.fromkeys(_NOT_RECORDED, True),
+        "the hour of the day: times are not calendar times": not (no_rate or is_absolute),
+        "shared prefixes: the log does not hold the prompts": prefix is None,
+    }
+    lengths = found[_LENGTHS].round().clip(lower=1).astype(int)
+    return Traffic(
+        requests=tuple(map(TraceRequest, times, lengths["input"], lengths["output"])),
+        start_epoch_s=float(at_s[0]) if is_absolute else None,
+        has_times=not no_rate,
+        assumed=assumed,
+        prefix=prefix,
+        unknown=tuple(text for text, holds in unknown.items() if holds),
+        notes=tuple(text for text, holds in notes.items() if holds),
+    )
+
+
+def _no_rate(log: LogFile, found: pd.DataFrame) -> str:
+    """Why the times give no rate; empty if they do."""
+    at_s, bad = found["at_s"], found[found["at_s"].isna()]
+    if len(at_s) < 2:
+        return "the log has a single request"
+    if bad.empty:
+        return "" if at_s.max() > at_s.min() else "all lines have the same time"
+    text = f"{len(bad):,} of {len(at_s):,} lines have no readable time"
+    if log.is_web:
+        return text
+    if stamps := [*bad["stamp"].dropna()]:
+        text += f", such as {_shown(stamps[0])}"
+    return (
+        f"{text}; tried {log.given.get('time') or ', '.join(NAMES['time'])}; fields seen: "
+        f"{log.described()}; name the right one with --fields time=NAME"
+    )
 
 
 def _is_mooncake(row: Mapping[str, Any]) -> bool:
@@ -387,11 +341,12 @@ def _tokens(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         return None
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
         return math.inf
     except ValueError:
         return None
+    return math.inf if math.isnan(number) else number
 
 
 def _blocks(value: object) -> str | None:
@@ -401,14 +356,11 @@ def _blocks(value: object) -> str | None:
     return "".join(chr(0x10000 + each % 0xF0000) for each in value)
 
 
-def epoch_s(value: object) -> float | None:
-    """Unix seconds of a date or a number (s, ms, us, ns), or seconds of the log's own clock.
-
-    >>> epoch_s("[10/Oct/2000:13:55:36 -0700]") == epoch_s("2000-10-10T20:55:36Z") == 971211336
-    True
-    """
+def _clock(value: object) -> float | str | None:
+    """A date with a time of day, or a number scaled to seconds (from s, ms, us, ns)."""
     if isinstance(value, str) and (":" in value or "T" in value):  # a day alone is no time
-        return _date_s(value)
+        text = value.strip("[]")
+        return re.sub(r"(/\d{4}):", r"\1 ", text) if _DATE.match(text) else None
     if (number := _tokens(value)) is None or not 0 <= number < _LATEST:
         return None
     while number > _EPOCH_MS_FROM:
@@ -416,21 +368,19 @@ def epoch_s(value: object) -> float | None:
     return number
 
 
-def _calendar_s(value: object) -> float | None:
-    """Unix seconds, if it is not a duration: nginx's request_time is one."""
-    at_s = epoch_s(value)
-    return at_s if at_s is not None and at_s > _LEAST_EPOCH_S else None
+def _seconds(clock: pd.Series) -> pd.Series:
+    """Unix seconds of dates, in UTC unless they have a zone, or seconds of the log's own clock.
 
-
-@lru_cache(4096)
-def _date_s(text: str) -> float | None:
-    """Unix seconds of a date with a time of day, in UTC unless it has a zone."""
-    text = text.strip("[]")
-    if _DATE.match(text):
-        with suppress(ValueError, OverflowError):
-            seconds = pd.Timestamp(re.sub(r"(/\d{4}):", r"\1 ", text)).timestamp()
-            return seconds if seconds >= 0 else None
-    return None
+    >>> float(_seconds(pd.Series(["10/Oct/2000 13:55:36 -0700"]))[0])
+    971211336.0
+    """
+    is_date = clock.map(lambda value: isinstance(value, str))
+    at_s, left = clock.mask(is_date).astype(float), clock[is_date]
+    for form in _DATE_FORMS:
+        dates = pd.to_datetime(left, format=form, utc=True, errors="coerce").dropna()
+        at_s[dates.index] = (dates - _EPOCH) / pd.Timedelta(seconds=1)
+        left = left.drop(dates.index)
+    return at_s.where(at_s >= 0)
 
 
 def _text(value: object) -> str | None:
@@ -453,22 +403,26 @@ def _text(value: object) -> str | None:
     return "\n".join(parts) or None
 
 
-def _no_call(found: Row, method: str | None) -> str | None:
-    """Why a row is no answered call of an LLM, by its status, method and type."""
-    if not found.plan.keys().isdisjoint(_OUTCOME):
-        status = found.first("status", _word) or ""
-        code = _tokens(status) or 200
-        if code >= 400 or status.lower() in _FAILURES or found.first("error", _is_set):
-            return "failed"
-        if found.first("level", _word) == "ERROR":
-            return "failed"
-        if method is not None and not 200 <= code < 300:
-            return "status not 2xx"
-        if _OTHER_WORK.search(found.first("type", _word) or ""):
-            return "no generation, by type"
-        if found.first("cached", _is_set):
-            return "answered from a cache"
-    return "not POST" if method is not None and method.upper() != "POST" else None
+def _left_out(columns: Columns, method: pd.Series, lengths: pd.DataFrame) -> pd.Series:
+    """Why each row is no answered call of an LLM with known lengths; empty if it is one."""
+    first, is_web = columns.first, method.notna()
+    status = first("status", _word)
+    code = status.map(_tokens, na_action="ignore").astype(float).replace(0, 200).fillna(200)
+    reasons = {
+        "failed": (code >= 400)
+        | status.map(lambda text: str(text).lower() in _FAILURES)
+        | first("error", _is_set).notna()
+        | (first("level", _word) == "ERROR"),
+        "status not 2xx": is_web & ~code.between(200, 300, inclusive="left"),
+        "no generation, by type": first("type", _word).map(str).map(_OTHER_WORK.search).notna(),
+        "answered from a cache": first("cached", _is_set).notna(),
+        "not POST": is_web & (method.map(str).str.upper() != "POST"),
+        "no prompt or answer length": lengths.isna().any(axis=1),
+        f"length outside 1 to {_MOST_TOKENS:,}": ((lengths <= 0) | (lengths > _MOST_TOKENS)).any(
+            axis=1
+        ),
+    }
+    return pd.Series(np.select([*reasons.values()], [*reasons], default=""), method.index)
 
 
 def _is_set(value: object) -> bool | None:

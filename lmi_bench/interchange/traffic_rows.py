@@ -13,22 +13,21 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+import numpy as np
 import orjson
+import pandas as pd
 
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.core.listener import SILENT, Listener
-
-T = TypeVar("T")
-_Place = tuple[str, Mapping[str, Any]]  # an object and the name under which it was
 
 NAMES: Final[Mapping[str, list[str]]] = json.loads(
     (files("lmi_bench.interchange") / "data" / "log_fields.json").read_text(encoding="utf-8")
@@ -40,10 +39,10 @@ _INNER_OBJECTS = {
 }  # fmt: skip
 _LISTS = {"data", "logs", "observations", "items", "records", "results", "rows"}
 """Names of the list of requests in a document that an API answered."""
-_SHOWN_FIELDS, _MOST_SHAPES = 24, 1000
+_SHOWN_FIELDS, _MOST_NAMES, _ROWS_AT_ONCE = 24, 10_000, 4000
 _LINES_TO_LOOK_AT = 50
 _LONGEST_FIELD = 2**31 - 1
-_PROGRESS_AFTER_S, _PROGRESS_EVERY = 2.0, 20_000
+_PROGRESS_AFTER_S = 2.0
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 _REQUEST = re.compile(
@@ -78,6 +77,7 @@ class LogFile:
     """A log and what was seen in it.
 
     given     fields named by the user, by kind (time, input, output)
+    seen      number of lines with each of these
     left_out  number of lines that hold no request, by reason
     is_web    whether it is a web server's access log, which holds no token counts
     is_late   whether its times are when answers ended, as in most access logs
@@ -87,26 +87,25 @@ class LogFile:
     path: Path
     given: Mapping[str, str] = field(default_factory=dict)
     listener: Listener = SILENT
+    seen: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     is_web: bool = False
     is_late: bool = False
     lines: int = 0
     first: Mapping[str, Any] = field(default_factory=dict)
-    _plans: dict[tuple[tuple[str, ...], ...], Any] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[Mapping[str, Any]]:
-        """The rows as they are in the file; raises InputError for a file that is no log."""
+    def columns(self) -> Iterator["Columns"]:
+        """The known fields, some rows at a time; raises InputError for a file that is no log."""
         try:
             with _opened(self.path) as (lines, share_read):
-                started, shown = time.monotonic(), f"reading {self.path.name}"
-                for row in self._rows(lines):
-                    self.first = self.first or row
-                    if self.lines % _PROGRESS_EVERY == 0 and (
-                        time.monotonic() > started + _PROGRESS_AFTER_S
-                    ):
+                started, rows = time.monotonic(), self._rows(lines)
+                while some := list(islice(rows, _ROWS_AT_ONCE)):
+                    self.first = self.first or some[0]
+                    self.lines += len(some)
+                    if time.monotonic() > started + _PROGRESS_AFTER_S:
+                        shown = f"reading {self.path.name}"
                         self.listener.progress(shown, round(100 * share_read()), 100)
-                    self.lines += 1
-                    yield row
+                    yield self._columns(some)
         except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as exc:
             raise InputError(f"cannot read {self.path}: {file_reason(exc)}") from exc
         except RecursionError:
@@ -210,24 +209,19 @@ class LogFile:
         self.left_out[reason] += 1
         self.lines += 1
 
-    def request(self, row: Mapping[str, Any]) -> "Row":
-        """The row with the fields that are known in it, those of the row itself first."""
-        places = list(self._places(row, ""))
-        shape = tuple((parent, *held) for parent, held in places)
-        plan = self._plans.get(shape)
-        if plan is None:
-            if len(self._plans) > _MOST_SHAPES:
-                self._plans.clear()
-            plan = self._plans[shape] = _plan(places)
-        return Row([held for _, held in places], plan)
-
-    def _places(self, row: Mapping[str, Any], parent: str) -> Iterator[_Place]:
-        """The row and the objects inside it that may hold a request's fields."""
-        yield parent, row
-        for key in _INNER_OBJECTS.intersection(row):
-            held = as_object(row[key])
-            if isinstance(held, dict):
-                yield from self._places(held, plain(key))
+    def _columns(self, rows: Sequence[Mapping[str, Any]]) -> "Columns":
+        known = [dict(_fields(row)) for row in rows]
+        frame = pd.DataFrame(known, index=range(len(rows)), dtype=object)
+        names = map(str, frame)
+        ranked = ((rank, n.count("."), kind, n) for n in names for kind, rank in _ranks(n))
+        kinds: dict[str, list[str]] = {}
+        for *_, kind, name in sorted(ranked):
+            kinds.setdefault(kind, []).append(name)
+        for kind in self.given:
+            name = f"--fields {kind}"
+            kinds[kind], frame[name] = [name], [self.at(row, kind) for row in rows]
+            self.seen[kind] += int(frame[name].replace("", None).count())
+        return Columns(frame, kinds, self.given)
 
     def at(self, row: Mapping[str, Any], kind: str) -> Any:
         """The value under the name that the user gave for this kind."""
@@ -241,36 +235,52 @@ class LogFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One row; plan: for each kind of field the places and keys where it may be."""
+class Columns:
+    """Rows as columns, one for each known field, by its dotted name.
 
-    places: Sequence[Mapping[str, Any]]
-    plan: Mapping[str, Sequence[tuple[int, str]]]
+    of     the columns of each kind of field, the most specific first
+    given  the kinds for which the user named a field, which then is their only column
+    """
 
-    def first(self, kind: str, read: Callable[[Any], T | None]) -> T | None:
-        """The first value of this kind that can be read."""
-        for place, key in self.plan.get(kind, ()):
-            if (known := read(self.places[place][key])) is not None:
-                return known
-        return None
+    frame: pd.DataFrame
+    of: Mapping[str, Sequence[str]]
+    given: Collection[str] = ()
+
+    def first(self, kind: str, read: Callable[[Any], object]) -> pd.Series:
+        """The first value of this kind in each row that can be read; missing without one."""
+        found = pd.Series(None, self.frame.index, dtype=object)
+        for name in self.of.get(kind, ()):
+            found = filled(found, self.frame[name].map(read, na_action="ignore"))
+        return found
 
 
-def _plan(places: Sequence[_Place]) -> dict[str, list[tuple[int, str]]]:
-    """The known keys of the places by kind, the most specific name first."""
-    found: dict[str, list[tuple[int, int, str]]] = {}
-    for place, (above, held) in enumerate(places):
-        for key in held:
-            parent, name = above, plain(key)
-            prefix, _, last = key.rpartition(".")  # a column such as usage.prompt_tokens
-            if (holder := prefix.rpartition(".")[2]) in _INNER_OBJECTS:
-                parent, name = plain(holder), plain(last)
-            is_count = name in ("input", "output") and parent.startswith("usage")
-            for kind, names in _PLAIN.items():
-                for known in (parent + name,) if is_count else (name, parent + name):
-                    if known in names:
-                        found.setdefault(kind, []).append((names.index(known), place, key))
-                        break
-    return {kind: [each[1:] for each in sorted(keys)] for kind, keys in found.items()}
+def filled(values: pd.Series, others: pd.Series) -> pd.Series:
+    """The values, and others where they are missing."""
+    return pd.Series(np.where(values.notna(), values, others), values.index, dtype=object)
+
+
+def _fields(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in row.items():
+        if _ranks(name := f"{prefix}{key}"):
+            yield name, value
+        if key in _INNER_OBJECTS and isinstance(held := as_object(value), dict):
+            yield from _fields(held, f"{name}.")
+
+
+@lru_cache(_MOST_NAMES)
+def _ranks(dotted: str) -> list[tuple[str, int]]:
+    """The kinds of field that a name may be of, and its place among the names of each."""
+    prefix, _, last = dotted.rpartition(".")
+    holder = prefix.rpartition(".")[2]
+    is_inner = holder in _INNER_OBJECTS  # also a column such as usage.prompt_tokens
+    parent, name = (plain(holder), plain(last)) if is_inner else ("", plain(dotted))
+    is_count = name in ("input", "output") and parent.startswith("usage")
+    wanted = (parent + name,) if is_count else (name, parent + name)
+    return [
+        (kind, names.index(known))
+        for kind, names in _PLAIN.items()
+        if (known := next((each for each in wanted if each in names), None)) is not None
+    ]
 
 
 def request_line(text: object) -> tuple[str, str] | None:

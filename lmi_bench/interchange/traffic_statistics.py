@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.core.traces import TraceRequest
@@ -76,38 +77,31 @@ def burstiness(times_s: Sequence[float]) -> Burstiness:
     return Burstiness(shape, f"{how}: {ratio:.2f} times Poisson's variance")
 
 
-def _windows(times: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The five minutes with enough requests, by their number since the first request."""
-    number = ((times - times[0]) // PEAK_WINDOW_S).astype(int)
-    found, first = np.unique(number, return_index=True)
-    for index, inside in zip(found.tolist(), np.split(times, first[1:]), strict=True):
-        if len(inside) > _FEWEST_IN_A_WINDOW:
-            yield index, inside
+def _crowded(times: np.ndarray) -> pd.DataFrame:
+    """Seconds since the first request, and its five minutes, of those with enough requests."""
+    found = pd.DataFrame({"at_s": times - times[0]})
+    found["window"] = found["at_s"] // PEAK_WINDOW_S
+    return found[found.groupby("window")["at_s"].transform("size") > _FEWEST_IN_A_WINDOW]
 
 
 def _gap_variation(times: np.ndarray) -> tuple[float, int]:
     """Mean squared deviation of gaps over their window's mean, and the number of gaps."""
-    squared, free = 0.0, 0
-    for _, inside in _windows(times):
-        gaps = np.diff(inside)
-        if gaps.mean() > 0:
-            squared += float(((gaps / gaps.mean() - 1) ** 2).sum())
-            free += len(gaps) - 1  # each window's mean is taken from its own gaps
-    return (squared / free if free else 1.0), free
+    found = _crowded(times)
+    found["gap"] = found.groupby("window")["at_s"].diff()
+    means = found.groupby("window")["gap"].transform("mean")
+    found = found.assign(squared=(found["gap"] / means - 1) ** 2)[means > 0].dropna()
+    free = len(found) - found["window"].nunique()  # a window's mean is taken from its own gaps
+    return (float(found["squared"].sum()) / free if free else 1.0), free
 
 
 def _count_dispersion(times: np.ndarray) -> tuple[float, int]:
     """Variance of the counts of ten seconds over their mean, and the number of them."""
-    ratios, free = 0.0, 0
-    bins = round(PEAK_WINDOW_S / _COUNT_WINDOW_S)
-    start = times[0]
-    for index, inside in _windows(times):
-        begin = start + index * PEAK_WINDOW_S
-        if times[-1] >= begin + PEAK_WINDOW_S:
-            counts, _ = np.histogram(inside, bins=bins, range=(begin, begin + PEAK_WINDOW_S))
-            ratios += float(counts.var(ddof=1) / counts.mean()) * (bins - 1)
-            free += bins - 1
-    return (ratios / free if free else 1.0), free
+    found, bins = _crowded(times), round(PEAK_WINDOW_S / _COUNT_WINDOW_S)
+    found = found[(found["window"] + 1) * PEAK_WINDOW_S <= times[-1] - times[0]]
+    tens = found["at_s"] % PEAK_WINDOW_S // _COUNT_WINDOW_S
+    counts = pd.crosstab(found["window"], tens).reindex(columns=range(bins), fill_value=0)
+    ratios = counts.var(axis=1) / counts.mean(axis=1)
+    return (float(ratios.mean()) if len(ratios) else 1.0), len(ratios) * (bins - 1)
 
 
 def hourly_rates_per_s(times_s: Sequence[float], start_epoch_s: float) -> tuple[float | None, ...]:
