@@ -23,7 +23,7 @@ from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.report.slo_text import describe_answer, goodput_rows, highest_meeting, slo_verdicts
+from lmi_bench.report.slo_text import describe_answer, goodput_rows, met_and_missed, slo_verdicts
 from lmi_bench.report.tables.extras import engine_rows, session_rows, spread_rows
 from lmi_bench.report.tables.levels import LEVEL_GIVE_WAY, knee_interval, knee_rows, level_rows
 from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
@@ -109,7 +109,9 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
         yield f"  SLOs: {_answer_text(result, result.answer).splitlines()[0]}"
     elif result.slos:
         options = result.slo_options
-        met = highest_meeting(levels, result.pooled.records, result.slos, failures=options.failures)
+        met, _ = met_and_missed(
+            levels, result.pooled.records, result.slos, failures=options.failures
+        )
         named = ", ".join(map(str, result.slos))
         verdict = f"met up to {met.name}" if met else (result.slo_outcome or "not measured")
         yield f"  SLOs: {named}: {verdict}"
@@ -228,7 +230,7 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: b
         return
     if outcome != "passed":
         say(why_missed(run, slos, options.failures))
-    highest = highest_meeting(run.levels, run.records, slos, failures=options.failures)
+    highest, _ = met_and_missed(run.levels, run.records, slos, failures=options.failures)
     if highest is not None:
         say(f"highest level that meets {', '.join(map(str, slos))}: {highest.name}")
 
@@ -299,7 +301,7 @@ def _row(each: CellState) -> dict[str, str]:
         row["highest under SLO"] = load_name(answer.load, answer.value)
     else:
         slos = [parse_slo(text) for text in run.manifest.scenario.slo]
-        met = highest_meeting(pooled.levels, pooled.records, slos) if slos else None
+        met = met_and_missed(pooled.levels, pooled.records, slos)[0] if slos else None
         if met is not None:
             row["highest under SLO"] = met.name
     if curve.usable:

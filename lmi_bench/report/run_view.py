@@ -47,7 +47,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     kept = [by_line.get(id(line), ()) for line in lines] if records else None
     slos = levels.readable_slos(scenario.slo)
     sure = dict(zip(map(id, pooled), level_uncertainties(run, pooled), strict=True))
-    verdict = extras.search_headline(run.slo_answer) or levels.slo_headline(axis, lines, slos)
+    verdict = extras.search_headline(run.slo_answer) or levels.slo_headline(axis, lines, kept, slos)
     between = _intervals(sure)
     headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve, between))
     more = (table(axis, lines) for table in extras.TABLES)

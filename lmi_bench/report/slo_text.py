@@ -3,7 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from lmi_bench.analysis.results.slo_results import FailureRule, goodput, level_measured_ms
+from lmi_bench.analysis.results.slo_results import (
+    FailureRule,
+    check_slo,
+    goodput,
+    level_measured_ms,
+)
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
@@ -66,7 +71,13 @@ def slo_verdicts(
     slos: Sequence[Slo],
     failures: FailureRule = "exclude",
 ) -> list[bool | None]:
-    """Whether the level meets each SLO; None where it has too few requests to tell."""
+    """Whether the level meets each SLO; None where it has too few requests to tell.
+
+    records  empty: by the level's own statistics
+    """
+    if not records:
+        known = {"pass": True, "fail": False}
+        return [known.get(check_slo(line, slo).verdict) for slo in slos]
     open_loop = line.load.is_open
     measured = [
         level_measured_ms(records, slo, open_loop=open_loop, failures=failures)[0] for slo in slos
@@ -77,27 +88,27 @@ def slo_verdicts(
     ]
 
 
-def highest_meeting(
+def met_and_missed(
     levels: Sequence[Level],
-    records: Sequence[Sequence[RequestRecord]],
+    records: Sequence[Sequence[RequestRecord]] | None,
     slos: Sequence[Slo],
     *,
     failures: FailureRule = "exclude",
-) -> Level | None:
-    """The valid level of the highest load that is known to meet the SLOs, below the first miss.
+) -> tuple[Level | None, Level | None]:
+    """The highest level known to meet the SLOs below the first miss, and the level of that miss.
 
-    A lower level with too few requests to tell is no miss, since latency rises with load.
+    An invalid level says nothing. One with too few requests to tell is no miss, since latency rises
+    with load.
     """
     best = None
-    for line, kept in sorted(
-        zip(levels, records, strict=True), key=lambda pair: pair[0].load.value
-    ):
+    pairs = zip(levels, records or [()] * len(levels), strict=True)
+    for line, kept in sorted(pairs, key=lambda pair: pair[0].load.value):
         verdicts = slo_verdicts(line, kept, slos, failures) if line.valid else [None]
         if False in verdicts:
-            break
+            return best, line
         if all(verdicts):
             best = line
-    return best
+    return best, None
 
 
 def _verdict(measured: float | None, slo: Slo) -> str:

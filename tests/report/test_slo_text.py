@@ -7,7 +7,7 @@ import pytest
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.report.slo_text import highest_meeting
+from lmi_bench.report.slo_text import met_and_missed
 from tests.levels import level_of
 
 SLOS = (parse_slo("ttft_mean<=1s"),)
@@ -37,7 +37,7 @@ def test_the_highest_load_up_to_which_every_level_meets_the_slos(ttft_s, valid, 
         ]
         for t in ttft_s[::-1]
     ]
-    found = highest_meeting(levels, records, SLOS)
+    found, _ = met_and_missed(levels, records, SLOS)
     assert (found and found.load.concurrency) == highest
 
 
@@ -58,4 +58,4 @@ def test_a_level_with_too_few_requests_to_tell_is_no_breach():
         ]
         for n in (3, 6, 30)
     ]
-    assert highest_meeting(levels, records, slos) == levels[2]
+    assert met_and_missed(levels, records, slos) == (levels[2], None)

@@ -23,6 +23,7 @@ from lmi_bench.report.formats import (
     share,
     statistic_cell,
 )
+from lmi_bench.report.slo_text import met_and_missed, slo_verdicts
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.values import Headline
 
@@ -40,6 +41,7 @@ COLUMNS: Final = read_rows("level_columns.csv", "report")
 their values are missing or 0."""
 
 Lines = Sequence[Level]
+Records = Sequence[Sequence[RequestRecord]] | None
 LevelFields = Sequence[Field[Level]]
 
 
@@ -309,7 +311,7 @@ def knee_interval(knee: Knee) -> str:
 def slo_table(
     axis: str,
     lines: Lines,
-    records: Sequence[Sequence[RequestRecord]] | None,
+    records: Records,
     texts: Sequence[str],
     limits: Sequence[str] = (),
 ) -> Table | None:
@@ -357,24 +359,25 @@ def readable_slos(texts: Sequence[str]) -> list[Slo]:
     return slos
 
 
-def slo_headline(axis: str, lines: Lines, slos: Sequence[Slo]) -> Headline | None:
+def slo_headline(axis: str, lines: Lines, records: Records, slos: Sequence[Slo]) -> Headline | None:
     """The highest load of a sweep that meets every SLO, below the first miss; None if unknown."""
-    verdicts = [{slo: check_slo(line, slo).verdict for slo in slos} for line in lines]
-    end = next((i for i, found in enumerate(verdicts) if "fail" in found.values()), len(lines))
-    met = [i for i in range(end) if lines[i].valid and {*verdicts[i].values()} == {"pass"}]
+    if not lines or not slos:
+        return None
+    met, missed = met_and_missed(lines, records, slos)
     detail = ", ".join(map(str, slos))
-    if end < len(lines):
-        missed = next(slo for slo, verdict in verdicts[end].items() if verdict == "fail")
-        detail += f"; {lines[end].name} misses {missed}"
-    elif met:
+    if missed is not None:
+        kept = records[lines.index(missed)] if records else ()
+        binding = slos[slo_verdicts(missed, kept, slos).index(False)]
+        detail += f"; {missed.name} misses {binding}"
+    elif met is not None:
         detail += ": no level misses them"
     title, unit = "Highest level within the SLOs", "concurrent requests"
-    if not met and not end:
-        return Headline(title, "none", "", detail, "bad") if lines else None
-    if not met:  # too few requests to tell up to the first miss
-        return Headline(title, "not measured", "", detail, "na") if slos else None
-    load = f"{'≥ ' if end == len(lines) else ''}{lines[met[-1]].load.value:g}"
-    return Headline(title, load, unit if axis == "concurrency" else "req/s", detail, "good")
+    if met is not None:
+        load = f"{'≥ ' if missed is None else ''}{met.load.value:g}"
+        return Headline(title, load, unit if axis == "concurrency" else "req/s", detail, "good")
+    if missed is lines[0]:
+        return Headline(title, "none", "", detail, "bad")
+    return Headline(title, "not measured", "", detail, "na")  # too few requests up to the miss
 
 
 def _verdict_cell(line: Level, slo: Slo) -> Cell:
