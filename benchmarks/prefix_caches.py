@@ -211,7 +211,7 @@ def short(trace: Trace, first: int, count: int) -> Trace:
 
 
 def print_engine(path: Path, passes: int, requests: int, rate_per_s: float) -> None:
-    settings = EngineSection(prefix_caching=True)
+    settings = EngineSection.model_validate({"prefix_caching": True})
     parts = open_torch_engine("demo-15m", settings)
     trace = read_trace(path)
     ids = TokenIds(parts.tokenizer.vocab_size, first_id=300)

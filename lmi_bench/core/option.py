@@ -2,13 +2,18 @@
 
 A job's settings are a frozen dataclass. A field that a user may state has `option(...)` as its
 value, or is annotated `Annotated[type, OPTION]` with an `Option` that several classes share.
-`cli/command.py` turns it into an option of the command, `jobs/face.py` into a keyword of a
-function. Nothing here knows a terminal.
+The fields of a scenario are declared with `option(...)`, too: `Stated` has those that a command
+takes. `cli/command.py` turns all of them into options of the command, `jobs/face.py` into keywords
+of a function. Nothing here knows a terminal.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from lmi_bench.core.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,12 @@ class Option:
     rare      listed by --help-all only
     argument  given by its place instead of a name
     bare      value of the option where no number follows its name; None: a value has to follow
+
+    Of a scenario's field, where the option differs from it:
+
+    setting   name of the setting; none: the field's
+    kind      type as typed; none: the field's, and text for one of several types
+    read      makes the field's value of what was typed; raises InputError
     """
 
     help: str
@@ -37,6 +48,9 @@ class Option:
     rare: bool = False
     argument: bool = False
     bare: int | None = None
+    setting: str | None = None
+    kind: Any = None
+    read: Callable[[Any], Any] | None = None
 
     def name_of(self, field: str) -> str:
         """The name that messages use for the option of this field."""
@@ -86,12 +100,94 @@ class Setting:
     """A field that a user may state, of a settings class or of one nested in it.
 
     default  MISSING where the field has to be stated
+    place    dotted name in a scenario; none: the scenario does not hold it
     """
 
     name: str
     kind: Any
     default: Any
     option: Option
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a user states of a scenario's fields; the others are left to the scenario.
+
+    section  class of the fields, with their `SECTION` in a scenario and the `GROUP` in help
+    names    the fields that count; (): all
+    values   as typed, by the names of the settings
+    """
+
+    section: type[Any]
+    names: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, section: type[Any], **values: Any) -> Self:
+        """These values of a section's fields."""
+        return cls(section, values=values)
+
+    def settings(self) -> Iterator[Setting]:
+        """The fields that a user may state, in their order; help has their defaults in words."""
+        hints = get_type_hints(self.section, include_extras=True)
+        section, common = self.section.SECTION, self.section.COMMON
+        for each in fields(self.section):
+            mark = each.metadata.get(_METADATA)
+            if mark is None or (self.names and each.name not in self.names):
+                continue
+            kind = mark.kind or _typed(hints[each.name])
+            name = mark.setting or each.name.removesuffix("_s").removesuffix("_per")
+            mark = replace(
+                mark,
+                group=mark.group or self.section.GROUP,
+                rare=mark.rare or (common is not None and each.name not in common),
+                default=mark.default or _in_words(each.default),
+                read=mark.read or _reader(mark.name_of(name), hints[each.name]),
+            )
+            place = f"{section}.{each.name}" if section else each.name
+            is_list = get_origin(kind) is tuple
+            yield Setting(
+                name, kind if is_list else kind | None, () if is_list else None, mark, place
+            )
+
+    def overrides(self) -> dict[str, Any]:
+        """The stated values as a scenario takes them, by their dotted names."""
+        return {
+            each.place: each.option.read(value) if each.option.read else value
+            for each in self.settings()
+            if (value := self.values.get(each.name)) is not None
+        }
+
+
+def _in_words(default: Any) -> str | None:
+    if default is None or default is False or default in ("", ()):
+        return None
+    (first,) = default if isinstance(default, tuple) else (default,)
+    return f"{first:g}" if isinstance(first, int | float) else str(first)
+
+
+def _typed(hint: Any) -> Any:
+    """The type in which a field's value is typed: text for a list or one of several types."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return Path if Path in parts else _typed(parts[0])
+    if origin in (Union, UnionType):
+        found = {_typed(part) for part in parts if part is not NoneType}
+        return found.pop() if len(found) == 1 else str
+    if hint == tuple[str, ...]:
+        return hint  # an option that may be repeated
+    return str if origin in (Literal, tuple) else hint
+
+
+def _reader(flag: str, hint: Any) -> Callable[[Any], Any] | None:
+    """Reads what was typed for a field of this type; None: it is the value."""
+    if hint == tuple[str, ...]:
+        return None
+    words = [word for one in get_args(hint) if get_origin(one) is Literal for word in get_args(one)]
+    if any(get_origin(one) is tuple for one in kinds(hint)):
+        return lambda text: text if text in words else numbers(flag, text)
+    return str if _typed(hint) is Path else None
 
 
 def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterator[Setting]:
@@ -103,23 +199,29 @@ def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterat
     hints = get_type_hints(group, include_extras=True)
     for each in fields(group):
         hint = hints[each.name]
-        if is_dataclass(hint):
+        if isinstance(each.default, Stated):
+            found = each.default.settings()
+        elif is_dataclass(hint):
             assert isinstance(hint, type)
             yield from settings_of(hint, common)
             continue
-        mark = each.metadata.get(_METADATA)
-        found = option_of(hint) if mark is None else (hint, mark)
-        if found is None:
-            continue
-        kind, mark = found
-        mark = replace(
-            mark,
-            group=mark.group or vars(group).get("GROUP"),
-            rare=mark.rare or (common is not None and each.name not in common),
-        )
-        made = each.default_factory
-        default = each.default if made is MISSING else made()
-        yield Setting(each.name, kind, default, mark)
+        else:
+            found = _own_setting(each, hint)
+        for one in found:
+            mark = replace(
+                one.option,
+                group=one.option.group or vars(group).get("GROUP"),
+                rare=one.option.rare or (common is not None and one.name not in common),
+            )
+            yield replace(one, option=mark)
+
+
+def _own_setting(field: Field[Any], hint: Any) -> Iterator[Setting]:
+    mark = field.metadata.get(_METADATA)
+    found = option_of(hint) if mark is None else (hint, mark)
+    if found is not None:
+        made = field.default_factory
+        yield Setting(field.name, found[0], field.default if made is MISSING else made(), found[1])
 
 
 def option_of(hint: Any) -> tuple[Any, Option] | None:
@@ -133,26 +235,46 @@ def option_of(hint: Any) -> tuple[Any, Option] | None:
 def stated(settings: Any) -> Iterator[Setting]:
     """The fields whose value is not their default, those of nested settings, too."""
     values = dict(values_of(settings))
-    return (each for each in settings_of(type(settings)) if values[each.name] != each.default)
+    for each in settings_of(type(settings)):
+        if values.get(each.name, each.default) != each.default:
+            yield each
 
 
 def values_of(settings: Any) -> Iterator[tuple[str, Any]]:
     """Names and values of the fields, those of nested settings, too."""
     for each in fields(settings):
         value = getattr(settings, each.name)
-        if is_dataclass(value):
+        if isinstance(value, Stated):
+            yield from value.values.items()
+        elif is_dataclass(value):
             yield from values_of(value)
         else:
             yield each.name, value
 
 
+def overrides(settings: Any) -> dict[str, Any]:
+    """What settings, and those nested in them, state of a scenario, by its dotted names."""
+    if isinstance(settings, Stated):
+        return settings.overrides()
+    found: dict[str, Any] = {}
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if is_dataclass(value):
+            found |= overrides(value)
+    return found
+
+
 def filled(group: type[Any], given: dict[str, Any]) -> Any:
     """The settings from their fields' values by name, which are removed from `given`."""
     hints = get_type_hints(group, include_extras=True)
-    values = {}
+    values: dict[str, Any] = {}
     for each in fields(group):
         hint = hints[each.name]
-        if is_dataclass(hint):
+        if isinstance(each.default, Stated):
+            typed = {one.name: given.pop(one.name, None) for one in each.default.settings()}
+            stated = {name: value for name, value in typed.items() if value not in (None, [], ())}
+            values[each.name] = replace(each.default, values=stated)
+        elif is_dataclass(hint):
             assert isinstance(hint, type)
             values[each.name] = filled(hint, given)
         elif each.name in given:
@@ -167,3 +289,15 @@ def filled(group: type[Any], given: dict[str, Any]) -> Any:
 def kinds(kind: Any) -> tuple[Any, ...]:
     """A type and the members of its union."""
     return (kind, *get_args(kind))
+
+
+def numbers(flag: str, text: str) -> list[float | int]:
+    """The numbers of a comma list; raises InputError that names the option and the part."""
+    found: list[float | int] = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
+        found.append(int(value) if value.is_integer() else value)
+    return found

@@ -12,30 +12,22 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.scenario_fields import Positive, Text, TopFields
 from lmi_bench.core.scenario_sections import (
     ClientSection,
     EngineSection,
     LoadSection,
-    PositiveSeconds,
     SageMakerSection,
     Section,
     WorkloadSection,
     raise_value_error,
-    seconds_or_none,
 )
 from lmi_bench.core.slo import parse_slo
 
@@ -75,36 +67,26 @@ def _default_timeout_s(fields: dict[str, Any]) -> float | None:
     return limit_s if str(fields.get("target", "")).startswith(SAGEMAKER_PREFIX) else None
 
 
-class Scenario(Section):
+class Scenario(Section, TopFields):
     """A whole sweep.
 
-    target     `engine` (bundled, in this process), `sim:INSTANCE`, a URL, or `sagemaker:NAME`
-    model      a catalog name, a folder, or the name that the endpoint knows; auto: what it serves
-    protocol   wire format of an endpoint; auto: found by asking it
-    stream     False: an endpoint answers in one piece, so only the total time is known
-    timeout_s  of one request; `none`: no limit; default: SageMaker's own limit, or none elsewhere
     unrecorded  what the log that the scenario describes does not hold: its rate, its lengths (then
                 they are assumed); answers say so
     """
 
-    name: str = ""
-    target: Annotated[str, Field(min_length=1)] = ENGINE_TARGET
-    model: Annotated[str, Field(min_length=1, default_factory=_default_model)]
-    protocol: Literal[
-        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "lmi", "tgi"
-    ] = "auto"
-    stream: bool = True
+    model: Text = Field(default_factory=_default_model)
     sagemaker: SageMakerSection = SageMakerSection()
     workload: WorkloadSection = WorkloadSection()
     load: LoadSection = LoadSection()
     client: ClientSection = ClientSection()
     engine: EngineSection = EngineSection()
-    timeout_s: Annotated[PositiveSeconds | None, BeforeValidator(seconds_or_none)] = Field(
-        default_factory=_default_timeout_s
-    )
-    seed: int = 0
-    slo: tuple[str, ...] = ()
+    timeout_s: Positive | None = Field(default_factory=_default_timeout_s)
     unrecorded: tuple[Literal["rate", "lengths"], ...] = ()
+
+    @field_validator("timeout_s", mode="before")
+    @classmethod
+    def _seconds_or_none(cls, value: object) -> object:
+        return None if value == "none" else value
 
     @field_validator("slo", mode="before")
     @classmethod

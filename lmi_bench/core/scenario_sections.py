@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from lmi_bench.core.engine_fields import BatchingFields, CompiledFields, DraftFields, StepFields
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
+from lmi_bench.core.scenario_fields import (
+    ClientFields,
+    LoadFields,
+    Positive,
+    PositiveInt,
+    SageMakerFields,
+    SessionFields,
+    SessionLoadFields,
+    WorkloadFields,
+)
 from lmi_bench.core.sessions import parse_agents
 
-WeightDtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4", "mxfp4", "nvfp4"]
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
-
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Users = Annotated[int, Field(gt=0, le=1_000_000)]
-"""Users of one level; each is an asyncio task."""
 
 
 def _as_list(value: object) -> object:
@@ -29,11 +33,6 @@ def _as_list(value: object) -> object:
 def _as_text(value: object) -> object:
     """A number is a distribution with this one value."""
     return f"{value:g}" if isinstance(value, int | float) else value
-
-
-def seconds_or_none(value: object) -> object:
-    """Seconds, or the word none."""
-    return None if value == "none" else value
 
 
 def _levels_or_auto(value: object) -> object:
@@ -71,7 +70,9 @@ def _parse_turns(text: str) -> object:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class LengthShare(Section):
@@ -79,52 +80,15 @@ class LengthShare(Section):
 
     input_tokens: PositiveInt
     output_tokens: PositiveInt
-    share: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    share: Positive = 1.0
 
 
-class WorkloadSection(Section):
-    """The requests, with lengths in tokens.
+class WorkloadSection(Section, SessionFields, WorkloadFields):
+    """The requests: one by one, or turns of conversations."""
 
-    mix            several kinds of request; replaces `input_tokens` and `output_tokens`
-    dataset        file of JSON lines with `prompt` (or `text`) and possibly `output_tokens`; a
-                   relative path is relative to the scenario file
-    input_lengths  a distribution, such as normal(622,100) or uniform(500,1000), instead of
-                   input_tokens; likewise output_lengths
-    trace          recorded traffic: its lengths and, in an open loop, its times
-    shared_prefix  tokens at the beginning of every prompt that are the same in all of them; part of
-                   input_tokens, but beside what a turn of `turns` adds
-    documents      COUNTxTOKENS, such as 1000x1500: behind the shared prefix each prompt has one of
-                   so many documents of that length, the k-th most popular with a chance of 1/k
-    turns          turns of a conversation, a number or a distribution: each prompt contains the
-                   conversation so far, and input_tokens is what a turn adds
-    conversations  file of recorded conversations: ShareGPT's `conversations`, or `messages`
-    agents         agent sessions made up from NAME=VALUE,... (`AgentShape`); "" is its defaults
-    agent_trace    recorded agent sessions: a file or folder of Weka's; idle_cap_s: longer gaps
-                   between the starts of a session's requests are shortened to this
-    begins_within  the first session of each user begins in its middle, with a primed cache
-    think_s        seconds between an answer and the next turn, a number or a distribution
-    ignore_eos     continue after the model's end of text, up to the requested number of tokens
-    reuse_prompts  send the same prompts in every run, so that a server's prefix cache has them
-    """
-
-    input_tokens: PositiveInt = 256
-    output_tokens: PositiveInt = 256
     mix: tuple[LengthShare, ...] = ()
-    dataset: str | None = None
-    input_lengths: str | None = None
-    output_lengths: str | None = None
-    trace: str | None = None
-    shared_prefix: Annotated[int, Field(ge=0)] = 0
-    documents: str | None = None
-    turns: Annotated[str | None, BeforeValidator(_as_text)] = None
-    conversations: str | None = None
-    agents: str | None = None
-    agent_trace: str | None = None
-    idle_cap_s: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
-    begins_within: bool = False
-    think_s: Annotated[str | None, BeforeValidator(_as_text)] = None
-    ignore_eos: bool = True
-    reuse_prompts: bool = False
+
+    _texts = field_validator("turns", "think_s", mode="before")(_as_text)
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadSection:
@@ -212,46 +176,11 @@ class WorkloadSection(Section):
         return self.agents is not None or self.agent_trace is not None
 
 
-class LoadSection(Section):
-    """The load: users that each wait for their answer (concurrency), or arrivals at a rate.
+class LoadSection(Section, SessionLoadFields, LoadFields):
+    """The load, of single requests or of conversations."""
 
-    concurrency         levels, or auto: doubling until the server is full, finer at the knee
-    search              find the highest concurrency or rate that meets the SLOs, starting at the
-                        one value of `concurrency` or `rate_per_s` if given
-    burstiness          of gamma arrivals: 1 is Poisson, lower values are bursts
-    ramp_s              an open loop's rate rises from 0 over the first seconds of a level
-    speed               of a trace, one level for each: 1 as recorded, 2 twice as fast
-    repeat              runs of each level; with `until` the least number of them
-    until               repeat until a metric is precise enough: `ttft_p90 +-5%`
-    requests_per_user   closed loop: a level counts concurrency times this number, beside the first
-                        request of each user; None: 3, and at least 32 in all
-    requests_per_level  the same in all; overrides requests_per_user
-    duration_s          time after which a level sends no more requests; with requests_per_level,
-                        whichever comes first
-    max_in_flight       maximum requests in flight; further ones wait
-    sessions_per_level  conversations of a level; default: requests_per_user for each user
-    max_sessions        maximum conversations at once, with a rate
-    warmup_requests     requests before each level, which do not count
-    """
-
-    concurrency: Annotated[
-        tuple[Users, ...] | Literal["auto"] | None, BeforeValidator(_levels_or_auto)
-    ] = None
-    rate_per_s: Annotated[tuple[PositiveRate, ...] | None, BeforeValidator(_as_list)] = None
-    search: Literal["concurrency", "rate"] | None = None
-    arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
-    burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    ramp_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    speed: Annotated[tuple[PositiveRate, ...], BeforeValidator(_as_list)] = (1.0,)
-    repeat: PositiveInt = 1
-    until: str | None = None
-    requests_per_user: PositiveInt | None = None
-    requests_per_level: PositiveInt | None = None
-    duration_s: PositiveSeconds | None = None
-    warmup_requests: Annotated[int, Field(ge=0)] = 1
-    max_in_flight: PositiveInt | None = None
-    sessions_per_level: PositiveInt | None = None
-    max_sessions: PositiveInt | None = None
+    _levels = field_validator("concurrency", mode="before")(_levels_or_auto)
+    _rates = field_validator("rate_per_s", "speed", mode="before")(_as_list)
 
     @model_validator(mode="after")
     def _one_kind_of_load(self) -> LoadSection:
@@ -289,96 +218,15 @@ class LoadSection(Section):
         return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
 
 
-class EngineSection(Section):
-    """Settings of the bundled and of the simulated engine; an endpoint keeps its own.
-
-    None leaves a setting to the engine: the bundled one has its defaults, a simulated one those
-    of its profile; blocks and lengths follow from memory and model. The run's manifest records
-    the values in use.
-
-    The help of an option says what its setting does (`sweep --help-all`); besides:
-
-    follow_memory     keeps 5 % of the machine's memory free
-    calibration       default: a short text in the package
-    device            of the torch back end: triton's is always cuda
-    compile           compiled steps are taken from the user's cache, if it has them
-    enforce_eager     record no CUDA graphs
-    group_query_attention  None: KV heads go to ranks evenly, as vLLM deals them
-    draft_adaptive    drafts fewer tokens, or none, for a request whose drafts are often rejected
-    """
-
-    backend: Literal["auto", "native", "torch", "triton"] = "auto"
-    device: Literal["cpu", "cuda"] | None = None
-    compile: bool = False
-    compile_shapes: str | None = None
-    artefact: str | None = None
-    enforce_eager: bool = False
-    policy: Literal["none", "dynamic", "rolling"] = "rolling"
-    kv_layout: Literal["paged", "contiguous"] | None = None
-    batch_size: PositiveInt = 4
-    max_batch_delay_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 100.0
-    max_rolling_batch_size: PositiveInt | None = None
-    max_rolling_batch_prefill_tokens: PositiveInt | None = None
-    chunked_prefill: bool | None = None
-    max_waiting_tokens: PositiveInt | None = None
-    waiting_served_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    max_concurrent_requests: PositiveInt | None = None
-    prefix_caching: bool | None = None
-    recompute_on_join: bool | None = None
-    follow_memory: bool | None = None
-    max_input_tokens: PositiveInt | None = None
-    max_batch_total_tokens: PositiveInt | None = None
-    dtype: WeightDtype | None = None
-    kv_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    tensor_parallel: PositiveInt | Literal["max"] | None = None
-    group_query_attention: Literal["shard-over-heads", "replicated-heads"] | None = None
-    replicas: PositiveInt = 1
-    router: Literal["round_robin", "least_outstanding", "prefix_affine", "random"] = "round_robin"
-    num_blocks: PositiveInt | None = None
-    kv_tokens: PositiveInt | None = None
-    block_size: PositiveInt | None = None
-    max_model_len: PositiveInt | None = None
-    rope_scaling: str | None = None
-    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    threads: PositiveInt | None = None
-    quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = "none"
-    smoothquant_alpha: Annotated[float, Field(ge=0, le=1)] = 0.8
-    smoothquant_per_token: bool = True
-    smoothquant_per_channel: bool = True
-    calibration: str | None = None
-    draft: Annotated[str, Field(min_length=1)] | None = None
-    draft_tokens: PositiveInt = 4
-    draft_adaptive: bool = True
-    draft_acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
-    profile: str | None = None
+class EngineSection(Section, BatchingFields, DraftFields, CompiledFields, StepFields):
+    """Settings of the bundled and of the simulated engine; an endpoint keeps its own."""
 
 
-class SageMakerSection(Section):
-    """The part of a SageMaker endpoint, and the address of its runtime if not at AWS."""
-
-    endpoint_url: str | None = None
-    inference_component: str | None = None
-    target_variant: str | None = None
-    custom_attributes: str | None = None
+class SageMakerSection(Section, SageMakerFields):
+    """The part of a SageMaker endpoint."""
 
 
-class ClientSection(Section):
-    """How the load generator sends to an endpoint and takes its times.
+class ClientSection(Section, ClientFields):
+    """How the load generator sends and takes its times."""
 
-    timestamps  kernel: the kernel's receive time; user: the read's; None: the kernel's if the
-                host has it
-    receive     reader of the sockets; native: a C library, built at first use; python: carries
-                fewer streams; auto: native with a C compiler and without TLS
-    first_token_timeout_s  a request fails if its first token takes longer
-    retries     aws-standard: up to three attempts, as AWS's SDKs do; latency is from the first
-    connections reuse: one for each request in flight, kept open; per-request: a new one each
-                time; a number: at most so many, for which requests wait
-    """
-
-    timestamps: Literal["kernel", "user"] | None = None
-    receive: Literal["auto", "native", "python"] = "auto"
-    first_token_timeout_s: PositiveSeconds | None = None
-    retries: Literal["aws-standard"] | None = None
-    connections: Annotated[
-        Literal["reuse", "per-request"] | PositiveInt, BeforeValidator(_connections)
-    ] = "reuse"
+    _uses = field_validator("connections", mode="before")(_connections)

@@ -132,7 +132,8 @@ def perplexity(settings: bundled.PerplexitySettings, listener: Listener = SILENT
             "give a longer --text or shorter --lengths"
         )
     scheme = parse_scheme(settings.quantize).value
-    engine = EngineSection(backend="torch", dtype=settings.dtype, quantize=scheme)
+    stated = {"backend": "torch", "dtype": settings.dtype, "quantize": scheme}
+    engine = EngineSection.model_validate(stated)
     trained = shape_of_folder(model_folder(model)).max_positions
     scores = {
         scaling: _score_lengths(

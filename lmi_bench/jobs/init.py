@@ -18,6 +18,7 @@ from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import installed_versions
 from lmi_bench.core.listener import Listener
+from lmi_bench.core.option import numbers
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.scenario import (
     AUTO,
@@ -27,7 +28,6 @@ from lmi_bench.core.scenario import (
     Scenario,
     parse_scenario,
 )
-from lmi_bench.jobs.settings.load import numbers
 from lmi_bench.jobs.settings.setup import InitSettings
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.models.folder import TRAINED_NAMES, is_model_folder, trained_folder

@@ -208,7 +208,7 @@ def run_matrix(
     path, run, overrides = settings.target.matrix, settings.run, settings.overrides()
     if path is None:
         raise InputError("--matrix FILE is missing: it names the targets and payloads")
-    if settings.target.scenario is not None or settings.target.target is not None:
+    if settings.target.scenario is not None or "target" in overrides:
         raise InputError("--matrix names its targets: leave SCENARIO and --target out")
     if run.step_trace is not None:
         raise InputError("--step-trace needs a single engine: leave it out with --matrix")

@@ -30,10 +30,10 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_mix
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
+from lmi_bench.core.option import numbers
 from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.planned import model_notes, planned_speculation, prompt_fields
-from lmi_bench.jobs.settings.load import numbers
 from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.loadgen.run.levels import levels_of
 from lmi_bench.targets.profiles import default_note, find_profile

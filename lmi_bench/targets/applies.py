@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Stated, flag_of
 from lmi_bench.core.scenario import (
     SAGEMAKER_PREFIX,
     SIMULATED_PREFIX,
@@ -19,6 +20,7 @@ from lmi_bench.core.scenario import (
     SageMakerSection,
     Scenario,
 )
+from lmi_bench.core.scenario_fields import Fields
 
 Kind = Literal["bundled", "simulated", "url", "sagemaker"]
 _ANY: Final = ("bundled", "simulated", "url", "sagemaker")
@@ -28,14 +30,10 @@ _RECORDED: Final = ("tensor_parallel", "dtype")
 """Accepted for any server: the run records them for a later calibration."""
 _COMPUTED_DTYPES: Final = ("float32", "bfloat16", "float16")
 _OPTIONS: Final = {
-    "engine.tensor_parallel": "--tp",
-    "engine.enforce_eager": "--graphs",
-    "engine.max_rolling_batch_size": "--max-batch",
-    "engine.max_rolling_batch_prefill_tokens": "--prefill-tokens",
-    "stream": "--no-stream",
-    "client.first_token_timeout_s": "--first-token-timeout",
-    "sagemaker.endpoint_url": "--sagemaker-endpoint-url",
-}
+    each.place: each.option.name_of(each.name).partition("/")[0]
+    for group in Fields.__subclasses__()
+    for each in Stated(group).settings()
+} | {"stream": "--no-stream"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ def idle_beside_engine(scenario: Scenario) -> tuple[str, ...]:
 
 def option_of(name: str) -> str:
     """The command-line option of a setting, given its dotted name."""
-    return _OPTIONS.get(name) or "--" + name.rpartition(".")[2].replace("_", "-")
+    return _OPTIONS.get(name) or flag_of(name)
 
 
 def _idle(kind: Kind, names: Iterable[str], engine: EngineSection) -> Iterator[tuple[str, Rule]]:

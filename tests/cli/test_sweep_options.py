@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.settings.load import LoadSettings, WorkloadSettings
+from lmi_bench.core.option import filled
 from lmi_bench.jobs.settings.sweep import SweepSettings
 
 
 def stated(**options):
-    return SweepSettings(load=LoadSettings(**options)).overrides()
+    return filled(SweepSettings, options).overrides()
 
 
 def test_a_rate_with_a_concurrency_is_a_rate_with_a_cap():
@@ -48,10 +48,9 @@ def test_what_cannot_be_meant_is_said(options, said):
 )
 def test_lengths_that_are_said_twice_are_refused_not_dropped(options):
     with pytest.raises(InputError, match="both state lengths"):
-        WorkloadSettings(**options)
+        stated(**options)
 
 
 def test_fixed_answers_go_with_drawn_prompts():
-    workload = WorkloadSettings(output_tokens=8, input_lengths="uniform(4,9)")
-    found = SweepSettings(workload=workload).overrides()
+    found = stated(output_tokens=8, input_lengths="uniform(4,9)")
     assert found == {"workload.output_tokens": 8, "workload.input_lengths": "uniform(4,9)"}

@@ -13,6 +13,42 @@ from lmi_bench.loadgen.run.levels import levels_of
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 
+# begin of the hash with which a run of an earlier release began: it has to go on
+HASHES = {
+    "chat-256-256": "4448b4cc9b9ad56f",
+    "classify-256-32": "18bb345f97835e95",
+    "code-15-500": "202f2db156e3900d",
+    "generate-32-128": "53973fbebf8c9b6e",
+    "long-context-3840-256": "d5a371e2a90b7d49",
+    "mixed-20-500": "372783bcd2a71aea",
+    "question-answering": "6216612c72d9ec9a",
+    "questions-622-250": "54eb2c020c7f3b46",
+    "quickstart": "73ab84f330cef7f4",
+    "summary-500-100": "5145d671c520389d",
+}
+STATED_HASHES = [
+    ({}, "4de8bc88db1c672c"),
+    (
+        {"load.rate_per_s": [1, 2.5], "load.arrivals": "gamma", "load.burstiness": 0.5},
+        "4cbcb358d87280df",
+    ),
+    ({"target": "http://x:1", "model": "m", "stream": False}, "74a84bddd2d82abd"),
+    (
+        {
+            "engine.policy": "dynamic",
+            "engine.batch_size": 8,
+            "engine.tensor_parallel": "max",
+            "engine.quantize": "awq",
+            "engine.draft": "ngram",
+        },
+        "ccbab9e515483bc0",
+    ),
+    ({"load.search": "rate", "slo": ["ttft_p90<=1s"]}, "548e9a7961c734c4"),
+    ({"client.connections": 4, "client.first_token_timeout_s": 3.0}, "ba892604ee04f429"),
+    ({"workload.agents": "", "workload.begins_within": True}, "a52f55d5f19eb6af"),
+    ({"workload.turns": 3, "workload.think_s": 2}, "8f377d96f23df7bd"),
+]
+
 SHORTEST = """
 model: demo-15m
 workload: {input_tokens: 256, output_tokens: 256}
@@ -150,6 +186,16 @@ def test_the_hash_follows_what_is_measured_and_nothing_else():
     assert parse_scenario({"name": "another", "slo": "ttft_p90<=1s"}).hash() == base
     assert parse_scenario({"seed": 1}).hash() != base
     assert parse_scenario({"engine": {"max_rolling_batch_size": 4}}).hash() != base
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_run_of_an_earlier_release_goes_on_with_its_scenario(path):
+    assert load_scenario(path).hash()[:16] == HASHES[path.stem]
+
+
+@pytest.mark.parametrize(("stated", "begin"), STATED_HASHES)
+def test_a_run_of_an_earlier_release_goes_on_with_its_options(stated, begin):
+    assert Scenario().with_overrides(stated).hash()[:16] == begin
 
 
 def test_a_data_set_counts_with_its_bytes_wherever_it_lies(tmp_path):

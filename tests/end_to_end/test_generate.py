@@ -12,7 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmi_bench.analysis.results.confidence import confidence
+from lmi_bench.core.engine_fields import StepFields
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import Stated
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
@@ -23,7 +25,7 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
 from lmi_bench.jobs.generate import continuation_ids
 from lmi_bench.jobs.generate import generate as generate_text
 from lmi_bench.jobs.settings.bundled import GenerateSettings, SamplingOptions, ScoreOptions
-from lmi_bench.jobs.settings.engine import ModelOptions, StepOptions
+from lmi_bench.jobs.settings.engine import ModelOptions
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
 from tests.end_to_end.commands import lmi_bench
@@ -92,7 +94,7 @@ def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed
     short_model, capsys
 ):
     """As many scores as tokens; the pieces come one by one."""
-    steps = StepOptions(dtype="float32", threads=1)
+    steps = Stated.of(StepFields, dtype="float32", threads=1)
     settings = GenerateSettings(
         model=str(short_model),
         prompt="one two three four",

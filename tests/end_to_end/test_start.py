@@ -9,13 +9,8 @@ from rich.text import Text
 from typer.core import TyperGroup, TyperOption
 
 from lmi_bench.cli.main import app
+from lmi_bench.core.engine_fields import BatchingFields, CompiledFields, DraftFields, StepFields
 from lmi_bench.core.scenario import EngineSection
-from lmi_bench.jobs.settings.engine import (
-    BatchingOptions,
-    CompiledOptions,
-    DraftOptions,
-    StepOptions,
-)
 from tests.end_to_end.commands import lmi_bench, modules_loaded_by
 
 HEAVY = ("torch", "numpy", "pandas", "matplotlib", "boto3", "aiohttp", "scipy", "plotly")
@@ -98,10 +93,10 @@ def test_trace_is_recorded_traffic_and_step_trace_a_chrome_trace():
 def test_shared_options_reach_every_command_that_starts_an_engine():
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    steps = {field.name for field in fields(StepOptions)}
-    held = {field.name for group in (CompiledOptions, DraftOptions) for field in fields(group)}
+    steps = {field.name for field in fields(StepFields)}
+    held = {field.name for group in (CompiledFields, DraftFields) for field in fields(group)}
     held |= steps
-    batching = {field.name for field in fields(BatchingOptions)}
+    batching = {field.name for field in fields(BatchingFields)}
     for name, wanted in (
         ("sweep", held | batching),
         ("serve", held | batching),
@@ -115,4 +110,4 @@ def test_shared_options_reach_every_command_that_starts_an_engine():
 def test_compile_takes_no_option_that_changes_nothing_of_a_compiled_step():
     command = typer.main.get_command(app).commands["compile"]
     taken = {parameter.name for parameter in command.params}
-    assert taken == {"model", "out", "shapes"} | {field.name for field in fields(StepOptions)}
+    assert taken == {"model", "out", "shapes"} | {field.name for field in fields(StepFields)}

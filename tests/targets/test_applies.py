@@ -12,12 +12,7 @@ from lmi_bench.core.listener import SILENT
 from lmi_bench.core.option import settings_of
 from lmi_bench.core.scenario import ClientSection, EngineSection, SageMakerSection, parse_scenario
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.jobs.settings.engine import (
-    BatchingOptions,
-    CompiledOptions,
-    DraftOptions,
-    StepOptions,
-)
+from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.targets import bundled
 from lmi_bench.targets.access import NO_ACCESS
 from lmi_bench.targets.applies import (
@@ -254,10 +249,10 @@ def sent_by(bench):
 
 
 def test_options_are_named_as_the_command_line_has_them():
-    for group in (StepOptions, CompiledOptions, DraftOptions, BatchingOptions):
-        for each in settings_of(group):
-            stated = each.option.name_of(each.name).partition("/")[0]
-            assert option_of(f"engine.{each.name}") == stated
+    for each in settings_of(SweepSettings):
+        stated = each.option.name_of(each.name).partition("/")[0]
+        if each.place != "stream":  # streaming is the default, so the option is its opposite
+            assert option_of(each.place or each.name) == stated
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from lmi_bench.catalog.instances import Instance, all_instances
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection, parse_scenario, read_yaml
-from lmi_bench.core.scenario_sections import PositiveRate, Section
+from lmi_bench.core.scenario_fields import Positive
+from lmi_bench.core.scenario_sections import Section
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.models.folder import is_model_folder, shape_of_folder, trained_folder
@@ -44,7 +45,7 @@ class Evaluation(Section):
     requests_per_user: PositiveInt = 3
     rounds: PositiveInt = 3
     agreement_prompts: PositiveInt = 8
-    usd_per_hour: PositiveRate | None = None
+    usd_per_hour: Positive | None = None
 
 
 class Variant(Section):

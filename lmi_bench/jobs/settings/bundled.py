@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, option
-from lmi_bench.jobs.settings.engine import STEP_TRACE, BatchingOptions, ModelOptions, StepOptions
+from lmi_bench.core.option import REQUIRED, Option, Stated, option
+from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, STEPS, ModelOptions
 from lmi_bench.jobs.settings.planning import check_at_least_one
 
 EXECUTORS: Final = ("torch", "simulated")
@@ -55,7 +55,7 @@ class ServeSettings:
         "Time limit of model loading in seconds.", default="no limit", rare=True
     )
     model_options: ModelOptions = field(default_factory=ModelOptions)
-    batching: BatchingOptions = field(default_factory=BatchingOptions)
+    batching: Stated = BATCHING
     step_trace: Path | None = option(STEP_TRACE, old_names=("--trace",), group="Engine: batching")
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class CompileSettings:
         old_names=("--compile-shapes",),
         default="1, 4 and 16 sequences at a quarter and all of the model's positions",
     )
-    steps: StepOptions = field(default_factory=StepOptions)
+    steps: Stated = STEPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,15 @@
 """Settings of `sweep`: the target, the limits, the run folder, the load generator."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
+from lmi_bench.core import scenario_fields
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.lengths import parse_mix
-from lmi_bench.core.option import Option, option, values_of
-from lmi_bench.jobs.settings.engine import (
-    STEP_TRACE,
-    BatchingOptions,
-    ModelOptions,
-    stated_settings,
-)
-from lmi_bench.jobs.settings.load import (
-    AXES,
-    LoadSettings,
-    SessionSettings,
-    WorkloadSettings,
-    numbers,
-)
+from lmi_bench.core.option import Option, Stated, option, overrides
+from lmi_bench.core.scenario_fields import ClientFields, TopFields
+from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, ModelOptions, stated_settings
 
 API_KEY: Final = Option(
     "Key sent as a bearer token, to Anthropic's API as x-api-key; never written to a file.",
@@ -46,38 +34,11 @@ class TargetSettings:
     matrix: Path | None = option(
         "File of targets and payloads: every payload on every target, one report."
     )
-    target: str | None = option(
-        "Target: engine (bundled, this machine), sim:INSTANCE (virtual time), a URL, or "
-        "sagemaker:NAME.",
-        "--target",
-        "--base-url",
-        default="engine",
-    )
-    model: str | None = option(
-        "Model: a catalog name, a folder, or the name that the endpoint knows.",
-        "--model",
-        "-m",
-        default="the endpoint's; else demo-15m",
-    )
-    protocol: str | None = option(
-        "Protocol of an endpoint: openai, openai-chat, lmi or tgi; or, only if stated, "
-        "openai-responses or anthropic.",
-        default="found by asking it",
-    )
+    target: Stated = Stated(TopFields, ("target", "model", "protocol"))
     api_key: str | None = option(API_KEY)
     header: tuple[str, ...] = option(HEADER, value=())
-    stream: bool | None = option(
-        "Answers: streamed, or whole, with only the total time known.",
-        default="streamed",
-        rare=True,
-    )
-    sagemaker_endpoint_url: str | None = option(
-        "URL of a SageMaker runtime that is not at AWS.", rare=True
-    )
-    inference_component: str | None = option(
-        "Inference component of a SageMaker endpoint.", rare=True
-    )
-    target_variant: str | None = option("Variant of a SageMaker endpoint.", rare=True)
+    stream: Stated = Stated(TopFields, ("stream",))
+    sagemaker: Stated = Stated(scenario_fields.SageMakerFields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +47,7 @@ class LimitSettings:
 
     GROUP: ClassVar = "Limits"
 
-    slo: tuple[str, ...] = option(
-        "SLO such as ttft_p90<=1s; repeatable. Exit 99 if no level meets them all, 2 if unknown.",
-        value=(),
-    )
+    slo: Stated = Stated(TopFields, ("slo",))
     goodput: tuple[str, ...] = option(
         "Limits of a request in ms: ttft:500 tpot:15. Exit 99 if no level has 90 % within them.",
         value=(),
@@ -108,13 +66,8 @@ class LimitSettings:
     max_spend: float | None = option("Maximum cost of the sweep in USD.")
     price_per_hour: float | None = option("Price of the whole target in USD per hour.")
     instance: str | None = option("Instance type behind a URL, for its price in the catalog.")
-    timeout: str | None = option(
-        "Seconds after which a request fails and the sweep ends, or none.",
-        default="none; SageMaker: 480 streaming, 60 without",
-    )
-    first_token_timeout: float | None = option(
-        "Seconds after which a request without a token fails and the sweep ends.", rare=True
-    )
+    timeout: Stated = Stated(TopFields, ("timeout_s",))
+    first_token: Stated = Stated(ClientFields, ("first_token_timeout_s",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +78,7 @@ class RunSettings:
 
     out: Path | None = option("Run folder.", "--out", "-o", default="below runs/")
     resume: bool = option("Continuation of the run in the run folder, if it exists.", value=False)
-    name: str | None = option("Name of the run in reports.", rare=True)
-    seed: int | None = option("Random seed of lengths, prompts and arrivals.", default="0")
+    named: Stated = Stated(TopFields, ("name", "seed"))
     live: int | None = option(
         "Port of a page on 127.0.0.1 that follows the sweep; none: a free one. Leaves report.html.",
         metavar="[PORT]",
@@ -145,19 +97,7 @@ class ClientSettings:
     workers: str = option(
         "Number of sending processes, or auto: more when a core is busy.", value="auto"
     )
-    timestamps: str | None = option(
-        "Clock of the receive times: kernel or user.", default="kernel if available"
-    )
-    receive: str | None = option(
-        "Socket reader: native (C, built at first use), python, or auto.", default="auto"
-    )
-    retries: str | None = option(
-        "Retries of transient failures: aws-standard, as AWS SDKs do.", default="none"
-    )
-    connections: str | None = option(
-        "Connections: reuse (one for each concurrent request), per-request, or a maximum number.",
-        default="reuse",
-    )
+    sending: Stated = Stated(ClientFields, ("timestamps", "receive", "retries", "connections"))
     metrics_url: tuple[str, ...] = option(
         "Metrics page of a replica; repeatable.", value=(), default="the target's"
     )
@@ -173,7 +113,7 @@ class EngineSettings:
     COMMON: ClassVar = ("tensor_parallel", "dtype", "max_rolling_batch_size", "profile")
 
     model: ModelOptions = field(default_factory=ModelOptions)
-    batching: BatchingOptions = field(default_factory=BatchingOptions)
+    batching: Stated = BATCHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +121,10 @@ class SweepSettings:
     """A sweep: options override the scenario file, which overrides the defaults."""
 
     target: TargetSettings = field(default_factory=TargetSettings)
-    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
-    sessions: SessionSettings = field(default_factory=SessionSettings)
-    load: LoadSettings = field(default_factory=LoadSettings)
+    workload: Stated = Stated(scenario_fields.WorkloadFields)
+    sessions: Stated = Stated(scenario_fields.SessionFields)
+    session_load: Stated = Stated(scenario_fields.SessionLoadFields)
+    load: Stated = Stated(scenario_fields.LoadFields)
     limits: LimitSettings = field(default_factory=LimitSettings)
     run: RunSettings = field(default_factory=RunSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -191,14 +132,9 @@ class SweepSettings:
 
     def overrides(self) -> dict[str, Any]:
         """The stated settings by their dotted names in the scenario."""
-        found = self.load.axes()
-        groups = (self.run, self.target, self.workload, self.load, self.sessions, self.limits)
-        for name, value in (each for group in (*groups, self.client) for each in values_of(group)):
-            if name in _SCENARIO_NAMES and value not in (None, ()):
-                read = _READERS.get(name)
-                found[_SCENARIO_NAMES[name]] = value if read is None else read(value)
-        engine = stated_settings(self.engine.model, self.engine.batching)
-        return found | {f"engine.{name}": value for name, value in engine.items()}
+        _check_lengths(self.workload.values)
+        engine = stated_settings(self.engine)
+        return _with_axes(overrides(self)) | {f"engine.{name}": engine[name] for name in engine}
 
     def beside_scenario(self) -> list[str]:
         """Names of the stated settings that a scenario cannot hold."""
@@ -211,45 +147,45 @@ class SweepSettings:
         return [name for name, given in stated.items() if given]
 
 
-def read_timeout(text: str) -> float | str:
-    """Seconds, or the word none, as a scenario takes them."""
-    try:
-        return text if text == "none" else float(text)
-    except ValueError:
-        raise InputError(f"--timeout: {text!r} is neither a number of seconds nor none") from None
+def _check_lengths(workload: Mapping[str, Any]) -> None:
+    """Raise InputError for lengths that the stated options give twice."""
+    for flag, fixed, drawn in (
+        ("--isl", "input_tokens", "input_lengths"),
+        ("--osl", "output_tokens", "output_lengths"),
+    ):
+        for name in (drawn, "mix", "trace"):
+            if fixed in workload and name in workload:
+                raise InputError(
+                    f"{flag} {workload[fixed]} and --{name.replace('_', '-')} {workload[name]} "
+                    "both state lengths: leave one out"
+                )
 
 
-_SCENARIO_NAMES: Final = {
-    **{name: name for name in ("name", "seed", "target", "model", "protocol", "stream", "slo")},
-    "timeout": "timeout_s",
-    "sagemaker_endpoint_url": "sagemaker.endpoint_url",
-    "inference_component": "sagemaker.inference_component",
-    "target_variant": "sagemaker.target_variant",
-    **{each.name: f"workload.{each.name}" for each in fields(WorkloadSettings)},
-    "turns": "workload.turns",
-    **{name: f"workload.{name}" for name in ("conversations", "agents", "agent_trace")},
-    "idle_cap": "workload.idle_cap_s",
-    "begins_within": "workload.begins_within",
-    "think_time": "workload.think_s",
-    **{each.name: f"load.{each.name}" for each in fields(LoadSettings) if each.name not in AXES},
-    "ramp": "load.ramp_s",
-    "duration": "load.duration_s",
-    **{name: f"load.{name}" for name in ("sessions_per_level", "max_sessions", "max_in_flight")},
-    **{name: f"client.{name}" for name in ("timestamps", "receive", "retries", "connections")},
-    "first_token_timeout": "client.first_token_timeout_s",
-}
-"""Dotted name in the scenario of each setting that a scenario can hold."""
-_READERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "mix": parse_mix,
-    "dataset": str,
-    "trace": str,
-    "conversations": str,
-    "agents": lambda text: "" if text == "default" else text,
-    "agent_trace": str,
-    "speed": partial(numbers, "--speed"),
-    "timeout": read_timeout,
-    "connections": lambda text: int(text) if text.isdecimal() else text,
-}
+def _with_axes(found: dict[str, Any]) -> dict[str, Any]:
+    """The stated settings, where those of the load mean something else beside each other.
+
+    A concurrency beside a rate caps the requests in flight. An infinite rate, other tools'
+    word for none, is left out. Burstiness is of gamma arrivals.
+    """
+    rate, users = found.get("load.rate_per_s"), found.get("load.concurrency")
+    if rate is not None and float("inf") in rate:
+        if len(rate) > 1 or users is None:
+            raise InputError(
+                "--rate inf is no rate: to send all at once give --concurrency N alone, else "
+                "requests per second"
+            )
+        del found["load.rate_per_s"]
+    elif rate is not None and users is not None:
+        if users == "auto" or len(users) > 1:
+            raise InputError(
+                "--rate with --max-concurrency caps the requests in flight: give one number, "
+                f"got {users if users == 'auto' else ','.join(map(str, users))}"
+            )
+        del found["load.concurrency"]
+        found.setdefault("load.max_in_flight", users[0])
+    if "load.burstiness" in found:
+        found.setdefault("load.arrivals", "gamma")
+    return found
 
 
 def read_workers(text: str) -> int | Literal["auto"]:

@@ -7,13 +7,11 @@ import typer
 from typer.testing import CliRunner
 
 from lmi_bench.cli.command import Command, spread_options
+from lmi_bench.core.engine_fields import StepFields
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.settings.engine import (
-    BatchingOptions,
-    ModelOptions,
-    StepOptions,
-    stated_settings,
-)
+from lmi_bench.core.option import Stated
+from lmi_bench.jobs.settings.bundled import ServeSettings
+from lmi_bench.jobs.settings.engine import stated_settings
 
 
 @pytest.fixture
@@ -23,8 +21,8 @@ def stated():
     app = typer.Typer()
 
     @spread_options
-    def command(model: ModelOptions, batching: BatchingOptions):
-        seen.append(stated_settings(model, batching))
+    def command(settings: ServeSettings):
+        seen.append(stated_settings(settings))
 
     app.command(cls=Command)(command)
 
@@ -68,10 +66,10 @@ def test_settings_have_their_names_and_values_of_the_scenario(stated):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        (StepOptions(tensor_parallel="0"), "--tp 0: write a number of at least 1, or max"),
-        (StepOptions(enforce_eager="no"), "--graphs no: write on or off"),
+        ({"tensor_parallel": "0"}, "--tp 0: write a number of at least 1, or max"),
+        ({"enforce_eager": "no"}, "--graphs no: write on or off"),
     ],
 )
 def test_a_value_that_cannot_be_read_names_its_option(steps, message):
     with pytest.raises(InputError, match=message):
-        stated_settings(steps)
+        stated_settings(Stated.of(StepFields, **steps))
