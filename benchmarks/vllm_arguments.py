@@ -41,7 +41,7 @@ from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
-from lmi_bench.deploy.settings import EndpointSettings, Server
+from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.deploy import write_deployment
 from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 from lmi_bench.targets.bundled import model_folder
@@ -140,7 +140,7 @@ def lines() -> dict[tuple[str, ...], str]:
                 for form in FORMS:
                     number += 1
                     out = Path(folder) / str(number)
-                    layout = LayoutSettings(entry.shape.name, machine.instance_type, **form)
+                    layout = LayoutSettings(entry.shape.name, machine.instance_type, Stated(**form))
                     server = Server("vllm", ("sagemaker", "kubernetes")[number % 2])
                     endpoint = EndpointSettings(accept_eula=True)
                     with contextlib.suppress(InputError):  # the planner says why

@@ -7,9 +7,8 @@ import typer
 from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import note, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import Option, check_at_least_one
 from lmi_bench.jobs.settings import plan
-from lmi_bench.jobs.settings.planning import check_at_least_one
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from lmi_bench.core.errors import InputError
 
@@ -123,11 +123,6 @@ class Stated:
     names: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, section: type[Any], **values: Any) -> Self:
-        """These values of a section's fields."""
-        return cls(section, values=values)
-
     def settings(self) -> Iterator[Setting]:
         """The fields that a user may state, in their order; help has their defaults in words."""
         hints = get_type_hints(self.section, include_extras=True)
@@ -190,10 +185,13 @@ def _reader(flag: str, hint: Any) -> Callable[[Any], Any] | None:
     return str if _typed(hint) is Path else None
 
 
-def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterator[Setting]:
+def settings_of(
+    group: type[Any], common: Sequence[str] | None = None, usual: Any = None
+) -> Iterator[Setting]:
     """The fields with an option, in their order; the options know their heading and rarity.
 
     common  fields that plain help lists, where a class around this one names them as COMMON
+    usual   value with the defaults, where the class around this one has others
     """
     common = vars(group).get("COMMON", common)
     hints = get_type_hints(group, include_extras=True)
@@ -203,7 +201,7 @@ def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterat
             found = each.default.settings()
         elif is_dataclass(hint):
             assert isinstance(hint, type)
-            yield from settings_of(hint, common)
+            yield from settings_of(hint, common, None if each.default is MISSING else each.default)
             continue
         else:
             found = _own_setting(each, hint)
@@ -213,7 +211,7 @@ def settings_of(group: type[Any], common: Sequence[str] | None = None) -> Iterat
                 group=one.option.group or vars(group).get("GROUP"),
                 rare=one.option.rare or (common is not None and one.name not in common),
             )
-            yield replace(one, option=mark)
+            yield replace(one, option=mark, default=getattr(usual, one.name, one.default))
 
 
 def _own_setting(field: Field[Any], hint: Any) -> Iterator[Setting]:
@@ -301,3 +299,11 @@ def numbers(flag: str, text: str) -> list[float | int]:
             raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
         found.append(int(value) if value.is_integer() else value)
     return found
+
+
+def check_at_least_one(**values: int | None) -> None:
+    """Raises InputError that names the option of a value below 1; None is not checked."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            flag = "--tp" if name == "tensor_parallel" else flag_of(name)
+            raise InputError(f"{flag} must be at least 1, got {value}")

@@ -204,7 +204,7 @@ def plan_from_recommendation(
         setup,
         _weights(model, weights, dtype, image, is_stated=stated.dtype is not None),
         instances=stated.machines or best.instances,
-        copies=stated.copies or copies,
+        copies=stated.replicas or copies,
         limits=limits,
         basis=f"recommended for {question.load}, {question.objective}; {question.profile}; "
         + _as_stated(stated, limits.basis),
@@ -275,7 +275,7 @@ def plan_from_layout(
         setup,
         found,
         instances=stated.machines or 1,
-        copies=stated.copies or instance.num_accelerators // setup.tensor_parallel,
+        copies=stated.replicas or instance.num_accelerators // setup.tensor_parallel,
         limits=limits,
         basis=_as_stated(stated, limits.basis),
         draft=draft,

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, option
+from lmi_bench.core.option import Option, check_at_least_one, option, stated, values_of
 from lmi_bench.core.redaction import redact_text
 
 REGION: Final = Option("AWS region.")
 ACCOUNT: Final = Option("Account of the region's image registry.", default="AWS's in that region")
 PROMETHEUS: Final = "http://prometheus-server.monitoring.svc:80"
 _ENDPOINT: Final = "SageMaker endpoint"
+LAYOUT: Final = "Layout"
 _KUBERNETES: Final = "kubernetes"
 _ON_KUBERNETES: Final = ("vllm", "sglang")
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 60, 3600  # of SageMaker's health checks at the start
@@ -110,30 +111,64 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the user states of a deployment; None: as recommended, or as the memory allows.
+    """What the user states of a deployment; None: as recommended, or as the memory allows."""
 
-    machines        number of machines; copies: of the model on each
-    typical_tokens  expected length of a request and its answer
-    """
+    GROUP: ClassVar = LAYOUT
 
-    machines: int | None = None
-    tensor_parallel: int | None = None
-    copies: int | None = None
-    dtype: str | None = None
-    max_model_len: int | None = None
-    max_input_tokens: int | None = None
-    max_batch: int | None = None
-    typical_tokens: int | None = None
-    draft: str | None = None
+    machines: int | None = option(
+        "Number of machines.", old_names=("--instances",), default="as recommended, else 1"
+    )
+    tensor_parallel: int | None = option(
+        "Tensor-parallel degree: devices of one copy.",
+        "--tp",
+        default="as recommended, else by --goal",
+    )
+    replicas: int | None = option(
+        "Copies of the model on a machine.",
+        old_names=("--copies",),
+        default="as recommended, else all that fit",
+    )
+    dtype: str | None = option(
+        "Weight format: float16, bfloat16, float32, float8, or of a quantized checkpoint int4, "
+        "int8, mxfp4 or nvfp4.",
+        old_names=("--weight-dtype",),
+        default="the checkpoint's, at most 16 bits",
+    )
+    max_model_len: int | None = option(
+        "Maximum length of a request and its answer in tokens.",
+        default="what memory holds for the workload, else at most 32,768",
+    )
+    typical_tokens: int | None = option(
+        "Expected length of a request and its answer in tokens, for the number of sequences.",
+        default="the workload's, else 2,048",
+    )
+    max_input_tokens: int | None = option("Maximum prompt length in tokens.")
+    max_batch: int | None = option(
+        "Maximum sequences in a batch.",
+        old_names=("--max-rolling-batch-size",),
+        default="from memory",
+    )
+    goal: str = option("Goal: throughput, or latency of one request at a time.", value="throughput")
+    draft: str | None = option(
+        "Speculative decoding: ngram, or a smaller model's Hub id, s3:// prefix or folder.",
+        default="as recommended",
+    )
+
+    def __post_init__(self) -> None:
+        if self.goal not in ("throughput", "latency"):
+            raise InputError(f"--goal {self.goal}: use throughput or latency")
+        if self.goal == "latency":
+            if self.max_batch not in (None, 1):
+                raise InputError(f"--goal latency is one request at a time, not {self.max_batch}")
+            object.__setattr__(self, "max_batch", 1)
+        counts = {name: value for name, value in values_of(self) if isinstance(value, int)}
+        check_at_least_one(**counts)
 
     def describe(self) -> str:
-        """The flags, for display."""
-        flags = {"copies": "--replicas", "tensor_parallel": "--tp"}
-        given = {name: getattr(self, name) for name in self.__slots__}
+        """The options, for display."""
+        given = (each for each in stated(self) if each.name != "goal")
         return ", ".join(
-            f"{flags.get(name, '--' + name.replace('_', '-'))} {value}"
-            for name, value in given.items()
-            if value is not None
+            f"{each.option.name_of(each.name)} {getattr(self, each.name)}" for each in given
         )
 
 

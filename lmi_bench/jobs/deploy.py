@@ -87,11 +87,11 @@ def write_deployment(
         "inference components (--components)": endpoint.components,
     }
     refuse_sagemaker_draft(
-        settings.layout.draft, [name for name, is_on in excluded_by.items() if is_on]
+        settings.layout.stated.draft, [name for name, is_on in excluded_by.items() if is_on]
     )
     plan = _plan(settings, listener)
     _check_licence(plan, endpoint)
-    _check_draft(plan, server, settings.layout.draft)
+    _check_draft(plan, server, settings.layout.stated.draft)
     bundle = build_bundle(plan, server, endpoint, date=time.strftime("%Y%m%d", time.gmtime()))
     bundle = _with_jobs(bundle, plan, settings)
     write_bundle(bundle, settings.out)
@@ -233,7 +233,7 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
             saved.answer, saved.model, profile, stated, image=image, weights=weights
         )
     model = str(layout.model)
-    if layout.goal == "latency" and stated.tensor_parallel is None:
+    if stated.goal == "latency" and stated.tensor_parallel is None:
         degree = _fastest_degree(layout, profile, instance)
         stated = replace(stated, tensor_parallel=degree)
         listener.note(f"TP {degree or 'of the smallest copy'}: fastest for one request at a time")
@@ -244,7 +244,7 @@ def _fastest_degree(
     layout: LayoutSettings, profile: EngineProfile, machine: Instance
 ) -> int | None:
     """The degree that `recommend --objective latency` takes; None: the smallest that fits."""
-    lone = planned_workload(str(layout.model), layout.dtype, _LONE_TOKENS, _LONE_TOKENS)
+    lone = planned_workload(str(layout.model), layout.stated.dtype, _LONE_TOKENS, _LONE_TOKENS)
     request = RecommendRequest(
         lone, profile, LONE_REQUEST, objective="latency", instances=(machine,)
     )

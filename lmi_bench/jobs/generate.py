@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,8 +77,8 @@ def generate(
     on_text: Callable[[str], None] | None = None,
 ) -> Generated:
     """Generate a text. Raises InputError before a model is loaded."""
-    sampling = SamplingParams(
-        **asdict(settings.sampling),
+    sampling = replace(
+        settings.sampling,
         logprobs=settings.scores.confidence or settings.scores.logprobs is not None,
         top_logprobs=settings.scores.logprobs or 0,
     )

@@ -73,7 +73,7 @@ def test_fewer_sequences_run_the_longer_requests_are():
 
 def test_layouts_that_cannot_be_are_refused_with_numbers():
     with pytest.raises(CapacityError, match=r"3 copies of TP 2 need 6 accelerators; .* has 4"):
-        plan(tensor_parallel=2, copies=3)
+        plan(tensor_parallel=2, replicas=3)
     with pytest.raises(CapacityError, match="at most 4,096 tokens"):
         plan(max_model_len=8192)
     with pytest.raises(CapacityError, match="71 query heads"):
@@ -129,7 +129,7 @@ def test_a_recommendation_becomes_its_own_layout():
     ("layout", "target", "endpoint"),
     [
         ({"max_model_len": 2048}, LMI, ENDPOINT),
-        ({"max_model_len": 2048, "tensor_parallel": 1, "copies": 3}, LMI, ENDPOINT),
+        ({"max_model_len": 2048, "tensor_parallel": 1, "replicas": 3}, LMI, ENDPOINT),
         (
             {"max_model_len": 2048, "tensor_parallel": 2, "machines": 2},
             Server("lmi", image="lmi20", model_data_uri="s3://bucket/prefix/"),
@@ -177,7 +177,7 @@ def test_a_component_reserves_what_loading_needs_and_no_more_than_its_share():
         needs = requests["create_inference_component"]["Specification"]
         return needs["ComputeResourceRequirements"]["MinMemoryRequiredInMb"]
 
-    three = plan(tensor_parallel=1, copies=3, max_model_len=2048)
+    three = plan(tensor_parallel=1, replicas=3, max_model_len=2048)
     assert reserved(three) == pytest.approx((6.74e9 * 2 + 4 * 2**30) / 2**20, rel=0.01)
     large = plan("gemma-3-12b", "ml.g6e.xlarge", max_model_len=2048)
     assert reserved(large) == pytest.approx((12.2e9 * 2 + 4 * 2**30) / 2**20, rel=0.05)

@@ -18,7 +18,7 @@ from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12, VLLM_0_19
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import all_model_entries
 from lmi_bench.core.errors import LmiBenchError
-from lmi_bench.deploy.settings import EndpointSettings, Server
+from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.deploy import write_deployment
 from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 
@@ -77,7 +77,7 @@ def written(folder, entry, machine, kind, dtype, weights):
     plan, _ = write_deployment(
         DeploySettings(
             out=folder,
-            layout=LayoutSettings(entry.shape.name, machine, dtype=dtype),
+            layout=LayoutSettings(entry.shape.name, machine, Stated(dtype=dtype)),
             server=Server(kind, model_id=weights),
             endpoint=EndpointSettings("test", accept_eula=True),
         )

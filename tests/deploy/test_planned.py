@@ -277,7 +277,7 @@ def test_without_a_workload_a_prompt_may_fill_the_context_but_for_a_typical_answ
 
 def test_what_a_server_cannot_do_is_refused_where_it_is_stated(tmp_path):
     def write(server, **layout):
-        stated = LayoutSettings("qwen3-8b", "ml.g6e.xlarge", **layout)
+        stated = LayoutSettings("qwen3-8b", "ml.g6e.xlarge", Stated(**layout))
         settings = DeploySettings(out=tmp_path / "o", layout=stated, server=server)
         plan, _ = write_deployment(settings)
         return plan

@@ -16,6 +16,7 @@ from lmi_bench.core.engine_fields import StepFields
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Stated
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
     EOS_TOKEN_ID,
@@ -24,7 +25,7 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
 )
 from lmi_bench.jobs.generate import continuation_ids
 from lmi_bench.jobs.generate import generate as generate_text
-from lmi_bench.jobs.settings.bundled import GenerateSettings, SamplingOptions, ScoreOptions
+from lmi_bench.jobs.settings.bundled import GenerateSettings, ScoreOptions
 from lmi_bench.jobs.settings.engine import ModelOptions
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
@@ -94,11 +95,11 @@ def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed
     short_model, capsys
 ):
     """As many scores as tokens; the pieces come one by one."""
-    steps = Stated.of(StepFields, dtype="float32", threads=1)
+    steps = Stated(StepFields, values={"dtype": "float32", "threads": 1})
     settings = GenerateSettings(
         model=str(short_model),
         prompt="one two three four",
-        sampling=SamplingOptions(max_new_tokens=5, ignore_eos=True),
+        sampling=SamplingParams(max_new_tokens=5, ignore_eos=True),
         scores=ScoreOptions(confidence=True),
         model_options=ModelOptions(steps=steps),
     )

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import option
 
 MOST_TOP_LOGPROBS: Final = 20  # maximum `top_logprobs` per token, as in vLLM and OpenAI
 
@@ -22,12 +23,9 @@ Ranked = tuple[tuple[int, float], ...]
 class SamplingParams:
     """Generation settings of one request; the defaults are greedy decoding.
 
-    max_new_tokens  output limit in tokens; ends with finish reason `length`
+    max_new_tokens  reached, the finish reason is `length`
     temperature     divisor of the logits; below LEAST_TEMPERATURE decoding is greedy
-    top_k           keep the k most likely tokens, 0 keeps all; top_p: smallest set of that mass
-    repetition_penalty  applies to tokens in the prompt or output; 1 is off
-    presence_penalty    subtracted from the logit of every token already in the output
-    frequency_penalty   likewise, times its count there; as in OpenAI, both ignore the prompt
+    repetition_penalty  applies to tokens in the prompt or output; the others ignore the prompt
     logprobs        return the log-probability of each generated token
     top_logprobs    also return those of this many most likely tokens per position
     eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
@@ -35,18 +33,26 @@ class SamplingParams:
     penalised       True if earlier tokens change the logits; derived from the rest
     """
 
-    max_new_tokens: int = 16
-    ignore_eos: bool = False
+    GROUP: ClassVar = "Sampling"
+
+    max_new_tokens: int = option("Maximum tokens of one request.", value=16)
+    temperature: float = option("Sampling temperature; 0 takes the likeliest token.", value=0.0)
+    top_k: int = option("Number of likeliest tokens to draw from; 0: all.", value=0)
+    top_p: float = option("Probability mass of the likeliest tokens to draw from.", value=1.0)
+    repetition_penalty: float = option("Repetition penalty; above 1 repeats less.", value=1.0)
+    presence_penalty: float = option(
+        "Penalty, -2 to 2, on the logit of each token that the answer contains.", value=0.0
+    )
+    frequency_penalty: float = option(
+        "Penalty, -2 to 2, on a token's logit for each time it occurs in the answer.", value=0.0
+    )
+    seed: int | None = option("Random seed; the same seed draws the same text.")
+    stop_token_ids: tuple[int, ...] = option(
+        "Token id that ends the text; repeatable.", "--stop-token-id", value=()
+    )
+    min_tokens: int = option("Minimum number of tokens before the text may end.", value=0)
+    ignore_eos: bool = option("Generation beyond the model's end token.", value=False)
     eos_token_ids: tuple[int, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_tokens: int = 0
-    seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     # a field, since every step reads it for every row

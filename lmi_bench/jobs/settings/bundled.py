@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, Stated, option
+from lmi_bench.core.option import REQUIRED, Option, Stated, check_at_least_one, option
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, STEPS, ModelOptions
-from lmi_bench.jobs.settings.planning import check_at_least_one
 
 EXECUTORS: Final = ("torch", "simulated")
 ENDS: Final = ("eos_token", "stop_sequence", "length", "context_full")
-_SAMPLING: Final = "Sampling"
+_SAMPLING: Final = SamplingParams(max_new_tokens=256)
 _TRAINED: Final = "demo-text"
 _MODEL: Final = Option("Demo model or Hugging Face folder.", ("--model", "-m"))
 
@@ -68,31 +68,6 @@ class ServeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How tokens are drawn, and where the text ends."""
-
-    GROUP: ClassVar = _SAMPLING
-
-    max_new_tokens: int = option("Maximum tokens of one request.", value=256)
-    temperature: float = option("Sampling temperature; 0 takes the likeliest token.", value=0.0)
-    top_k: int = option("Number of likeliest tokens to draw from; 0: all.", value=0)
-    top_p: float = option("Probability mass of the likeliest tokens to draw from.", value=1.0)
-    repetition_penalty: float = option("Repetition penalty; above 1 repeats less.", value=1.0)
-    presence_penalty: float = option(
-        "Penalty, -2 to 2, on the logit of each token that the answer contains.", value=0.0
-    )
-    frequency_penalty: float = option(
-        "Penalty, -2 to 2, on a token's logit for each time it occurs in the answer.", value=0.0
-    )
-    seed: int | None = option("Random seed; the same seed draws the same text.")
-    stop_token_ids: tuple[int, ...] = option(
-        "Token id that ends the text; repeatable.", "--stop-token-id", value=()
-    )
-    min_tokens: int = option("Minimum number of tokens before the text may end.", value=0)
-    ignore_eos: bool = option("Generation beyond the model's end token.", value=False)
-
-
-@dataclass(frozen=True, slots=True)
 class ScoreOptions:
     """Answers that are scored instead of generated, and checks of a generated one."""
 
@@ -131,12 +106,14 @@ class GenerateSettings:
 
     model: str = option(_MODEL, value=_TRAINED)
     prompt: str = option("Text to continue; - reads it from stdin.", "--prompt", "-p", value="-")
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    sampling: SamplingParams = _SAMPLING
     stop: tuple[str, ...] = option(
-        "Text that ends the answer; repeatable.", value=(), group=_SAMPLING
+        "Text that ends the answer; repeatable.", value=(), group=_SAMPLING.GROUP
     )
     until_done: bool = option(
-        "Further requests until the text ends or fills the context.", value=False, group=_SAMPLING
+        "Further requests until the text ends or fills the context.",
+        value=False,
+        group=_SAMPLING.GROUP,
     )
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     model_options: ModelOptions = field(default_factory=ModelOptions)

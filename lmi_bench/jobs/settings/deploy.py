@@ -1,87 +1,29 @@
 """Settings of `deploy write` and `deploy limits`."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, option
-from lmi_bench.deploy.settings import PROMETHEUS, EndpointSettings, Server, Stated
+from lmi_bench.deploy.settings import LAYOUT, NOTHING, PROMETHEUS, EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings import planning
 
 INSTANCE = Option("Machine such as ml.g5.12xlarge.")
-_LAYOUT = "Layout"
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutSettings:
     """A model on machines, as stated instead of recommended."""
 
-    GROUP: ClassVar = _LAYOUT
+    GROUP: ClassVar = LAYOUT
 
     model: str | None = option(planning.MODEL)
     instance: str | None = option(INSTANCE)
-    machines: int | None = option(
-        "Number of machines.", old_names=("--instances",), default="as recommended, else 1"
-    )
-    tensor_parallel: int | None = option(
-        planning.TENSOR_PARALLEL, default="as recommended, else by --goal", group=_LAYOUT
-    )
-    replicas: int | None = option(
-        "Copies of the model on a machine.",
-        old_names=("--copies",),
-        default="as recommended, else all that fit",
-    )
-    dtype: str | None = option(
-        planning.DTYPE,
-        help="Weight format: float16, bfloat16, float32, float8, or of a "
-        "quantized checkpoint int4, int8, mxfp4 or nvfp4.",
-        group=_LAYOUT,
-    )
-    max_model_len: int | None = option(
-        "Maximum length of a request and its answer in tokens.",
-        default="what memory holds for the workload, else at most 32,768",
-    )
-    typical_tokens: int | None = option(
-        "Expected length of a request and its answer in tokens, for the number of sequences.",
-        default="the workload's, else 2,048",
-    )
-    max_input_tokens: int | None = option("Maximum prompt length in tokens.")
-    max_batch: int | None = option(
-        "Maximum sequences in a batch.",
-        old_names=("--max-rolling-batch-size",),
-        default="from memory",
-    )
-    goal: str = option("Goal: throughput, or latency of one request at a time.", value="throughput")
-    draft: str | None = option(
-        "Speculative decoding: ngram, or a smaller model's Hub id, s3:// prefix or folder.",
-        default="as recommended",
-    )
+    stated: Stated = NOTHING
     profile: str | None = option(
-        planning.PROFILE, default="the one nearest to the server's version", group=_LAYOUT
+        planning.PROFILE, default="the one nearest to the server's version", group=LAYOUT
     )
-
-    def __post_init__(self) -> None:
-        if self.goal not in ("throughput", "latency"):
-            raise InputError(f"--goal {self.goal}: use throughput or latency")
-        if self.goal == "latency" and self.max_batch not in (None, 1):
-            raise InputError(f"--goal latency is one request at a time, not {self.max_batch}")
-        planning.check_at_least_one(
-            machines=self.machines,
-            tensor_parallel=self.tensor_parallel,
-            replicas=self.replicas,
-            max_batch=self.max_batch,
-            max_model_len=self.max_model_len,
-            max_input_tokens=self.max_input_tokens,
-            typical_tokens=self.typical_tokens,
-        )
-
-    @property
-    def stated(self) -> Stated:
-        """The layout's options that change a plan."""
-        slots = 1 if self.goal == "latency" else self.max_batch
-        same = {item.name: getattr(self, item.name, None) for item in fields(Stated)}
-        return Stated(**same | {"copies": self.replicas, "max_batch": slots})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +43,7 @@ class DeploySettings:
         if self.recommendation is not None and (layout.model or layout.instance):
             raise InputError("give a recommendation, or --model and --instance, not both")
         self._check_platform()
-        if self.recommendation is not None and layout.typical_tokens is not None:
+        if self.recommendation is not None and layout.stated.typical_tokens is not None:
             raise InputError("--typical-tokens: a recommendation has its workload's; leave it out")
 
     def _check_platform(self) -> None:

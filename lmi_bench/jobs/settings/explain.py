@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, flag_of, option
+from lmi_bench.core.option import Option, check_at_least_one, flag_of, option
 from lmi_bench.jobs.settings import planning
 
 _DTYPE = "Weight format: float32, float16, bfloat16, float8, int8, int4, mxfp4 or nvfp4."
@@ -27,7 +27,7 @@ class MemorySettings:
     parameters_b: float | None = option("Parameters in 1e9, instead of the model's own number.")
 
     def __post_init__(self) -> None:
-        planning.check_at_least_one(
+        check_at_least_one(
             batch=self.batch, tokens=self.tokens, tensor_parallel=self.tensor_parallel
         )
         _check_positive(self, "memory_gb", "parameters_b")
@@ -45,7 +45,7 @@ class BatchSettings:
     tokens: int = option("Cached tokens of each sequence; length of the prompt.", value=4096)
 
     def __post_init__(self) -> None:
-        planning.check_at_least_one(tokens=self.tokens)
+        check_at_least_one(tokens=self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, flag_of, option
+from lmi_bench.core.option import REQUIRED, Option, check_at_least_one, flag_of, option
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.planning import (
     LOAD,
@@ -13,7 +13,6 @@ from lmi_bench.jobs.settings.planning import (
     DraftSettings,
     PriceSettings,
     SplitSettings,
-    check_at_least_one,
 )
 from lmi_bench.jobs.settings.sweep import API_KEY, HEADER
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, flag_of, option
+from lmi_bench.core.option import Option, check_at_least_one, option
 
 ENGINE, WORKLOAD, LOAD = "Engine settings", "Workload", "Load"
 MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and objective"
@@ -62,14 +62,6 @@ TURNS = Option(
 TRACE = Option("Recorded traffic of Azure, Mooncake or Bailian: simulated.", group=WORKLOAD)
 SEED = Option("Random seed.", group=LOAD, rare=True)
 RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, metavar="[REC.json]")
-
-
-def check_at_least_one(**values: int | None) -> None:
-    """Raises InputError that names the option of a value below 1; None is not checked."""
-    for name, value in values.items():
-        if value is not None and value < 1:
-            flag = "--tp" if name == "tensor_parallel" else flag_of(name)
-            raise InputError(f"{flag} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,4 +72,4 @@ def test_settings_have_their_names_and_values_of_the_scenario(stated):
 )
 def test_a_value_that_cannot_be_read_names_its_option(steps, message):
     with pytest.raises(InputError, match=message):
-        stated_settings(Stated.of(StepFields, **steps))
+        stated_settings(Stated(StepFields, values=steps))
