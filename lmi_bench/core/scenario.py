@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -23,6 +23,7 @@ from lmi_bench.core.scenario_fields import Positive, Text, TopFields
 from lmi_bench.core.scenario_sections import (
     ClientSection,
     EngineSection,
+    LengthShare,
     LoadSection,
     SageMakerSection,
     Section,
@@ -253,26 +254,20 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 def _nearest(location: Sequence[str | int]) -> str:
     """The known field that was probably meant, as the end of a sentence."""
-    section: type[BaseModel] | None = Scenario
-    for part in location[:-1]:
-        if isinstance(part, str):
-            section = _section_of(section, part)
-    here = {name: name for name in section.model_fields} if section else {}
+    parts = [part for part in location[:-1] if isinstance(part, str)]
+    section: type[BaseModel] = Scenario if not parts else _SECTIONS.get(parts[-1], LengthShare)
+    here = {name: name for name in section.model_fields}
     everywhere = {name: name for name in Scenario.model_fields}
-    for name in Scenario.model_fields:
-        inner = _section_of(Scenario, name)
-        everywhere |= {field: f"{name}.{field}" for field in inner.model_fields} if inner else {}
+    for name, inner in _SECTIONS.items():
+        everywhere |= {field: f"{name}.{field}" for field in inner.model_fields}
     for known in (here, everywhere):
         if close := difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6):
             return f"; did you mean {known[close[0]]}?"
     return f"; known here: {', '.join(sorted(here))}"
 
 
-def _section_of(section: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
-    if section is None or name not in section.model_fields:
-        return None
-    annotation = section.model_fields[name].annotation
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+_SECTIONS = {
+    name: type(field.default)
+    for name, field in Scenario.model_fields.items()
+    if isinstance(field.default, Section)
+}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from lmi_bench.core import scenario_fields
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, Stated, option, overrides
+from lmi_bench.core.option import Option, Stated, option, overrides, stated
 from lmi_bench.core.scenario_fields import ClientFields, TopFields
 from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, ModelOptions, stated_settings
 
@@ -138,13 +138,9 @@ class SweepSettings:
 
     def beside_scenario(self) -> list[str]:
         """Names of the stated settings that a scenario cannot hold."""
-        stated = {
-            "header": bool(self.target.header),
-            "workers": self.client.workers not in ("auto", "1"),
-            "cloudwatch_wait": self.client.cloudwatch_wait is not None,
-            "step_trace": self.run.step_trace is not None,
-        }
-        return [name for name, given in stated.items() if given]
+        beside = ("header", "workers", "cloudwatch_wait", "step_trace")
+        found = [each.name for each in stated(self) if each.name in beside]
+        return [name for name in found if name != "workers" or self.client.workers != "1"]
 
 
 def _check_lengths(workload: Mapping[str, Any]) -> None:
