@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_bench.catalog.models import find_model
@@ -184,7 +184,7 @@ def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:
         return None
 
     def encode(messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
-        text = template.render([asdict(message) for message in messages], options)
+        text = template.render([message.model_dump() for message in messages], options)
         return tokenizer.encode(text, add_special_tokens=False)  # the template has them
 
     return encode

@@ -93,11 +93,8 @@ def build_app(
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     middlewares = [failure_middleware(model_name), *([delay] if overhead_s else [])]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
-    lmi, openai = (
-        LmiRoutes(state, lmi_reply, formatters, lmi_streams),
-        OpenAiRoutes(state, encode_chat),
-    )
-    tgi = TgiRoutes(state)
+    lmi = LmiRoutes(state, lmi_reply, formatters, lmi_streams)
+    openai, tgi = OpenAiRoutes(state, encode_chat), TgiRoutes(state)
     sagemaker = SageMakerRoutes(
         lmi, openai, tgi if as_tgi else None, model_name, signature_check, unary_timeout_s
     )

@@ -1,25 +1,43 @@
-"""Reads and checks a request's JSON fields, and finds those that nothing has read."""
+"""The JSON objects of requests: pydantic reads them, and one function says what is wrong.
+
+A null counts as missing. Types are strict: a number is no text, and true is no number.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import orjson
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
 
 _SHOWN_CHARS = 80
-_T = TypeVar("_T")
-
-NEUTRAL: Final[Mapping[str, Any]] = {
-    "min_p": 0,
-    "length_penalty": 1,
-    "prompt_logprobs": 0,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
+_MUST: Final = {
+    "int_type": "be an integer",
+    "float_type": "be a number",
+    "bool_type": "be true or false",
+    "string_type": "be a string",
+    "missing": "be a string",  # all fields without a default are
+    "list_type": "be a non-empty list",
+    "too_short": "be a non-empty list",
+    "dict_type": "be an object",
+    "model_type": "be an object",
+    "greater_than_equal": "be at least {ge}",
+    "less_than_equal": "be at most {le}",
+    "too_long": "have at most {max_length} entries",
+    "value_error": "be {error}",
 }
-"""vLLM's parameters that no route supports: accepted if the value has no effect."""
+"""What a field must be, by pydantic's type of error."""
 
 
 def load_json_object(body: bytes) -> dict[str, Any]:
@@ -33,109 +51,131 @@ def load_json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def given(value: _T | None, default: _T) -> _T:
-    return default if value is None else value
+class Fields(BaseModel):
+    """One JSON object of a request.
 
+    neutral         unsupported fields, each with the value that has no effect
+    without_effect  other known fields that change nothing here
+    section         the field that is itself an object of fields, if there is one
+    """
 
-class Fields:
-    """The fields of one JSON object. A null counts as missing."""
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    neutral: ClassVar[Mapping[str, Any]] = {}
+    without_effect: ClassVar[tuple[str, ...]] = ()
+    section: ClassVar[str] = ""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-        self._read: set[str] = set()
-
-    def raw(self, name: str) -> Any:
-        """The unchecked value; None if it is missing."""
-        self._read.add(name)
-        return self.values.get(name)
-
-    def _typed(self, name: str, kinds: tuple[type, ...], what: str) -> Any:
-        """The value if it has one of these types; None if it is missing."""
-        value = self.raw(name)
-        if value is None or type(value) in kinds:
-            return value
-        if isinstance(value, bool) or not isinstance(value, kinds):  # bool is a subclass of int
-            raise InputError(f"{name} must be {what}, got {_show(value)}")
-        return value
-
-    def integer(self, name: str, default: _T, *, minimum: int | None = None) -> int | _T:
-        if name not in self.values:  # the fast path of most fields
-            return default
-        value: int | None = self._typed(name, (int,), "an integer")
-        if value is None:
-            return default
-        if minimum is not None and value < minimum:
-            raise InputError(f"{name} must be at least {minimum}, got {value}")
-        return value
-
-    def seed(self, name: str) -> int | None:
-        """Any integer; None for -1, which means a random seed, as in vLLM."""
-        value = self.integer(name, None)
-        return None if value == -1 else value
-
-    def number(self, name: str, default: _T) -> float | _T:
-        if name not in self.values:
-            return default
-        value = self._typed(name, (float, int), "a number")
-        return default if value is None else float(value)
-
-    def flag(self, name: str, default: _T) -> bool | _T:
-        if name not in self.values:
-            return default
-        value: bool | None = self._typed(name, (bool,), "true or false")
-        return default if value is None else value
-
-    def strings(self, name: str, *, at_most: int) -> tuple[str, ...]:
-        """A string, or a list of strings; none of them empty."""
-        value = self._typed(name, (str, list), "a list of non-empty strings")
-        values = [value] if isinstance(value, str) else value or ()
-        if not all(isinstance(v, str) and v for v in values):
-            raise InputError(f"{name} must be a list of non-empty strings, got {_show(value)}")
-        if len(values) > at_most:
-            raise InputError(f"{name} has {len(values)} strings: at most {at_most} are allowed")
-        return tuple(values)
-
-    def token_ids(self, name: str, *, at_most: int) -> tuple[int, ...]:
-        value = self._typed(name, (list,), "a list of token ids") or ()
-        if not all(type(v) is int and v >= 0 for v in value):
-            raise InputError(f"{name} must be a list of token ids, got {_show(value)}")
-        if len(value) > at_most:
-            raise InputError(f"{name} has {len(value)} ids: at most {at_most} are allowed")
-        return tuple(value)
-
-    def section(self, name: str) -> "Fields":
-        """A nested object; empty if it is missing."""
-        return Fields(self._typed(name, (dict,), "an object") or {})
-
-    def vllm_sampling(self, **own: Any) -> SamplingParams:
-        """The sampling settings, from the parameters that OpenAI's and LMI's requests share with
-        vLLM, and from `own` ones."""
-        return SamplingParams(
-            stop_token_ids=self.token_ids("stop_token_ids", at_most=MAX_STOP_STRINGS),
-            top_k=max(0, self.integer("top_k", 0, minimum=-1)),
-            top_p=self.number("top_p", 1.0),
-            repetition_penalty=self.number("repetition_penalty", 1.0),
-            presence_penalty=self.number("presence_penalty", 0.0),
-            frequency_penalty=self.number("frequency_penalty", 0.0),
-            seed=self.seed("seed"),
-            **own,
+    @classmethod
+    def read(cls, body: bytes | Mapping[str, Any]) -> Self:
+        """The fields of a body, decoded or not. Raises InputError that names the first invalid."""
+        values = load_json_object(body) if isinstance(body, bytes) else body
+        try:
+            return cls.model_validate(values)
+        except ValidationError as exc:
+            error = exc.errors(include_url=False)[0]
+        name = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in error["loc"])
+        name = name.removeprefix(".").removeprefix("parameters.")
+        facts = error.get("ctx", {})
+        must = _MUST.get(error["type"], error["msg"]).format(**facts)
+        got = (
+            f"{facts['actual_length']} entries"
+            if "actual_length" in facts
+            else _show(error["input"])
         )
+        raise InputError(f"{name} must {must}" + f", got {got}" * (error["type"] != "missing"))
 
-    def refuse_unless_neutral(self, neutral: Mapping[str, Any]) -> None:
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or None not in values.values():
+            return values
+        return {name: value for name, value in values.items() if value is not None}
+
+    def model_post_init(self, context: Any) -> None:
         """Raise InputError for unsupported fields, unless their value has no effect."""
-        for name in [name for name in neutral if name in self.values]:
-            sent, value = self.raw(name), neutral[name]
-            if sent is not None and sent != value:
+        for name, sent in (self.model_extra or {}).items():
+            if name in self.neutral and sent != self.neutral[name]:
                 raise InputError(
                     f"{name}={_show(sent)} is not supported by this server: "
-                    f"omit {name} or set it to {_show(value)}"
+                    f"omit {name} or set it to {_show(self.neutral[name])}"
                 )
 
-    def unread(self) -> list[str]:
-        """Names of fields that nothing has read: the server does not know them."""
-        return [name for name in self.values if name not in self._read]
+    @property
+    def ignored(self) -> list[str]:
+        """Names of the fields that the server does not know, those of the section last."""
+        known = (*self.neutral, *self.without_effect) if self.model_extra else ()
+        names = [name for name in self.model_extra or () if name not in known]
+        return names + (getattr(self, self.section).ignored if self.section else [])
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    """A string, or a list of strings; none of them empty."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(v, str) and v for v in values):
+        raise ValueError("a list of non-empty strings")
+    return tuple(values)
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
+        raise ValueError("a list of token ids")
+    return tuple(value)
+
+
+AtLeast1 = Annotated[int, Field(ge=1)]
+Strings = Annotated[tuple[str, ...], PlainValidator(_strings)]
+StopStrings = Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)]
+StopTokens = Annotated[
+    tuple[int, ...], PlainValidator(_token_ids), Field(max_length=MAX_STOP_STRINGS)
+]
+
+
+class VllmFields(Fields):
+    """The sampling parameters that OpenAI's and LMI's requests share with vLLM.
+
+    top_k  -1 is off; seed: -1 is a random one
+    """
+
+    neutral: ClassVar = {
+        "min_p": 0,
+        "length_penalty": 1,
+        "prompt_logprobs": 0,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+    }
+    include_stop_str_in_output: bool = False
+    stop: StopStrings = ()
+    stop_token_ids: StopTokens = ()
+    ignore_eos: bool = False
+    min_tokens: NonNegativeInt = 0
+    temperature: float = 1.0
+    top_k: int = Field(0, ge=-1)
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+    def sampling_with(self, num_logprobs: int | None, **own: Any) -> SamplingParams:
+        """The engine's settings, with `own` ones. Raises InputError for a value out of range.
+
+        num_logprobs  most likely tokens per position to return; None: no log-probabilities
+        """
+        fields = vars(self)
+        settings = {name: fields[name] for name in _SHARED} | own
+        if self.top_k == -1:
+            settings["top_k"] = 0
+        if self.seed == -1:
+            settings["seed"] = None
+        settings["logprobs"], settings["top_logprobs"] = num_logprobs is not None, num_logprobs or 0
+        return SamplingParams(**settings)
+
+
+_SHARED: Final = VllmFields.model_fields.keys() & set(SamplingParams.__match_args__)
 
 
 def _show(value: Any) -> str:
-    text = orjson.dumps(value).decode()
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # nested too deeply
+        text = "a value nested too deeply"
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

@@ -7,101 +7,96 @@ async    the default since 0.35, with vLLM: `token.logprob`, one line per engine
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from aiohttp import web
+from pydantic import AliasChoices, Field, NonNegativeInt, PlainValidator
 
-from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.core.errors import EngineError
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
-from lmi_bench.engine.server.fields import NEUTRAL, Fields, load_json_object
+from lmi_bench.engine.server.fields import (
+    AtLeast1,
+    Fields,
+    StopStrings,
+    VllmFields,
+    load_json_object,
+)
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
-from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
-
-DEFAULT_MAX_NEW_TOKENS = 30
-
-# parameters of other backends
-_NEUTRAL = {
-    **NEUTRAL,
-    "n": 1,
-    "best_of": 1,
-    "num_beams": 1,
-    "typical_p": 1,
-    "early_stopping": False,
-    "watermark": False,
-    "decoder_input_details": False,
-}
+from lmi_bench.engine.server.state import ServerState
 
 
-@dataclass(frozen=True, slots=True)
-class LmiCall:
-    """One `/invocations` request.
+class LmiParameters(VllmFields):
+    """The fields of `parameters`.
 
+    do_sample         None: a temperature, top_k or top_p implies it, as in LMI since 0.32
     truncate          keep only this many tokens at the prompt's end
     return_full_text  put the prompt before the generated text
-    ignored           fields without effect here
     """
 
-    inputs: str
-    sampling: SamplingParams
-    stop_strings: tuple[str, ...]
-    keep_stop_string: bool
-    stream: bool
-    details: bool
-    return_full_text: bool
-    truncate: int | None
-    ignored: list[str]
+    neutral: ClassVar = {  # parameters of other backends
+        **VllmFields.neutral,
+        "n": 1,
+        "best_of": 1,
+        "num_beams": 1,
+        "typical_p": 1,
+        "early_stopping": False,
+        "watermark": False,
+        "decoder_input_details": False,
+    }
+    max_new_tokens: int = 30
+    min_tokens: NonNegativeInt = Field(
+        0, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
+    )
+    ignore_eos: bool = Field(False, validation_alias=AliasChoices("ignore_eos", "ignore_eos_token"))
+    stop_sequences: StopStrings = ()
+    do_sample: bool | None = None
+    details: bool = False
+    return_full_text: bool = False
+    top_n_tokens: NonNegativeInt = 0
+    truncate: AtLeast1 | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn."""
+        sent = self.model_fields_set & {"temperature", "top_k", "top_p"}
+        implied = any(getattr(self, name) for name in sent)
+        return implied if self.do_sample is None else self.do_sample
+
+    @property
+    def ignored(self) -> list[str]:
+        unused = self.do_sample is False and "temperature" in self.model_fields_set
+        return super().ignored + ["temperature"] * unused
 
 
-def read_lmi_call(
-    body: Mapping[str, Any], eos_token_ids: tuple[int, ...], streams: bool | None = None
-) -> LmiCall:
-    """Read a decoded body. Raises InputError that names the invalid field.
-
-    streams  True: in lines, False: whole, whatever the body's `stream` says; None: as it says
-    """
-    top = Fields(body)
-    inputs = top.raw("inputs")
+def _text(inputs: Any) -> str:
     if not isinstance(inputs, str) or not inputs:
-        raise InputError("inputs must be a non-empty string (a list needs dynamic batching)")
-    parameters = top.section("parameters")
-    parameters.refuse_unless_neutral(_NEUTRAL)
-    sequences, stop = (
-        parameters.strings(name, at_most=MAX_STOP_STRINGS) for name in ("stop_sequences", "stop")
-    )
-    details, stream = parameters.flag("details", False), top.flag("stream", False)
-    stream = stream if streams is None else streams
-    top_n_tokens = parameters.integer("top_n_tokens", 0, minimum=0)
-    do_sample = parameters.flag("do_sample", None)
-    if do_sample is None:  # one of these then implies sampling, as in LMI since 0.32
-        do_sample = any(parameters.raw(name) for name in ("temperature", "top_k", "top_p"))
-    ignore_eos = parameters.flag("ignore_eos_token", False)
-    min_tokens = parameters.integer("min_new_tokens", 0, minimum=0)
-    sampling = parameters.vllm_sampling(
-        max_new_tokens=parameters.integer("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-        ignore_eos=parameters.flag("ignore_eos", ignore_eos),
-        eos_token_ids=eos_token_ids,
-        temperature=parameters.number("temperature", 1.0) if do_sample else 0.0,
-        min_tokens=parameters.integer("min_tokens", min_tokens, minimum=0),
-        logprobs=details or stream,
-        top_logprobs=top_n_tokens if details and not stream else 0,
-    )
-    return LmiCall(
-        inputs=inputs,
-        sampling=sampling,
-        stop_strings=sequences + stop,
-        keep_stop_string=parameters.flag("include_stop_str_in_output", False),
-        stream=stream,
-        details=details,
-        return_full_text=parameters.flag("return_full_text", False),
-        truncate=parameters.integer("truncate", None, minimum=1),
-        ignored=top.unread() + parameters.unread(),
-    )
+        raise ValueError("a non-empty string (a list needs dynamic batching)")
+    return inputs
+
+
+class LmiCall(Fields):
+    """One `/invocations` request."""
+
+    section = "parameters"
+    inputs: Annotated[str, PlainValidator(_text)] = Field("", validate_default=True)
+    parameters: LmiParameters = LmiParameters()
+    stream: bool = False
+
+    def sampling(self, eos_token_ids: tuple[int, ...]) -> SamplingParams:
+        """The engine's settings. Raises InputError for a value out of range."""
+        asked = self.parameters
+        return asked.sampling_with(
+            0 if self.stream else asked.top_n_tokens if asked.details else None,
+            max_new_tokens=asked.max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            temperature=asked.temperature if asked.samples else 0.0,
+        )
 
 
 _FINISH_REASONS = {"cancelled": "abort"}  # all others have the same name in LMI
@@ -116,14 +111,14 @@ class RollingBatchReply:
     state: ServerState
     formatters: Formatters = NO_FORMATTERS
 
-    def lines(self, pieces: list[Piece]) -> bytes:
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One line per token, even if its text is empty; the last one ends the answer."""
         lines: list[dict[str, Any]] = [{"token": self._token(piece)} for piece in pieces]
         if self.answer.finish_reason is not None:
             if not lines:  # stopped before its first token
                 lines = [{"token": {"id": -1, "text": "", "log_prob": None}}]
             lines[-1] |= {"generated_text": self._generated_text()}
-            if self.call.details:
+            if self.call.parameters.details:
                 lines[-1] |= {"details": self._details()}
         return b"".join([self._line(line) for line in lines])
 
@@ -131,7 +126,7 @@ class RollingBatchReply:
         """Bytes after the last line."""
         return b""
 
-    def failure_line(self, exc: EngineError) -> bytes:
+    def failure(self, exc: EngineError) -> bytes:
         """The line that ends a stream (status 200 already sent) when the engine fails."""
         _, body = lmi_failure(exc, self.state.model_name)
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
@@ -139,14 +134,14 @@ class RollingBatchReply:
     def whole(self) -> dict[str, Any]:
         """The body of an unstreamed reply."""
         body: dict[str, Any] = {"generated_text": self._generated_text()}
-        if self.call.details:
+        if self.call.parameters.details:
             body["details"] = self._unstreamed_details()
         return self.formatters.reply(body)
 
     def _unstreamed_details(self) -> dict[str, Any]:
         pieces = self.answer.pieces
         details = self._details() | {"tokens": [self._token(piece) for piece in pieces]}
-        if self.call.sampling.top_logprobs:
+        if self.answer.prompt.sampling.top_logprobs:
             details["top_tokens"] = [self._ranked(piece) for piece in pieces]
         return details
 
@@ -167,7 +162,7 @@ class RollingBatchReply:
 
     def _generated_text(self) -> str:
         text = self.answer.text
-        return self.call.inputs + text if self.call.return_full_text else text
+        return self.call.inputs + text if self.call.parameters.return_full_text else text
 
     def _details(self) -> dict[str, Any]:
         reason = self.answer.finish_reason or "error"
@@ -186,7 +181,7 @@ class AsyncReply(RollingBatchReply):
     with two blank lines, and an unstreamed `finish_reason` is null except for a stop string.
     """
 
-    def lines(self, pieces: list[Piece]) -> bytes:
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One line with the text of all its tokens."""
         first = pieces[0] if pieces else Piece(-1, "", None)
         text = "".join([piece.text for piece in pieces])
@@ -195,7 +190,7 @@ class AsyncReply(RollingBatchReply):
             "index": 0,
             "token": _token(first, text),
             "generated_text": self._generated_text() if ended else None,
-            "details": self._streamed_details() if ended and self.call.details else None,
+            "details": self._streamed_details() if ended and self.call.parameters.details else None,
         }
         return self._line(line)
 
@@ -207,7 +202,7 @@ class AsyncReply(RollingBatchReply):
         return {
             "finish_reason": self.answer.stop_string,
             "generated_tokens": len(self.answer.pieces),
-            "seed": self.call.sampling.seed,
+            "seed": self.answer.prompt.sampling.seed,
             "prefill": [],
             "tokens": [_token(piece, piece.text) for piece in self.answer.pieces],
         }
@@ -215,7 +210,7 @@ class AsyncReply(RollingBatchReply):
     def _streamed_details(self) -> dict[str, Any]:
         return {
             "finish_reason": openai_finish_reason(self.answer.finish_reason),
-            "seed": self.call.sampling.seed,
+            "seed": self.answer.prompt.sampling.seed,
             "generated_tokens": len(self.answer.pieces) + 1,
             "input_length": len(self.answer.prompt.token_ids),
         }
@@ -253,7 +248,10 @@ def _engine_details(generation: Generation) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LmiRoutes:
-    """Handlers over one served model. streams: as in `read_lmi_call`."""
+    """Handlers over one served model.
+
+    streams  True: in lines, False: whole, whatever a body's `stream` says; None: as it says
+    """
 
     state: ServerState
     reply_type: type[RollingBatchReply] = RollingBatchReply
@@ -286,31 +284,32 @@ class LmiRoutes:
     ) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
         state = self.state
-        body = load_json_object(await request.read())
-        body = self.formatters.request(body, state.codec)
+        body = self.formatters.request(load_json_object(await request.read()), state.codec)
         batched = self.reply_type is BatchedReply and not body.get("stream")
-        texts = body.get("inputs") if batched else [body.get("inputs")]
-        texts = texts if isinstance(texts, list) and texts else [texts]
-        calls = [
-            read_lmi_call(body | {"inputs": text}, state.codec.eos_token_ids, self.streams)
-            for text in texts
-        ]
+        sent = body.get("inputs")
+        texts = sent if batched and isinstance(sent, list) and sent else [sent]
+        fixed = {} if self.streams is None else {"stream": self.streams}
+        calls = [LmiCall.read(body | fixed | {"inputs": text}) for text in texts]
         answers: list[Answer] = []
         try:
             for call in calls:
-                token_ids = await state.encode(call.inputs, call.truncate)
-                prompt = Prompt(token_ids, call.sampling, call.stop_strings, call.keep_stop_string)
-                answers.append(state.submit(prompt))
+                asked = call.parameters
+                token_ids = await state.encode(call.inputs, asked.truncate)
+                stops, keeps_stop = (
+                    asked.stop_sequences + asked.stop,
+                    asked.include_stop_str_in_output,
+                )
+                sampling = call.sampling(state.codec.eos_token_ids)
+                answers.append(state.submit(Prompt(token_ids, sampling, stops, keeps_stop)))
             headers = state.ignored_header(calls[0].ignored)
             replies = [
                 self.reply_type(call, answer, state, self.formatters)
                 for call, answer in zip(calls, answers, strict=True)
             ]
             if calls[0].stream:
-                reply = replies[0]
                 return await streaming.send_stream(
                     request,
-                    streaming.stream_writes(answers[0], reply.lines, reply.end, reply.failure_line),
+                    streaming.writes(answers, replies[0]),
                     headers={"Content-Type": "application/jsonlines", **headers},
                     envelope=envelope,
                 )

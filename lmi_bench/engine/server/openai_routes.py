@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import orjson
@@ -14,12 +14,7 @@ from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
-from lmi_bench.engine.server.openai_request import (
-    Message,
-    OpenAiCall,
-    read_chat_call,
-    read_completion_call,
-)
+from lmi_bench.engine.server.openai_request import ChatCall, CompletionCall, Message, OpenAiCall
 from lmi_bench.engine.server.state import ServerState
 
 _DONE = b"data: [DONE]\n\n"
@@ -63,18 +58,18 @@ class OpenAiReply(ABC):
         text = "".join([piece.text for piece in pieces])
         own = self._stream_choice(text, pieces, number)
         tail = b"}\n\n"
-        if self._call.continuous_usage:
+        if self._call.stream_options.continuous_usage_stats:
             tail = b',"usage":' + orjson.dumps(self._usage()) + tail
         return self._prefix + orjson.dumps([self._choice(own, pieces, number)]) + tail
 
-    def last_events(self) -> bytes:
+    def end(self) -> bytes:
         """The usage chunk, if requested, and the end marker."""
-        if not self._call.include_usage:
+        if not self._call.stream_options.include_usage:
             return _DONE
         usage = orjson.dumps(self._usage())
         return self._prefix + b'[],"usage":' + usage + b"}\n\n" + _DONE
 
-    def failure_events(self, exc: EngineError) -> bytes:
+    def failure(self, exc: EngineError) -> bytes:
         """The event that ends a stream (status 200 already sent) when the engine fails."""
         _, body = openai_failure(exc)
         return b"data: " + orjson.dumps(body) + b"\n\n" + _DONE
@@ -113,7 +108,7 @@ class OpenAiReply(ABC):
 
 
 class CompletionReply(OpenAiReply):
-    """`/v1/completions`."""
+    """`/v1/completions`, with an echoed prompt before each choice."""
 
     id_prefix = "cmpl"
     stream_object = "text_completion"
@@ -124,7 +119,10 @@ class CompletionReply(OpenAiReply):
         self._text_offsets = [0] * len(answers)
 
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        logprobs = self._logprobs(pieces, number) if self._call.sampling.logprobs else None
+        if number not in self._begun:
+            self._begun.add(number)
+            text = self._answers[number].prompt.text + text
+        logprobs = self._logprobs(pieces, number) if self._call.num_logprobs is not None else None
         return {"text": text, "logprobs": logprobs}
 
     def _logprobs(self, pieces: list[Piece], number: int) -> dict[str, Any]:
@@ -148,15 +146,6 @@ class CompletionReply(OpenAiReply):
         for token_id, logprob in piece.ranked:
             found.setdefault(self._codec.decode([token_id]), logprob)
         return found
-
-
-class EchoedCompletionReply(CompletionReply):
-    """A completion with the prompt before each choice, in a stream with the first token."""
-
-    def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        echo = "" if number in self._begun else self._answers[number].prompt.text
-        self._begun.add(number)
-        return super()._stream_choice(echo + text, pieces, number)
 
 
 class ChatReply(OpenAiReply):
@@ -184,7 +173,7 @@ class ChatReply(OpenAiReply):
         return {"message": message, "logprobs": self._logprobs(pieces)}
 
     def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
-        if not self._call.sampling.logprobs:
+        if self._call.num_logprobs is None:
             return None
         return {"content": [self._logprob(piece) for piece in pieces]}
 
@@ -242,15 +231,14 @@ class OpenAiRoutes:
         self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """Continue a prompt, at once or as server-sent events."""
-        call = read_completion_call(await request.read(), self.state.codec.eos_token_ids)
-        reply_type = EchoedCompletionReply if call.echo else CompletionReply
-        return await self._generate(request, call, reply_type, envelope)
+        call = CompletionCall.read(await request.read())
+        return await self._generate(request, call, CompletionReply, envelope)
 
     async def chat(
         self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """Answer a chat, at once or as server-sent events."""
-        call = read_chat_call(await request.read(), self.state.codec.eos_token_ids)
+        call = ChatCall.read(await request.read())
         return await self._generate(request, call, ChatReply, envelope)
 
     async def _generate(
@@ -266,45 +254,43 @@ class OpenAiRoutes:
                 f"The model `{call.model}` does not exist: this server serves `{state.model_name}`"
             )
         prompt = await self._prompt(call)
-        answers = await streaming.submit_choices(state, prompt, call.num_choices)
+        answers = await streaming.submit_choices(state, prompt, call.n)
         try:
             headers = state.ignored_header(call.ignored)
             reply = reply_type(call, answers, state)
             if not call.stream:
                 await streaming.complete_all(answers)
                 return json_response(reply.whole(), headers=headers)
-            encoders = reply.event, reply.last_events, reply.failure_events
-            if len(answers) == 1:
-                writes = streaming.stream_writes(answers[0], *encoders)
-            else:
-                writes = streaming.choice_writes(answers, *encoders)
-            headers = _STREAM_HEADERS | headers
-            return await streaming.send_stream(request, writes, headers=headers, envelope=envelope)
+            return await streaming.send_stream(
+                request,
+                streaming.writes(answers, reply),
+                headers=_STREAM_HEADERS | headers,
+                envelope=envelope,
+            )
         finally:
             streaming.end_all(state, answers)
 
     async def _prompt(self, call: OpenAiCall) -> Prompt:
+        state, cut = self.state, call.truncate_prompt_tokens
         token_ids = await self._token_ids(call)
-        if call.truncate is not None:
-            token_ids = token_ids[-call.truncate :]
-        sampling = call.sampling
-        if call.max_tokens is None:
-            room = self.state.max_model_len - len(token_ids)
-            sampling = replace(sampling, max_new_tokens=max(room, sampling.max_new_tokens))
-        text = self._shown(call, token_ids) if call.echo else ""
-        return Prompt(token_ids, sampling, call.stop_strings, call.keep_stop_string, text)
-
-    def _shown(self, call: OpenAiCall, token_ids: list[int]) -> str:
-        """The prompt's text for an echo: as sent, or what truncation left."""
-        if isinstance(call.prompt, str) and call.truncate is None:
-            return call.prompt
-        return self.state.codec.decode(token_ids)
+        token_ids = token_ids if cut is None else token_ids[-cut:]
+        rest = max(state.max_model_len - len(token_ids), call.min_tokens, 1)
+        sampling = call.sampling_with(
+            call.num_logprobs,
+            max_new_tokens=call.max_tokens or rest,
+            eos_token_ids=state.codec.eos_token_ids,
+        )
+        text = ""
+        if isinstance(call, CompletionCall) and call.echo:
+            text = state.codec.decode(token_ids)
+            if isinstance(call.prompt, str) and cut is None:  # as sent
+                text = call.prompt
+        return Prompt(token_ids, sampling, call.stop, call.include_stop_str_in_output, text)
 
     async def _token_ids(self, call: OpenAiCall) -> list[int]:
-        if call.messages and self.encode_chat is not None:
-            return await asyncio.to_thread(self.encode_chat, call.messages, call.chat_options)
-        if call.messages:
+        if isinstance(call, CompletionCall):
+            prompt = call.prompt
+            return await self.state.encode(prompt) if isinstance(prompt, str) else prompt
+        if self.encode_chat is None:
             return await self.state.encode(plain_chat(call.messages))
-        if isinstance(call.prompt, str):
-            return await self.state.encode(call.prompt)
-        return call.prompt
+        return await asyncio.to_thread(self.encode_chat, call.messages, call.chat_template_kwargs)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from aiohttp import web
 
@@ -63,27 +64,37 @@ async def send_stream(
     return response
 
 
-async def stream_writes(
-    answer: Answer,
-    encode_chunk: Callable[[list[Piece]], bytes],
-    encode_end: Callable[[], bytes],
-    encode_failure: Callable[[EngineError], bytes],
-) -> AsyncIterator[bytes]:
-    """One write per engine event of an answer.
+class Reply(Protocol):
+    """A protocol's encoding of one or several answers, whose `finish_reason` is set with their
+    last pieces."""
 
-    encode_chunk    encodes the pieces of one event; `answer.finish_reason` is set with the last
-    encode_end      encodes the end of the stream
-    encode_failure  encodes an error after status 200 was sent
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
+        """The pieces of one engine event of an answer."""
+
+    def end(self) -> bytes:
+        """The end of the stream."""
+
+    def failure(self, exc: EngineError) -> bytes:
+        """An error after status 200 was sent."""
+
+
+def writes(answers: Sequence[Answer], reply: Reply) -> AsyncIterator[bytes]:
+    """One write per engine event of an answer; of several, one per step.
+
     Raises EngineError if the engine fails before the first token.
     """
+    return _writes(answers[0], reply) if len(answers) == 1 else _choice_writes(answers, reply)
+
+
+async def _writes(answer: Answer, reply: Reply) -> AsyncIterator[bytes]:
     chunks = answer.chunks()
-    yield encode_chunk(await anext(chunks))
+    yield reply.event(await anext(chunks))
     try:
         async for chunk in chunks:
-            yield encode_chunk(chunk)
-        end = encode_end()
+            yield reply.event(chunk)
+        end = reply.end()
     except EngineError as exc:
-        end = encode_failure(exc)
+        end = reply.failure(exc)
     if end:
         yield end
 
@@ -136,23 +147,14 @@ async def complete_all(answers: Sequence[Answer]) -> None:
         await asyncio.gather(*(answer.complete() for answer in answers))
 
 
-async def choice_writes(
-    answers: Sequence[Answer],
-    encode_chunk: Callable[[list[Piece], int], bytes],
-    encode_end: Callable[[], bytes],
-    encode_failure: Callable[[EngineError], bytes],
-) -> AsyncIterator[bytes]:
-    """The answers' streams merged in token order: one write per step.
-
-    encode_chunk  encodes a choice's pieces of one engine event, given its number
-    Raises EngineError if the engine fails before the first token. Ends with the last answer.
-    """
+async def _choice_writes(answers: Sequence[Answer], reply: Reply) -> AsyncIterator[bytes]:
+    """The answers' streams merged in token order. Ends with the last answer."""
     news: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: an answer has ended
 
     async def follow(number: int) -> None:
         try:
             async for chunk in answers[number].chunks():
-                news.put_nowait(encode_chunk(chunk, number))
+                news.put_nowait(reply.event(chunk, number))
         finally:
             news.put_nowait(None)
 
@@ -172,9 +174,9 @@ async def choice_writes(
                 yield data
         failure = next((failed for failed in await followers if failed is not None), None)
         if failure is None:
-            yield encode_end()
+            yield reply.end()
         elif begun and isinstance(failure, EngineError):
-            yield encode_failure(failure)
+            yield reply.failure(failure)
         else:
             raise failure
     finally:

@@ -9,7 +9,7 @@ model's own.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -32,13 +32,13 @@ from lmi_bench.engine.server.streaming import (
 from lmi_bench.engine.server.tgi_request import (
     MAX_BEST_OF,
     TgiBody,
+    TgiCompatBody,
     TgiLimits,
     check_stream,
     check_values,
     num_answers,
     read_length,
     read_sampling,
-    read_tgi_body,
 )
 
 _INCOMPLETE_STREAM = {
@@ -72,7 +72,7 @@ class TgiStreamReply:
             event |= {"generated_text": None, "details": None}
             if not left and answer.finish_reason is not None:
                 event["generated_text"] = self.body.prefix + answer.text
-                if self.body.details:
+                if self.body.parameters.details:
                     num_prompt = len(answer.prompt.token_ids)
                     event["details"] = _counts(answer) | {"input_length": num_prompt}
             events += event_of(event)
@@ -85,7 +85,7 @@ def whole_reply(answers: Sequence[Answer], codec: Codec, body: TgiBody) -> dict[
     """The reply with the most likely answer; the others are in its details."""
     best, *others = sorted(answers, key=_mean_logprob, reverse=True)
     reply: dict[str, Any] = {"generated_text": body.prefix + best.text}
-    if body.details:
+    if body.parameters.details:
         reply["details"] = _details(best, codec)
         if others:
             reply["details"]["best_of_sequences"] = [
@@ -186,27 +186,24 @@ class TgiRoutes:
         )
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        body = read_tgi_body(await request.read())
-        return await self._whole(body)
+        return await self._whole(TgiBody.read(await request.read()))
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        return await self._stream(request, read_tgi_body(await request.read()))
+        return await self._stream(request, TgiBody.read(await request.read()))
 
     async def compat_generate(
         self, request: web.Request, envelope: Envelope = PLAIN
     ) -> web.StreamResponse:
         """`/`: an array of one answer, or a stream."""
-        body = read_tgi_body(await request.read())
-        if body.return_full_text is None:
-            body = replace(body, return_full_text=True)
+        body = TgiCompatBody.read(await request.read())
         if body.stream:
             return await self._stream(request, body, envelope)
         return await self._whole(body, in_array=True)
 
     async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
         state, start_s = self._state, asyncio.get_running_loop().time()
-        count = num_answers(body)
-        prompt = await self._prompt(body, logprobs=body.details or count > 1)
+        count = num_answers(body.parameters)
+        prompt = await self._prompt(body, logprobs=body.parameters.details or count > 1)
         queued_s = asyncio.get_running_loop().time()
         answers = await submit_choices(state, prompt, count)
         try:
@@ -244,7 +241,7 @@ class TgiRoutes:
     async def _events(self, body: TgiBody, answers: list[Answer]) -> AsyncIterator[bytes]:
         """Submit a request and yield its events; appends its answer to `answers` for cleanup."""
         try:
-            check_stream(body)
+            check_stream(body.parameters)
             answer = self._state.submit(await self._prompt(body, logprobs=True))
             answers.append(answer)
             reply = TgiStreamReply(answer, self._state.codec, body)
@@ -256,11 +253,11 @@ class TgiRoutes:
 
     async def _prompt(self, body: TgiBody, *, logprobs: bool) -> Prompt:
         check_values(body, self._limits)
-        state = self._state
-        token_ids = await state.encode(body.inputs, body.truncate)
-        max_new_tokens = read_length(body, len(token_ids), self._limits)
-        sampling = read_sampling(body, max_new_tokens, state.codec.eos_token_ids, logprobs=logprobs)
-        return Prompt(token_ids, sampling, body.stop, keep_stop_string=True)
+        state, asked = self._state, body.parameters
+        token_ids = await state.encode(body.inputs, asked.truncate)
+        length = read_length(asked.max_new_tokens, len(token_ids), self._limits)
+        sampling = read_sampling(asked, length, state.codec.eos_token_ids, logprobs=logprobs)
+        return Prompt(token_ids, sampling, asked.stop, keep_stop_string=True)
 
 
 def _timing_headers(

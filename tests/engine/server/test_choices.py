@@ -11,10 +11,10 @@ from lmi_bench.engine.replicas import ReplicaGroup
 from lmi_bench.engine.router import RoundRobin
 from lmi_bench.engine.scheduling.batch import StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.server.answer import Prompt
 from lmi_bench.engine.server.codec import PlainTokenizer
-from lmi_bench.engine.server.openai_request import read_completion_call
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.streaming import submit_choices
 from lmi_bench.engine.simulated import SimulatedExecutor
@@ -179,8 +179,8 @@ def test_choices_stay_with_the_replica_that_has_their_prompt():
         engines = [AsyncEngine(Scheduler(config), SimulatedExecutor(Step())) for _ in range(2)]
         async with ReplicaGroup(engines, RoundRobin()) as group:
             state = ServerState(group, PlainTokenizer(), "toy", 512, 32_000)
-            call = read_completion_call(b'{"prompt": "a", "max_tokens": 3}', ())
-            answers = await submit_choices(state, Prompt(range(40), call.sampling), 4)
+            sampling = SamplingParams(max_new_tokens=3, temperature=1.0)
+            answers = await submit_choices(state, Prompt(range(40), sampling), 4)
             for answer in answers:
                 await answer.complete()
             return [answer.generation.replica for answer in answers]

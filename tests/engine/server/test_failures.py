@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from lmi_bench.engine.server.lmi_routes import read_lmi_call
-from lmi_bench.engine.server.openai_request import read_completion_call
+from lmi_bench.engine.server.lmi_routes import LmiCall
+from lmi_bench.engine.server.openai_request import CompletionCall
 from lmi_bench.wire.format import find_format
 
 LMI = "/invocations"
@@ -81,7 +81,7 @@ def test_a_bad_completion_request_gets_400_and_the_reason(serve_toy, body, messa
     [
         (b"{}", "messages must be a non-empty list"),
         (b'{"messages": []}', "messages must be a non-empty list"),
-        (b'{"messages": ["a"]}', "messages[0] must be an object with a role"),
+        (b'{"messages": ["a"]}', 'messages[0] must be an object, got "a"'),
         (b'{"messages": [{"role": "user"}]}', "messages[0].content must be a string"),
         (b'{"messages": [{"role": "user", "content": [{"image": 1}]}]}', "list of text parts"),
         (b'{"messages": [{"role": "user", "content": ""}]}', "the prompt has no tokens"),
@@ -250,9 +250,21 @@ def test_a_token_that_the_model_lacks_is_refused_before_it_harms_anybody(serve_t
 @pytest.mark.parametrize(("seed", "expected"), [(-(2**63), -(2**63)), (-1, None), (0, 0)])
 def test_a_seed_may_be_any_whole_number_and_minus_one_is_none(seed, expected):
     """As vLLM and OpenAI's clients have it: 64 bits with a sign."""
-    completion = read_completion_call(json.dumps({"prompt": "a", "seed": seed}).encode(), ())
-    lmi = read_lmi_call({"inputs": "a", "parameters": {"seed": seed}}, ())
-    assert (completion.sampling.seed, lmi.sampling.seed) == (expected, expected)
+    completion = CompletionCall.read({"prompt": "a", "seed": seed})
+    lmi = LmiCall.read({"inputs": "a", "parameters": {"seed": seed}})
+    sampling = completion.sampling_with(None), lmi.sampling(())
+    assert [each.seed for each in sampling] == [expected, expected]
+
+
+@pytest.mark.parametrize("path", [LMI, OPENAI, "/generate", "/endpoints/any/invocations"])
+@pytest.mark.parametrize("field", ["inputs", "prompt", "parameters", "stream", "min_p", "zzz"])
+def test_a_value_nested_too_deeply_is_no_bug_of_the_server(serve_toy, caplog, path, field):
+    """orjson reads up to 1,024 brackets and writes up to 254."""
+    deep = "[" * 600 + "]" * 600
+    body = f'{{"inputs": "a", "prompt": "a", "parameters": {{"min_p": {deep}}}, "{field}": {deep}}}'
+    status, _ = post_raw(serve_toy, path, body.encode())
+    assert status in (200, 400, 422, 424)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("path", [LMI, OPENAI, "/endpoints/any/invocations"])
@@ -316,4 +328,4 @@ def test_a_bug_of_the_server_is_logged_with_its_traceback(serve_toy, caplog):
     [({"do_sample": False, "temperature": 0.5}, ["temperature"]), ({"temperature": 0}, [])],
 )
 def test_a_temperature_without_sampling_is_named_as_ignored(parameters, ignored):
-    assert read_lmi_call({"inputs": "a", "parameters": parameters}, ()).ignored == ignored
+    assert LmiCall.read({"inputs": "a", "parameters": parameters}).ignored == ignored
