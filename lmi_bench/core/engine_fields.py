@@ -37,35 +37,48 @@ def _eager(text: str) -> bool:
 class StepFields(Fields):
     """How the model is held in memory and how a step is computed: all that `compile` depends on.
 
-    device       of the torch back end: triton's is always cuda
-    calibration  built in is a short text in the package
-    group_query_attention  None: KV heads go to ranks evenly, as vLLM deals them
+    The triton back end's device is always cuda. The calibration that is built in is a short text.
+    None for group_query_attention: KV heads go to ranks evenly, as vLLM deals them.
+
+    tensor_parallel  Tensor-parallel degree, or max: all devices or cores.
+    group_query_attention  KV heads on ranks, with NeuronX's padding: shard-over-heads or
+        replicated-heads.
+    backend  Back end of the bundled engine: native (C++, compiled at first use), torch, triton (GPU
+        only), or auto: native if machine and model allow it.
+    device  Device of the torch back end: cpu or cuda.
+    enforce_eager  CUDA graphs on a GPU: on, or off for less memory and slower steps.
+    dtype  Weight format: float32, bfloat16 or float16; simulated and of an endpoint also float8,
+        int8, int4, mxfp4 or nvfp4.
+    kv_dtype  KV-cache format (bundled): float32, bfloat16 or float16.
+    kv_tokens  Tokens that the KV cache of a copy holds, as its server logs them (simulated).
+    num_blocks  Number of KV-cache blocks.
+    block_size  Size of a KV-cache block in tokens.
+    max_model_len  Maximum length of a request and its answer in tokens.
+    rope_scaling  RoPE scaling of the bundled engine for requests beyond the trained positions:
+        linear:2, dynamic:4 or yarn:4; `lmi-bench perplexity` measures its cost.
+    memory_share  Share of free memory for the KV cache, 0 to 1; simulated: of all memory, with
+        weights.
+    threads  CPU threads of the engine.
+    quantize  Quantization (bundled): none, int8, awq-int4 (LMI's awq), awq-int3, smoothquant or
+        fp8.
+    smoothquant_alpha  SmoothQuant: share of outliers moved into the weights, 0 to 1.
+    smoothquant_per_token  SmoothQuant scales of activations: one for each token, or one for all.
+    smoothquant_per_channel  SmoothQuant scales of weights: one for each channel, or one for all.
+    calibration  Calibration text (or JSON lines) of awq and smoothquant.
     """
 
     SECTION = "engine"
     GROUP = "Engine: model"
 
     tensor_parallel: PositiveInt | Literal["max"] | None = option(
-        "Tensor-parallel degree, or max: all devices or cores.",
-        "--tp",
-        default="1; simulated: the smallest that fits",
-        read=_degree,
+        "--tp", default="1; simulated: the smallest that fits", read=_degree
     )
     group_query_attention: Literal["shard-over-heads", "replicated-heads"] | None = option(
-        "KV heads on ranks, with NeuronX's padding: shard-over-heads or replicated-heads.",
-        default="evenly, without padding",
-        rare=True,
+        default="evenly, without padding", rare=True
     )
-    backend: Literal["auto", "native", "torch", "triton"] = option(
-        "Back end of the bundled engine: native (C++, compiled at first use), torch, triton (GPU "
-        "only), or auto: native if machine and model allow it.",
-        value="auto",
-    )
-    device: Literal["cpu", "cuda"] | None = option(
-        "Device of the torch back end: cpu or cuda.", default="cpu"
-    )
+    backend: Literal["auto", "native", "torch", "triton"] = option(value="auto")
+    device: Literal["cpu", "cuda"] | None = option(default="cpu")
     enforce_eager: bool = option(
-        "CUDA graphs on a GPU: on, or off for less memory and slower steps.",
         "--graphs",
         old_names=("--enforce-eager=off", "--cuda-graphs=on"),
         value=False,
@@ -74,182 +87,139 @@ class StepFields(Fields):
         kind=str,
         read=_eager,
     )
-    dtype: WeightDtype | None = option(
-        "Weight format: float32, bfloat16 or float16; simulated and of an endpoint also float8, "
-        "int8, int4, mxfp4 or nvfp4.",
-        default="bfloat16; simulated: the published weights'",
-    )
-    kv_dtype: Literal["float32", "bfloat16", "float16"] | None = option(
-        "KV-cache format (bundled): float32, bfloat16 or float16.", default="as the weights"
-    )
-    kv_tokens: PositiveInt | None = option(
-        "Tokens that the KV cache of a copy holds, as its server logs them (simulated).",
-        default="from memory",
-        rare=True,
-    )
-    num_blocks: PositiveInt | None = option(
-        "Number of KV-cache blocks.", default="from memory", rare=True
-    )
-    block_size: PositiveInt | None = option(
-        "Size of a KV-cache block in tokens.", default="64; simulated: the profile's", rare=True
-    )
-    max_model_len: PositiveInt | None = option(
-        "Maximum length of a request and its answer in tokens.", default="the model's"
-    )
-    rope_scaling: str | None = option(
-        "RoPE scaling of the bundled engine for requests beyond the trained positions: linear:2, "
-        "dynamic:4 or yarn:4; `lmi-bench perplexity` measures its cost."
-    )
+    dtype: WeightDtype | None = option(default="bfloat16; simulated: the published weights'")
+    kv_dtype: Literal["float32", "bfloat16", "float16"] | None = option(default="as the weights")
+    kv_tokens: PositiveInt | None = option(default="from memory", rare=True)
+    num_blocks: PositiveInt | None = option(default="from memory", rare=True)
+    block_size: PositiveInt | None = option(default="64; simulated: the profile's", rare=True)
+    max_model_len: PositiveInt | None = option(default="the model's")
+    rope_scaling: str | None = option()
     memory_share: Annotated[float, Gt(0), Le(1)] | None = option(
-        "Share of free memory for the KV cache, 0 to 1; simulated: of all memory, with weights.",
-        default="0.5; simulated: the profile's",
+        default="0.5; simulated: the profile's"
     )
-    threads: PositiveInt | None = option("CPU threads of the engine.", default="all free cores")
+    threads: PositiveInt | None = option(default="all free cores")
     quantize: Literal["none", "int8", "awq", "awq-int4", "awq-int3", "smoothquant", "fp8"] = option(
-        "Quantization (bundled): none, int8, awq-int4 (LMI's awq), awq-int3, smoothquant or fp8.",
-        value="none",
+        value="none"
     )
-    smoothquant_alpha: Share = option(
-        "SmoothQuant: share of outliers moved into the weights, 0 to 1.", value=0.8, rare=True
-    )
+    smoothquant_alpha: Share = option(value=0.8, rare=True)
     smoothquant_per_token: bool = option(
-        "SmoothQuant scales of activations: one for each token, or one for all.",
         "--smoothquant-per-token/--smoothquant-per-tensor",
         value=True,
         default="per token",
         rare=True,
     )
     smoothquant_per_channel: bool = option(
-        "SmoothQuant scales of weights: one for each channel, or one for all.",
         "--smoothquant-per-channel/--smoothquant-per-matrix",
         value=True,
         default="per channel",
         rare=True,
     )
-    calibration: str | None = option(
-        "Calibration text (or JSON lines) of awq and smoothquant.", default="built in", rare=True
-    )
+    calibration: str | None = option(default="built in", rare=True)
 
 
 @dataclass(frozen=True)
 class CompiledFields(Fields):
-    """Decode steps compiled at start, or taken from the user's cache, or compiled ahead of time."""
+    """Decode steps compiled at start, or taken from the user's cache, or compiled ahead of time.
+
+    compile  Decode steps compiled at start, and kept for the next start.
+    compile_shapes  Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.
+    artefact  Folder of compiled steps, made by `compile` for this engine.
+    """
 
     SECTION = "engine"
     GROUP = "Engine: model"
 
-    compile: bool = option(
-        "Decode steps compiled at start, and kept for the next start.", value=False, default="no"
-    )
-    compile_shapes: str | None = option(
-        "Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.",
-        default="from the engine's limits",
-        rare=True,
-    )
-    artefact: str | None = option("Folder of compiled steps, made by `compile` for this engine.")
+    compile: bool = option(value=False, default="no")
+    compile_shapes: str | None = option(default="from the engine's limits", rare=True)
+    artefact: str | None = option()
 
 
 @dataclass(frozen=True)
 class DraftFields(Fields):
-    """Speculative decoding."""
+    """Speculative decoding.
+
+    draft  Draft of speculative decoding: ngram, or a smaller model with the same vocabulary.
+    draft_tokens  Maximum drafted tokens that a step verifies.
+    draft_adaptive  Number of drafted tokens: lower after few were accepted, or fixed.
+    """
 
     SECTION = "engine"
     GROUP = "Engine: model"
 
-    draft: Text | None = option(
-        "Draft of speculative decoding: ngram, or a smaller model with the same vocabulary."
-    )
-    draft_tokens: PositiveInt = option("Maximum drafted tokens that a step verifies.", value=4)
+    draft: Text | None = option()
+    draft_tokens: PositiveInt = option(value=4)
     draft_adaptive: bool = option(
-        "Number of drafted tokens: lower after few were accepted, or fixed.",
-        "--draft-adaptive/--draft-fixed",
-        value=True,
-        default="adaptive",
-        rare=True,
+        "--draft-adaptive/--draft-fixed", value=True, default="adaptive", rare=True
     )
 
 
 @dataclass(frozen=True)
 class BatchingFields(Fields):
-    """Batching, replicas, and what only a simulation needs; follow_memory keeps 5 % free."""
+    """Batching, replicas, and what only a simulation needs; follow_memory keeps 5 % free.
+
+    policy  Batching policy: rolling, dynamic or none.
+    kv_layout  KV-cache layout: paged or contiguous.
+    batch_size  Requests of a dynamic batch.
+    max_batch_delay_ms  Maximum wait for a full dynamic batch in ms.
+    max_rolling_batch_size  Maximum sequences in the rolling batch.
+    max_rolling_batch_prefill_tokens  Maximum prompt tokens of one step.
+    chunked_prefill  Prefill: in chunks within decode steps, or whole.
+    max_waiting_tokens  Decode steps after which waiting prompts may pause the running sequences, as
+        in TGI.
+    waiting_served_ratio  Waiting prompts, relative to the running sequences, that may pause them
+        before that.
+    prefix_caching  Prefix cache: prompts with a common prefix share blocks.
+    recompute_on_join  KV cache when a request joins: recomputed for all, as in old engines, or
+        extended.
+    follow_memory  KV-cache size: limited to memory that is free while serving, or fixed.
+    max_concurrent_requests  Maximum requests that run or wait; others are refused.
+    max_input_tokens  Maximum prompt length in tokens.
+    max_batch_total_tokens  Maximum tokens in the KV cache.
+    replicas  Copies of the model behind one router.
+    router  Router of the replicas: round-robin, least-outstanding, prefix-affine or random.
+    draft_acceptance  Probability that a drafted token is accepted, 0 to 1: simulated only.
+    profile  Timing profile (simulated): a file of `calibrate`, or one of `catalog profiles`.
+    """
 
     SECTION = "engine"
     GROUP = "Engine: batching"
 
-    policy: Literal["none", "dynamic", "rolling"] = option(
-        "Batching policy: rolling, dynamic or none.", value="rolling"
-    )
+    policy: Literal["none", "dynamic", "rolling"] = option(value="rolling")
     kv_layout: Literal["paged", "contiguous"] | None = option(
-        "KV-cache layout: paged or contiguous.",
-        default="paged; simulated: the profile's",
-        rare=True,
+        default="paged; simulated: the profile's", rare=True
     )
-    batch_size: PositiveInt = option("Requests of a dynamic batch.", value=4, rare=True)
-    max_batch_delay_ms: NotNegative = option(
-        "Maximum wait for a full dynamic batch in ms.", value=100.0, rare=True
-    )
+    batch_size: PositiveInt = option(value=4, rare=True)
+    max_batch_delay_ms: NotNegative = option(value=100.0, rare=True)
     max_rolling_batch_size: PositiveInt | None = option(
-        "Maximum sequences in the rolling batch.",
         "--max-batch",
         old_names=("--max-rolling-batch-size",),
         default="32; simulated: the profile's",
     )
     max_rolling_batch_prefill_tokens: PositiveInt | None = option(
-        "Maximum prompt tokens of one step.",
         "--prefill-tokens",
         old_names=("--max-rolling-batch-prefill-tokens",),
         default="4096; simulated: the profile's",
     )
     chunked_prefill: bool | None = option(
-        "Prefill: in chunks within decode steps, or whole.",
-        "--chunked-prefill/--whole-prefill",
-        default="whole; simulated: the profile's",
+        "--chunked-prefill/--whole-prefill", default="whole; simulated: the profile's"
     )
     max_waiting_tokens: PositiveInt | None = option(
-        "Decode steps after which waiting prompts may pause the running sequences, as in TGI.",
-        default="at once; simulated: the profile's",
-        rare=True,
+        default="at once; simulated: the profile's", rare=True
     )
-    waiting_served_ratio: NotNegative | None = option(
-        "Waiting prompts, relative to the running sequences, that may pause them before that.",
-        default="1.2",
-        rare=True,
-    )
-    prefix_caching: bool | None = option(
-        "Prefix cache: prompts with a common prefix share blocks.", default="no"
-    )
+    waiting_served_ratio: NotNegative | None = option(default="1.2", rare=True)
+    prefix_caching: bool | None = option(default="no")
     recompute_on_join: bool | None = option(
-        "KV cache when a request joins: recomputed for all, as in old engines, or extended.",
-        "--recompute-on-join/--insert-on-join",
-        default="extended",
-        rare=True,
+        "--recompute-on-join/--insert-on-join", default="extended", rare=True
     )
     follow_memory: bool | None = option(
-        "KV-cache size: limited to memory that is free while serving, or fixed.",
-        "--follow-memory/--fixed-memory",
-        default="fixed",
-        rare=True,
+        "--follow-memory/--fixed-memory", default="fixed", rare=True
     )
-    max_concurrent_requests: PositiveInt | None = option(
-        "Maximum requests that run or wait; others are refused.", default="no limit", rare=True
-    )
-    max_input_tokens: PositiveInt | None = option(
-        "Maximum prompt length in tokens.", default="what the answer leaves"
-    )
-    max_batch_total_tokens: PositiveInt | None = option(
-        "Maximum tokens in the KV cache.", default="from memory", rare=True
-    )
-    replicas: PositiveInt = option("Copies of the model behind one router.", value=1)
+    max_concurrent_requests: PositiveInt | None = option(default="no limit", rare=True)
+    max_input_tokens: PositiveInt | None = option(default="what the answer leaves")
+    max_batch_total_tokens: PositiveInt | None = option(default="from memory", rare=True)
+    replicas: PositiveInt = option(value=1)
     router: Literal["round_robin", "least_outstanding", "prefix_affine", "random"] = option(
-        "Router of the replicas: round-robin, least-outstanding, prefix-affine or random.",
-        value="round_robin",
-        default="round-robin",
-        read=lambda text: text.replace("-", "_"),
+        value="round_robin", default="round-robin", read=lambda text: text.replace("-", "_")
     )
-    draft_acceptance: Share | None = option(
-        "Probability that a drafted token is accepted, 0 to 1: simulated only.", rare=True
-    )
-    profile: str | None = option(
-        "Timing profile (simulated): a file of `calibrate`, or one of `catalog profiles`.",
-        default="vllm",
-    )
+    draft_acceptance: Share | None = option(rare=True)
+    profile: str | None = option(default="vllm")

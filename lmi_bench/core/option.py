@@ -7,6 +7,8 @@ takes. `cli/command.py` turns all of them into options of the command, `jobs/fac
 of a function. Nothing here knows a terminal.
 """
 
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -20,7 +22,8 @@ from lmi_bench.core.errors import InputError
 class Option:
     """One option or argument of a command.
 
-    help      starts with a noun that names the value and gives its unit; no default in it
+    help      starts with a noun that names the value and gives its unit; no default in it; none:
+              the text of the field in its class's docstring
     names     as typed, the first one is the name that messages use; none: made from the field's
               name. A switch that is off by default has that name alone, others `--no-` too
     old_names names of earlier releases: accepted with a note, never shown; `--old=value` where the
@@ -82,17 +85,38 @@ REQUIRED: Final = object()
 _METADATA: Final = "option"
 
 
-def option(shared: str | Option, /, *names: str, value: Any = None, **more: Any) -> Any:
+def option(*texts: str | Option, value: Any = None, **more: Any) -> Any:
     """A field of a settings class: its value if none is stated, and its `Option`.
 
-    shared  a help text, or an `Option` that several fields share
-    more    the other fields of `Option`, or those in which this field differs from the shared one
+    texts  first the help, or an `Option` that several fields share; then the names. Without a
+           help the class's docstring has it, as `field  text`
+    more   the other fields of `Option`, or those in which this field differs from the shared one
     """
-    mark = replace(shared, **more) if isinstance(shared, Option) else Option(shared, names, **more)
+    first, names = (texts[0], texts[1:]) if texts and not _is_name(texts[0]) else ("", texts)
+    if isinstance(first, Option):
+        mark = replace(first, **more)
+    else:
+        mark = Option(first, tuple(map(str, names)), **more)
     metadata = {_METADATA: mark}
     return (
         field(metadata=metadata) if value is REQUIRED else field(default=value, metadata=metadata)
     )
+
+
+def _is_name(text: str | Option) -> bool:
+    return isinstance(text, str) and text.startswith("-")
+
+
+def _texts(group: type[Any]) -> Mapping[str, str]:
+    """What a class's docstring says of each field: `field  text`, then lines that are indented."""
+    found, name = {}, ""
+    for line in inspect.cleandoc(group.__doc__ or "").split("\n"):
+        if entry := re.match(r"(\w+)  +(\S.*)", line):
+            name, text = entry.groups()
+            found[name] = text
+        elif line.startswith(" ") and name:
+            found[name] += f" {line.strip()}"
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +151,7 @@ class Stated:
         """The fields that a user may state, in their order; help has their defaults in words."""
         hints = get_type_hints(self.section, include_extras=True)
         section, common = self.section.SECTION, self.section.COMMON
+        texts = _texts(self.section)
         for each in fields(self.section):
             mark = each.metadata.get(_METADATA)
             if mark is None or (self.names and each.name not in self.names):
@@ -135,6 +160,7 @@ class Stated:
             name = mark.setting or each.name.removesuffix("_s").removesuffix("_per")
             mark = replace(
                 mark,
+                help=mark.help or texts[each.name],
                 group=mark.group or self.section.GROUP,
                 rare=mark.rare or (common is not None and each.name not in common),
                 default=mark.default or _in_words(each.default),
@@ -194,7 +220,7 @@ def settings_of(
     usual   value with the defaults, where the class around this one has others
     """
     common = vars(group).get("COMMON", common)
-    hints = get_type_hints(group, include_extras=True)
+    hints, texts = get_type_hints(group, include_extras=True), _texts(group)
     for each in fields(group):
         hint = hints[each.name]
         if isinstance(each.default, Stated):
@@ -204,7 +230,7 @@ def settings_of(
             yield from settings_of(hint, common, None if each.default is MISSING else each.default)
             continue
         else:
-            found = _own_setting(each, hint)
+            found = _own_setting(each, hint, texts)
         for one in found:
             mark = replace(
                 one.option,
@@ -214,12 +240,15 @@ def settings_of(
             yield replace(one, option=mark, default=getattr(usual, one.name, one.default))
 
 
-def _own_setting(field: Field[Any], hint: Any) -> Iterator[Setting]:
+def _own_setting(field: Field[Any], hint: Any, texts: Mapping[str, str]) -> Iterator[Setting]:
     mark = field.metadata.get(_METADATA)
     found = option_of(hint) if mark is None else (hint, mark)
     if found is not None:
+        kind, mark = found
+        if not mark.help:
+            mark = replace(mark, help=texts[field.name])
         made = field.default_factory
-        yield Setting(field.name, found[0], field.default if made is MISSING else made(), found[1])
+        yield Setting(field.name, kind, field.default if made is MISSING else made(), mark)
 
 
 def option_of(hint: Any) -> tuple[Any, Option] | None:

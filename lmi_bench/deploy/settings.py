@@ -23,40 +23,32 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server that will run a bundle, and where it finds the weights."""
+    """The server that will run a bundle, and where it finds the weights.
+
+    kind  Server: lmi, tgi, vllm or sglang.
+    platform  Platform: sagemaker or kubernetes.
+    model_id  Weights as a Hub id, s3:// prefix or folder.
+    model_data_uri  Weights as an s3:// prefix or model.tar.gz that SageMaker mounts at
+        /opt/ml/model.
+    image  Image: a version (0.33.0, lmi28; TGI: 3.3.6), a tag, or an address.
+    trust_remote_code  Permission for the server to run code that comes with the weights.
+    env  Variable of the container as NAME=VALUE, or a secret as NAME alone, whose value is read at
+        deployment; repeatable.
+    prometheus  Address of the Prometheus that has the servers' metrics, for scaling on Kubernetes.
+    """
 
     GROUP: ClassVar = "Server"
 
-    kind: str = option(
-        "Server: lmi, tgi, vllm or sglang.", "--server", value="", default="lmi; Kubernetes: vllm"
-    )
-    platform: str = option("Platform: sagemaker or kubernetes.", value="sagemaker")
-    model_id: str | None = option(
-        "Weights as a Hub id, s3:// prefix or folder.", default="the catalog's Hub id"
-    )
-    model_data_uri: str | None = option(
-        "Weights as an s3:// prefix or model.tar.gz that SageMaker mounts at /opt/ml/model.",
-        "--model-data",
-    )
-    image: str | None = option(
-        "Image: a version (0.33.0, lmi28; TGI: 3.3.6), a tag, or an address.",
-        default="the newest that runs on the machine",
-    )
-    trust_remote_code: bool = option(
-        "Permission for the server to run code that comes with the weights.", value=False, rare=True
-    )
-    env: tuple[str, ...] = option(
-        "Variable of the container as NAME=VALUE, or a secret as NAME alone, whose value is read "
-        "at deployment; repeatable.",
-        value=(),
-    )
+    kind: str = option("--server", value="", default="lmi; Kubernetes: vllm")
+    platform: str = option(value="sagemaker")
+    model_id: str | None = option(default="the catalog's Hub id")
+    model_data_uri: str | None = option("--model-data")
+    image: str | None = option(default="the newest that runs on the machine")
+    trust_remote_code: bool = option(value=False, rare=True)
+    env: tuple[str, ...] = option(value=())
     region: str = option(REGION, value="us-east-1", group=_ENDPOINT)
     account: str | None = option(ACCOUNT, rare=True, group=_ENDPOINT)
-    prometheus: str = option(
-        "Address of the Prometheus that has the servers' metrics, for scaling on Kubernetes.",
-        value=PROMETHEUS,
-        rare=True,
-    )
+    prometheus: str = option(value=PROMETHEUS, rare=True)
 
     @property
     def is_kubernetes(self) -> bool:
@@ -111,48 +103,40 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the user states of a deployment; None: as recommended, or as the memory allows."""
+    """What the user states of a deployment; None: as recommended, or as the memory allows.
+
+    machines  Number of machines.
+    tensor_parallel  Tensor-parallel degree: devices of one copy.
+    replicas  Copies of the model on a machine.
+    dtype  Weight format: float16, bfloat16, float32, float8, or of a quantized checkpoint int4,
+        int8, mxfp4 or nvfp4.
+    max_model_len  Maximum length of a request and its answer in tokens.
+    typical_tokens  Expected length of a request and its answer in tokens, for the number of
+        sequences.
+    max_input_tokens  Maximum prompt length in tokens.
+    max_batch  Maximum sequences in a batch.
+    goal  Goal: throughput, or latency of one request at a time.
+    draft  Speculative decoding: ngram, or a smaller model's Hub id, s3:// prefix or folder.
+    """
 
     GROUP: ClassVar = LAYOUT
 
-    machines: int | None = option(
-        "Number of machines.", old_names=("--instances",), default="as recommended, else 1"
-    )
-    tensor_parallel: int | None = option(
-        "Tensor-parallel degree: devices of one copy.",
-        "--tp",
-        default="as recommended, else by --goal",
-    )
+    machines: int | None = option(old_names=("--instances",), default="as recommended, else 1")
+    tensor_parallel: int | None = option("--tp", default="as recommended, else by --goal")
     replicas: int | None = option(
-        "Copies of the model on a machine.",
-        old_names=("--copies",),
-        default="as recommended, else all that fit",
+        old_names=("--copies",), default="as recommended, else all that fit"
     )
     dtype: str | None = option(
-        "Weight format: float16, bfloat16, float32, float8, or of a quantized checkpoint int4, "
-        "int8, mxfp4 or nvfp4.",
-        old_names=("--weight-dtype",),
-        default="the checkpoint's, at most 16 bits",
+        old_names=("--weight-dtype",), default="the checkpoint's, at most 16 bits"
     )
     max_model_len: int | None = option(
-        "Maximum length of a request and its answer in tokens.",
-        default="what memory holds for the workload, else at most 32,768",
+        default="what memory holds for the workload, else at most 32,768"
     )
-    typical_tokens: int | None = option(
-        "Expected length of a request and its answer in tokens, for the number of sequences.",
-        default="the workload's, else 2,048",
-    )
-    max_input_tokens: int | None = option("Maximum prompt length in tokens.")
-    max_batch: int | None = option(
-        "Maximum sequences in a batch.",
-        old_names=("--max-rolling-batch-size",),
-        default="from memory",
-    )
-    goal: str = option("Goal: throughput, or latency of one request at a time.", value="throughput")
-    draft: str | None = option(
-        "Speculative decoding: ngram, or a smaller model's Hub id, s3:// prefix or folder.",
-        default="as recommended",
-    )
+    typical_tokens: int | None = option(default="the workload's, else 2,048")
+    max_input_tokens: int | None = option()
+    max_batch: int | None = option(old_names=("--max-rolling-batch-size",), default="from memory")
+    goal: str = option(value="throughput")
+    draft: str | None = option(default="as recommended")
 
     def __post_init__(self) -> None:
         if self.goal not in ("throughput", "latency"):
@@ -179,51 +163,38 @@ NOTHING: Final = Stated()
 class EndpointSettings:
     """The SageMaker endpoint.
 
-    name       prefix of the names of endpoint, model and component
-    startup_s  None until a plan's weights are known
+    Its name is the prefix of those of model and component. The time limit is None until a plan's
+    weights are known.
+
+    name  Name of the endpoint.
+    role_arn  ARN of SageMaker's role.
+    startup_s  Time limit to load and become healthy in s; SageMaker's is 60 to 3600.
+    max_instances  Maximum number of machines of autoscaling.
+    target_per_copy  Target of autoscaling in concurrent requests per copy.
+    components  Inference component for each copy, even if not needed.
+    jobs_output_uri  S3 prefix for results of SageMaker's own benchmark and recommendation jobs;
+        writes their requests.
+    parameters  Parameter of a request as OPERATION.PATH=VALUE (YAML), such as
+        create_model.EnableNetworkIsolation=true or
+        create_endpoint_config.AsyncInferenceConfig={...}; repeatable.
+    accept_eula  Statement that you have read the model's licence.
     """
 
     GROUP: ClassVar = _ENDPOINT
 
-    name: str | None = option("Name of the endpoint.", default="the model's and the date")
-    role_arn: str = option(
-        "ARN of SageMaker's role.", value="arn:aws:iam::111122223333:role/replace-me"
-    )
+    name: str | None = option(default="the model's and the date")
+    role_arn: str = option(value="arn:aws:iam::111122223333:role/replace-me")
     startup_s: int | None = option(
-        "Time limit to load and become healthy in s; SageMaker's is 60 to 3600.",
-        "--startup-timeout",
-        default="from the weights' bytes, copies and compilation",
-        rare=True,
+        "--startup-timeout", default="from the weights' bytes, copies and compilation", rare=True
     )
-    max_instances: int | None = option(
-        "Maximum number of machines of autoscaling.", default="no autoscaling"
-    )
+    max_instances: int | None = option(default="no autoscaling")
     target_per_copy: float | None = option(
-        "Target of autoscaling in concurrent requests per copy.",
-        "--target-concurrency",
-        default="80 % of the plan's at its capacity",
+        "--target-concurrency", default="80 % of the plan's at its capacity"
     )
-    components: bool = option(
-        "Inference component for each copy, even if not needed.", value=False, rare=True
-    )
-    jobs_output_uri: str | None = option(
-        "S3 prefix for results of SageMaker's own benchmark and recommendation jobs; writes their "
-        "requests.",
-        "--aws-jobs",
-        metavar="s3://BUCKET/PREFIX/",
-        rare=True,
-    )
-    parameters: tuple[str, ...] = option(
-        "Parameter of a request as OPERATION.PATH=VALUE (YAML), such as "
-        "create_model.EnableNetworkIsolation=true or "
-        "create_endpoint_config.AsyncInferenceConfig={...}; repeatable.",
-        "--set",
-        value=(),
-        rare=True,
-    )
-    accept_eula: bool = option(
-        "Statement that you have read the model's licence.", value=False, group="Server"
-    )
+    components: bool = option(value=False, rare=True)
+    jobs_output_uri: str | None = option("--aws-jobs", metavar="s3://BUCKET/PREFIX/", rare=True)
+    parameters: tuple[str, ...] = option("--set", value=(), rare=True)
+    accept_eula: bool = option(value=False, group="Server")
 
     def __post_init__(self) -> None:
         if self.target_per_copy is not None and self.max_instances is None:

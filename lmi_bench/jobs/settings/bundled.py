@@ -69,23 +69,20 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """Answers that are scored instead of generated, and checks of a generated one."""
+    """Answers that are scored instead of generated, and checks of a generated one.
+
+    confidence  Confidence exp(mean log-probability) of the tokens; models are overconfident.
+    logprobs  Number of likeliest tokens, 0 to 20, to print with each token's log-probability.
+    choices  Answer to rank by joint log-probability; nothing is generated; repeatable.
+    questions  JSON lines with prompt, choices and answer, to compare confidence with correctness.
+    """
 
     GROUP: ClassVar = "Scores and checks"
 
-    confidence: bool = option(
-        "Confidence exp(mean log-probability) of the tokens; models are overconfident.", value=False
-    )
-    logprobs: int | None = option(
-        "Number of likeliest tokens, 0 to 20, to print with each token's log-probability."
-    )
-    choices: tuple[str, ...] = option(
-        "Answer to rank by joint log-probability; nothing is generated; repeatable.", value=()
-    )
-    questions: Path | None = option(
-        "JSON lines with prompt, choices and answer, to compare confidence with correctness.",
-        metavar="FILE.jsonl",
-    )
+    confidence: bool = option(value=False)
+    logprobs: int | None = option()
+    choices: tuple[str, ...] = option(value=())
+    questions: Path | None = option(metavar="FILE.jsonl")
     expect_end: tuple[str, ...] = option(
         f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 otherwise.", value=()
     )

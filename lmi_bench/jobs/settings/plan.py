@@ -23,48 +23,45 @@ _MEASURED_DTYPE: Final = replace(planning.DTYPE, default="that of the source", g
 
 @dataclass(frozen=True, slots=True)
 class PredictSettings:
-    """A model on a machine, its requests, and the loads to predict for."""
+    """A model on a machine, its requests, and the loads to predict for.
+
+    instance  Machine such as ml.g5.12xlarge, or local: this machine.
+    replicas  Copies of the model that share the load.
+    concurrency  Users of a closed loop, such as 1,8,64.
+    rate  Load of an open loop in req/s, such as 0.5,2.
+    mix  Mix of requests, IN/OUT[:SHARE],...: simulated.
+    input_lengths  Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD):
+        simulated.
+    output_lengths  Output lengths; same forms as --input-lengths.
+    speed  Speed of recorded traffic: 1 as recorded, 2 twice as fast.
+    think_time  Seconds between an answer and the next turn: a number or a distribution.
+    prefix_cache  Prefix cache of the engine, where prompts begin alike.
+    """
 
     model: str = option(planning.MODEL, value=REQUIRED)
-    instance: str = option(
-        "Machine such as ml.g5.12xlarge, or local: this machine.", value=REQUIRED
-    )
+    instance: str = option(value=REQUIRED)
     input_tokens: int | None = option(planning.INPUT_TOKENS)
     output_tokens: int | None = option(planning.OUTPUT_TOKENS)
     tensor_parallel: int | None = option(
         planning.TENSOR_PARALLEL, default="the smallest that fits", group=None
     )
-    replicas: int = option("Copies of the model that share the load.", value=1)
-    concurrency: str | None = option("Users of a closed loop, such as 1,8,64.", group=LOAD)
-    rate: str | None = option("Load of an open loop in req/s, such as 0.5,2.", group=LOAD)
+    replicas: int = option(value=1)
+    concurrency: str | None = option(group=LOAD)
+    rate: str | None = option(group=LOAD)
     dtype: str | None = option(planning.DTYPE)
     kv_dtype: str | None = option(planning.KV_DTYPE)
     profile: str | None = option(planning.PROFILE)
     prefix_hit: float = option(planning.PREFIX_HIT, value=0.0)
-    mix: str | None = option("Mix of requests, IN/OUT[:SHARE],...: simulated.", group=WORKLOAD)
-    input_lengths: str | None = option(
-        "Prompt lengths: uniform(LOW,HIGH), normal(MEAN,STD), lognormal(MEAN,STD): simulated.",
-        group=WORKLOAD,
-    )
-    output_lengths: str | None = option(
-        "Output lengths; same forms as --input-lengths.", group=WORKLOAD
-    )
+    mix: str | None = option(group=WORKLOAD)
+    input_lengths: str | None = option(group=WORKLOAD)
+    output_lengths: str | None = option(group=WORKLOAD)
     trace: Path | None = option(planning.TRACE)
-    speed: str | None = option(
-        "Speed of recorded traffic: 1 as recorded, 2 twice as fast.", group=WORKLOAD
-    )
+    speed: str | None = option(group=WORKLOAD)
     shared_prefix: int = option(planning.SHARED_PREFIX, value=0)
     documents: str | None = option(planning.DOCUMENTS)
     turns: str | None = option(planning.TURNS)
-    think_time: str | None = option(
-        "Seconds between an answer and the next turn: a number or a distribution.", group=WORKLOAD
-    )
-    prefix_cache: bool = option(
-        "Prefix cache of the engine, where prompts begin alike.",
-        "--prefix-cache/--no-prefix-cache",
-        value=True,
-        group=WORKLOAD,
-    )
+    think_time: str | None = option(group=WORKLOAD)
+    prefix_cache: bool = option("--prefix-cache/--no-prefix-cache", value=True, group=WORKLOAD)
     seed: int = option(planning.SEED, value=0)
     router: str | None = option(planning.ROUTER)
     speculation: DraftSettings = field(default_factory=DraftSettings)
@@ -122,50 +119,36 @@ class PredictSettings:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateSettings:
-    """Measured levels to fit a profile to, and what their source does not state."""
+    """Measured levels to fit a profile to, and what their source does not state.
+
+    sources  Sweeps, tables of levels, result files of other tools; none with --next or --on.
+    out  JSON file for the profile.
+    profile  Prior: a profile file, eager-prior, graph-prior ...
+    tensor_parallel  Tensor-parallel degree of the measured copy.
+    version  Version of the engine.
+    next_levels  Number of levels to propose for measurement.
+    on  Target to measure six levels of, in at most 10 minutes: a URL, sagemaker:NAME, sim:INSTANCE,
+        engine, or a scenario file with more of its settings.
+    run_dir  Folder of the six runs; an interrupted capture goes on in it.
+    keep  Name under which `catalog profiles` and --profile find the profile.
+    engine  Engine and version, such as 'sglang 0.5.2'.
+    """
 
     sources: tuple[Path, ...] = option(
-        "Sweeps, tables of levels, result files of other tools; none with --next or --on.",
-        value=(),
-        argument=True,
-        metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]",
+        value=(), argument=True, metavar="[RUN_DIR|TABLE.csv|SUMMARY.json...]"
     )
-    out: Path | None = option(
-        "JSON file for the profile.",
-        "--out",
-        "-o",
-        default="none; --on: profile.json in its folder",
-    )
-    profile: str | None = option(
-        "Prior: a profile file, eager-prior, graph-prior ...", default="by the source"
-    )
+    out: Path | None = option("--out", "-o", default="none; --on: profile.json in its folder")
+    profile: str | None = option(default="by the source")
     model: str | None = option(planning.MODEL, default="that of the source")
     instance: str | None = option(_MEASURED_ON)
-    tensor_parallel: int | None = option(
-        "Tensor-parallel degree of the measured copy.", "--tp", default="that of the source, else 1"
-    )
+    tensor_parallel: int | None = option("--tp", default="that of the source, else 1")
     dtype: str | None = option(_MEASURED_DTYPE)
-    version: str | None = option("Version of the engine.")
-    next_levels: int = option("Number of levels to propose for measurement.", "--next", value=0)
-    on: str | None = option(
-        "Target to measure six levels of, in at most 10 minutes: a URL, sagemaker:NAME, "
-        "sim:INSTANCE, engine, or a scenario file with more of its settings.",
-        group=_CAPTURE,
-        metavar="TARGET",
-    )
-    run_dir: Path | None = option(
-        "Folder of the six runs; an interrupted capture goes on in it.",
-        default="below runs/",
-        group=_CAPTURE,
-    )
-    keep: str | None = option(
-        "Name under which `catalog profiles` and --profile find the profile.", group=_CAPTURE
-    )
-    engine: str | None = option(
-        "Engine and version, such as 'sglang 0.5.2'.",
-        default="as the server says",
-        group=_CAPTURE,
-    )
+    version: str | None = option()
+    next_levels: int = option("--next", value=0)
+    on: str | None = option(group=_CAPTURE, metavar="TARGET")
+    run_dir: Path | None = option(default="below runs/", group=_CAPTURE)
+    keep: str | None = option(group=_CAPTURE)
+    engine: str | None = option(default="as the server says", group=_CAPTURE)
     api_key: str | None = option(API_KEY, group=_CAPTURE)
     header: tuple[str, ...] = option(HEADER, value=(), group=_CAPTURE)
 
@@ -268,45 +251,40 @@ class VerifySettings:
 
 @dataclass(frozen=True, slots=True)
 class DaySettings:
-    """A day's load, the start-up time of a machine, and what a machine carries and costs."""
+    """A day's load, the start-up time of a machine, and what a machine carries and costs.
+
+    load  Load of the day: columns hour, rate_per_s.
+    shape  Shape of a day without a file: flat, office or sine.
+    peak  Highest load of the day in req/s.
+    least_share  Lowest load of a shape as a share of its peak.
+    start_up  Start-up time of a machine in seconds: 460, or
+        detection=60,provisioning=180,image=120,weights=60,compile=30,warm_up=10.
+    capacity  Load of one machine within the SLOs in req/s.
+    least_slo_share  Share of the day's requests that must meet the SLOs, ramps included.
+    policy  Autoscaler to play request by request: target-tracking or hpa, with settings such as
+        hpa:target=2.5,stabilization_s=300,max_machines=8; repeatable.
+    trace  Recorded traffic, repeated over the day: Azure's CSV, Mooncake's or Bailian's JSON lines.
+    answer_time  Mean time of an answer at a machine's capacity in s.
+    wait_limit  Longest wait in a queue within the SLOs in s.
+    """
 
     recommendation: Path | None = option(planning.RECOMMENDATION)
-    load: Path | None = option("Load of the day: columns hour, rate_per_s.", metavar="FILE.csv")
-    shape: str | None = option(
-        "Shape of a day without a file: flat, office or sine.", default="office"
-    )
-    peak: float | None = option(
-        "Highest load of the day in req/s.", default="the file's, or REC's rate"
-    )
-    least_share: float = option("Lowest load of a shape as a share of its peak.", value=0.2)
-    start_up: str | None = option(
-        "Start-up time of a machine in seconds: 460, or detection=60,provisioning=180,"
-        "image=120,weights=60,compile=30,warm_up=10.",
-        default="estimated for REC",
-    )
-    capacity: float | None = option(
-        "Load of one machine within the SLOs in req/s.", default="REC's lower bound"
-    )
+    load: Path | None = option(metavar="FILE.csv")
+    shape: str | None = option(default="office")
+    peak: float | None = option(default="the file's, or REC's rate")
+    least_share: float = option(value=0.2)
+    start_up: str | None = option(default="estimated for REC")
+    capacity: float | None = option(default="REC's lower bound")
     machine_price: float | None = option(planning.MACHINE_PRICE)
     commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
-    least_slo_share: float = option(
-        "Share of the day's requests that must meet the SLOs, ramps included.", value=0.99
-    )
-    policy: tuple[str, ...] = option(
-        "Autoscaler to play request by request: target-tracking or hpa, with settings such as "
-        "hpa:target=2.5,stabilization_s=300,max_machines=8; repeatable.",
-        value=(),
-    )
-    trace: Path | None = option(
-        "Recorded traffic, repeated over the day: Azure's CSV, Mooncake's or Bailian's JSON lines."
-    )
+    least_slo_share: float = option(value=0.99)
+    policy: tuple[str, ...] = option(value=())
+    trace: Path | None = option()
     router: str = option(
         planning.ROUTER, value="least-outstanding", help="Router of the machines.", group=None
     )
-    answer_time: float | None = option(
-        "Mean time of an answer at a machine's capacity in s.", default="REC's, else 10"
-    )
-    wait_limit: float = option("Longest wait in a queue within the SLOs in s.", value=1.0)
+    answer_time: float | None = option(default="REC's, else 10")
+    wait_limit: float = option(value=1.0)
     seed: int = option(planning.SEED, value=0, group=None)
 
     def __post_init__(self) -> None:

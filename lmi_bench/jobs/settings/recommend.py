@@ -29,26 +29,22 @@ _OF_A_PORTFOLIO: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PurchaseSettings:
-    """Prices, the kind of purchase, and spare machines."""
+    """Prices, the kind of purchase, and spare machines.
+
+    region  Region whose prices count; repeatable.
+    purchase  Purchase: on-demand, savings-plan, reserved or spot.
+    committed  Committed machines, paid even if unused.
+    availability  Availability: none, n+1 (one machine may fail) or az:K (one of K zones).
+    """
 
     GROUP: ClassVar = PRICES
 
     price_list: PriceSettings = field(default_factory=PriceSettings)
-    region: tuple[str, ...] = option(
-        "Region whose prices count; repeatable.", value=(), default="all", rare=True
-    )
-    purchase: str = option(
-        "Purchase: on-demand, savings-plan, reserved or spot.", value="on-demand"
-    )
+    region: tuple[str, ...] = option(value=(), default="all", rare=True)
+    purchase: str = option(value="on-demand")
     commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
-    committed: int | None = option(
-        "Committed machines, paid even if unused.", default="as many as are needed", rare=True
-    )
-    availability: str = option(
-        "Availability: none, n+1 (one machine may fail) or az:K (one of K zones).",
-        value="none",
-        group=LIMITS,
-    )
+    committed: int | None = option(default="as many as are needed", rare=True)
+    availability: str = option(value="none", group=LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,68 +92,54 @@ class AxisSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecommendSettings:
-    """A model or its measured runs, the load, the limits, and the machines to choose from."""
+    """A model or its measured runs, the load, the limits, and the machines to choose from.
 
-    runs: tuple[Path, ...] = option(
-        "Sweeps to calibrate on.", value=(), argument=True, metavar="[RUN_DIR]..."
-    )
+    runs  Sweeps to calibrate on.
+    workload  Scenario with lengths, rate and burstiness.
+    portfolio  Models to share machines, as [{model, rate_per_s, input_tokens, output_tokens, slo}].
+    rate  Load of the whole fleet in req/s.
+    users  Number of users; needs --think-time.
+    think_time  Time between an answer and the next question of a user, or of --turns, in s.
+    vary  Range of loads in req/s; also prints the cheapest layout of each load.
+    objective  Objective: cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity),
+        latency or throughput.
+    instance  Instance to consider, or local; repeatable, or between commas.
+    measured_on  Machine of the runs' endpoint if they do not state it; once, or once a run.
+    blended_ratio  Input tokens per output token of the blended price.
+    discount  Discount on the blended price, 0 to 1.
+    explain  Reasons, prices, warnings, what else to measure, and what would change the answer.
+    """
+
+    runs: tuple[Path, ...] = option(value=(), argument=True, metavar="[RUN_DIR]...")
     model: str | None = option(planning.MODEL, default="that of the run")
     input_tokens: int | None = option(planning.INPUT_TOKENS)
     output_tokens: int | None = option(planning.OUTPUT_TOKENS)
-    workload: Path | None = option(
-        "Scenario with lengths, rate and burstiness.", metavar="S.yaml", group=WORKLOAD
-    )
+    workload: Path | None = option(metavar="S.yaml", group=WORKLOAD)
     prefix_hit: float = option(planning.PREFIX_HIT, value=0.0, rare=True)
     shared_prefix: int | None = option(planning.SHARED_PREFIX, rare=True)
     documents: str | None = option(planning.DOCUMENTS, rare=True)
     turns: str | None = option(planning.TURNS, rare=True)
     trace: Path | None = option(planning.TRACE, rare=True)
-    portfolio: Path | None = option(
-        "Models to share machines, as [{model, rate_per_s, input_tokens, output_tokens, slo}].",
-        metavar="FILE.yaml",
-        group=WORKLOAD,
-    )
+    portfolio: Path | None = option(metavar="FILE.yaml", group=WORKLOAD)
     axes: AxisSettings = field(default_factory=AxisSettings)
-    rate: float | None = option("Load of the whole fleet in req/s.", group=LOAD)
-    users: int | None = option("Number of users; needs --think-time.", group=LOAD)
-    think_time: float | None = option(
-        "Time between an answer and the next question of a user, or of --turns, in s.", group=LOAD
-    )
-    vary: str | None = option(
-        "Range of loads in req/s; also prints the cheapest layout of each load.",
-        metavar="rate=A..B",
-        group=LOAD,
-        rare=True,
-    )
+    rate: float | None = option(group=LOAD)
+    users: int | None = option(group=LOAD)
+    think_time: float | None = option(group=LOAD)
+    vary: str | None = option(metavar="rate=A..B", group=LOAD, rare=True)
     router: str = option(planning.ROUTER, value="random")
     slo: tuple[str, ...] = option(
         planning.SLO, value=(), help=f"{planning.SLO.help} Exit 99 if no fleet meets it."
     )
-    objective: str = option(
-        "Objective: cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity), "
-        "latency or throughput.",
-        value="cost",
-        group=LIMITS,
-    )
+    objective: str = option(value="cost", group=LIMITS)
     limits: FleetLimits = field(default_factory=FleetLimits)
-    instance: tuple[str, ...] = option(
-        "Instance to consider, or local; repeatable, or between commas.",
-        value=(),
-        default="all, or the run's",
-        group=MACHINES,
-    )
+    instance: tuple[str, ...] = option(value=(), default="all, or the run's", group=MACHINES)
     tensor_parallel: tuple[int, ...] = option(
         planning.TENSOR_PARALLEL,
         value=(),
         help="Tensor-parallel degree to consider; repeatable.",
         default="all",
     )
-    measured_on: tuple[str, ...] = option(
-        "Machine of the runs' endpoint if they do not state it; once, or once a run.",
-        value=(),
-        metavar="INSTANCE[:TP]",
-        group=MACHINES,
-    )
+    measured_on: tuple[str, ...] = option(value=(), metavar="INSTANCE[:TP]", group=MACHINES)
     profile: str | None = option(planning.PROFILE)
     kv_tokens: int | None = option(planning.KV_TOKENS)
     engine_version: str | None = option(planning.ENGINE_VERSION)
@@ -165,16 +147,9 @@ class RecommendSettings:
         planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True
     )
     money: PurchaseSettings = field(default_factory=PurchaseSettings)
-    blended_ratio: float = option(
-        "Input tokens per output token of the blended price.", value=3.0, group=PRICES, rare=True
-    )
-    discount: float = option(
-        "Discount on the blended price, 0 to 1.", value=0.0, group=PRICES, rare=True
-    )
-    explain: bool = option(
-        "Reasons, prices, warnings, what else to measure, and what would change the answer.",
-        value=False,
-    )
+    blended_ratio: float = option(value=3.0, group=PRICES, rare=True)
+    discount: float = option(value=0.0, group=PRICES, rare=True)
+    explain: bool = option(value=False)
     seed: int = option(planning.SEED, value=0)
 
     def __post_init__(self) -> None:

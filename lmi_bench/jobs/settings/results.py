@@ -90,31 +90,26 @@ class ImportSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFromSettings:
-    """A source of traffic and the scenario to write."""
+    """A source of traffic and the scenario to write.
 
-    source: str = option(
-        "Log: JSON lines or CSV (also of LiteLLM, Langfuse, Azure's and Mooncake's traces), or an "
-        "access log of nginx or a load balancer; .gz too. Or prometheus:URL of a Prometheus "
-        "server or of an engine's /metrics page.",
-        value=REQUIRED,
-        argument=True,
-        metavar="SOURCE",
-    )
-    out: Path = option("Scenario file to write (YAML).", "--out", "-o", value=REQUIRED)
-    model: str | None = option("Model for the scenario.", "--model", "-m")
-    fields: str | None = option(
-        "Names of a log's fields, such as time=startTime,input=usage.prompt,output=usage.answer.",
-        default="the usual names",
-    )
-    assume: str | None = option(
-        "Prompt/answer length in tokens, such as 500/200, for requests that the log has none of."
-    )
-    hours: float = option(
-        "Period in hours, up to now, to read from a Prometheus server.", value=24.0
-    )
-    speed: float = option(
-        "Growth factor: the scenario's rate is the peak rate times it.", value=1.0
-    )
+    source  Log: JSON lines or CSV (also of LiteLLM, Langfuse, Azure's and Mooncake's traces), or an
+        access log of nginx or a load balancer; .gz too. Or prometheus:URL of a Prometheus server or
+        of an engine's /metrics page.
+    out  Scenario file to write (YAML).
+    model  Model for the scenario.
+    fields  Names of a log's fields, such as time=startTime,input=usage.prompt,output=usage.answer.
+    assume  Prompt/answer length in tokens, such as 500/200, for requests that the log has none of.
+    hours  Period in hours, up to now, to read from a Prometheus server.
+    speed  Growth factor: the scenario's rate is the peak rate times it.
+    """
+
+    source: str = option(value=REQUIRED, argument=True, metavar="SOURCE")
+    out: Path = option("--out", "-o", value=REQUIRED)
+    model: str | None = option("--model", "-m")
+    fields: str | None = option(default="the usual names")
+    assume: str | None = option()
+    hours: float = option(value=24.0)
+    speed: float = option(value=1.0)
 
     def __post_init__(self) -> None:
         if self.hours < 0.1:
