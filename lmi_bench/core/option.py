@@ -291,8 +291,11 @@ def overrides(settings: Any) -> dict[str, Any]:
     return found
 
 
-def filled(group: type[Any], given: dict[str, Any]) -> Any:
-    """The settings from their fields' values by name, which are removed from `given`."""
+def filled(group: type[Any], given: dict[str, Any], usual: Any = None) -> Any:
+    """The settings from their fields' values by name, which are removed from `given`.
+
+    usual  value with the defaults, where they are not the class's
+    """
     hints = get_type_hints(group, include_extras=True)
     values: dict[str, Any] = {}
     for each in fields(group):
@@ -303,14 +306,15 @@ def filled(group: type[Any], given: dict[str, Any]) -> Any:
             values[each.name] = replace(each.default, values=stated)
         elif is_dataclass(hint):
             assert isinstance(hint, type)
-            values[each.name] = filled(hint, given)
+            around = None if each.default is MISSING else each.default
+            values[each.name] = filled(hint, given, around)
         elif each.name in given:
             value = given.pop(each.name)
             # a command line hands a list over for every option that may be repeated
             kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
             is_tuple = any(get_origin(one) is tuple for one in kinds(kind))
             values[each.name] = tuple(value) if is_tuple and value is not None else value
-    return group(**values)
+    return group(**values) if usual is None else replace(usual, **values)
 
 
 def kinds(kind: Any) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from lmi_bench.cli.command import Command, spread_options
-from lmi_bench.core.option import Option
+from lmi_bench.core.option import Option, filled, option, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,23 @@ class Settings:
     is_fast: Annotated[bool | None, Option("Speed.", ("--fast/--slow",), rare=True)] = None
     not_an_option: int = 4
     port: Annotated[int | None, Option("Port.", bare=0)] = None
+
+
+NINE = Load(users=9)
+
+
+@dataclass(frozen=True, slots=True)
+class Documented:
+    """The text of a field is its help.
+
+    A colon: or two  spaces in prose name no field.
+
+    users  Users at once,
+        of one level.
+    """
+
+    users: int = option("--many", value=3)
+    rate: float | None = option("Requests per second.", "--rate")
 
 
 @pytest.fixture
@@ -100,3 +117,20 @@ def test_help_all_shows_every_option(call):
 def test_a_rare_option_works_without_being_shown(call):
     (settings, _), _ = call("run", "--fast")
     assert settings.is_fast is True
+
+
+def test_the_help_of_an_option_is_the_text_of_its_field_in_the_docstring():
+    texts = {each.name: (each.option.help, each.option.names) for each in settings_of(Documented)}
+    assert texts == {
+        "users": ("Users at once, of one level.", ("--many",)),
+        "rate": ("Requests per second.", ("--rate",)),
+    }
+
+
+def test_settings_around_others_may_have_other_defaults():
+    @dataclass(frozen=True, slots=True)
+    class Around:
+        load: Load = NINE
+
+    assert [each.default for each in settings_of(Around)] == [9, (), None]
+    assert filled(Around, {}) == Around(Load(users=9))
