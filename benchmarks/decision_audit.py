@@ -352,7 +352,7 @@ def measure_load(world: World, layout: Layout, rate_per_s: float, index: int) ->
     seed = 2_000_003 + 10 * world.number + index
     spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=MEASURED_REQUESTS)
     level = world.run(plan, spec, hidden=seed, seed=seed)
-    return MeasuredLoad(layout.engine_key, rate_per_s, settled(level.records))
+    return MeasuredLoad(layout.copy_key, rate_per_s, settled(level.records))
 
 
 def calibrated(world: World, cells: Sequence[MeasuredLevel]) -> EngineProfile:

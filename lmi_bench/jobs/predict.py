@@ -143,6 +143,12 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     if settings.tensor_parallel is None:
         longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
         setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
+    setup = setup.beside(settings.replicas)
+    if setup.host_copies > 1:
+        warnings.append(
+            f"{setup.host_copies} copies share a host: {setup.host_copies} x one copy is an upper "
+            "bound; the interval reaches lower, for what they share beside its processor"
+        )
     blank = Prediction(settings, setup, profile, [*warnings, *profile.notes])
     if settings.is_simulated:
         answer = _simulated(blank, listener)

@@ -145,7 +145,8 @@ def _setup(
             f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
             f"has {devices}: lower --replicas or --tp"
         )
-    return Setup(shape, instance, degree, dtype, speculation=_speculation(settings, shape))
+    setup = Setup(shape, instance, degree, dtype, speculation=_speculation(settings, shape))
+    return setup.beside(copies)
 
 
 def _speculation(settings: EngineSection, shape: ModelShape) -> Speculation | None:

@@ -67,7 +67,7 @@ def setup_of_run(run: Run) -> Setup | None:
             facts.dtype,
             kv_dtype=facts.kv_dtype,
             speculation=speculation,
-        )
+        ).beside(facts.replicas)
     except LmiBenchError:
         return None
 

@@ -53,6 +53,9 @@ _CACHE_ERROR_OF: dict[Metric, float] = {"tpot_mean_s": 2.0}
 _SETTING_ERROR = 0.25
 _NEAR_LIMIT = 0.5  # share of the allowed sequences that run on average
 _UNSEEN_DEVICE, _UNSEEN_MODEL = 0.10, 0.07
+_SHARED_HOST = 0.075  # for each doubling of the copies on a host, slower only: what they share
+# beside its processor time, such as a router, is in no step; two copies have given 1.5 to 1.8 times
+# one (vllm-metal#451), eight behind one server 4 times (vllm#30084), separate servers near the sum
 _UNKNOWN_SHAPE = 0.25  # an architecture that is planned by its sizes
 _UNSEEN_KIND = 0.12  # mixtures of experts, latent caches, parallel branches, weights of few bits
 _ROUNDING = 1e-9  # a load planned at the limit does not exceed it
@@ -244,9 +247,12 @@ def _factors(
         if full:
             variance += (_CACHE_ERROR * _CACHE_ERROR_OF.get(item.metric, 1.0)) ** 2
         reach = Z80 * errors.widened(item.metric, blind=blind)
-        sides = zip(unmeasured[index], ends[index], strict=True)
+        shared = _SHARED_HOST * math.log2(cell.setup.host_copies)
+        slower = (shared, 0.0) if item.metric == "throughput_tokens_per_s" else (0.0, shared)
+        sides = zip(unmeasured[index], slower, ends[index], strict=True)
         down, up = (
-            math.exp(max(reach * math.sqrt(max(0.0, variance + sd**2)), end)) for sd, end in sides
+            math.exp(max(reach * math.sqrt(max(0.0, variance + sd**2 + more**2)), end))
+            for sd, more, end in sides
         )
         factors[item.metric] = Factor(math.exp(float(shift[index])), down, up)
     return factors

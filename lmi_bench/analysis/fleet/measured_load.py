@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.fit.from_run import PlacedRun, run_lengths
-from lmi_bench.analysis.level.layouts import EngineKey, Layout, Workload
+from lmi_bench.analysis.level.layouts import CopyKey, Layout, Workload
 from lmi_bench.analysis.level.steady_state import bisect
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.slo_results import MISSED_BY, request_values_ms
@@ -53,7 +53,7 @@ class MeasuredLoad:
     cut_short   a stop rule ended the level: too slow, or too many errors
     """
 
-    engine_key: EngineKey
+    copy_key: CopyKey
     rate_per_s: float
     records: tuple[RequestRecord, ...]
     cut_short: bool = False
@@ -90,10 +90,10 @@ def loads_from_run(placed: PlacedRun, workload: Workload) -> list[MeasuredLoad]:
     if run_lengths(run) != (workload.input_tokens, workload.output_tokens):
         return []
     copies = run.manifest.target.replicas
-    key = Layout(placed.instance, placed.degree).engine_key
+    key = Layout(placed.instance, placed.degree).copy_key
     return [
         MeasuredLoad(
-            engine_key=key,
+            copy_key=key,
             rate_per_s=line.load.value / copies,
             records=settled(records),
             cut_short=line.stopped_by in MISSED_BY,

@@ -214,10 +214,11 @@ def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], li
     for layout, plan in possible:
         key = layout.engine_key
         if key not in copies:
-            device, _, _, setting = key
+            (device, link, degree, setting), host_copies = key
             if (device, setting) not in fits:
                 fits[device, setting] = _fit(request, layout, plan)
-            fit, same_steps = fits[device, setting], (*key[:3], setting.of_a_step)
+            fit = fits[device, setting]
+            same_steps = (device, link, degree, setting.of_a_step, host_copies)
             if same_steps not in factors:
                 lone = under_load(set_up(layout, plan.workload), fit.profile, Load(1))
                 factors[same_steps] = TimeFactors.at(fit, lone)
@@ -259,7 +260,7 @@ def _screened(
 
 def _measured(request: RecommendRequest, layout: Layout) -> tuple[tuple[float, Verdict], ...]:
     """The measured rates of such a copy, each with its verdict."""
-    mine = [load for load in request.measured if load.engine_key == layout.engine_key]
+    mine = [load for load in request.measured if load.copy_key == layout.copy_key]
     return tuple((load.rate_per_s, load.verdict(request.slos)) for load in pooled(mine))
 
 

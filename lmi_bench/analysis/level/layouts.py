@@ -35,8 +35,10 @@ from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
-EngineKey = tuple[str, Link, int, EngineSetting]
-"""Accelerator, link, tensor-parallel degree, setting: they determine the speed of one copy."""
+CopyKey = tuple[str, Link, int, EngineSetting]
+"""Accelerator, link, tensor-parallel degree, setting: they determine the speed of a lone copy."""
+EngineKey = tuple[CopyKey, int]
+"""And the copies on its host, which slow each other down."""
 
 _DEGREES = (1, 2, 4, 8, 16)
 _ROUNDS = 3
@@ -70,6 +72,11 @@ class Layout:
     @property
     def engine_key(self) -> EngineKey:
         """Layouts with equal keys have equally fast copies and are simulated once."""
+        return self.copy_key, self.copies
+
+    @property
+    def copy_key(self) -> CopyKey:
+        """Layouts with equal keys would have equally fast copies on hosts of their own."""
         link = self.instance.link if self.tensor_parallel > 1 else NO_LINK
         device = self.instance.accelerator.name
         if self.setting.hosts:  # a copy that spans machines depends on their network
@@ -86,6 +93,7 @@ class Layout:
             workload.kv_dtype,
             workload.speculation,
             self.setting.parallelism(self.instance, self.tensor_parallel),
+            max(1, self.copies),
         )
 
     def rejected(self, reason: str) -> Rejection:

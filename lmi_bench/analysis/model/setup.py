@@ -111,6 +111,7 @@ class Setup:
     dtype, kv_dtype  formats of weights and cache; cache None: 32 bits with 32-bit weights, else 16
     speculation      speculation of the engine; None: one token a step
     parallelism      how it is split beyond that degree
+    host_copies      copies on the host, this one included: they share its processor
     """
 
     shape: ModelShape
@@ -120,6 +121,12 @@ class Setup:
     kv_dtype: str | None = None
     speculation: Speculation | None = None
     parallelism: Parallelism = PLAIN
+    host_copies: int = 1
+
+    def beside(self, copies: int) -> "Setup":
+        """The copy as one of so many; a machine holds as many as its devices allow."""
+        held = max(1, self.instance.num_accelerators // self.devices)
+        return replace(self, host_copies=min(copies, held))
 
     @property
     def devices(self) -> int:

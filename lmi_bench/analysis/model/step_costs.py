@@ -237,11 +237,14 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
     shape, device, tensor_parallel = setup.shape, setup.instance.accelerator, setup.tensor_parallel
     parameters, layers = profile.parameters, shape.num_layers
     rates = _Rates.of(setup, parameters)
-    # each rank is a process, and the step waits for the slowest
+    # each rank is a process, and the step waits for the slowest; those of other copies on the host
+    # compete for its processor too
     reduces_per_layer = _ALL_REDUCES_PER_LAYER // (1 + shape.parallel_branches)
     waits = reduces_per_layer / _ALL_REDUCES_PER_LAYER
     ranks = float(tensor_parallel - 1) ** _STRETCH_POWER
     stretch: float = 1 + parameters.host_stretch_per_rank * waits * ranks
+    others = (setup.host_copies - 1) * tensor_parallel
+    stretch += parameters.host_stretch_per_rank * others
     stretch *= profile.host_factors.get(device.name, 1.0)
     host_s = parameters.host_per_layer_s * layers * stretch
     if rates.widening_ops and rates.weight_bytes < 1 and tensor_parallel > 1:

@@ -130,7 +130,7 @@ def test_a_level_of_poisson_arrivals_is_a_load_of_one_copy_without_its_ramp():
     """4 req/s over two copies; the first answer ends at 2.6 s, so the first three are the ramp."""
     (load,) = loads_from_run(PlacedRun(poisson_run(), INSTANCE), WORKLOAD)
     assert load.rate_per_s == 2.0
-    assert load.engine_key == Layout(INSTANCE, 1).engine_key
+    assert load.copy_key == Layout(INSTANCE, 1).copy_key
     assert [record.request_id for record in load.records] == list(range(3, 60))
     assert not load.cut_short
 

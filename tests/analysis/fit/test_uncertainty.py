@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lmi_bench.analysis.fit.fit import fit_of_profile
@@ -94,7 +96,8 @@ def test_a_recommended_fleet_is_as_sure_as_the_prediction_of_its_copies(
         )
     )
     fleet = answer.recommended
-    load = under_load(setup, profile, Load(rate_per_s=rate / fleet.instances))
+    beside = replace(setup, setup=setup.setup.beside(copies))
+    load = under_load(beside, profile, Load(rate_per_s=rate / fleet.instances))
     like = forecast(fit_of_profile(profile, [load]), load)
     assert fleet.basis == "simulated"
     assert relative(fleet.figures["capacity_rate_per_s"]) == pytest.approx(
@@ -122,3 +125,32 @@ def test_users_known_to_be_spread_out_have_no_first_token_of_users_in_step():
     open_, known = (Uncertainty.of(VLLM_0_19, load, spread=s).factors for s in (False, True))
     assert known["ttft_mean_s"].up < open_["ttft_mean_s"].up
     assert known["ttft_mean_s"].down == pytest.approx(open_["ttft_mean_s"].down)
+
+
+@pytest.mark.parametrize("users", [1, 48])
+@pytest.mark.parametrize(("copies", "machine"), [(2, "ml.g6.12xlarge"), (8, "ml.p4d.24xlarge")])
+def test_copies_that_share_a_host_give_less_than_their_sum_and_may_give_far_less(
+    copies, machine, users
+):
+    cell = setup_of("llama-2-7b", machine, 1, 256, 256)
+    known = fit_of_profile(VLLM_0_19, [cell])
+    one = forecast(known, under_load(cell, VLLM_0_19, Load(users))).figures
+    shared = replace(cell, setup=cell.setup.beside(copies), replicas=copies)
+    level = under_load(shared, VLLM_0_19, Load(users * copies))
+    together = forecast(known, level).figures
+    for key, figure in one.items():
+        lone, several = figure, together[key]
+        if key == "throughput_tokens_per_s":
+            lone = lone.times(copies)
+            assert several.value < lone.value
+            assert several.high <= lone.high * (1 + 1e-3)
+            assert several.low / several.value < 0.995 * lone.low / lone.value
+        else:
+            assert several.value >= lone.value * (1 - 1e-3)
+            assert several.low >= lone.low * (1 - 1e-3)
+            assert several.high / several.value > 1.002 * lone.high / lone.value
+
+
+def test_copies_on_hosts_of_their_own_give_their_sum():
+    setup = setup_of("llama-2-7b", "ml.g5.2xlarge", 1, 256, 256).setup
+    assert setup.beside(3) == setup

@@ -42,7 +42,7 @@ def level(rate_per_s, ms_per_token):
         RequestRecord(i, float(i), Exchange(float(i), tuple(i + each for each in times)))
         for i in range(400)
     )
-    return MeasuredLoad(LAYOUT.engine_key, rate_per_s, records)
+    return MeasuredLoad(LAYOUT.copy_key, rate_per_s, records)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_a_measured_level_that_misses_the_slos_costs_a_machine(prepared):
 
 def test_a_level_of_another_device_changes_nothing(prepared):
     before = ask(prepared).recommended.instances
-    other = replace(level(1.0, 200.0), engine_key=("L40S", *LAYOUT.engine_key[1:]))
+    other = replace(level(1.0, 200.0), copy_key=("L40S", *LAYOUT.engine_key[1:]))
     assert ask(prepared, other).recommended.instances == before
 
 
@@ -108,7 +108,7 @@ def test_a_level_on_the_line_is_not_measured_again(prepared):
     rate = REQUEST.rate_per_s / (before - 1)
     fast, slow = (level(rate, ms).records[:1] for ms in (20.0, 200.0))
     records = tuple(replace(slow[0] if i % 10 == 0 else fast[0], request_id=i) for i in range(4000))
-    answer = ask(prepared, MeasuredLoad(LAYOUT.engine_key, rate, records))
+    answer = ask(prepared, MeasuredLoad(LAYOUT.copy_key, rate, records))
     assert answer.recommended.instances >= before
     assert all(probe.rate_per_s != pytest.approx(rate) for probe in answer.measure_next)
 
