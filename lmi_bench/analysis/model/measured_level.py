@@ -26,9 +26,7 @@ MEASURED: tuple[Metric, ...] = get_args(Metric)
 LENGTH_SPREAD = 0.1
 """Relative variation of output lengths that are drawn, or of answers that end by themselves."""
 _WITHOUT_JSON = ("shape", "instance", "setup", "prefill")
-_OF_SETUP = (
-    "tensor_parallel", "dtype", "kv_dtype", "speculation", "parallelism", "host_copies",
-)  # fmt: skip
+_OF_SETUP = ("tensor_parallel", "dtype", "kv_dtype", "speculation", "parallelism", "host_copies")
 
 
 @dataclass(frozen=True, slots=True)
