@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from lmi_bench.analysis.fleet.answer import Question, Recommendation
 from lmi_bench.catalog.models import find_model_entry
+from lmi_bench.catalog.templates import filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.sagemaker import allowed_values, check_request
-from lmi_bench.deploy.templates import filled
 
 _MOST_TYPES: Final = 3
 _STEM: Final = 48  # a job's name has at most 63 characters
@@ -66,7 +66,7 @@ def job_files(
         "framework": framework,
         "machines": types,
     }
-    requests = filled("sagemaker.yaml", wanted, values)
+    requests = filled("deploy/sagemaker.yaml", wanted, values)
     for operation, parameters in requests.items():
         check_request(operation, parameters)
     return {

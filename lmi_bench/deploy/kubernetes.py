@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import yaml
 
+from lmi_bench.catalog.templates import PlainDumper, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import PROMETHEUS
-from lmi_bench.deploy.templates import PlainDumper, filled
 
 _PORT: Final = 8000
 _HOST_SHARE: Final = 0.8  # of the host's memory for pods; the node's own services use the rest
@@ -101,7 +101,7 @@ def kubernetes_files(
     }
     return {
         file: yaml.dump_all(
-            filled("kubernetes.yaml", names, values).values(),
+            filled("deploy/kubernetes.yaml", names, values).values(),
             Dumper=PlainDumper,
             sort_keys=False,
             width=100,

@@ -19,17 +19,17 @@ from botocore.model import ServiceModel, Shape
 from botocore.validate import ParamValidator
 
 from lmi_bench.analysis.model.memory import weight_bytes
+from lmi_bench.catalog.templates import PlainDumper, Tag, filled, read_template
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB, MIB
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import EndpointSettings
-from lmi_bench.deploy.templates import PlainDumper, Tag, filled, read_template
 
 Request = tuple[str, dict[str, Any]]
 """An operation's name in boto3, and its parameters."""
 
 VARIANT: Final = "AllTraffic"
-_STACK: Final = "cloudformation.yaml"
+_STACK: Final = "deploy/cloudformation.yaml"
 _HOST_SHARE: Final = 0.9  # share of host memory for all components; the system uses the rest
 _SERVER_BYTES: Final = 4 * GIB  # of host memory for a copy, beside its weights while they load
 _WITHOUT_DISKS: Final = ("ml.p3.", "ml.inf1.", "ml.inf2.")
@@ -82,7 +82,7 @@ def endpoint_requests(
         **_machine_values(plan, endpoint, components=components),
         **(_scaling_values(plan, endpoint, components=components) if scales else {}),
     }
-    requests = [*filled("sagemaker.yaml", wanted, values).items()]
+    requests = [*filled("deploy/sagemaker.yaml", wanted, values).items()]
     for text in endpoint.parameters:
         _set_parameter(dict(requests), text)
     for operation, parameters in requests:

@@ -1,31 +1,24 @@
 """Levels as benchmark reports of llm-d, schema version 0.2, one for each level.
 
-Units are written with each metric (ms, ms/token, tokens/s, queries/s, count). Source: the schema
-`schema_v0_2.py` of llm-d/llm-d-benchmark (2026-08). A statistic that was not measured is left out.
-The schema requires an accelerator, so the stack is described only where it is known.
+The report is in data/llm_d.yaml; this module has its values. A statistic that was not measured is
+left out. The schema requires an accelerator and a prompt length, so the stack and the load are
+described only where these are known.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from lmi_bench import __version__
-from lmi_bench.core.level import Level, Metric, Statistics
+from lmi_bench.catalog.templates import filled, read_template
+from lmi_bench.core.level import Level, Statistics
 from lmi_bench.core.run_store import Run
 from lmi_bench.interchange.tables import hardware, mean_lengths
 
-REPORT_VERSION = "0.2"
+_FILE = "interchange/llm_d.yaml"
 _STATISTICS = {"mean": "mean", "std": "stddev", "min": "min", "p50": "p50", "p90": "p90",
                "p95": "p95", "p99": "p99", "max": "max"}  # fmt: skip
-_LATENCIES: Mapping[str, tuple[Metric, str]] = {
-    "time_to_first_token": ("ttft", "ms"),
-    "normalized_time_per_output_token": ("latency_per_token", "ms/token"),
-    "time_per_output_token": ("tpot", "ms/token"),
-    "inter_token_latency": ("itl", "ms/token"),
-    "request_latency": ("e2e", "ms"),
-}
 
 
 def llm_d_reports(run: Run) -> list[dict[str, Any]]:
@@ -34,106 +27,82 @@ def llm_d_reports(run: Run) -> list[dict[str, Any]]:
 
 
 def _report(run: Run, line: Level, stage: int) -> dict[str, Any]:
+    values = _stack_values(run) | _load_values(run, line) | _result_values(line)
     experiment = _digest({"hash": run.manifest.scenario_hash, "folder": run.path.name})
-    stack = _stack(run)
-    return {
-        "version": REPORT_VERSION,
-        "run": {
-            "uid": _digest([experiment, line.index, line.attempt]),
-            "eid": experiment,
-            "time": {"duration": f"PT{(line.wall_s or 0.0):.6f}S"},
-        },
-        "scenario": {**({"stack": stack} if stack else {}), **_load(run, line, stage)},
-        "results": {"request_performance": {"aggregate": _aggregate(line)}},
-    }
-
-
-def _stack(run: Run) -> list[dict[str, Any]]:
-    facts = hardware(run)
-    if facts["accelerator"] is None or facts["n_accelerators"] is None or facts["model"] is None:
-        return []
-    target = run.manifest.target.to_json()
-    return [
-        {
-            "metadata": {"label": "engine-0", "cfg_id": _digest(target)},
-            "standardized": {
-                "kind": "inference_engine",
-                "tool": run.manifest.target.kind or "unknown",
-                "tool_version": __version__,
-                "role": "replica",
-                "replicas": int(facts["instance_count"] or 1),
-                "model": {"name": str(facts["model"])},
-                "accelerator": {
-                    "model": str(facts["accelerator"]),
-                    "count": int(facts["n_accelerators"]),
-                    "parallelism": {"dp": 1, "ep": 1, "pp": 1, "tp": int(facts["tp"] or 1)},
-                },
-            },
-            "native": {"config": target},
-        }
-    ]
-
-
-def _load(run: Run, line: Level, stage: int) -> dict[str, Any]:
-    """The load section; empty if the prompt length, which the schema requires, is unknown."""
-    scenario, content = run.manifest.scenario, run.manifest.scenario.to_json()
-    input_tokens, output_tokens = mean_lengths(line)
-    fixed = not scenario.workload.mix and not scenario.workload.dataset
-    if input_tokens is None or input_tokens < 1:
-        return {}
-    standardized: dict[str, Any] = {
-        "tool": run.manifest.imported_from or "lmi-bench",
-        "tool_version": __version__,
-        "source": "sampled" if scenario.workload.dataset else "random",
+    values |= {
+        "version": __version__,
         "stage": stage,
+        "experiment": experiment,
+        "uid": _digest([experiment, line.index, line.attempt]),
+        "duration": f"PT{(line.wall_s or 0.0):.6f}S",
     }
-    for side, tokens in (("input", input_tokens), ("output", output_tokens)):
-        if tokens is not None and tokens >= 1:
-            length = {"distribution": "fixed" if fixed else "other", "value": tokens}
-            standardized[f"{side}_seq_len"] = length
-    loads = {"rate_qps": line.load.rate_per_s, "concurrency": line.load.concurrency}
-    standardized |= {name: value for name, value in loads.items() if value is not None}
-    metadata = {"cfg_id": _digest(content), "description": scenario.name}
-    native = {"config": content}
-    return {"load": {"metadata": metadata, "standardized": standardized, "native": native}}
+    required = {"stack": ("model", "accelerator", "devices"), "load": ("input_tokens",)}
+    known = [name for name, keys in required.items() if all(values[key] for key in keys)]
+    parts = dict.fromkeys(required) | filled(_FILE, known, values)
+    report: dict[str, Any] = filled(_FILE, ["report"], values | parts)["report"]
+    return report
 
 
-def _aggregate(line: Level) -> dict[str, Any]:
-    requests: dict[str, Any] = {"total": line.sent}
-    if line.errors is not None:
-        requests["failures"] = line.errors
-    for name, mean in zip(("input_length", "output_length"), mean_lengths(line), strict=True):
-        if mean is not None:
-            requests[name] = {"units": "count", "mean": mean}
-    latency = {
-        name: found
-        for name, (metric, units) in _LATENCIES.items()
-        if (found := _statistics(line.of(metric), units)) is not None
+def _stack_values(run: Run) -> dict[str, Any]:
+    facts, target = hardware(run), run.manifest.target.to_json()
+    return {
+        "target": target,
+        "target_id": _digest(target),
+        "engine": run.manifest.target.kind or "unknown",
+        "copies": facts["instance_count"] or 1,
+        "model": facts["model"],
+        "accelerator": facts["accelerator"],
+        "devices": facts["n_accelerators"],
+        "degree": facts["tp"] or 1,
     }
-    total, output = (line.total_throughput_tokens_per_s, line.throughput_tokens_per_s)
-    rates = {
-        "input_token_rate": None if total is None or output is None else total - output,
-        "output_token_rate": output,
-        "total_token_rate": total,
-        "request_rate": line.request_throughput_per_s,
-    }
-    throughput = {
-        name: {"units": "queries/s" if name == "request_rate" else "tokens/s", "mean": value}
-        for name, value in rates.items()
-        if value is not None
-    }
-    return {"requests": requests, "latency": latency, "throughput": throughput}
 
 
-def _statistics(found: Statistics, units: str) -> dict[str, Any] | None:
-    """The schema requires a mean: None for a metric without one."""
-    if found.mean is None:
-        return None
-    kept = {
-        theirs: float(value)
-        for ours, theirs in _STATISTICS.items()
-        if (value := found.value(ours)) is not None and math.isfinite(value)
+def _load_values(run: Run, line: Level) -> dict[str, Any]:
+    stated, scenario = run.manifest.scenario, run.manifest.scenario.to_json()
+    fixed = not stated.workload.mix and not stated.workload.dataset
+    distribution = "fixed" if fixed else "other"
+    asked, told = (mean if mean and mean >= 1 else None for mean in mean_lengths(line))
+    return {
+        "scenario": scenario,
+        "scenario_id": _digest(scenario),
+        "scenario_name": stated.name,
+        "tool": run.manifest.imported_from or "lmi-bench",
+        "source": "sampled" if stated.workload.dataset else "random",
+        "distribution": distribution,
+        "input_tokens": asked,
+        "output_seq_len": told and {"distribution": distribution, "value": told},
+        "rate_per_s": line.load.rate_per_s,
+        "users": line.load.concurrency,
     }
+
+
+def _result_values(line: Level) -> dict[str, Any]:
+    total, output = line.total_throughput_tokens_per_s, line.throughput_tokens_per_s
+    asked, told = mean_lengths(line)
+    means = (
+        ("input_length", "count", asked),
+        ("output_length", "count", told),
+        ("input_rate", "tokens/s", None if total is None or output is None else total - output),
+        ("output_rate", "tokens/s", output),
+        ("total_rate", "tokens/s", total),
+        ("request_rate", "queries/s", line.request_throughput_per_s),
+    )
+    latencies = {
+        name: _statistics(line.of(metric), units)
+        for name, (metric, units) in read_template(_FILE)["latencies"].items()
+        if line.of(metric).mean is not None  # which the schema requires
+    }
+    return {
+        "sent": line.sent,
+        "failures": line.errors,
+        "latency": latencies,
+        **{n: None if mean is None else {"units": u, "mean": mean} for n, u, mean in means},
+    }
+
+
+def _statistics(found: Statistics, units: str) -> dict[str, Any]:
+    values = ((theirs, found.value(ours)) for ours, theirs in _STATISTICS.items())
+    kept = {name: value for name, value in values if value is not None and math.isfinite(value)}
     return {"units": units, **kept}
 
 

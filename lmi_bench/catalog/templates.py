@@ -1,4 +1,4 @@
-"""Requests and manifests as templates in data/: YAML in which `$name` stands for a plan's value."""
+"""Requests, manifests and reports as templates: YAML in which `$name` stands for a value."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,9 @@ _TagLoader.add_multi_constructor("!", lambda _, name, node: Tag(name, node.value
 
 
 def filled(file: str, names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """These objects of a template, by their names in it, with a plan's values.
+    """These objects of the template `PACKAGE/data/NAME`, by their names in it, with values.
+
+    file  PACKAGE/NAME
 
     A text that is a `$name` as a whole becomes the value, whatever its type. A key whose value is
     None is left out.
@@ -59,7 +61,8 @@ def filled(file: str, names: Sequence[str], values: Mapping[str, Any]) -> dict[s
 @cache
 def read_template(file: str) -> dict[str, Any]:
     """The objects of a template, without values."""
-    path = resources.files("lmi_bench.deploy") / "data" / file
+    package, _, name = file.partition("/")
+    path = resources.files(f"lmi_bench.{package}") / "data" / name
     text = path.read_text(encoding="utf-8")
     content: dict[str, Any] = yaml.load(text, Loader=_TagLoader)  # noqa: S506  it is a SafeLoader
     return content
