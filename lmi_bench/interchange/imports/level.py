@@ -86,6 +86,7 @@ def summary_level(
     tool: str,
     numbers: Mapping[str, float | None],
     latencies: Mapping[str, Statistics],
+    errors_by_kind: Mapping[str, int] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Level:
     """A level from another tool's summary; `extra` keeps values that our levels have no field for.
@@ -109,7 +110,7 @@ def summary_level(
             "concurrency": load.concurrency,
             "rate_per_s": load.rate_per_s,
             **{name: numbers.get(name) for name in _NUMBERS},
-            "errors_by_kind": {"unknown": errors} if errors else {},
+            "errors_by_kind": errors_by_kind or ({"unknown": errors} if errors else {}),
             "steady": {"throughput_tokens_per_s": None, "reason": NOT_IN_FILE},
             "valid": True,
             "invalid_reason": None,
@@ -195,9 +196,12 @@ def in_ms(unit: Any) -> float:
 
 
 def value_at(content: Any, path: str) -> Any:
-    """The value at a path of keys joined by dots; None where a part of it is missing."""
+    """The value at a path of keys, or numbers of items, joined by dots; None if it is missing."""
     for key in path.split("."):
-        content = content.get(key) if isinstance(content, Mapping) else None
+        if isinstance(content, list) and key.isdecimal():
+            content = dict(enumerate(content)).get(int(key))
+        else:
+            content = content.get(key) if isinstance(content, Mapping) else None
     return content
 
 

@@ -18,7 +18,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.units import MIB
 from lmi_bench.interchange.imports import requests, tools
 from lmi_bench.interchange.imports.level import Imported, stated_load
-from lmi_bench.interchange.imports.summary import Object, Summary, has
+from lmi_bench.interchange.imports.summary import Object, has, tables
 
 _ARCHIVED = "profile_export_aiperf.json"
 _MOST_ARCHIVED_BYTES = 64 * MIB
@@ -27,25 +27,20 @@ _MOST_ARCHIVED_BYTES = 64 * MIB
 # Files of requests do not state their load. Each is known by a key, and read with the load of the
 # tool's summary beside it, whose name follows from the file's own.
 _REQUESTS = (
+    (("metadata.request_start_ns",), requests.read_aiperf, (r"\.jsonl", "_aiperf.json"), "aiperf"),
     (
-        has("metadata.request_start_ns"),
-        requests.read_aiperf,
-        (r"\.jsonl", "_aiperf.json"),
-        tools.AIPERF,
-    ),
-    (
-        has("time_to_last_token", "num_tokens_output"),
+        ("time_to_last_token", "num_tokens_output"),
         requests.read_llmeter,
         ("^.+$", "summary.json"),
-        tools.LLMETER,
+        "llmeter",
     ),
     (
-        has("error_code", "request_output_throughput_token_per_s"),
+        ("error_code", "request_output_throughput_token_per_s"),
         requests.read_llmperf,
         ("individual_responses", "summary"),
-        tools.LLMPERF,
+        "llmperf",
     ),
-    (has("start_time", "end_time", "info"), requests.read_inference_perf, ("", ""), None),
+    (("start_time", "end_time", "info"), requests.read_inference_perf, ("", ""), ""),
 )
 TOOLS = (
     "vllm bench serve", "SGLang bench_serving", "InferenceX", "AIPerf", "genai-perf", "guidellm",
@@ -63,14 +58,19 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
     objects = _archived(path) if tarfile.is_tarfile(path) else _objects(path)
     first = objects[0]
     with _explained(path):
-        for knows, read_requests, names, summary in _REQUESTS:
-            if knows(first):
-                return read_requests(objects, load or _load_beside(path, names, summary))
-        if tools.is_evalscope(first):
-            objects = [tools.join_evalscope(objects, partial(_beside, path))]
-        for recognises, read in tools.SUMMARIES:
-            if recognises(first):
-                return _joined([read(each, load) for each in objects])
+        for paths, read_requests, names, tool in _REQUESTS:
+            if has(first, paths):
+                return read_requests(objects, load or _load_beside(path, names, tool))
+        for tool, table in tables().items():
+            if any(has(first, paths) for paths in table["known_by"]):
+                if tool == "evalscope":
+                    objects = [tools.join_evalscope(objects, partial(_beside, path))]
+                return _joined([tools.read_summary(tool, each, load) for each in objects])
+        if has(first, ("clients", "total_requests", "total_test_time")):
+            raise InputError(
+                "llmeter's summary.json holds no latencies: import stats.json or responses.jsonl "
+                "from the same folder"
+            )
         if "iterations" in first and ("boundary_summary" in first or "best" in first):
             raise InputError(
                 "search_history.json holds the path of a search and not what its levels measured: "
@@ -98,10 +98,10 @@ def _measured_by(job: Object) -> str:
     )
 
 
-def _load_beside(path: Path, names: tuple[str, str], summary: Summary | None) -> Load:
+def _load_beside(path: Path, names: tuple[str, str], tool: str) -> Load:
     """The load from the tool's summary beside a file of requests; InputError without one."""
     beside = _beside(path, re.sub(*names, path.name))
-    return summary.load_of(beside[0]) if beside and summary else stated_load()
+    return tools.summary_of(tool).load_of(beside[0]) if beside else stated_load()
 
 
 def _beside(path: Path, name: str) -> list[Object] | None:

@@ -24,10 +24,10 @@ from lmi_bench.interchange.imports.level import (
     summary_level,
     whole_of,
 )
-from lmi_bench.interchange.imports.summary import summary_of
+from lmi_bench.interchange.imports.summary import tables
 
 Lines = Sequence[Mapping[str, Any]]
-_LLMPERF_ITL, _LLMETER_GAPS = (summary_of(x).absent["itl_ms"] for x in ("llmperf", "llmeter"))
+_LLMPERF_ITL, _LLMETER_GAPS = (tables()[x]["absent"]["itl_ms"] for x in ("llmperf", "llmeter"))
 
 
 def vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:

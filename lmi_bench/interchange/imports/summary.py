@@ -5,12 +5,13 @@ the place of a path is the default.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.interchange.imports.level import (
@@ -29,8 +30,6 @@ from lmi_bench.interchange.imports.level import (
 
 Object = Mapping[str, Any]
 Path = str | Sequence[str | float]
-Knows = Callable[[Object], bool]
-Reader = Callable[[Object, Load | None], Imported]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +46,13 @@ class Summary:
     statistics  path of each statistic, {} for the metric's name
     unit        paths of the unit, {} for the metric's name; the last may be the unit itself
     extra, facts  paths of values to keep unchanged, and of facts about the target
-    prepare     rearranges the file's object before it is read
+    known_by    paths, possibly null, of which a file of this tool has all of one list
+    prepare     rearranges the file's object, one for each level; it may add `_tool`, `_notes`,
+                `_absent` and `_failed` (errors by kind), which this file has
     """
 
     tool: str
+    known_by: Sequence[Sequence[str]]
     numbers: Mapping[str, Path]
     metrics: Mapping[str, str]
     statistics: Mapping[str, Path]
@@ -60,12 +62,14 @@ class Summary:
     unit: Path = "ms"
     extra: Mapping[str, Path] = field(default_factory=dict)
     facts: Mapping[str, Path] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    prepare: Callable[[Object], Object] = dict
+    notes: Sequence[str] = ()
+    prepare: Callable[[Object], Sequence[Object]]
 
     def load_of(self, content: Object) -> Load:
-        """The load of the level; raises InputError if the file does not state it."""
-        content = self.prepare(content)
+        """The load of the first level; raises InputError if the file does not state it."""
+        return self._load(self.prepare(content)[0])
+
+    def _load(self, content: Object) -> Load:
         rate = number_of(content, *_paths(self.numbers.get("rate", ())))
         users = whole_of(content, *_paths(self.numbers.get("users", ())))
         if rate is not None and rate > 0 and not (self.users_first and users is not None):
@@ -73,24 +77,23 @@ class Summary:
         return stated_load(concurrency=users)
 
     def read(self, content: Object, load: Load | None) -> Imported:
-        """The file's level; `load` overrides the file's own. Raises InputError."""
-        load = load or self.load_of(content)
-        content = self.prepare(content)
-        level = self._level(content, load)
+        """The file's levels; `load` overrides the file's own. Raises InputError."""
+        prepared = self.prepare(content)
+        first = prepared[0]
+        if load is not None and "parameters" in first and len(prepared) > 1:
+            raise InputError(
+                "a sweep states the load of each level: leave --concurrency and --rate out"
+            )
         lengths = {
-            f"{side}_tokens": whole_of(content, f"{side[0]}sl") for side in ("input", "output")
+            f"{side}_tokens": whole_of(first, f"{side[0]}sl") for side in ("input", "output")
         }
         return Imported(
-            self.tool,
-            (ImportedLevel(level),),
-            {name: _first(content, path) for name, path in self.facts.items()},
+            first.get("_tool") or self.tool,
+            tuple(ImportedLevel(self._level(each, load or self._load(each))) for each in prepared),
+            {name: _first(first, path) for name, path in self.facts.items()},
             {} if None in lengths.values() else lengths,
-            self.notes,
+            (*self.notes, *first.get("_notes", ())),
         )
-
-    def without(self, absent: Mapping[str, str]) -> "Summary":
-        """The same for a file without these latencies, with the reason for each."""
-        return replace(self, absent={**self.absent, **absent})
 
     def _level(self, content: Object, load: Load) -> Level:
         found = {name: number_of(content, *_paths(path)) for name, path in self.numbers.items()}
@@ -101,6 +104,8 @@ class Summary:
             None if (count := found.get(name)) is None else round(count)
             for name in ("requests", "errors", "completed")
         )
+        if errors is None and (sent := found.get("sent")) is not None and completed is not None:
+            errors = round(sent) - completed
         if requests is None and completed is not None:
             requests = completed + (errors or 0)
         if completed is None and requests is not None:
@@ -115,18 +120,18 @@ class Summary:
             found["wall_s"] = completed / rate_per_s
         _derive_rates(found, completed)
         extra = {name: _first(content, path) for name, path in self.extra.items()}
+        absent = {**self.absent, **content.get("_absent", {})}
+        latencies = {
+            key: self._statistics(content, key, completed)
+            for key in LATENCY_KEYS
+            if key in self.metrics and key not in absent
+        }
         return summary_level(
             load,
-            tool=self.tool,
+            tool=content.get("_tool") or self.tool,
             numbers=found,
-            latencies={
-                **{key: missing(reason) for key, reason in self.absent.items()},
-                **{
-                    key: self._statistics(content, key, completed)
-                    for key in LATENCY_KEYS
-                    if key in self.metrics and key not in self.absent
-                },
-            },
+            errors_by_kind=content.get("_failed"),
+            latencies={key: missing(reason) for key, reason in absent.items()} | latencies,
             extra={name: value for name, value in extra.items() if value is not None},
         )
 
@@ -159,14 +164,9 @@ def _derive_rates(found: dict[str, float | None], completed: int | None) -> None
             found[name] = amount / wall_s
 
 
-def summary_of(tool: str, prepare: Callable[[Object], Object] = dict) -> Summary:
-    """The paths of a tool's summary, as data/import_paths.json has them."""
-    table = dict(_tables()[tool])
-    return Summary(tool=tool, prepare=prepare, notes=tuple(table.pop("notes", ())), **table)
-
-
 @cache
-def _tables() -> dict[str, dict[str, Any]]:
+def tables() -> dict[str, dict[str, Any]]:
+    """The fields of each tool's `Summary`. The first table that knows a file reads it."""
     source = files("lmi_bench.interchange") / "data" / "import_paths.json"
     return dict(json.loads(source.read_text(encoding="utf-8")))
 
@@ -182,12 +182,12 @@ def _first(content: Object, path: Path) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def has(*paths: str) -> Knows:
+def has(content: Object, paths: Iterable[str]) -> bool:
     """Whether an object has a key, possibly null, at each of these paths."""
 
-    def has_path(content: Object, path: str) -> bool:
+    def has_path(path: str) -> bool:
         parent, _, key = path.rpartition(".")
         place = value_at(content, parent) if parent else content
         return isinstance(place, Mapping) and key in place
 
-    return lambda content: all(has_path(content, path) for path in paths)
+    return all(map(has_path, paths))
