@@ -24,24 +24,6 @@ _ARCHIVED = "profile_export_aiperf.json"
 _MOST_ARCHIVED_BYTES = 64 * MIB
 
 
-# Files of requests do not state their load. Each is known by a key, and read with the load of the
-# tool's summary beside it, whose name follows from the file's own.
-_REQUESTS = (
-    (("metadata.request_start_ns",), requests.read_aiperf, (r"\.jsonl", "_aiperf.json"), "aiperf"),
-    (
-        ("time_to_last_token", "num_tokens_output"),
-        requests.read_llmeter,
-        ("^.+$", "summary.json"),
-        "llmeter",
-    ),
-    (
-        ("error_code", "request_output_throughput_token_per_s"),
-        requests.read_llmperf,
-        ("individual_responses", "summary"),
-        "llmperf",
-    ),
-    (("start_time", "end_time", "info"), requests.read_inference_perf, ("", ""), ""),
-)
 TOOLS = (
     "vllm bench serve", "SGLang bench_serving", "InferenceX", "AIPerf", "genai-perf", "guidellm",
     "genai-bench", "llmperf", "llmeter", "inference-perf", "evalscope perf", "awscurl",
@@ -58,9 +40,11 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
     objects = _archived(path) if tarfile.is_tarfile(path) else _objects(path)
     first = objects[0]
     with _explained(path):
-        for paths, read_requests, names, tool in _REQUESTS:
-            if has(first, paths):
-                return read_requests(objects, load or _load_beside(path, names, tool))
+        for tool, table in tables().items():  # files of requests do not state their load
+            listed = table.get("requests")
+            if listed is not None and has(first, listed["known_by"]):
+                load = load or _load_beside(path, listed["beside"], tool)
+                return requests.read_requests(tool, objects, load)
         for tool, table in tables().items():
             if any(has(first, paths) for paths in table["known_by"]):
                 if tool == "evalscope":
@@ -98,9 +82,10 @@ def _measured_by(job: Object) -> str:
     )
 
 
-def _load_beside(path: Path, names: tuple[str, str], tool: str) -> Load:
+def _load_beside(path: Path, names: Sequence[str], tool: str) -> Load:
     """The load from the tool's summary beside a file of requests; InputError without one."""
-    beside = _beside(path, re.sub(*names, path.name))
+    pattern, other = names
+    beside = _beside(path, re.sub(pattern, other, path.name))
     return tools.summary_of(tool).load_of(beside[0]) if beside else stated_load()
 
 

@@ -22,12 +22,12 @@ from lmi_bench.interchange.imports.level import (
     record_level,
     request_record,
     summary_level,
+    value_at,
     whole_of,
 )
 from lmi_bench.interchange.imports.summary import tables
 
 Lines = Sequence[Mapping[str, Any]]
-_LLMPERF_ITL, _LLMETER_GAPS = (tables()[x]["absent"]["itl_ms"] for x in ("llmperf", "llmeter"))
 
 
 def vllm_records(content: Mapping[str, Any]) -> list[RequestRecord]:
@@ -51,21 +51,21 @@ def _vllm_record(number: int, row: Sequence[Any]) -> RequestRecord:
     return request_record(number, start_s, times_s=times, tokens=tokens)
 
 
-def read_aiperf(lines: Lines, load: Load) -> Imported:
-    """One profile_export.jsonl of AIPerf: its profiling phase, not its warm-up."""
-    profiled = [
-        line
-        for line in lines
-        if line["metadata"].get("benchmark_phase", "profiling") == "profiling"
+def read_requests(tool: str, lines: Lines, load: Load) -> Imported:
+    """One file in which the tool lists its requests, those of a warm-up left out."""
+    if tool == "llmperf":
+        return _read_llmperf(lines, load)
+    read = {"aiperf": _aiperf_record, "llmeter": _llmeter_record}.get(tool, _inference_perf_record)
+    phases = (value_at(line, "metadata.benchmark_phase") for line in lines)
+    measured = [
+        line for line, phase in zip(lines, phases, strict=True) if phase in (None, "profiling")
     ]
-    records = [_aiperf_record(number, line) for number, line in enumerate(profiled)]
-    answered = [record for record in records if record.ok]
-    no_chunks = any(len(r.token_times_s) == 2 and r.output_tokens > 2 for r in answered)
-    absent = {"itl_ms": "the file has no gaps between chunks (inter_chunk_latency)"}
-    level = record_level(
-        load, records, tool="aiperf", missing_metrics=absent if no_chunks else None
-    )
-    return Imported("aiperf", (level,))
+    records = [read(number, line) for number, line in enumerate(measured)]
+    absent = dict(tables()[tool].get("absent", {}))
+    lengths = [(len(each.token_times_s), each.output_tokens) for each in records if each.ok]
+    if tool == "aiperf" and any(times == 2 and tokens > 2 for times, tokens in lengths):
+        absent["itl_ms"] = "the file has no gaps between chunks (inter_chunk_latency)"
+    return Imported(tool, (record_level(load, records, tool=tool, missing_metrics=absent),))
 
 
 def _aiperf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
@@ -107,13 +107,6 @@ def _unit_s(metric: Mapping[str, Any]) -> float:
     return in_ms(metric.get("unit", "ms")) / 1e3
 
 
-def read_llmeter(lines: Lines, load: Load) -> Imported:
-    """The responses.jsonl of one llmeter run, with the requests' own times."""
-    records = [_llmeter_record(number, line) for number, line in enumerate(lines)]
-    level = record_level(load, records, tool="llmeter", missing_metrics={"itl_ms": _LLMETER_GAPS})
-    return Imported("llmeter", (level,))
-
-
 def _llmeter_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
     try:
         sent_s = datetime.fromisoformat(str(line.get("request_time"))).timestamp()
@@ -133,7 +126,7 @@ def _llmeter_record(number: int, line: Mapping[str, Any]) -> RequestRecord:
     )
 
 
-def read_llmperf(lines: Lines, load: Load) -> Imported:
+def _read_llmperf(lines: Lines, load: Load) -> Imported:
     """The `_individual_responses.json` of one llmperf run: latencies, and no timeline."""
     answered = [line for line in lines if line.get("error_code") is None]
     ttft_s, e2e_s = (
@@ -151,8 +144,7 @@ def read_llmperf(lines: Lines, load: Load) -> Imported:
         latencies={
             "ttft_ms": summarise_ms(ttft_s).to_json(),
             "e2e_ms": summarise_ms(e2e_s).to_json(),
-            "itl_ms": missing(_LLMPERF_ITL),
-            "tpot_ms": missing(_LLMPERF_ITL),
+            **{key: missing(why) for key, why in tables()["llmperf"]["absent"].items()},
         },
     )
     notes = (
@@ -160,12 +152,6 @@ def read_llmperf(lines: Lines, load: Load) -> Imported:
         "has both)",
     )
     return Imported("llmperf", (ImportedLevel(level),), notes=notes)
-
-
-def read_inference_perf(lines: Lines, load: Load) -> Imported:
-    """One per_request_lifecycle_metrics.json; its times are seconds since an unknown start."""
-    records = [_inference_perf_record(number, line) for number, line in enumerate(lines)]
-    return Imported("inference-perf", (record_level(load, records, tool="inference-perf"),))
 
 
 def _inference_perf_record(number: int, line: Mapping[str, Any]) -> RequestRecord:

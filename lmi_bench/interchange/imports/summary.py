@@ -46,6 +46,8 @@ class Summary:
     statistics  path of each statistic, {} for the metric's name
     unit        paths of the unit, {} for the metric's name; the last may be the unit itself
     extra, facts  paths of values to keep unchanged, and of facts about the target
+    requests    known_by of a file in which the tool lists its requests; beside: pattern in its
+                name, and what is in its place in the name of the summary
     known_by    paths, possibly null, of which a file of this tool has all of one list
     prepare     rearranges the file's object, one for each level; it may add `_tool`, `_notes`,
                 `_absent` and `_failed` (errors by kind), which this file has
@@ -63,6 +65,7 @@ class Summary:
     extra: Mapping[str, Path] = field(default_factory=dict)
     facts: Mapping[str, Path] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    requests: Mapping[str, Sequence[str]] = field(default_factory=dict)
     prepare: Callable[[Object], Sequence[Object]]
 
     def load_of(self, content: Object) -> Load:
