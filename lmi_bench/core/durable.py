@@ -1,4 +1,4 @@
-"""Writes files that a kill leaves whole or absent, and locks a folder for one process."""
+"""Reads a user's files, writes files that a kill leaves whole or absent, and locks a folder."""
 
 import errno
 import json
@@ -37,9 +37,26 @@ def lock_folder(path: Path) -> int | None:
 def read_text(path: Path) -> str:
     """The text of a user's file; raises InputError for one that cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         raise InputError(f"cannot read {path}: {file_reason(exc)}") from exc
+
+
+def json_values(text: str, source: object) -> list[Any]:
+    """The values in JSON lines, in a JSON list, or the one of a JSON document.
+
+    Python's own parser takes Infinity, which SGLang writes. Raises InputError for other text.
+    """
+    try:
+        try:
+            content = json.loads(text)
+        except ValueError:
+            if text.lstrip().startswith("["):
+                raise
+            content = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as exc:
+        raise InputError(f"{source} is neither JSON lines nor JSON: {exc}") from exc
+    return content if isinstance(content, list) else [content]
 
 
 def append_and_sync(path: Path, data: bytes) -> None:

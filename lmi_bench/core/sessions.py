@@ -7,7 +7,6 @@ the one before it and for the sub-agents between the two, unless they were launc
 the wait is the recorded time from the last of these answers to it.
 """
 
-import json
 import math
 import random
 import re
@@ -17,7 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.durable import json_values, read_text
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths, parse_seconds
 
 WEKA_BLOCK_TOKENS: Final = 64
@@ -59,26 +59,12 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
     found = [
         _weka(content, f"{file}: session {number}", idle_cap_s)
         for file in files
-        for number, content in enumerate(_objects(file), start=1)
+        for number, content in enumerate(json_values(read_text(file), file), start=1)
     ]
     sessions = [session for session in found if session]
     if not sessions:
         raise InputError(f"{path} holds no session with a request")
     return sessions
-
-
-def _objects(path: Path) -> list[Any]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        try:
-            content = json.loads(text)
-        except ValueError:
-            content = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read the sessions {path}: {file_reason(exc)}") from exc
-    except (ValueError, RecursionError) as exc:
-        raise InputError(f"{path} is neither JSON nor JSON lines: {exc}") from exc
-    return content if isinstance(content, list) else [content]
 
 
 @dataclass(slots=True)

@@ -12,14 +12,14 @@ answer only the length is used: a replay continues from the answers that it gets
 """
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.durable import json_values, read_text
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import ms_to_s
 
 _USER, _ASSISTANT = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
@@ -46,7 +46,7 @@ def read_conversations(path: Path) -> tuple[RecordedConversation, ...]:
 
     Raises InputError that names the first entry that cannot be read.
     """
-    text = _text(path, "conversations")
+    text = read_text(path)
     found = []
     for number, entry in enumerate(_entries(path, text), start=1):
         messages = entry.get("conversations", entry.get("messages"))
@@ -66,16 +66,10 @@ def read_conversations(path: Path) -> tuple[RecordedConversation, ...]:
 
 
 def _entries(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
-    try:
-        if text.lstrip().startswith("["):
-            entries = json.loads(text)
-        else:
-            entries = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError as exc:
-        raise InputError(f"{path} is neither JSON lines nor a JSON list: {exc}") from exc
+    entries = json_values(text, path)
     if not all(isinstance(entry, dict) for entry in entries):
         raise InputError(f"{path}: each entry must be a JSON object")
-    return list(entries)
+    return entries
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]]) -> RecordedConversation:
@@ -152,7 +146,7 @@ def read_trace(path: Path) -> Trace:
     Raises InputError for unknown columns, for hash ids that no block size fits, or with fewer than
     two different times.
     """
-    text = _text(path, "trace")
+    text = read_text(path)
     rows = _rows(path, text)
     kept = []
     for number, row in enumerate(rows, start=1):
@@ -228,10 +222,3 @@ def _request(row: Mapping[str, Any]) -> TraceRequest:
     stamp = datetime.fromisoformat(str(row["TIMESTAMP"]))
     at_s = (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
     return TraceRequest(at_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-
-
-def _text(path: Path, what: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(f"cannot read the {what} {path}: {file_reason(exc)}") from exc

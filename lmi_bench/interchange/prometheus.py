@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,12 @@ from typing import Any
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, independent_kinds
+from lmi_bench.loadgen.watch.server_metrics import SampleReader
 
 Fetch = Callable[[str], str]
 
 _TIMEOUT_S = 20.0
 _MOST_GROUPS = 6
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LE = re.compile(r'le="([^"]+)"')
 
 
@@ -96,16 +97,11 @@ _UNKNOWN = (
 
 
 def _page(url: str, text: str) -> MeteredTraffic:
-    samples: dict[str, dict[float, float]] = {}
-    for line in text.splitlines():
-        found = _SAMPLE.match(line)
-        if found is None or not found[1].endswith("_bucket"):
-            continue
-        bound = _LE.search(found[2] or "")
-        if bound is not None:
-            buckets = samples.setdefault(found[1].removesuffix("_bucket"), {})
-            edge = float(bound[1])
-            buckets[edge] = buckets.get(edge, 0.0) + float(found[3])
+    samples: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    names = {f"{name}_bucket": name for *lengths, _ in _ENGINES.values() for name in lengths}
+    for sample in SampleReader(names).read(text):
+        if bound := _LE.search(sample.labels):
+            samples[names[sample.name]][float(bound[1])] += sample.value
     for engine, (prompts, answers, _) in _ENGINES.items():
         if prompts in samples and answers in samples:
             kinds = independent_kinds(_groups(samples[prompts]), _groups(samples[answers]))

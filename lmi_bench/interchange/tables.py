@@ -15,11 +15,6 @@ from lmi_bench.core.level import LATENCY_KEY, STATISTICS, Level, Metric
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import s_to_ms
 
-PUBLISHED_COLUMNS = (
-    *("model", "instance", "accelerator", "n_accelerators", "tp", "instance_count"),
-    *("total_tokens", "input_tokens", "output_tokens", "concurrency"),
-    *("throughput_tokens_per_s", "latency_ms_per_token", "table"),
-)
 _COPIED_FIELDS = (
     *("valid", "stopped_by", "requests", "errors", "wall_s"),
     *("total_throughput_tokens_per_s", "request_throughput_per_s"),

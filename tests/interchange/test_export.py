@@ -19,7 +19,13 @@ from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.interchange.export import export_run
 from lmi_bench.interchange.imports.read import read_results
-from lmi_bench.interchange.tables import PUBLISHED_COLUMNS, hardware, level_table
+from lmi_bench.interchange.tables import hardware, level_table
+
+PUBLISHED_COLUMNS = (
+    *("model", "instance", "accelerator", "n_accelerators", "tp", "instance_count"),
+    *("total_tokens", "input_tokens", "output_tokens", "concurrency"),
+    *("throughput_tokens_per_s", "latency_ms_per_token", "table"),
+)
 
 
 def level(users, n, stopped_by=None):

@@ -1,6 +1,5 @@
 """Recognises the tool that wrote a file by its fields, never by its name, and reads its levels."""
 
-import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from lmi_bench.core.durable import read_text
+from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.units import MIB
@@ -129,7 +127,7 @@ def _archived(path: Path) -> list[Object]:
             file = archive.extractfile(member)
             assert file is not None  # a plain file
             with _explained(path):
-                found += _json_objects(file.read().decode(errors="replace"))
+                found += json_values(file.read().decode(errors="replace"), member.name)
     return found
 
 
@@ -138,18 +136,9 @@ def _objects(path: Path) -> list[Object]:
     text = read_text(path)
     try:
         is_yaml = path.suffix in (".yaml", ".yml")
-        found = [yaml.safe_load(text)] if is_yaml else _json_objects(text)
-    except (ValueError, yaml.YAMLError) as exc:
-        raise InputError(f"{path} is neither JSON nor JSON lines: {exc}") from exc
+        found = [yaml.safe_load(text)] if is_yaml else json_values(text, path)
+    except yaml.YAMLError as exc:
+        raise InputError(f"{path} is not YAML: {exc}") from exc
     if not found or not all(isinstance(each, Mapping) for each in found):
         raise InputError(f"{path} holds no JSON object")
     return found
-
-
-def _json_objects(text: str) -> list[Any]:
-    """Python's own parser: it takes Infinity, which SGLang writes and JSON forbids."""
-    try:
-        whole = json.loads(text)
-    except ValueError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    return whole if isinstance(whole, list) else [whole]
