@@ -23,7 +23,6 @@ from lmi_bench.deploy.images import all_images
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
 NEWEST: Final = "0.38.0"
-_SAGEMAKER_LONGEST_S: Final = 3600
 _RENAMED: Final = {
     "option.max_rolling_batch": "option.max_rolling_batch_size",
     "option.max_batch_delay": "max_batch_delay",
@@ -46,7 +45,7 @@ _WITHOUT_VLLM: Final = ("trtllm", "deepspeed", "tnx", "scheduler")
 _JAVA_ENGINES: Final = ("rust", "onnxruntime", "pytorch")
 """Their unknown keys are arguments of the model's translator."""
 _UNSTATED: Final = {"option.rolling_batch": "auto", "engine": "Python", "batch_size": "1"}
-_CONDITION: Final = re.compile(r"([\w.]+)([=!])(.*)")
+_CONDITION: Final = re.compile(r"(?:^| )([\w.]+)([=!>])(\S*)")
 _ROLLING_OF_ERA: Final = {
     "A": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "disable"),
     "B": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "tnx", "disable"),
@@ -147,7 +146,7 @@ def check_settings(
     mistakes += _conflicts(settings, era)
     if in_vllm and settings.get("option.dtype", "") in ("fp16", "float16", "half"):
         mistakes += _float16_problems(settings.get("option.model_id", ""))
-    traps += _traps(settings, era) if not runs_java else ()
+    traps += _by_rules("trap", settings, era) if not runs_java else ()
     return Verdict(tuple(mistakes), tuple(traps))
 
 
@@ -196,45 +195,30 @@ def _conflicts(settings: Mapping[str, str], era: str) -> Iterator[str]:
         names = ", ".join(_ROLLING_OF_ERA[era])
         yield f"option.rolling_batch={rolling} does not exist {ERAS[era]}; there is {names}"
     yield from _by_rules("mistake", settings, era)
-    for alias, name in (
-        ("option.max_num_seqs", "option.max_rolling_batch_size"),
-        ("option.tensor_parallel_size", "option.tensor_parallel_degree"),
-    ):
-        if alias in settings and settings[alias] != settings.get(name, settings[alias]):
-            yield f"{alias}={settings[alias]} and {name}={settings[name]} must be equal"
-    rotary = ("option.rotary_scaling_type", "option.rotary_scaling_factor")
-    if sum(name in settings for name in rotary) == 1:
-        yield f"{rotary[0]} and {rotary[1]} must be set together: give both or neither"
-
-
-def _traps(settings: Mapping[str, str], era: str) -> Iterator[str]:
-    """Settings that do not do what they seem to."""
-    seconds = settings.get("option.model_loading_timeout", "")
-    if seconds.isdecimal() and int(seconds) > _SAGEMAKER_LONGEST_S:
-        yield (
-            f"option.model_loading_timeout={seconds}: SageMaker waits at most "
-            f"{_SAGEMAKER_LONGEST_S} s for a container to become healthy"
-        )
-    yield from _by_rules("trap", settings, era)
 
 
 def _by_rules(kind: str, settings: Mapping[str, str], era: str) -> Iterator[str]:
     """The lines of data/lmi_rules.csv whose conditions all hold in this era.
 
-    A condition is `name=pattern`, or `name!pattern` for a value that does not match it; the value
-    of a setting that is neither stated nor in `_UNSTATED` is empty.
+    A condition is `name=pattern`, `name!pattern` for a value that does not match it, or
+    `name>number`; the pattern `$other` is another setting's value. The value of a setting that is
+    neither stated nor in `_UNSTATED` is empty.
     """
     values = {**_UNSTATED, **settings}
     values["option.rolling_batch"] = values["option.rolling_batch"].lower()
+
+    def holds(name: str, sign: str, pattern: str) -> bool:
+        value = values.get(name, "")
+        if sign == ">":
+            return value.isdecimal() and int(value) > int(pattern)
+        other = re.escape(values.get(pattern[1:], "")) if pattern.startswith("$") else pattern
+        return bool(re.fullmatch(other, value)) == (sign == "=")
+
     for row in read_rows("lmi_rules.csv", "deploy"):
         if row["kind"] != kind or era not in row["eras"]:
             continue
-        found = [_CONDITION.fullmatch(each) for each in row["when"].split()]
-        conditions = [(each[1], each[2], each[3]) for each in found if each is not None]
-        if all(
-            bool(re.fullmatch(pattern, values.get(name, ""))) == (sign == "=")
-            for name, sign, pattern in conditions
-        ):
-            name = conditions[0][0]
-            value = f"{name}={values.get(name, '')}"
-            yield row["text"].format(value=value, rolling=values["option.rolling_batch"])
+        conditions = _CONDITION.findall(row["when"])
+        if all(holds(*each) for each in conditions):
+            stated = [f"{name}={values.get(name, '')}" for name, *_ in conditions]
+            rolling = values["option.rolling_batch"]
+            yield row["text"].format(value=stated[0], other=stated[-1], rolling=rolling)

@@ -1,7 +1,5 @@
 """Runs, recommendations and traffic as reports, comparisons, verdicts, scenarios and files."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -325,8 +323,5 @@ def day_curve(found: Summary) -> str:
     known = [(h + 0.5, rate) for h, rate in enumerate(found.hourly_per_s) if rate is not None]
     if len(known) < 2 or not any(rate for _, rate in known):
         return ""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("hour", "rate_per_s"))
-    writer.writerows((hour, f"{rate:.6g}") for hour, rate in known)
-    return text.getvalue()
+    rows = "".join(f"{hour},{rate:.6g}\n" for hour, rate in known)
+    return f"hour,rate_per_s\n{rows}"

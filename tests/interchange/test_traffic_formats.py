@@ -67,6 +67,7 @@ FORMATS = {
     "langfuse counts": table(rows(ISO, "promptTokens", "completionTokens")),
     "langfuse older": table(rows(ISO, "inputUsage", "outputUsage")),
     "langfuse bucket": json_lines(nested("usage_details", "input", "output")),
+    "BurstGPT": table(rows(ISO, "Request tokens", "Response tokens")),
     "flattened": table(rows(ISO, "usage.prompt_tokens", "response.usage.completion_tokens")),
     "lines with a BOM": "\ufeff" + json_lines(LITELLM),
     "semicolons": table(LITELLM, ";"),
