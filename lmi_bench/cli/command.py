@@ -71,7 +71,7 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, (bare, default, mark) in _FORM_OPTIONS.items():
             add(name, bare, default, mark)
 
-    spread = _filling(command, groups)
+    spread = _filling(command, groups, marks)
     vars(spread)["__signature__"] = inspect.Signature(parameters)
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
@@ -80,7 +80,9 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
-def _filling(command: Callable[..., None], groups: dict[str, type[Any]]) -> Callable[..., None]:
+def _filling(
+    command: Callable[..., None], groups: dict[str, type[Any]], marks: dict[str, Option]
+) -> Callable[..., None]:
     """The command with its dataclasses filled from options, its answer in the wanted form."""
 
     @functools.wraps(command)
@@ -91,6 +93,8 @@ def _filling(command: Callable[..., None], groups: dict[str, type[Any]]) -> Call
             try:
                 for name, group in groups.items():
                     given[name] = filled(group, given)
+                for name in {*marks} & {*given}:
+                    marks[name].check(name, given[name])
                 command(**given)
             except InputError as exc:
                 if command.__name__ not in _OF_THE_CATALOG:

@@ -10,7 +10,7 @@ import typer
 from lmi_bench.cli.command import spread_options
 from lmi_bench.cli.console import note, print_table, run_job, say, warn
 from lmi_bench.core.errors import EXIT_FAILED, InputError
-from lmi_bench.core.option import Option, check_at_least_one
+from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.deploy import INSTANCE, DeploySettings, LimitsSettings
@@ -243,7 +243,6 @@ def shards(
     from lmi_bench.catalog.models import find_model
     from lmi_bench.deploy.kv_shards import STRATEGIES, shard_map
 
-    check_at_least_one(tensor_parallel=tensor_parallel)
     shape = find_model(model)
     for name in STRATEGIES if strategy is None else [strategy]:
         try:

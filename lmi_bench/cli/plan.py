@@ -7,7 +7,7 @@ import typer
 from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import note, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
-from lmi_bench.core.option import Option, check_at_least_one
+from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings import plan
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 
@@ -161,7 +161,7 @@ def plan_day(settings: plan.DaySettings, json_file: JsonFile = None) -> None:
 @spread_options
 def compare_accelerators(
     settings: plan.AcceleratorSettings,
-    top: Annotated[int, Option("Rows of each table.")] = 12,
+    top: Annotated[int, Option("Rows of each table.", must="at least 1")] = 12,
     json_file: JsonFile = None,
 ) -> None:
     """Compare accelerators: B*, KV at B*, devices needed, price per GB/s; then predicted latency,
@@ -172,7 +172,6 @@ def compare_accelerators(
     from lmi_bench.cli.plan_print import print_accelerators
     from lmi_bench.jobs.fleet import compare_accelerators as run
 
-    check_at_least_one(top=top)
     comparison = run_job(run, settings)
     print_accelerators(comparison, top)
     write_json(json_file, comparison.to_json(), "comparison")

@@ -8,6 +8,8 @@ of a function. Nothing here knows a terminal.
 """
 
 import inspect
+import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -33,6 +35,8 @@ class Option:
     rare      listed by --help-all only
     argument  given by its place instead of a name
     bare      value of the option where no number follows its name; None: a value has to follow
+    must      range of a number, as the error for another one says it: `above 0 and at most 1`
+    one_of    the known words
 
     Of a scenario's field, where the option differs from it:
 
@@ -51,6 +55,8 @@ class Option:
     rare: bool = False
     argument: bool = False
     bare: int | None = None
+    must: str | None = None
+    one_of: tuple[str, ...] = ()
     setting: str | None = None
     kind: Any = None
     read: Callable[[Any], Any] | None = None
@@ -58,6 +64,32 @@ class Option:
     def name_of(self, field: str) -> str:
         """The name that messages use for the option of this field."""
         return self.names[0] if self.names else flag_of(field)
+
+    def check(self, field: str, value: Any) -> None:
+        """Raise InputError for a value that this field's option cannot have; None is none."""
+        flag = self.name_of(field)
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is None:
+                continue
+            if self.one_of and each not in self.one_of:
+                *most, last = self.one_of
+                raise InputError(f"{flag} {each}: use {', '.join(most)} or {last}")
+            if self.must is not None and not is_within(each, self.must):
+                got = f"{each:g}" if isinstance(each, float) else each
+                raise InputError(f"{flag} must be {self.must}, got {got}")
+
+
+def is_within(value: float, limits: str) -> bool:
+    """Whether a number is in a range in words.
+
+    >>> [is_within(1.0, words) for words in ("above 0 and at most 1", "0 to 0.5", "2 or more")]
+    [True, False, False]
+    """
+    words = limits.replace(" to ", " at most ")
+    found = re.findall(r"(at least|above|at most|below|) ?(\d[\d.]*)", words)
+    return math.isfinite(value) and all(
+        _COMPARED[word](value, float(limit)) for word, limit in found
+    )
 
 
 def flag_of(field: str) -> str:
@@ -80,6 +112,10 @@ def default_note(option: Option, default: Any) -> str:
     return "" if shown is None else f" (default: {shown})"
 
 
+_COMPARED: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    "": operator.ge, "at least": operator.ge, "above": operator.gt, "at most": operator.le,
+    "below": operator.lt,
+}  # fmt: skip
 REQUIRED: Final = object()
 """The value of a field that has to be stated."""
 _METADATA: Final = "option"
@@ -117,6 +153,20 @@ def _texts(group: type[Any]) -> Mapping[str, str]:
         elif line.startswith(" ") and name:
             found[name] += f" {line.strip()}"
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Base of settings that check each option, and then what belongs together, when made."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if mark := each.metadata.get(_METADATA):
+                mark.check(each.name, getattr(self, each.name))
+        self._check()
+
+    def _check(self) -> None:
+        """Raise InputError for values that cannot be meant together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +382,3 @@ def numbers(flag: str, text: str) -> list[float | int]:
             raise InputError(f"{flag}: {part!r} is not a number; write for example 1,2,4") from None
         found.append(int(value) if value.is_integer() else value)
     return found
-
-
-def check_at_least_one(**values: int | None) -> None:
-    """Raises InputError that names the option of a value below 1; None is not checked."""
-    for name, value in values.items():
-        if value is not None and value < 1:
-            flag = "--tp" if name == "tensor_parallel" else flag_of(name)
-            raise InputError(f"{flag} must be at least 1, got {value}")

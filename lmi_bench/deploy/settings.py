@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, check_at_least_one, option, stated, values_of
+from lmi_bench.core.option import Option, Settings, option, stated
 from lmi_bench.core.redaction import redact_text
 
 REGION: Final = Option("AWS region.")
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,48}")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Server(Settings):
     """The server that will run a bundle, and where it finds the weights.
 
     kind  Server: lmi, tgi, vllm or sglang.
@@ -40,7 +40,7 @@ class Server:
     GROUP: ClassVar = "Server"
 
     kind: str = option("--server", value="", default="lmi; Kubernetes: vllm")
-    platform: str = option(value="sagemaker")
+    platform: str = option(value="sagemaker", one_of=("sagemaker", _KUBERNETES))
     model_id: str | None = option(default="the catalog's Hub id")
     model_data_uri: str | None = option("--model-data")
     image: str | None = option(default="the newest that runs on the machine")
@@ -55,9 +55,7 @@ class Server:
         """True for Kubernetes, False for SageMaker."""
         return self.platform == _KUBERNETES
 
-    def __post_init__(self) -> None:
-        if self.platform not in ("sagemaker", _KUBERNETES):
-            raise InputError(f"--platform {self.platform}: use sagemaker or {_KUBERNETES}")
+    def _check(self) -> None:
         usual = "vllm" if self.is_kubernetes else "lmi"
         object.__setattr__(self, "kind", self.kind or usual)
         if self.is_kubernetes:
@@ -102,7 +100,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class Stated(Settings):
     """What the user states of a deployment; None: as recommended, or as the memory allows.
 
     machines  Number of machines.
@@ -121,32 +119,34 @@ class Stated:
 
     GROUP: ClassVar = LAYOUT
 
-    machines: int | None = option(old_names=("--instances",), default="as recommended, else 1")
-    tensor_parallel: int | None = option("--tp", default="as recommended, else by --goal")
+    machines: int | None = option(
+        old_names=("--instances",), default="as recommended, else 1", must="at least 1"
+    )
+    tensor_parallel: int | None = option(
+        "--tp", default="as recommended, else by --goal", must="at least 1"
+    )
     replicas: int | None = option(
-        old_names=("--copies",), default="as recommended, else all that fit"
+        old_names=("--copies",), default="as recommended, else all that fit", must="at least 1"
     )
     dtype: str | None = option(
         old_names=("--weight-dtype",), default="the checkpoint's, at most 16 bits"
     )
     max_model_len: int | None = option(
-        default="what memory holds for the workload, else at most 32,768"
+        default="what memory holds for the workload, else at most 32,768", must="at least 1"
     )
-    typical_tokens: int | None = option(default="the workload's, else 2,048")
-    max_input_tokens: int | None = option()
-    max_batch: int | None = option(old_names=("--max-rolling-batch-size",), default="from memory")
-    goal: str = option(value="throughput")
+    typical_tokens: int | None = option(default="the workload's, else 2,048", must="at least 1")
+    max_input_tokens: int | None = option(must="at least 1")
+    max_batch: int | None = option(
+        old_names=("--max-rolling-batch-size",), default="from memory", must="at least 1"
+    )
+    goal: str = option(value="throughput", one_of=("throughput", "latency"))
     draft: str | None = option(default="as recommended")
 
-    def __post_init__(self) -> None:
-        if self.goal not in ("throughput", "latency"):
-            raise InputError(f"--goal {self.goal}: use throughput or latency")
+    def _check(self) -> None:
         if self.goal == "latency":
             if self.max_batch not in (None, 1):
                 raise InputError(f"--goal latency is one request at a time, not {self.max_batch}")
             object.__setattr__(self, "max_batch", 1)
-        counts = {name: value for name, value in values_of(self) if isinstance(value, int)}
-        check_at_least_one(**counts)
 
     def describe(self) -> str:
         """The options, for display."""
@@ -160,7 +160,7 @@ NOTHING: Final = Stated()
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointSettings:
+class EndpointSettings(Settings):
     """The SageMaker endpoint.
 
     Its name is the prefix of those of model and component. The time limit is None until a plan's
@@ -196,7 +196,7 @@ class EndpointSettings:
     parameters: tuple[str, ...] = option("--set", value=(), rare=True)
     accept_eula: bool = option(value=False, group="Server")
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.target_per_copy is not None and self.max_instances is None:
             raise InputError("--target-concurrency needs autoscaling: add --max-instances")
         if self.jobs_output_uri is not None and not self.jobs_output_uri.startswith("s3://"):

@@ -266,8 +266,6 @@ def time_attention(
     heads, head_dim = settings.heads, settings.head_dim
     shapes = [AttentionShape(count, heads, head_dim) for count in settings.tokens or PROMPTS]
     for shape in shapes:
-        if shape.tokens < 1:
-            raise InputError(f"--tokens must be at least 1, got {shape.tokens}")
         score_bytes = 2 * shape.score_bytes(FLOAT32_BYTES)
         if score_bytes > _MOST_SCORE_BYTES:
             raise InputError(

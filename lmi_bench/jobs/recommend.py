@@ -198,17 +198,11 @@ def _load(settings: RecommendSettings, basis: "Basis") -> Load | None:
     rate, users, think_time_s = settings.rate, settings.users, settings.think_time
     if rate is not None and users is not None:
         raise InputError("give either a rate (--rate) or users (--users), not both")
-    if rate is not None and rate <= 0:
-        raise InputError(f"--rate must be above 0 req/s, got {rate:g}")
-    if users is not None and users < 1:
-        raise InputError(f"--users must be at least 1, got {users}")
     if (users is None) != (think_time_s is None) and settings.turns is None:
         raise InputError(
             "--users and --think-time belong together: the seconds between an answer and "
             "the next question decide how many users are waiting at once (0 for none)"
         )
-    if think_time_s is not None and think_time_s < 0:
-        raise InputError(f"--think-time must be 0 s or more, got {think_time_s:g}")
     if users is not None:
         return Load(users, think_time_s=think_time_s)
     rate = basis.rate_per_s if rate is None else rate

@@ -142,8 +142,6 @@ def _warnings(plan: SavedRecommendation, run: Run, line: Level) -> Iterator[str]
 
 def _share(settings: VerifySettings, candidate: Candidate) -> float:
     if settings.share is not None:
-        if not 0 < settings.share <= 1:
-            raise InputError(f"--share must be above 0 and at most 1, got {settings.share:g}")
         return settings.share
     if not settings.target.startswith("sim:"):
         return 1.0

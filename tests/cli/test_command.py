@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from lmi_bench.cli.command import Command, spread_options
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option, filled, option, settings_of
+from lmi_bench.core.option import Settings as Base
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +137,51 @@ def test_settings_around_others_may_have_other_defaults():
 
     assert [each.default for each in settings_of(Around)] == [9, (), None]
     assert filled(Around, {}) == Around(Load(users=9))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked(Base):
+    share: float = option("Share.", value=0.5, must="above 0 and at most 1")
+    counts: tuple[int, ...] = option("Counts.", "--count", value=(), must="2 or more")
+    way: str | None = option("Way.", one_of=("there", "back", "round"))
+    rate: float | None = option("Rate.", must="at least 0 and below 1")
+
+    def _check(self):
+        if self.way == "back" and self.rate:
+            raise InputError("--way back takes no --rate")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"share": 0.0}, "--share must be above 0 and at most 1, got 0"),
+        ({"share": 1.5}, "--share must be above 0 and at most 1, got 1.5"),
+        ({"share": float("nan")}, "--share must be above 0 and at most 1, got nan"),
+        ({"counts": (2, 1)}, "--count must be 2 or more, got 1"),
+        ({"way": "up"}, "--way up: use there, back or round"),
+        ({"rate": -0.1}, "--rate must be at least 0 and below 1, got -0.1"),
+        ({"rate": 1.0}, "--rate must be at least 0 and below 1, got 1"),
+        ({"way": "back", "rate": 0.5}, "--way back takes no --rate"),
+        ({"way": "back", "rate": 1.5}, "--rate must be"),
+    ],
+)
+def test_a_value_that_an_option_cannot_have_is_refused_when_settings_are_made(values, says):
+    with pytest.raises(InputError, match=f"^{re.escape(says)}"):
+        Checked(**values)
+
+
+def test_values_at_the_ends_of_a_range_are_taken():
+    assert Checked(share=1.0, counts=(2,), way="round", rate=0.0).share == 1.0
+    assert Checked().rate is None
+
+
+def test_an_option_of_the_command_itself_is_checked_too():
+    app = typer.Typer()
+
+    @spread_options
+    def command(top: Annotated[int, Option("Rows.", must="at least 1")] = 3):
+        raise AssertionError
+
+    app.command(cls=Command)(command)
+    found = CliRunner().invoke(app, ["--top", "0"]).exception
+    assert str(found) == "--top must be at least 1, got 0"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, Stated, check_at_least_one, option
+from lmi_bench.core.option import REQUIRED, Option, Settings, Stated, option
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, STEPS, ModelOptions
 
@@ -17,50 +17,47 @@ _MODEL: Final = Option("Demo model or Hugging Face folder.", ("--model", "-m"))
 
 
 @dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """A model, where and how it is served, and the engine behind it."""
+class ServeSettings(Settings):
+    """A model, where and how it is served, and the engine behind it.
+
+    executor  Executor: torch computes; simulated waits for each step's predicted time.
+    instance  Instance to simulate, such as ml.g5.2xlarge.
+    host  Address to listen on.
+    port  Port to listen on; 0: any free port.
+    lmi_replies  Response format: djl-serving's rolling (to 0.34), async (from 0.35) or batched (a
+        list), or tgi on SageMaker's paths.
+    require_signature  Signature check on SageMaker's paths with AWS_ACCESS_KEY_ID and
+        AWS_SECRET_ACCESS_KEY.
+    serving_properties  Settings of an LMI container: a serving.properties, its folder, or a
+        model.tar.gz.
+    djl_version  Version of djl-serving or LMI for --serving-properties, such as 0.26.0 or lmi28.
+    model_py  Program to run with @input_formatter and @output_formatter of the LMI routes.
+    model_loading_timeout  Time limit of model loading in seconds.
+    """
 
     model: str | None = option(
         _MODEL,
         help="Demo model or Hugging Face folder; simulated: also a catalog name.",
         default="that of the serving.properties, or demo-15m",
     )
-    executor: str = option(
-        "Executor: torch computes; simulated waits for each step's predicted time.", value="torch"
-    )
-    instance: str | None = option("Instance to simulate, such as ml.g5.2xlarge.")
-    host: str = option("Address to listen on.", value="127.0.0.1")
-    port: int = option("Port to listen on; 0: any free port.", value=8080)
+    executor: str = option(value="torch", one_of=EXECUTORS)
+    instance: str | None = option()
+    host: str = option(value="127.0.0.1")
+    port: int = option(value=8080)
     lmi_replies: str | None = option(
-        "Response format: djl-serving's rolling (to 0.34), async (from 0.35) or batched (a list), "
-        "or tgi on SageMaker's paths.",
         default="the serving.properties' container's, tgi with TGI's variables, else rolling",
         rare=True,
     )
-    require_signature: bool = option(
-        "Signature check on SageMaker's paths with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
-        value=False,
-    )
-    serving_properties: Path | None = option(
-        "Settings of an LMI container: a serving.properties, its folder, or a model.tar.gz."
-    )
-    djl_version: str | None = option(
-        "Version of djl-serving or LMI for --serving-properties, such as 0.26.0 or lmi28.",
-        default="the newest in which all of the file has an effect",
-    )
-    model_py: Path | None = option(
-        "Program to run with @input_formatter and @output_formatter of the LMI routes.", rare=True
-    )
-    model_loading_timeout: int | None = option(
-        "Time limit of model loading in seconds.", default="no limit", rare=True
-    )
+    require_signature: bool = option(value=False)
+    serving_properties: Path | None = option()
+    djl_version: str | None = option(default="the newest in which all of the file has an effect")
+    model_py: Path | None = option(rare=True)
+    model_loading_timeout: int | None = option(default="no limit", rare=True)
     model_options: ModelOptions = field(default_factory=ModelOptions)
     batching: Stated = BATCHING
     step_trace: Path | None = option(STEP_TRACE, old_names=("--trace",), group="Engine: batching")
 
-    def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise InputError(f"--executor {self.executor}: use one of {', '.join(EXECUTORS)}")
+    def _check(self) -> None:
         if self.executor == "simulated" and self.instance is None:
             raise InputError("--executor simulated needs --instance, such as ml.g5.2xlarge")
         if self.executor == "torch" and self.instance is not None:
@@ -68,7 +65,7 @@ class ServeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreOptions:
+class ScoreOptions(Settings):
     """Answers that are scored instead of generated, and checks of a generated one.
 
     confidence  Confidence exp(mean log-probability) of the tokens; models are overconfident.
@@ -84,38 +81,36 @@ class ScoreOptions:
     choices: tuple[str, ...] = option(value=())
     questions: Path | None = option(metavar="FILE.jsonl")
     expect_end: tuple[str, ...] = option(
-        f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 otherwise.", value=()
+        f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 otherwise.",
+        value=(),
+        one_of=ENDS,
     )
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if len(self.choices) == 1:
             raise InputError(
                 "--choices needs at least two answers to rank: --choices yes --choices no"
             )
-        for end in self.expect_end:
-            if end not in ENDS:
-                raise InputError(f"--expect-end {end}: use {', '.join(ENDS)}")
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateSettings:
-    """A prompt for a model, how it is continued, or which answers to score instead."""
+class GenerateSettings(Settings):
+    """A prompt for a model, how it is continued, or which answers to score instead.
+
+    prompt  Text to continue; - reads it from stdin.
+    stop  Text that ends the answer; repeatable.
+    until_done  Further requests until the text ends or fills the context.
+    """
 
     model: str = option(_MODEL, value=_TRAINED)
-    prompt: str = option("Text to continue; - reads it from stdin.", "--prompt", "-p", value="-")
+    prompt: str = option("--prompt", "-p", value="-")
     sampling: SamplingParams = _SAMPLING
-    stop: tuple[str, ...] = option(
-        "Text that ends the answer; repeatable.", value=(), group=_SAMPLING.GROUP
-    )
-    until_done: bool = option(
-        "Further requests until the text ends or fills the context.",
-        value=False,
-        group=_SAMPLING.GROUP,
-    )
+    stop: tuple[str, ...] = option(value=(), group=_SAMPLING.GROUP)
+    until_done: bool = option(value=False, group=_SAMPLING.GROUP)
     scores: ScoreOptions = field(default_factory=ScoreOptions)
     model_options: ModelOptions = field(default_factory=ModelOptions)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if "" in self.stop:
             raise InputError("--stop '': an empty text would end every answer; leave it out")
 
@@ -145,7 +140,7 @@ class ConvertSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PerplexitySettings:
+class PerplexitySettings(Settings):
     """A model, a text, and the lengths at which the model reads it."""
 
     model: str = option(_MODEL, value=_TRAINED)
@@ -157,17 +152,13 @@ class PerplexitySettings:
         "Text, or JSON lines with `text` or `prompt`.",
         default="a built-in text; for demo-text, of the kind that it has learnt",
     )
-    max_tokens: int = option("Maximum number of tokens to score.", value=8192)
+    max_tokens: int = option("Maximum number of tokens to score.", value=8192, must="at least 2")
     dtype: str = option(
         "Number format of the weights: float32, bfloat16 or float16.", value="float32"
     )
     quantize: str = option(
         "Quantization: none, int8, awq-int4, awq-int3, smoothquant or fp8.", value="none"
     )
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 2:
-            raise InputError(f"--max-tokens {self.max_tokens}: give at least 2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,26 +177,25 @@ class OptimizeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveSettings:
-    """How all-reduces are timed."""
+class CollectiveSettings(Settings):
+    """How all-reduces are timed.
 
-    ranks: int = option("Number of processes that add their arrays.", value=2)
-    groups: int = option(
-        "Groups of ranks that add side by side, as LMI-Distributed's TP 4 of 8; timed beside all.",
-        value=1,
-    )
-    transport: tuple[str, ...] = option(
-        "Transport: shared-memory, gloo, or nccl between GPUs; repeatable.",
-        value=(),
-        default="shared-memory and gloo",
-    )
-    rounds: int = option("Rounds of each size; the median counts.", value=5)
-    out: Path | None = option("File for times and fit (JSON).", "--out", "-o")
+    ranks  Number of processes that add their arrays.
+    groups  Groups of ranks that add side by side, as LMI-Distributed's TP 4 of 8; timed beside all.
+    transport  Transport: shared-memory, gloo, or nccl between GPUs; repeatable.
+    rounds  Rounds of each size; the median counts.
+    out  File for times and fit (JSON).
+    """
 
-    def __post_init__(self) -> None:
+    ranks: int = option(value=2)
+    groups: int = option(value=1, must="at least 1")
+    transport: tuple[str, ...] = option(value=(), default="shared-memory and gloo")
+    rounds: int = option(value=5, must="at least 1")
+    out: Path | None = option("--out", "-o")
+
+    def _check(self) -> None:
         if self.ranks < 2:
             raise InputError(f"--ranks {self.ranks}: an all-reduce needs at least 2")
-        check_at_least_one(rounds=self.rounds, groups=self.groups)
         if self.ranks % self.groups or self.ranks // self.groups < 2:
             raise InputError(
                 f"--groups {self.groups}: {self.ranks} ranks give no equal groups of at least 2"
@@ -213,15 +203,16 @@ class CollectiveSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSettings:
-    """Which attention is timed."""
+class AttentionSettings(Settings):
+    """Which attention is timed.
 
-    tokens: tuple[int, ...] = option(
-        "Prompt length in tokens; repeatable.", value=(), default="256, 1,024 and 4,096"
-    )
-    heads: int = option("Number of query heads.", value=12)
-    head_dim: int = option("Size of a head.", value=64)
-    rounds: int = option("Rounds of each implementation; the median counts.", value=5)
+    tokens  Prompt length in tokens; repeatable.
+    heads  Number of query heads.
+    head_dim  Size of a head.
+    rounds  Rounds of each implementation; the median counts.
+    """
 
-    def __post_init__(self) -> None:
-        check_at_least_one(heads=self.heads, head_dim=self.head_dim, rounds=self.rounds)
+    tokens: tuple[int, ...] = option(value=(), default="256, 1,024 and 4,096", must="at least 1")
+    heads: int = option(value=12, must="at least 1")
+    head_dim: int = option(value=64, must="at least 1")
+    rounds: int = option(value=5, must="at least 1")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, option
+from lmi_bench.core.option import REQUIRED, Option, Settings, option
 from lmi_bench.deploy.settings import LAYOUT, NOTHING, PROMETHEUS, EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings import planning
 
@@ -27,7 +27,7 @@ class LayoutSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DeploySettings:
+class DeploySettings(Settings):
     """A recommended or a stated layout, the server that runs it, and its endpoint."""
 
     recommendation: Path | None = option(planning.RECOMMENDATION)
@@ -36,7 +36,7 @@ class DeploySettings:
     server: Server = field(default_factory=Server)
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         layout = self.layout
         if self.recommendation is None and (layout.model is None or layout.instance is None):
             raise InputError("give a file of `recommend --json`, or --model and --instance")
@@ -67,7 +67,7 @@ class DeploySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsSettings:
+class LimitsSettings(Settings):
     """A model on a machine, to count the sequences that fit at once."""
 
     model: str = option(planning.MODEL, value=REQUIRED)
@@ -77,11 +77,7 @@ class LimitsSettings:
     )
     dtype: str | None = option(planning.DTYPE, group=None)
     rope_factor: float = option(
-        "Factor by which RoPE scaling extends the trained positions.", value=1.0
+        "Factor by which RoPE scaling extends the trained positions.", value=1.0, must="1 or more"
     )
     profile: str | None = option(planning.PROFILE, group=None)
     kv_tokens: int | None = option(planning.KV_TOKENS, group=None)
-
-    def __post_init__(self) -> None:
-        if self.rope_factor < 1:
-            raise InputError(f"--rope-factor must be 1 or more, got {self.rope_factor:g}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, check_at_least_one, flag_of, option
+from lmi_bench.core.option import REQUIRED, Option, Settings, flag_of, option
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.planning import (
     LOAD,
@@ -22,7 +22,7 @@ _MEASURED_DTYPE: Final = replace(planning.DTYPE, default="that of the source", g
 
 
 @dataclass(frozen=True, slots=True)
-class PredictSettings:
+class PredictSettings(Settings):
     """A model on a machine, its requests, and the loads to predict for.
 
     instance  Machine such as ml.g5.12xlarge, or local: this machine.
@@ -45,7 +45,7 @@ class PredictSettings:
     tensor_parallel: int | None = option(
         planning.TENSOR_PARALLEL, default="the smallest that fits", group=None
     )
-    replicas: int = option(value=1)
+    replicas: int = option(value=1, must="at least 1")
     concurrency: str | None = option(group=LOAD)
     rate: str | None = option(group=LOAD)
     dtype: str | None = option(planning.DTYPE)
@@ -69,22 +69,12 @@ class PredictSettings:
     kv_tokens: int | None = option(planning.KV_TOKENS)
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.split.workers is not None and (self.router is not None or self.replicas > 1):
             raise InputError(
                 "--disaggregate states its own workers, and each request goes to the one with the "
                 "fewest: leave --router and --replicas out"
             )
-        check_at_least_one(
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            tensor_parallel=self.tensor_parallel,
-            replicas=self.replicas,
-        )
-        if not 0 <= self.prefix_hit <= 1:
-            raise InputError(f"--prefix-hit must be 0 to 1, got {self.prefix_hit:g}")
-        if self.shared_prefix < 0:
-            raise InputError(f"--shared-prefix must be 0 or more, got {self.shared_prefix}")
         if self.speed is not None and self.trace is None:
             raise InputError("--speed applies to recorded traffic: add --trace FILE")
         if self.trace is None and (self.concurrency is None) == (self.rate is None):
@@ -118,7 +108,7 @@ class PredictSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrateSettings:
+class CalibrateSettings(Settings):
     """Measured levels to fit a profile to, and what their source does not state.
 
     sources  Sweeps, tables of levels, result files of other tools; none with --next or --on.
@@ -141,10 +131,12 @@ class CalibrateSettings:
     profile: str | None = option(default="by the source")
     model: str | None = option(planning.MODEL, default="that of the source")
     instance: str | None = option(_MEASURED_ON)
-    tensor_parallel: int | None = option("--tp", default="that of the source, else 1")
+    tensor_parallel: int | None = option(
+        "--tp", default="that of the source, else 1", must="at least 1"
+    )
     dtype: str | None = option(_MEASURED_DTYPE)
     version: str | None = option()
-    next_levels: int = option("--next", value=0)
+    next_levels: int = option("--next", value=0, must="0 or more")
     on: str | None = option(group=_CAPTURE, metavar="TARGET")
     run_dir: Path | None = option(default="below runs/", group=_CAPTURE)
     keep: str | None = option(group=_CAPTURE)
@@ -152,10 +144,7 @@ class CalibrateSettings:
     api_key: str | None = option(API_KEY, group=_CAPTURE)
     header: tuple[str, ...] = option(HEADER, value=(), group=_CAPTURE)
 
-    def __post_init__(self) -> None:
-        check_at_least_one(tensor_parallel=self.tensor_parallel)
-        if self.next_levels < 0:
-            raise InputError(f"--next must be 0 or more, got {self.next_levels}")
+    def _check(self) -> None:
         if self.on is not None:
             self._check_capture(self.on)
             return
@@ -186,33 +175,29 @@ class CalibrateSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidateSettings:
-    """Measured levels to predict, and what to predict them with."""
+class ValidateSettings(Settings):
+    """Measured levels to predict, and what to predict them with.
 
-    sources: tuple[Path, ...] = option(
-        "Table of measured levels, one a line, or sweeps (with --profile). Without one, every "
-        "shipped profile is judged on its published tables.",
-        value=(),
-        argument=True,
-        metavar="[TABLE.csv|RUN_DIR...]",
-    )
-    calibrate_cells: int | None = option(
-        "Number of lines to calibrate on, chosen among the table's engines; 0 predicts blindly."
-    )
-    calibrate_on: Path | None = option("Table of levels to calibrate on.", metavar="CELLS.csv")
-    profile: str | None = option("Profile to judge unchanged: a file of `calibrate`, vllm-0.12 ...")
+    sources  Table of measured levels, one a line, or sweeps (with --profile). Without one, every
+        shipped profile is judged on its published tables.
+    calibrate_cells  Number of lines to calibrate on, chosen among the table's engines; 0 predicts
+        blindly.
+    calibrate_on  Table of levels to calibrate on.
+    profile  Profile to judge unchanged: a file of `calibrate`, vllm-0.12 ...
+    slo  Limit of a set-up's highest rate or users, such as 'tpot<=50ms'; repeatable.
+    seed  Random seed of the calibration split (0: from all lines; other: from 70 %).
+    """
+
+    sources: tuple[Path, ...] = option(value=(), argument=True, metavar="[TABLE.csv|RUN_DIR...]")
+    calibrate_cells: int | None = option(must="0 or more")
+    calibrate_on: Path | None = option(metavar="CELLS.csv")
+    profile: str | None = option()
     instance: str | None = option(_MEASURED_ON)
     dtype: str | None = option(_MEASURED_DTYPE)
-    slo: tuple[str, ...] = option(
-        "Limit of a set-up's highest rate or users, such as 'tpot<=50ms'; repeatable.", value=()
-    )
-    seed: int = option(
-        "Random seed of the calibration split (0: from all lines; other: from 70 %).", value=0
-    )
+    slo: tuple[str, ...] = option(value=())
+    seed: int = option(value=0)
 
-    def __post_init__(self) -> None:
-        if self.calibrate_cells is not None and self.calibrate_cells < 0:
-            raise InputError(f"--calibrate-cells must be 0 or more, got {self.calibrate_cells}")
+    def _check(self) -> None:
         ways = (self.calibrate_cells, self.calibrate_on, self.profile)
         given = any(way is not None for way in ways)
         if not self.sources and (given or self.instance or self.dtype or self.slo or self.seed):
@@ -225,32 +210,33 @@ class ValidateSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifySettings:
-    """A recommendation, and the target on which its load is replayed."""
+class VerifySettings(Settings):
+    """A recommendation, and the target on which its load is replayed.
+
+    target  Target to measure: a URL, sagemaker:NAME, engine, or sim:INSTANCE.
+    share  Share of the planned load to send, 0 to 1.
+    requests  Number of requests to send.
+    model  Model name that the target knows.
+    seed  Random seed of arrivals and prompts.
+    out  Run folder.
+    update_profile  Profile file to write, or to refine with this measurement.
+    """
 
     recommendation: Path = option(planning.RECOMMENDATION, value=REQUIRED, metavar="REC.json")
-    target: str = option(
-        "Target to measure: a URL, sagemaker:NAME, engine, or sim:INSTANCE.", value=REQUIRED
-    )
+    target: str = option(value=REQUIRED)
     share: float | None = option(
-        "Share of the planned load to send, 0 to 1.", default="1; sim: that of one replica"
+        default="1; sim: that of one replica", must="above 0 and at most 1"
     )
-    requests: int | None = option(
-        "Number of requests to send.", default="enough for every SLO's quantile, at least 300"
-    )
-    model: str | None = option(
-        "Model name that the target knows.", "--model", "-m", default="the plan's"
-    )
+    requests: int | None = option(default="enough for every SLO's quantile, at least 300")
+    model: str | None = option("--model", "-m", default="the plan's")
     api_key: str | None = option(API_KEY)
-    seed: int = option("Random seed of arrivals and prompts.", value=0)
-    out: Path | None = option("Run folder.", "--out", "-o", default="runs/verify-NAME")
-    update_profile: Path | None = option(
-        "Profile file to write, or to refine with this measurement.", metavar="P.json"
-    )
+    seed: int = option(value=0)
+    out: Path | None = option("--out", "-o", default="runs/verify-NAME")
+    update_profile: Path | None = option(metavar="P.json")
 
 
 @dataclass(frozen=True, slots=True)
-class DaySettings:
+class DaySettings(Settings):
     """A day's load, the start-up time of a machine, and what a machine carries and costs.
 
     load  Load of the day: columns hour, rate_per_s.
@@ -283,26 +269,19 @@ class DaySettings:
     router: str = option(
         planning.ROUTER, value="least-outstanding", help="Router of the machines.", group=None
     )
-    answer_time: float | None = option(default="REC's, else 10")
+    answer_time: float | None = option(default="REC's, else 10", must="above 0 s")
     wait_limit: float = option(value=1.0)
     seed: int = option(planning.SEED, value=0, group=None)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.load is not None and self.shape is not None:
             raise InputError("give either --load FILE.csv or --shape, not both")
         if self.trace is not None and (self.load is not None or self.shape is not None):
             raise InputError("--trace is the load of the day: leave --load and --shape out")
-        if self.answer_time is not None and not self.answer_time > 0:
-            raise InputError(f"--answer-time must be above 0 s, got {self.answer_time:g}")
-        if self.commit_discount is not None and not 0 <= self.commit_discount < 1:
-            raise InputError("--commit-discount must be at least 0 and below 1")
-        if self.machine_price is not None and self.machine_price < 0:
-            price = f"{self.machine_price:g}"
-            raise InputError(f"--machine-price-per-hour must be 0 USD or more, got {price}")
 
 
 @dataclass(frozen=True, slots=True)
-class AcceleratorSettings:
+class AcceleratorSettings(Settings):
     """A model and the lengths of its requests, for every machine of the catalog."""
 
     model: str = option(planning.MODEL, value=REQUIRED)
@@ -311,6 +290,3 @@ class AcceleratorSettings:
     dtype: str | None = option(planning.DTYPE)
     profile: str | None = option(planning.PROFILE)
     price_list: PriceSettings = field(default_factory=PriceSettings)
-
-    def __post_init__(self) -> None:
-        check_at_least_one(input_tokens=self.input_tokens, output_tokens=self.output_tokens)

@@ -1,18 +1,22 @@
 """Options that several planning commands share, each declared once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, check_at_least_one, option
+from lmi_bench.core.option import Option, Settings, option
 
 ENGINE, WORKLOAD, LOAD = "Engine settings", "Workload", "Load"
 MACHINES, PRICES, LIMITS = "Machines", "Prices and purchase", "Limits and objective"
 
 MODEL = Option("Model as a catalog name or folder.", ("--model", "-m"))
-INPUT_TOKENS = Option("Prompt length in tokens.", ("--input-tokens", "--isl"), group=WORKLOAD)
-OUTPUT_TOKENS = Option("Output length in tokens.", ("--output-tokens", "--osl"), group=WORKLOAD)
+INPUT_TOKENS = Option(
+    "Prompt length in tokens.", ("--input-tokens", "--isl"), group=WORKLOAD, must="at least 1"
+)
+OUTPUT_TOKENS = replace(
+    INPUT_TOKENS, help="Output length in tokens.", names=("--output-tokens", "--osl")
+)
 DTYPE = Option(
     "Weight format: float16, bfloat16, float32, float8, int8, int4, mxfp4 or nvfp4.",
     old_names=("--weight-dtype",),
@@ -22,7 +26,9 @@ DTYPE = Option(
 KV_DTYPE = Option(
     "KV-cache format: float16, float32, float8 or int8.", default="as the weights", group=ENGINE
 )
-TENSOR_PARALLEL = Option("Tensor-parallel degree: devices of one copy.", ("--tp",), group=MACHINES)
+TENSOR_PARALLEL = Option(
+    "Tensor-parallel degree: devices of one copy.", ("--tp",), group=MACHINES, must="at least 1"
+)
 PROFILE = Option(
     "Engine profile: a file of `calibrate`, or one of `catalog profiles`.",
     default="vllm",
@@ -48,12 +54,19 @@ MACHINE_PRICE = Option(
     ("--machine-price-per-hour",),
     old_names=("--price-per-hour",),
     group=PRICES,
+    must="0 USD or more",
 )
 COMMIT_DISCOUNT = Option(
-    "Discount on the on-demand price of committed machines, 0 to 1.", group=PRICES
+    "Discount on the on-demand price of committed machines, 0 to 1.",
+    group=PRICES,
+    must="at least 0 and below 1",
 )
-PREFIX_HIT = Option("Share of each prompt found in the prefix cache, 0 to 1.", group=WORKLOAD)
-SHARED_PREFIX = Option("Prefix that all prompts share in tokens: simulated.", group=WORKLOAD)
+PREFIX_HIT = Option(
+    "Share of each prompt found in the prefix cache, 0 to 1.", group=WORKLOAD, must="0 to 1"
+)
+SHARED_PREFIX = Option(
+    "Prefix that all prompts share in tokens: simulated.", group=WORKLOAD, must="0 or more"
+)
 DOCUMENTS = Option("Documents COUNTxTOKENS, one in each prompt: simulated.", group=WORKLOAD)
 TURNS = Option(
     "Turns of conversations that --rate starts; --input-tokens is what each adds: simulated.",
@@ -65,52 +78,47 @@ RECOMMENDATION = Option("File written by `recommend --json`.", argument=True, me
 
 
 @dataclass(frozen=True, slots=True)
-class PriceSettings:
-    """Where the prices of the catalog's machines come from."""
+class PriceSettings(Settings):
+    """Where the prices of the catalog's machines come from.
+
+    prices  Prices to override the catalog, and other machines (YAML or CSV).
+    platform  Price platform: sagemaker, ec2, or file (only the machines of --prices).
+    """
 
     GROUP: ClassVar = PRICES
 
-    prices: Path | None = option(
-        "Prices to override the catalog, and other machines (YAML or CSV).", metavar="FILE"
-    )
-    platform: str = option(
-        "Price platform: sagemaker, ec2, or file (only the machines of --prices).",
-        value="sagemaker",
-    )
+    prices: Path | None = option(metavar="FILE")
+    platform: str = option(value="sagemaker", one_of=("sagemaker", "ec2", "file"))
 
-    def __post_init__(self) -> None:
-        if self.platform not in ("sagemaker", "ec2", "file"):
-            raise InputError(f"--platform {self.platform}: use sagemaker, ec2 or file")
+    def _check(self) -> None:
         if self.platform == "file" and self.prices is None:
             raise InputError("--platform file: give the machines with --prices FILE")
 
 
 @dataclass(frozen=True, slots=True)
-class SplitSettings:
-    """How one copy is split over devices and machines beyond its tensor-parallel degree."""
+class SplitSettings(Settings):
+    """How one copy is split over devices and machines beyond its tensor-parallel degree.
+
+    ep  Expert parallelism: whole experts on each device of a copy.
+    dp_attention  Data-parallel attention: each device has its own sequences and their cache.
+    pp  Pipeline stages, of --tp devices each.
+    hosts  Machines that one copy spans.
+    network_gbps  Network between machines in Gbit/s for each device.
+    disaggregate  Workers that compute prompts, and workers that decode, such as 1:3.
+    prefill_tp  Tensor-parallel degree of the workers that compute prompts.
+    """
 
     GROUP: ClassVar = ENGINE
 
-    ep: bool = option("Expert parallelism: whole experts on each device of a copy.", value=False)
-    dp_attention: bool = option(
-        "Data-parallel attention: each device has its own sequences and their cache.", value=False
-    )
-    pp: int = option("Pipeline stages, of --tp devices each.", value=1)
-    hosts: int = option("Machines that one copy spans.", value=1)
-    network_gbps: float | None = option(
-        "Network between machines in Gbit/s for each device.", default="that of the machine, or 400"
-    )
-    disaggregate: str | None = option(
-        "Workers that compute prompts, and workers that decode, such as 1:3.", metavar="P:D"
-    )
-    prefill_tp: int | None = option(
-        "Tensor-parallel degree of the workers that compute prompts.", default="--tp"
-    )
+    ep: bool = option(value=False)
+    dp_attention: bool = option(value=False)
+    pp: int = option(value=1, must="at least 1")
+    hosts: int = option(value=1, must="at least 1")
+    network_gbps: float | None = option(default="that of the machine, or 400", must="above 0")
+    disaggregate: str | None = option(metavar="P:D")
+    prefill_tp: int | None = option(default="--tp", must="at least 1")
 
-    def __post_init__(self) -> None:
-        check_at_least_one(pp=self.pp, hosts=self.hosts, prefill_tp=self.prefill_tp)
-        if self.network_gbps is not None and not self.network_gbps > 0:
-            raise InputError(f"--network-gbps must be above 0, got {self.network_gbps:g}")
+    def _check(self) -> None:
         if self.prefill_tp is not None and self.disaggregate is None:
             raise InputError("--prefill-tp is of a prefill pool: add --disaggregate P:D")
 

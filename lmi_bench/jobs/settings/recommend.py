@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import option, stated
+from lmi_bench.core.option import Settings, option, stated
 from lmi_bench.jobs.settings import planning
 from lmi_bench.jobs.settings.planning import (
     ENGINE,
@@ -28,7 +28,7 @@ _OF_A_PORTFOLIO: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class PurchaseSettings:
+class PurchaseSettings(Settings):
     """Prices, the kind of purchase, and spare machines.
 
     region  Region whose prices count; repeatable.
@@ -91,7 +91,7 @@ class AxisSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class RecommendSettings:
+class RecommendSettings(Settings):
     """A model or its measured runs, the load, the limits, and the machines to choose from.
 
     runs  Sweeps to calibrate on.
@@ -122,15 +122,15 @@ class RecommendSettings:
     trace: Path | None = option(planning.TRACE, rare=True)
     portfolio: Path | None = option(metavar="FILE.yaml", group=WORKLOAD)
     axes: AxisSettings = field(default_factory=AxisSettings)
-    rate: float | None = option(group=LOAD)
-    users: int | None = option(group=LOAD)
-    think_time: float | None = option(group=LOAD)
+    rate: float | None = option(group=LOAD, must="above 0 req/s")
+    users: int | None = option(group=LOAD, must="at least 1")
+    think_time: float | None = option(group=LOAD, must="0 s or more")
     vary: str | None = option(metavar="rate=A..B", group=LOAD, rare=True)
     router: str = option(planning.ROUTER, value="random")
     slo: tuple[str, ...] = option(
         planning.SLO, value=(), help=f"{planning.SLO.help} Exit 99 if no fleet meets it."
     )
-    objective: str = option(value="cost", group=LIMITS)
+    objective: str = option(value="cost", group=LIMITS, one_of=OBJECTIVES)
     limits: FleetLimits = field(default_factory=FleetLimits)
     instance: tuple[str, ...] = option(value=(), default="all, or the run's", group=MACHINES)
     tensor_parallel: tuple[int, ...] = option(
@@ -152,12 +152,7 @@ class RecommendSettings:
     explain: bool = option(value=False)
     seed: int = option(planning.SEED, value=0)
 
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            *most, last = OBJECTIVES
-            raise InputError(f"--objective {self.objective}: use {', '.join(most)} or {last}")
-        if not 0 <= self.prefix_hit <= 1:
-            raise InputError(f"--prefix-hit must be 0 to 1, got {self.prefix_hit:g}")
+    def _check(self) -> None:
         if self.prefix_hit and (self.describes_prompts or self.workload is not None):
             raise InputError("--prefix-hit states what would be simulated: leave one of them out")
         if self.portfolio is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import REQUIRED, Option, option
+from lmi_bench.core.option import REQUIRED, Option, Settings, option
 
 PROMETHEUS: Final = "prometheus:"
 _RUN: Final = Option("Run folder, written by `sweep` or `import`.", argument=True)
@@ -89,7 +89,7 @@ class ImportSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadFromSettings:
+class WorkloadFromSettings(Settings):
     """A source of traffic and the scenario to write.
 
     source  Log: JSON lines or CSV (also of LiteLLM, Langfuse, Azure's and Mooncake's traces), or an
@@ -108,13 +108,9 @@ class WorkloadFromSettings:
     model: str | None = option("--model", "-m")
     fields: str | None = option(default="the usual names")
     assume: str | None = option()
-    hours: float = option(value=24.0)
-    speed: float = option(value=1.0)
+    hours: float = option(value=24.0, must="at least 0.1")
+    speed: float = option(value=1.0, must="above 0")
 
-    def __post_init__(self) -> None:
-        if self.hours < 0.1:
-            raise InputError(f"--hours {self.hours:g}: give at least 0.1")
-        if self.speed < 1e-6:
-            raise InputError(f"--speed {self.speed:g}: give a number above 0")
+    def _check(self) -> None:
         if self.source.startswith(PROMETHEUS) and (self.fields or self.assume):
             raise InputError("--fields and --assume are for logs: metrics state their own lengths")

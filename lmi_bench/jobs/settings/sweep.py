@@ -21,19 +21,18 @@ HEADER: Final = Option("Header of every request, 'Name: value'; repeatable.", ("
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """The target that is measured, and its protocol."""
+    """The target that is measured, and its protocol.
+
+    scenario  Scenario file, URL, sagemaker:NAME, or sim:INSTANCE to simulate.
+    matrix  File of targets and payloads: every payload on every target, one report.
+    """
 
     GROUP: ClassVar = "Target"
 
     scenario: str | None = option(
-        "Scenario file, URL, sagemaker:NAME, or sim:INSTANCE to simulate.",
-        argument=True,
-        metavar="[SCENARIO.yaml|TARGET]",
-        group="Arguments",
+        argument=True, metavar="[SCENARIO.yaml|TARGET]", group="Arguments"
     )
-    matrix: Path | None = option(
-        "File of targets and payloads: every payload on every target, one report."
-    )
+    matrix: Path | None = option()
     target: Stated = Stated(TopFields, ("target", "model", "protocol"))
     api_key: str | None = option(API_KEY)
     header: tuple[str, ...] = option(HEADER, value=())
@@ -43,29 +42,27 @@ class TargetSettings:
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """What the levels must meet, and what ends a request, a level or the sweep."""
+    """What the levels must meet, and what ends a request, a level or the sweep.
+
+    goodput  Limits of a request in ms: ttft:500 tpot:15. Exit 99 if no level has 90 % within them.
+    failures  Failed requests in SLOs: exclude, or infinite (as latency).
+    max_errors  Maximum share of failed requests before a level is ended: 10%, or none.
+    max_time  Maximum time of the sweep: no level starts that would end later. 90s, 10m, or none.
+    max_spend  Maximum cost of the sweep in USD.
+    price_per_hour  Price of the whole target in USD per hour.
+    instance  Instance type behind a URL, for its price in the catalog.
+    """
 
     GROUP: ClassVar = "Limits"
 
     slo: Stated = Stated(TopFields, ("slo",))
-    goodput: tuple[str, ...] = option(
-        "Limits of a request in ms: ttft:500 tpot:15. Exit 99 if no level has 90 % within them.",
-        value=(),
-        rare=True,
-    )
-    failures: str = option(
-        "Failed requests in SLOs: exclude, or infinite (as latency).", value="exclude", rare=True
-    )
-    max_errors: str = option(
-        "Maximum share of failed requests before a level is ended: 10%, or none.", value="50%"
-    )
-    max_time: str | None = option(
-        "Maximum time of the sweep: no level starts that would end later. 90s, 10m, or none.",
-        default="5m if levels are picked during the sweep, else none",
-    )
-    max_spend: float | None = option("Maximum cost of the sweep in USD.")
-    price_per_hour: float | None = option("Price of the whole target in USD per hour.")
-    instance: str | None = option("Instance type behind a URL, for its price in the catalog.")
+    goodput: tuple[str, ...] = option(value=(), rare=True)
+    failures: str = option(value="exclude", rare=True)
+    max_errors: str = option(value="50%")
+    max_time: str | None = option(default="5m if levels are picked during the sweep, else none")
+    max_spend: float | None = option()
+    price_per_hour: float | None = option()
+    instance: str | None = option()
     timeout: Stated = Stated(TopFields, ("timeout_s",))
     first_token: Stated = Stated(ClientFields, ("first_token_timeout_s",))
 
@@ -89,21 +86,20 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The load generator: how it sends, takes its times, and watches the server."""
+    """The load generator: how it sends, takes its times, and watches the server.
+
+    workers  Number of sending processes, or auto: more when a core is busy.
+    metrics_url  Metrics page of a replica; repeatable.
+    cloudwatch_wait  Maximum wait in seconds for CloudWatch after a SageMaker sweep.
+    """
 
     GROUP: ClassVar = "Load generator"
     COMMON: ClassVar = ()  # all are under --help-all
 
-    workers: str = option(
-        "Number of sending processes, or auto: more when a core is busy.", value="auto"
-    )
+    workers: str = option(value="auto")
     sending: Stated = Stated(ClientFields, ("timestamps", "receive", "retries", "connections"))
-    metrics_url: tuple[str, ...] = option(
-        "Metrics page of a replica; repeatable.", value=(), default="the target's"
-    )
-    cloudwatch_wait: float | None = option(
-        "Maximum wait in seconds for CloudWatch after a SageMaker sweep.", default="120"
-    )
+    metrics_url: tuple[str, ...] = option(value=(), default="the target's")
+    cloudwatch_wait: float | None = option(default="120")
 
 
 @dataclass(frozen=True, slots=True)
