@@ -23,7 +23,7 @@ from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.setup import ROUTED_S, Setup
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.level import LATENCY_KEY, Level
 from lmi_bench.core.load import Load
@@ -158,8 +158,10 @@ def simulated_forecast(
     own = _pool(setup.setup, setup.replicas, profile, total_tokens)
     outside = profile.parameters.request_overhead_s
     if setup.prefill is not None:
-        first = _pool(setup.prefill.setup, setup.prefill.workers, profile, total_tokens)
-        transfer_s = setup.prefill.transfer_s
+        first = _pool(
+            setup.prefill.setup, setup.prefill.workers, profile, total_tokens, prompts_alone=True
+        )
+        transfer_s, outside = setup.prefill.transfer_s, max(ROUTED_S, outside)
         run = simulate_pools(spec, request, first, own, transfer_s, seed=seed, overhead_s=outside)
     else:
         run = simulate_level(
@@ -192,8 +194,15 @@ def simulated_forecast(
     )
 
 
-def _pool(setup: Setup, workers: int, profile: EngineProfile, total_tokens: int) -> Pool:
-    config = scheduler_config_for(setup, profile, total_tokens)
+def _pool(
+    setup: Setup,
+    workers: int,
+    profile: EngineProfile,
+    total_tokens: int,
+    *,
+    prompts_alone: bool = False,
+) -> Pool:
+    config = scheduler_config_for(setup, profile, total_tokens, prompts_alone=prompts_alone)
     return Pool(workers, config, planned_model_for(setup, profile), setup.speculation)
 
 

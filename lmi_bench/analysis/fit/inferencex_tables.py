@@ -41,6 +41,7 @@ COLUMNS: Final = ("hardware", "framework", "precision", "decode_tp")
 _LEAST_SHARE: Final = 0.8  # of the stated lengths
 _MEAN_SHARE: Final = (1 + _LEAST_SHARE) / 2
 _REQUESTS_PER_USER: Final = 10
+_OVERFILLED: Final = 1.3
 _ENGINES: Final = (("sglang", "sglang"), ("trt", "trt"), ("vllm", "vllm"), ("atom", "atom"))
 _HOST: Final = 8  # devices that NVLink or xGMI joins
 _HOSTS: Final[Mapping[str, int]] = {"GB200": 72, "GB300": 72}
@@ -81,6 +82,7 @@ def cell_of(row: Row) -> MeasuredLevel:
         gather_prompts=gathers[1],
         measured_day=date.fromisoformat(row["date"]).toordinal() if row.get("date") else None,
         medians=medians,
+        max_sequences=_decode_batch(row, users, workers) if prefill else None,
     )
 
 
@@ -90,6 +92,16 @@ def _poll_steps(row: Row, setup: Setup, users: int) -> int:
         return 0
     steps = {"B200": b200 if setup.tensor_parallel == 8 else 10}
     return 4 if device.vendor == "amd" else steps.get(device.name, 0)
+
+
+def _decode_batch(row: Row, users: int, workers: int) -> int | None:
+    """The largest decode batch of one of TensorRT-LLM's workers in a pool; None: not known.
+
+    No column states it. Recipes compile for a power of two and send a little more than fills it.
+    """
+    share = users / workers
+    limit = 1 << int(math.log2(max(1.0, share)))
+    return limit if engine_of(row) == "trt" and 1 < share / limit < _OVERFILLED else None
 
 
 def _gathers(row: Row, setup: Setup, stated: tuple[int, int], users: int) -> tuple[int, int]:

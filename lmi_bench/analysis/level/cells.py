@@ -26,7 +26,7 @@ from lmi_bench.analysis.model.capacity import (
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.model.setup import ROUTED_S, Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.analysis.results.quantiles import counted_quantile
 from lmi_bench.core.errors import InputError
@@ -55,13 +55,11 @@ class CellPrediction:
 
 def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
     """The profile with its scheduler settings for the cell's model and machine."""
-    if not profile.defaults:
-        return in_groups(profile, cell.setup.parallelism)
     setup = cell.setup
-    cache_tokens = _cache_tokens(setup, _Memory.of(profile))
-    return in_groups(
-        as_set(profile, setup.shape, setup.instance.accelerator, cache_tokens), setup.parallelism
-    )
+    if profile.defaults:
+        cache_tokens = _cache_tokens(setup, _Memory.of(profile))
+        profile = as_set(profile, setup.shape, setup.instance.accelerator, cache_tokens)
+    return in_groups(profile, setup.parallelism, prompts_alone=cell.output_tokens == 1)
 
 
 def model_of(profile: EngineProfile, cell: MeasuredLevel) -> PricedSteps:
@@ -213,7 +211,7 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
         decode_workers=cell.replicas,
         step_tokens=worker.max_prefill_tokens,
         transfer_s=pool.transfer_s(cell.input_tokens),
-        overhead_s=profile.parameters.request_overhead_s,
+        overhead_s=max(ROUTED_S, profile.parameters.request_overhead_s),
     )
 
 

@@ -71,7 +71,8 @@ _TRT_LLM: Final = ("tensorrt", "trt")
 _SERVED_TRT_LLM: Final = (0, 16)  # `trtllm-serve` came with this version
 _LEAST_LOG_SD = 0.05
 FEW_BITS: Final = 8
-_TIMES: Final = ("gap_per_layer_s", "host_per_sequence_s")
+_OF_DEVICE: Final = ("gap_per_layer_s", "host_per_sequence_s", "bandwidth_share")
+_ON_AMD: Final = {"moe_share": 0.1, "request_overhead_s": 0.02}  # as SGLang's fits on two devices
 _V1_OF_VLLM: Final = (0, 8)
 _OVERLAPPED_VLLM: Final = (0, 6)
 _GRAPHS_OF_TGI: Final = (2, 0)
@@ -121,19 +122,21 @@ def prior_of_engine(
         if version is not None:
             kin.sort(key=partial(_distance, version))
         kin = [VLLM, *kin]
+    devices = [find_accelerator(name) for name in accelerators if is_accelerator(name)]
+    if any(device.vendor == "amd" for device in devices):
+        general = replace(general, parameters=replace(general.parameters, **_ON_AMD))
     for profile in _akin(kin, models, accelerators, few_bits):
         if not _has_seen(profile, models, accelerators, marks):
-            own = {generation(find_accelerator(n)) for n in accelerators if is_accelerator(n)}
-            near = widened(profile, general)
-            return _halfway(near, general) if own.isdisjoint(generations(profile)) else near
+            near, known = widened(profile, general), generations(profile)
+            return near if any(generation(d) in known for d in devices) else _halfway(near, general)
     return general
 
 
 def _halfway(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
-    """For another generation: times of layers and sequences differ as much between those as between
-    engines; the server's own time outside the steps does not depend on the device."""
+    """For another generation: what depends on the device differs as much between those as between
+    engines; the server's own time outside the steps does not."""
     own, other = profile.parameters, general.parameters
-    middle = {name: (getattr(own, name) * getattr(other, name)) ** 0.5 for name in _TIMES}
+    middle = {name: (getattr(own, name) * getattr(other, name)) ** 0.5 for name in _OF_DEVICE}
     return replace(profile, parameters=replace(own, **middle))
 
 

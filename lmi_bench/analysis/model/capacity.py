@@ -87,15 +87,18 @@ def reserve_bytes_of(setup: Setup, profile: EngineProfile) -> float:
     )
 
 
-def in_groups(profile: EngineProfile, parallelism: Parallelism) -> EngineProfile:
+def in_groups(
+    profile: EngineProfile, parallelism: Parallelism, *, prompts_alone: bool = False
+) -> EngineProfile:
     """The profile with the limits of all attention groups: each has a scheduler's sequences.
 
-    Engines whose prompts pause decoding (SGLang) share out the tokens of a prompt step instead.
+    Engines whose prompts pause decoding (SGLang) share out the tokens of a prompt step instead, but
+    for workers that only compute prompts: their steps are set to hold a prompt of each group.
     """
     groups = parallelism.attention_groups
     if groups == 1:
         return profile
-    tokens = groups if profile.chunked_prefill else 1
+    tokens = groups if profile.chunked_prefill or prompts_alone else 1
     return replace(
         profile,
         max_batch_size=groups * profile.max_batch_size,
@@ -104,10 +107,11 @@ def in_groups(profile: EngineProfile, parallelism: Parallelism) -> EngineProfile
 
 
 def scheduler_config_for(
-    setup: Setup, profile: EngineProfile, max_total_tokens: int
+    setup: Setup, profile: EngineProfile, max_total_tokens: int, *, prompts_alone: bool = False
 ) -> SchedulerConfig:
     """The scheduler of one copy, for requests of at most `max_total_tokens`, input and output.
 
+    prompts_alone  it only computes prompts, for other workers that decode
     Raises CapacityError where no such request fits, InputError where devices are too few.
     """
     shape, instance = setup.shape, setup.instance
@@ -119,7 +123,7 @@ def scheduler_config_for(
         )
     cache_tokens = _cache_tokens(setup, profile, max_total_tokens)
     profile = as_set(profile, shape, instance.accelerator, cache_tokens)
-    profile = in_groups(profile, setup.parallelism)
+    profile = in_groups(profile, setup.parallelism, prompts_alone=prompts_alone)
     return scheduler_with(profile, cache_tokens, max_total_tokens)
 
 
