@@ -174,6 +174,25 @@ def test_pools_have_workers_of_their_own_and_give_tokens_for_each_decoding_gpu(t
     assert cell.prefill.setup.speculation is None
 
 
+@pytest.mark.parametrize(
+    ("change", "limit"),
+    [
+        ({"concurrency": "538"}, 256), ({"concurrency": "512"}, None), ({"concurrency": "24"}, None),
+        ({"concurrency": "538", "framework": "dynamo-sglang"}, None),
+        ({"concurrency": "538", "disaggregated": "False"}, None),
+    ],
+)  # fmt: skip
+def test_pools_of_tensorrt_decode_at_most_the_power_of_two_that_the_users_just_exceed(
+    tmp_path, change, limit
+):
+    pools = {
+        "framework": "dynamo-trt", "disaggregated": "True", "prefill_workers": "1",
+        "decode_workers": "2", "prefill_gpus": "8", "decode_gpus": "16",
+    }  # fmt: skip
+    (row,) = table(tmp_path, {**pools, **change})
+    assert row.cell.max_sequences == limit
+
+
 def test_what_cannot_be_planned_says_why(tmp_path):
     rows = table(
         tmp_path,

@@ -186,6 +186,27 @@ def test_more_prefill_workers_raise_a_rate_that_prompts_limit():
     assert many.ttft_mean_s < few.ttft_mean_s
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_prompt_worker_computes_a_prompt_of_each_attention_group_in_a_step(chunked):
+    whole = cell(400, prompt=8000, workers=(1, 4))
+    spread = replace(
+        whole.prefill.setup, parallelism=Parallelism(expert_parallel=True, attention_groups=8)
+    )
+    profile = replace(GRAPH_GPU_PRIOR, chunked_prefill=chunked, max_prefill_tokens=8192)
+    pools = pools_of(profile, replace(whole, prefill=replace(whole.prefill, setup=spread)))
+    step_s = pools.prefill.model.step_time_s(pools.prefill.prompt_shape(8))
+    assert pools.prompts_per_s == pytest.approx(8 / step_s)
+    config = scheduler_config_for(spread, profile, 8400, prompts_alone=True)
+    assert config.max_rolling_batch_prefill_tokens == 8 * 8192
+    beside = scheduler_config_for(spread, profile, 8400).max_rolling_batch_prefill_tokens
+    assert beside == (8 * 8192 if chunked else 8400)
+
+
+def test_a_request_of_pools_goes_through_a_router():
+    quick = predict_cell(GRAPH_GPU_PRIOR, cell(1, prompt=64, workers=(1, 1)))
+    assert 0.1 < quick.ttft_mean_s < 0.2
+
+
 def test_the_capacity_is_that_of_the_slower_pool():
     """Twice the prompt workers carry twice as much while prompts limit, and then no more."""
     one, two, many = (

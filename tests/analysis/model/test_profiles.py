@@ -105,17 +105,25 @@ def test_a_profile_of_mixtures_in_eight_bits_is_no_start_for_four_bits():
     assert start("vllm 0.15").fitted_on == VLLM.fitted_on  # dense models were in its fit
 
 
-def test_on_another_generation_times_of_layers_and_sequences_are_half_way_to_the_prior():
+def test_on_another_generation_what_depends_on_the_device_is_half_way_to_the_prior():
     """Of two estimates with equal doubt: the geometric mean. The server's own time is carried."""
     seen = set(SGLANG_MI355X.fitted_cells)
     known = {"models": {"deepseek-v3"}, "accelerators": {"MI355X"}, "marks": seen}
     found = prior_of_engine("sglang", **known, open_loop=False)
     assert found.fitted_on == SGLANG_MI300X.fitted_on
     near, general = SGLANG_MI300X.parameters, SGLANG_PRIOR.parameters
-    for name in ("gap_per_layer_s", "host_per_sequence_s"):
+    for name in ("gap_per_layer_s", "host_per_sequence_s", "bandwidth_share"):
         product = getattr(near, name) * getattr(general, name)
         assert getattr(found.parameters, name) == pytest.approx(product**0.5)
     assert found.parameters.request_overhead_s == near.request_overhead_s
+
+
+def test_experts_reach_a_smaller_share_of_amds_peaks_before_any_fit():
+    known = {"models": {"deepseek-v3"}, "open_loop": False}
+    for device, share in (("MI355X", 0.1), ("H200", GRAPH_GPU_PRIOR.parameters.moe_share)):
+        found = prior_of_engine("atom", accelerators={device}, **known)
+        assert found.parameters.moe_share == share
+        assert found.parameters.compute_share == GRAPH_GPU_PRIOR.parameters.compute_share
 
 
 def test_a_profile_warns_before_it_judges_another_engine():
