@@ -177,7 +177,8 @@ def test_pools_have_workers_of_their_own_and_give_tokens_for_each_decoding_gpu(t
 @pytest.mark.parametrize(
     ("change", "limit"),
     [
-        ({"concurrency": "538"}, 256), ({"concurrency": "512"}, None), ({"concurrency": "24"}, None),
+        ({"concurrency": "538"}, 256), ({"concurrency": "512"}, None),
+        ({"concurrency": "24"}, None),
         ({"concurrency": "538", "framework": "dynamo-sglang"}, None),
         ({"concurrency": "538", "disaggregated": "False"}, None),
     ],
