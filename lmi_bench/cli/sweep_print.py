@@ -9,23 +9,28 @@ from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
 from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of, taken_of
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
-from lmi_bench.analysis.results.slo_results import FailureRule, requests_needed
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
 from lmi_bench.analysis.search.next_level import SATURATED_GAIN
 from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
 from lmi_bench.core.findings import Knee, SloAnswer, recommended_knee
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import load_name
-from lmi_bench.core.records import counted
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
 from lmi_bench.report.formats import MISSING, number
-from lmi_bench.report.slo_text import describe_answer, goodput_rows, met_and_missed, slo_verdicts
+from lmi_bench.report.slo_text import met_and_missed, search_headline, slo_headline
 from lmi_bench.report.tables.extras import engine_rows, session_rows, spread_rows
-from lmi_bench.report.tables.levels import LEVEL_GIVE_WAY, knee_interval, knee_rows, level_rows
+from lmi_bench.report.tables.levels import (
+    LEVEL_GIVE_WAY,
+    knee_interval,
+    knee_rows,
+    level_rows,
+    named_rows,
+    slo_fields,
+)
 from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
 
 if TYPE_CHECKING:  # loads the planner
@@ -52,7 +57,9 @@ def print_sweep(result: SweepResult) -> None:
     if (until := result.scenario.load.until) is not None:
         for text in unmet_until(levels, parse_until(until)):
             warn(text)
-    print_slos(pooled, result.slos, result.slo_options, verdict=result.answer is None)
+    print_slos(pooled, result.slos, result.slo_options)
+    if (verdict := _slo_verdict(result)) is not None:
+        say(verdict)
     if result.answer is not None:
         _print_answer(result, result.answer)
     if len(pooled.levels) == 1 and not result.all_failed:
@@ -62,15 +69,25 @@ def print_sweep(result: SweepResult) -> None:
         fail(f"no level is usable: {failed} requests failed{_first_error(result)}")
 
 
-def _answer_text(result: SweepResult, answer: SloAnswer) -> str:
-    if result.slo_outcome != "not measured":
-        return describe_answer(answer)
-    return f"not measured, for too few requests; so far {describe_answer(answer)}"
+def _slo_verdict(result: SweepResult) -> str | None:
+    """The highest load within the SLOs, of a search or of the levels; None without SLOs."""
+    assert result.pooled is not None
+    found = search_headline(result.answer) or slo_headline(
+        result.pooled.levels,
+        result.pooled.records,
+        result.slos,
+        failures=result.slo_options.failures,
+    )
+    if found is None:
+        return None
+    unknown = result.answer is not None and result.slo_outcome == "not measured"
+    doubt = "not measured (too few requests), so far: " if unknown else ""
+    label = found.label[:1].lower() + found.label[1:]
+    return f"{doubt}{label}: {found.value} {found.unit}".rstrip() + f"; {found.detail}"
 
 
 def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
     levels = result.levels
-    say(_answer_text(result, answer))
     if (cost := cost_at(levels, answer)) is not None:
         say(cost)
     searched = result.scenario.load.search is not None
@@ -105,16 +122,8 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
     if curve.usable:
         best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
         yield f"  most: {_level_text(best.line)} at {best.line.name}"
-    if result.answer is not None:
-        yield f"  SLOs: {_answer_text(result, result.answer).splitlines()[0]}"
-    elif result.slos:
-        options = result.slo_options
-        met, _ = met_and_missed(
-            levels, result.pooled.records, result.slos, failures=options.failures
-        )
-        named = ", ".join(map(str, result.slos))
-        verdict = f"met up to {met.name}" if met else (result.slo_outcome or "not measured")
-        yield f"  SLOs: {named}: {verdict}"
+    if (verdict := _slo_verdict(result)) is not None:
+        yield f"  {verdict.partition('; ')[0]}"
     yield f"  doubt: {_doubt(levels, curve)}"
     yield f"  next: lmi-bench report {result.folder}"
 
@@ -158,8 +167,11 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     """Levels by rising load, knees, and warnings."""
     levels = sorted(levels, key=lambda line: line.load.value)
     print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
+    axis = sweep_curve(levels).axis
     print_table(
-        "Knee by rule (* recommended)", knee_rows(knees), left=("rule", "cause", "change", "why")
+        "Knee by rule (* recommended)",
+        knee_rows(axis, knees),
+        left=("rule", "what binds", "why"),
     )
     print_table(
         "Conversations",
@@ -207,60 +219,22 @@ def _costs(level: Level) -> str:
     )
 
 
-def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions, *, verdict: bool = True) -> None:
-    """Print goodput and each SLO by level, and whether a level meets the SLOs.
-
-    verdict  False: the levels alone; the rule that picked them gives the answer
-    """
+def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> None:
+    """Print goodput and each SLO by level, the lowest load first."""
     if not slos and not options.limits:
         return
-    rows = goodput_rows(run.levels, run.records, slos, options.limits, failures=options.failures)
+    ordered = sorted(zip(run.levels, run.records, strict=True), key=lambda pair: pair[0].load.value)
+    lines, records = [line for line, _ in ordered], [kept for _, kept in ordered]
+    fields = slo_fields(lines, records, slos, options.limits, options.failures)
     limits = ", ".join(limit.of_a_request for limit in options.limits)
     by = limits or ", ".join(map(str, slos))
+    rows = named_rows(fields, lines)
     print_table(f"Goodput: requests that meet {by}", rows, left=("level",))
-    outcome = slo_outcome(run, slos, options)
-    if not slos:
-        if outcome == "missed":
-            say(
-                f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
-                f"the best has {best_good_share(run, options.limits):.1%}"
-            )
-        return
-    if not verdict:
-        return
-    if outcome != "passed":
-        say(why_missed(run, slos, options.failures))
-    highest, _ = met_and_missed(run.levels, run.records, slos, failures=options.failures)
-    if highest is not None:
-        say(f"highest level that meets {', '.join(map(str, slos))}: {highest.name}")
-
-
-def why_missed(run: Run, slos: Sequence[Slo], failures: FailureRule) -> str:
-    """Where the SLOs are missed or requests are too few, if no level is known to meet them."""
-    stated, needed = ", ".join(map(str, slos)), requests_needed(slos)
-    levels = list(zip(run.levels, run.records, strict=True))
-    broken = [line for line, kept in levels if False in slo_verdicts(line, kept, slos, failures)]
-    unsure = [line for line, _ in levels if line not in broken]
-    if not unsure:
-        return f"SLO missed at every level: {stated}"
-    if not broken:
-        every = failures == "infinite"  # otherwise failed requests count in no quantile
-        counts = (sum(every or r.ok for r in counted(records)) for records in run.records)
-        return (
-            f"not measured: {stated} needs {needed} answered requests a level, "
-            f"and no level has more than {max(counts, default=0)} (--requests-per-level {needed})"
+    if not slos and slo_outcome(run, slos, options) == "missed":
+        say(
+            f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
+            f"the best has {best_good_share(run, options.limits):.1%}"
         )
-    return (
-        f"no level is known to meet {stated}: missed at {_names(broken)}; not measured, for too "
-        f"few requests, at {_names(unsure)} (--requests-per-level {needed})"
-    )
-
-
-def _names(lines: Sequence[Level]) -> str:
-    """Names of levels with their common first word once: `concurrency 1, 2, 4`."""
-    first, *others = (line.name for line in lines)
-    word, _, _ = first.partition(" ")
-    return ", ".join((first, *(name.removeprefix(f"{word} ") for name in others)))
 
 
 def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> None:

@@ -20,6 +20,7 @@ from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.explore import levels_data
 from lmi_bench.report.formats import interval, load_name, minute, number, plain
+from lmi_bench.report.slo_text import search_headline, slo_headline
 from lmi_bench.report.tables import extras, levels
 from lmi_bench.report.values import THROUGHPUT, Band, Curve, Facts, Headline, KneeMark, RunView
 
@@ -47,7 +48,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     kept = [by_line.get(id(line), ()) for line in lines] if records else None
     slos = levels.readable_slos(scenario.slo)
     sure = dict(zip(map(id, pooled), level_uncertainties(run, pooled), strict=True))
-    verdict = extras.search_headline(run.slo_answer) or levels.slo_headline(axis, lines, kept, slos)
+    verdict = search_headline(run.slo_answer) or slo_headline(lines, kept, slos)
     between = _intervals(sure)
     headlines = (verdict, _knee_headline(curve, knees), *_extremes(curve, between))
     more = (table(axis, lines) for table in extras.TABLES)

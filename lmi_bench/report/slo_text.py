@@ -1,68 +1,19 @@
-"""SLOs on the console: goodput and each limit by level, and the result of a search."""
+"""The SLOs' answer in words: the highest load within them, of listed levels and of a search."""
 
-import math
 from collections.abc import Sequence
 
-from lmi_bench.analysis.results.slo_results import (
-    FailureRule,
-    check_slo,
-    goodput,
-    level_measured_ms,
-)
+from lmi_bench.analysis.results.slo_results import FailureRule, level_slo, requests_needed
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
-from lmi_bench.report.formats import NOT_SUPPORTED, load_name, number, share
+from lmi_bench.report.formats import load_name, number
+from lmi_bench.report.values import Headline
 
-_SHAPES = {"smooth": "passed gradually", "cliff": "a cliff"}
-
-
-def describe_answer(answer: SloAnswer) -> str:
-    """The result of a search, in one to three lines of plain text."""
-    slos = ", ".join(answer.slo)
-    spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
-    if answer.value is None:
-        return (
-            f"no load meets {slos}: {load_name(answer.load, answer.first_breach)} already misses "
-            f"{answer.binding} ({spent})"
-        )
-    best = f"highest load that meets {slos}: {load_name(answer.load, answer.value)}"
-    if answer.first_breach is None:
-        return f"{best}, the highest that was tried: nothing broke ({spent})"
-    breach = load_name(answer.load, answer.first_breach)
-    return (
-        f"{best}\n"
-        f"  boundary between {number(answer.low)} and {number(answer.high)} (95 %), "
-        f"{_SHAPES[answer.boundary or 'smooth']}; first breach at {breach}: {answer.binding}\n"
-        f"  {spent}"
-    )
-
-
-def goodput_rows(
-    levels: Sequence[Level],
-    records: Sequence[Sequence[RequestRecord]],
-    slos: Sequence[Slo],
-    limits: Sequence[Slo],
-    *,
-    failures: FailureRule = "exclude",
-) -> list[dict[str, str]]:
-    """One row per level: requests that met every limit, and each SLO's measured value.
-
-    limits  limits of a single request; empty: the SLOs
-    """
-    rows = []
-    for line, kept in zip(levels, records, strict=True):
-        open_loop = line.load.is_open
-        good = goodput(kept, limits or slos, open_loop=open_loop)
-        row = {"level": line.name, "goodput req/s": number(good.per_s), "good": share(good.share)}
-        for slo in slos:
-            measured, _ = level_measured_ms(kept, slo, open_loop=open_loop, failures=failures)
-            row[f"{slo.metric}_{slo.statistic} <= {number(slo.limit_ms)} ms"] = _verdict(
-                measured, slo
-            )
-        rows.append(row)
-    return rows
+_SHAPES = {
+    "smooth": "the SLO is passed gradually",
+    "cliff": "a cliff: one step of the load breaks it by far",
+}
 
 
 def slo_verdicts(
@@ -71,21 +22,9 @@ def slo_verdicts(
     slos: Sequence[Slo],
     failures: FailureRule = "exclude",
 ) -> list[bool | None]:
-    """Whether the level meets each SLO; None where it has too few requests to tell.
-
-    records  empty: by the level's own statistics
-    """
-    if not records:
-        known = {"pass": True, "fail": False}
-        return [known.get(check_slo(line, slo).verdict) for slo in slos]
-    open_loop = line.load.is_open
-    measured = [
-        level_measured_ms(records, slo, open_loop=open_loop, failures=failures)[0] for slo in slos
-    ]
-    return [
-        None if value is None else value <= slo.limit_ms
-        for value, slo in zip(measured, slos, strict=True)
-    ]
+    """Whether the level meets each SLO; None where it has too few requests to tell."""
+    known = {"pass": True, "fail": False}
+    return [known.get(level_slo(line, records, slo, failures).verdict) for slo in slos]
 
 
 def met_and_missed(
@@ -111,8 +50,58 @@ def met_and_missed(
     return best, None
 
 
-def _verdict(measured: float | None, slo: Slo) -> str:
-    if measured is None:
-        return NOT_SUPPORTED
-    shown = number(measured) if math.isfinite(measured) else "infinite"
-    return f"{shown} {'ok' if measured <= slo.limit_ms else 'MISS'}"
+def slo_headline(
+    lines: Sequence[Level],
+    records: Sequence[Sequence[RequestRecord]] | None,
+    slos: Sequence[Slo],
+    *,
+    failures: FailureRule = "exclude",
+) -> Headline | None:
+    """The highest load of a sweep that meets every SLO, below the first miss; None if unknown."""
+    if not lines or not slos:
+        return None
+    met, missed = met_and_missed(lines, records, slos, failures=failures)
+    detail = ", ".join(map(str, slos))
+    if missed is not None:
+        kept = records[[line is missed for line in lines].index(True)] if records else ()
+        binding = slos[slo_verdicts(missed, kept, slos, failures).index(False)]
+        detail += f"; {missed.name} misses {binding}"
+    elif met is not None:
+        detail += ": no level misses them"
+    title = "Highest level within the SLOs"
+    if met is not None:
+        bound = "≥ " if missed is None else ""
+        unit = "req/s" if met.load.is_open else "concurrent requests"
+        return Headline(title, f"{bound}{met.load.value:g}", unit, detail, "good")
+    if missed is not None and missed.load.value == min(line.load.value for line in lines):
+        return Headline(title, "none", "", detail, "bad")
+    needed = requests_needed(slos)
+    below = "level" if missed is None else "lower level"
+    detail += (
+        f"; no valid {below} has the {needed} answered requests that it takes "
+        f"(--requests-per-level {needed})"
+    )
+    return Headline(title, "not measured", "", detail, "na")
+
+
+def search_headline(answer: SloAnswer | None) -> Headline | None:
+    """The headline of a search: the highest load that it found."""
+    if answer is None:
+        return None
+    title = "Highest load within the SLOs"
+    slos = ", ".join(answer.slo)
+    unit = "concurrent requests" if answer.load == "concurrency" else "req/s"
+    spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
+    breach = load_name(answer.load, answer.first_breach)
+    if answer.value is None:
+        detail = f"{breach} already misses {answer.binding}; {spent}"
+        return Headline(title, "none", "", detail, "bad")
+    if answer.first_breach is None:
+        detail = f"{slos}: the highest that was tried, nothing broke; {spent}"
+        return Headline(title, f"≥ {answer.value:g}", unit, detail)
+    detail = (
+        f"{slos}; boundary {number(answer.low)} to {number(answer.high)} (95 %), "
+        f"{_SHAPES.get(answer.boundary or '', '')}; first breach at {breach}: {answer.binding}; "
+        f"{spent}"
+    )
+    return Headline(title, f"{answer.value:g}", unit, detail)

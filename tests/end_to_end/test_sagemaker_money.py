@@ -42,14 +42,14 @@ def test_the_highest_load_under_an_slo_is_told_with_its_interval_and_price(tmp_p
     answer = json.loads((tmp_path / "run" / "slo.json").read_text())
     assert (answer["value"], answer["first_breach"]) == (2, 3)
     assert answer["binding"] == "ttft_p90<=60ms"
-    assert "highest load that meets ttft_p90<=60ms: concurrency 2\n" in done.stdout
-    assert "boundary between" in done.stdout
+    assert "highest load within the SLOs: 2 concurrent requests; ttft_p90<=60ms" in done.stdout
+    assert "; boundary " in done.stdout
     price = 2 * find_instance("ml.g5.2xlarge").price_usd_per_hour
     assert {line["price_usd_per_hour"] for line in lines} == {price}
     at = [line for line in lines if line["concurrency"] == 2][-1]
     usd = price / 3600 / at["throughput_tokens_per_s"] * 1e6
     assert at["usd_per_1m_output_tokens"] == pytest.approx(usd)
-    assert "USD per 1M output tokens" in done.stdout.partition("boundary between")[2]
+    assert "USD per 1M output tokens" in done.stdout.partition("; boundary ")[2]
 
 
 def test_a_level_in_which_an_instance_came_is_invalid_whatever_else_is_said_of_it(

@@ -94,8 +94,8 @@ def test_console_rows_all_have_the_same_keys(sweep):
 
 def test_knee_rows_take_knees_found_now_and_knees_read_from_a_file(sweep):
     knees = find_knees(sweep.levels)
-    rows = knee_rows(knees)
-    assert rows == knee_rows([Knee.from_json(knee.to_json()) for knee in knees])
+    rows = knee_rows("concurrency", knees)
+    assert rows == knee_rows("concurrency", [Knee.from_json(knee.to_json()) for knee in knees])
     assert [row["rule"].endswith("*") for row in rows].count(True) == 1
 
 

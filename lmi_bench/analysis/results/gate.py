@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from lmi_bench.analysis.results.compare import Difference, compare_runs
-from lmi_bench.analysis.results.slo_results import FailureRule, check_slo, level_measured_ms
+from lmi_bench.analysis.results.slo_results import FailureRule, level_slo
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.records import RequestRecord
@@ -92,19 +92,15 @@ def _levels(run: Run, loads: Sequence[float]) -> Sequence[tuple[Level, Sequence[
 def _slo_case(
     line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule
 ) -> GateCase:
-    if records:
-        open_loop = line.load.is_open
-        measured, reason = level_measured_ms(records, slo, open_loop=open_loop, failures=failures)
-    else:  # an imported level may have its statistics only
-        result = check_slo(line, slo)
-        measured, reason = result.measured_ms, result.reason
+    result = level_slo(line, records, slo, failures)
     name, limit = f"{slo.metric}_{slo.statistic}", _ms(slo.limit_ms)
-    if measured is None:
-        return GateCase(line.name, name, "unknown", limit, "not measured", reason)
-    if measured <= slo.limit_ms:
-        return GateCase(line.name, name, _ms(measured), limit, "passed")
-    detail = f"{_ms(measured)} is over {limit}"
-    return GateCase(line.name, name, _ms(measured), limit, "missed", detail)
+    measured = "unknown" if result.measured_ms is None else _ms(result.measured_ms)
+    if result.verdict == "unsupported":
+        return GateCase(line.name, name, measured, limit, "not measured", result.reason)
+    if result.verdict == "pass":
+        return GateCase(line.name, name, measured, limit, "passed")
+    detail = result.reason or f"{measured} is over {limit}"
+    return GateCase(line.name, name, measured, limit, "missed", detail)
 
 
 def _ms(value: float) -> str:

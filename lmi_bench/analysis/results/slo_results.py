@@ -121,18 +121,27 @@ def request_values_ms(
     return [values for values in filled if values.size]
 
 
-def level_measured_ms(
-    records: Sequence[RequestRecord], slo: Slo, *, open_loop: bool, failures: FailureRule
-) -> tuple[float | None, str]:
-    """The SLO's statistic over a level's requests, in ms, or None and why it is not known."""
+def level_slo(
+    line: Level,
+    records: Sequence[RequestRecord],
+    slo: Slo,
+    failures: FailureRule = "exclude",
+) -> SloResult:
+    """Whether a level meets an SLO by its requests, or by its line where there are none."""
+    if not records:
+        return check_slo(line, slo)
+    open_loop = line.load.is_open
     values = request_values_ms(records, slo.metric, open_loop=open_loop, failures=failures)
     if not values:
-        return None, "no request has this latency"
+        return SloResult(slo, "unsupported", None, "no request has this latency")
     n = sum(each.size for each in values)
     needed = requests_needed([slo])
     if n < needed and min(float(each.min()) for each in values) <= slo.limit_ms:
-        return None, f"{slo.statistic} needs {needed} samples, has {n}"
-    return statistic_ms(np.concatenate(values), slo.statistic), ""
+        return SloResult(
+            slo, "unsupported", None, f"{slo.statistic} needs {needed} samples, has {n}"
+        )
+    measured = statistic_ms(np.concatenate(values), slo.statistic)
+    return SloResult(slo, "pass" if measured <= slo.limit_ms else "fail", measured)
 
 
 def statistic_ms(values_ms: FloatArray, statistic: str) -> float:

@@ -7,13 +7,11 @@ server's own metrics, energy.
 import math
 from typing import Any, Final
 
-from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level, Sessions, Spread
 from lmi_bench.core.units import MS_PER_S
 from lmi_bench.report.formats import (
     MISSING,
     count,
-    load_name,
     metric_title,
     number,
     share,
@@ -25,39 +23,12 @@ from lmi_bench.report.tables.levels import (
     Lines,
     key_field,
     load_field,
+    named_rows,
     per_level,
     value_at,
 )
-from lmi_bench.report.values import Headline
 
-_SHAPES = {
-    "smooth": "the SLO is passed gradually",
-    "cliff": "a cliff: one step of the load breaks it by far",
-}
 _MET, _MISSED = Cell("met", "", "good"), Cell("missed", "", "bad")
-
-
-def search_headline(answer: SloAnswer | None) -> Headline | None:
-    """The headline of a search: the highest load that it found."""
-    if answer is None:
-        return None
-    title = "Highest load under the SLOs"
-    slos = ", ".join(answer.slo)
-    unit = "concurrent requests" if answer.load == "concurrency" else "req/s"
-    spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
-    breach = load_name(answer.load, answer.first_breach)
-    if answer.value is None:
-        detail = f"{breach} already misses {answer.binding}; {spent}"
-        return Headline(title, "none", "", detail, "bad")
-    if answer.first_breach is None:
-        detail = f"{slos}: the highest that was tried, nothing broke; {spent}"
-        return Headline(title, f"≥ {answer.value:g}", unit, detail)
-    detail = (
-        f"{slos}; boundary {number(answer.low)} to {number(answer.high)} (95 %), "
-        f"{_SHAPES.get(answer.boundary or '', '')}; first breach at {breach}: {answer.binding}; "
-        f"{spent}"
-    )
-    return Headline(title, f"{answer.value:g}", unit, detail)
 
 
 def search_table(axis: str, lines: Lines) -> Table | None:
@@ -211,7 +182,7 @@ def sessions_table(axis: str, lines: Lines) -> Table | None:
 
 def session_rows(levels: Lines) -> list[dict[str, str]]:
     """Conversations as console rows, one for each level with conversations."""
-    return _named_rows(_SESSIONS, [line for line in levels if line.sessions])
+    return named_rows(_SESSIONS, [line for line in levels if line.sessions])
 
 
 _FORMATS: Final = {"count": count, "share": share, "number": number}
@@ -245,12 +216,7 @@ def engine_rows(levels: Lines) -> list[dict[str, str]]:
         if row["console"]
         and (row["console_always"] or any(_known(x).get(row["key"]) for x in seen))
     ]
-    return _named_rows(fields, seen)
-
-
-def _named_rows(fields: Any, lines: Lines) -> list[dict[str, str]]:
-    rows = console_rows(fields, lines)
-    return [{"level": line.name, **row} for line, row in zip(lines, rows, strict=True)]
+    return named_rows(fields, seen)
 
 
 def server_table(axis: str, lines: Lines) -> Table | None:

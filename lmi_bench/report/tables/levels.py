@@ -1,11 +1,11 @@
 """The tables of one run: levels, all statistics, knees, SLOs, the generator's self-check."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, cast
 
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
-from lmi_bench.analysis.results.slo_results import check_slo, goodput
+from lmi_bench.analysis.results.slo_results import FailureRule, SloResult, goodput, level_slo
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
@@ -15,6 +15,7 @@ from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import format_figure, s_to_ms
 from lmi_bench.report.formats import (
     MISSING,
+    NOT_SUPPORTED,
     count,
     interval,
     load_name,
@@ -23,9 +24,7 @@ from lmi_bench.report.formats import (
     share,
     statistic_cell,
 )
-from lmi_bench.report.slo_text import met_and_missed, slo_verdicts
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
-from lmi_bench.report.values import Headline
 
 RULE_TITLES: Mapping[str, str] = {
     "latency_limit": "Latency limit",
@@ -200,6 +199,12 @@ def level_rows(levels: Lines) -> list[dict[str, str]]:
     return [{**load_item(line), **row} for line, row in zip(levels, rows, strict=True)]
 
 
+def named_rows(fields: LevelFields, lines: Lines) -> list[dict[str, str]]:
+    """Console rows that begin with the level's name."""
+    rows = console_rows(fields, lines)
+    return [{"level": line.name, **row} for line, row in zip(lines, rows, strict=True)]
+
+
 def load_item(line: Level) -> dict[str, str]:
     """The level's load, with its title."""
     if line.load.concurrency is not None:
@@ -232,9 +237,9 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     return (*tables, per_level("Rates, counts and Little's law", axis, lines, rates))
 
 
-def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
-    """Each rule's knee, its interval, its cause and what moves it."""
+def _knee_fields(axis: str, knees: Sequence[Knee]) -> tuple[Field[Knee], ...]:
     changes = [knee.change or MISSING for knee in knees]
+    unit, title = ("", "Concurrent requests") if axis == "concurrency" else (" req/s", "Rate")
 
     def found_at(knee: Knee) -> bool:
         return knee.axis == axis and knee.load is not None
@@ -244,42 +249,38 @@ def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
         repeated = text != MISSING and text in changes[: knees.index(knee)]
         return Cell("as above", text) if repeated else Cell(text)
 
-    found = "Concurrent requests" if axis == "concurrency" else "Request rate, req/s"
-    fields: list[Field[Knee]] = [
-        field(
-            "Rule",
-            lambda knee: Cell(rule_title(knee), "recommended" if knee.recommended else ""),
-            numeric=False,
-        ),
-        field(found, lambda knee: knee_load(knee) if found_at(knee) else MISSING),
-        field("Interval", knee_interval),
-        field(
-            "What binds beyond it",
-            lambda knee: cause_title(knee) if found_at(knee) else MISSING,
-            numeric=False,
-        ),
+    def rule(knee: Knee) -> str:
+        return f"{rule_title(knee)}{' *' if knee.recommended else ''}"
+
+    def load(knee: Knee) -> str:
+        return f"{knee_load(knee)}{unit}" if found_at(knee) else MISSING
+
+    def cause(knee: Knee) -> str:
+        return cause_title(knee) if found_at(knee) else MISSING
+
+    return (
+        field("Rule", rule, numeric=False, console="rule"),
+        field(title, load, console="knee"),
+        field("Interval", knee_interval, console="interval"),
+        field("What binds beyond it", cause, numeric=False, console="what binds"),
         field("The change that moves it", change, numeric=False),
-        field("How it was found", lambda knee: knee.why, numeric=False),
-    ]
-    note = (
-        "Highlighted: the recommended one. Intervals hold the spread of this run's requests or, "
-        "without their records, the neighbouring levels; not the spread between runs."
+        field("How it was found", lambda knee: knee.why, numeric=False, console="why"),
     )
+
+
+def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
+    """Each rule's knee, its interval, its cause and what moves it."""
+    note = (
+        "* and highlighted: the recommended one. Intervals hold the spread of this run's requests "
+        "or, without their records, the neighbouring levels; not the spread between runs."
+    )
+    fields = _knee_fields(axis, knees)
     return table_of("Knees", fields, knees, note, strong=lambda knee: knee.recommended)
 
 
-def knee_rows(knees: Sequence[Knee]) -> list[dict[str, str]]:
-    """The knees as console rows; a star recommends."""
-    return [
-        {
-            "rule": f"{knee.rule}{' *' if knee.recommended else ''}",
-            "knee": f"{knee_load(knee)}{' req/s' if knee.rate_per_s else ''}",
-            "interval": knee_interval(knee),
-            "cause": knee.cause,
-            "why": knee.why,
-        }
-        for knee in knees
-    ]
+def knee_rows(axis: str, knees: Sequence[Knee]) -> list[dict[str, str]]:
+    """The knees as console rows."""
+    return console_rows(_knee_fields(axis, knees), knees)
 
 
 def cause_title(knee: Knee) -> str:
@@ -308,20 +309,17 @@ def knee_interval(knee: Knee) -> str:
     return f"{format_figure(knee.low)} to {format_figure(knee.high)}"
 
 
-def slo_table(
-    axis: str,
+def slo_fields(
     lines: Lines,
     records: Records,
-    texts: Sequence[str],
-    limits: Sequence[str] = (),
-) -> Table | None:
-    """Each SLO against each level, the share of requests that meet it, and the goodput.
+    slos: Sequence[Slo],
+    limits: Sequence[Slo] = (),
+    failures: FailureRule = "exclude",
+) -> LevelFields:
+    """Goodput, and each SLO against the level and against its requests.
 
     limits  limits of a good request; empty: the SLOs
     """
-    slos, goods = readable_slos(texts), readable_slos(limits)
-    if not slos and not goods:
-        return None
     kept = dict(zip(map(id, lines), records or (), strict=False))
 
     def met(line: Level, wanted: Sequence[Slo]) -> tuple[Cell, str]:
@@ -333,18 +331,37 @@ def slo_table(
         hint = f"{found.good} of {found.requests} requests"
         return Cell(share(found.share), hint), number(found.per_s)
 
-    fields: list[Field[Level]] = []
-    for slo in slos:
-        fields += [
-            field("level", lambda line, slo=slo: _verdict_cell(line, slo), str(slo)),  # type: ignore[misc]
-            field("of requests", lambda line, slo=slo: met(line, [slo])[0], str(slo)),  # type: ignore[misc]
-        ]
-    fields += [
-        field("share", lambda line: met(line, goods or slos)[0], "Goodput"),
-        field("req/s", lambda line: met(line, goods or slos)[1], "Goodput"),
-    ]
+    def of_slo(slo: Slo) -> Iterator[Field[Level]]:
+        def verdict(line: Level) -> Cell:
+            return _verdict_cell(level_slo(line, kept.get(id(line), ()), slo, failures))
+
+        shown = f"{slo.metric}_{slo.statistic} <= {number(slo.limit_ms)} ms"
+        yield field("level, ms", verdict, shown, console=shown)
+        yield field("of requests", lambda line: met(line, [slo])[0], shown)
+
+    return (
+        field(
+            "req/s", lambda line: met(line, limits or slos)[1], "Goodput", console="goodput req/s"
+        ),
+        field("share", lambda line: met(line, limits or slos)[0], "Goodput", console="good"),
+        *(each for slo in slos for each in of_slo(slo)),
+    )
+
+
+def slo_table(
+    axis: str,
+    lines: Lines,
+    records: Records,
+    texts: Sequence[str],
+    limits: Sequence[str] = (),
+) -> Table | None:
+    """The SLOs and limits of a run, level by level; None without any."""
+    slos, goods = readable_slos(texts), readable_slos(limits)
+    if not slos and not goods:
+        return None
     what = ", ".join([good.of_a_request for good in goods] or map(str, slos))
     note = f"Goodput: requests that meet {what} each; a failed request meets nothing."
+    fields = slo_fields(lines, records, slos, goods)
     return per_level("Service-level objectives", axis, lines, fields, note)
 
 
@@ -359,36 +376,14 @@ def readable_slos(texts: Sequence[str]) -> list[Slo]:
     return slos
 
 
-def slo_headline(axis: str, lines: Lines, records: Records, slos: Sequence[Slo]) -> Headline | None:
-    """The highest load of a sweep that meets every SLO, below the first miss; None if unknown."""
-    if not lines or not slos:
-        return None
-    met, missed = met_and_missed(lines, records, slos)
-    detail = ", ".join(map(str, slos))
-    if missed is not None:
-        kept = records[lines.index(missed)] if records else ()
-        binding = slos[slo_verdicts(missed, kept, slos).index(False)]
-        detail += f"; {missed.name} misses {binding}"
-    elif met is not None:
-        detail += ": no level misses them"
-    title, unit = "Highest level within the SLOs", "concurrent requests"
-    if met is not None:
-        load = f"{'≥ ' if missed is None else ''}{met.load.value:g}"
-        return Headline(title, load, unit if axis == "concurrency" else "req/s", detail, "good")
-    if missed is lines[0]:
-        return Headline(title, "none", "", detail, "bad")
-    return Headline(title, "not measured", "", detail, "na")  # too few requests up to the miss
-
-
-def _verdict_cell(line: Level, slo: Slo) -> Cell:
-    result = check_slo(line, slo)
+def _verdict_cell(result: SloResult) -> Cell:
     if result.verdict == "unsupported":
-        return Cell("not measured", result.reason, "na")
-    shown = "" if result.measured_ms is None else f" {number(result.measured_ms)} ms"
+        return Cell(NOT_SUPPORTED, result.reason, "na")
+    shown = "" if result.measured_ms is None else f"{number(result.measured_ms)} "
     if result.verdict == "pass":
-        return Cell(f"pass{shown}", f"slack {number(result.slack_ms)} ms", "good")
+        return Cell(f"{shown}ok", f"slack {number(result.slack_ms)} ms", "good")
     over = result.reason or f"over by {number(-(result.slack_ms or 0))} ms"
-    return Cell(f"fail{shown}", over, "bad")
+    return Cell(f"{shown}MISS", over, "bad")
 
 
 def _ms(seconds: float) -> str:

@@ -10,10 +10,10 @@ from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Spread
 from lmi_bench.report.formats import MISSING
 from lmi_bench.report.html import render_html
+from lmi_bench.report.slo_text import search_headline
 from lmi_bench.report.tables.extras import (
     engine_table,
     power_table,
-    search_headline,
     search_table,
     server_table,
     sessions_table,
@@ -206,9 +206,9 @@ def test_the_page_and_the_markdown_hold_the_search_and_the_limits_of_a_good_requ
     run = replace(sweep, manifest=asked, slo_answer=ANSWER)
     view = build_view([run])
     page = render_html(view)
-    assert "Highest load under the SLOs" in page
+    assert "Highest load within the SLOs" in page
     assert "requests that meet tpot&lt;=15ms each" in page
-    assert "Highest load under the SLOs" in render_markdown(view)
+    assert "Highest load within the SLOs" in render_markdown(view)
 
 
 def test_levels_of_a_priced_target_show_what_a_million_tokens_cost(sweep):
