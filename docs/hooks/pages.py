@@ -1,7 +1,7 @@
-"""Pages of the site that nobody writes: the command line, the README as start page, the results.
+"""Pages of the site that nobody writes: commands, scenario files, the README as start, results.
 
-mkdocs calls the `on_` functions. The tests call `cli_page` and `metrics_tables`, so none of it
-needs mkdocs before a build.
+mkdocs calls the `on_` functions. The tests call `cli_page`, `scenario_page` and `metrics_tables`,
+so none of it needs mkdocs before a build.
 
     python docs/hooks/pages.py      writes the tables of docs/reference/metrics.md anew
 """
@@ -9,14 +9,16 @@ needs mkdocs before a build.
 from __future__ import annotations
 
 import csv
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CLI_PAGE = "reference/cli.md"
+CLI_PAGE, SCENARIO_PAGE = "reference/cli.md", "reference/scenario.md"
 METRICS_PAGE = DOCS / "reference/metrics.md"
 DEFINITIONS = ROOT / "lmi_bench/analysis/results/definitions.csv"
 TABLE = re.compile(r"(?<=<!-- definitions -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -37,7 +39,7 @@ def copied_pages() -> dict[str, Path]:
 
 def generated_pages() -> set[str]:
     """The places of all pages that are not files of docs/."""
-    return {CLI_PAGE, *copied_pages()}
+    return {CLI_PAGE, SCENARIO_PAGE, *copied_pages()}
 
 
 def relinked(text: str, source: Path, place: str) -> str:
@@ -111,6 +113,66 @@ def cli_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def scenario_page() -> str:
+    """Every field of a scenario file, as the sections declare it: value, option, meaning."""
+    from lmi_bench.core.scenario import Scenario
+    from lmi_bench.core.scenario_fields import Fields
+
+    lines = [
+        "# Scenario file",
+        "",
+        "A scenario states what `lmi-bench sweep FILE.yaml` measures, and what",
+        "`lmi-bench recommend --workload FILE.yaml` plans for. Every field may be left out.",
+        "An option of `sweep` overrides the field of the file.",
+    ]
+    groups: dict[str, list[Any]] = {}
+    for group in Fields.__subclasses__():
+        groups.setdefault(group.SECTION, []).append(group)
+    for section, members in groups.items():
+        model: Any = Scenario.model_fields[section].annotation if section else Scenario
+        lines += ["", f"## {section}" if section else "## At the top"]
+        for group in members:
+            lines += ["", *_prose(group), "| field | value | option | is |", "|---|---|---|---|"]
+            lines += _fields(group, model.model_fields)
+    return "\n".join(lines) + "\n"
+
+
+def _fields(group: Any, known: Any) -> Iterator[str]:
+    from lmi_bench.core.option import Stated
+
+    for each in Stated(group).settings():
+        name, mark = each.place.rpartition(".")[2], each.option
+        default = known[name].default
+        usual = default if isinstance(default, str) and default else mark.default
+        usual = str(default).lower() if isinstance(default, bool) else usual
+        note = f" (default: {usual})" if usual else ""
+        option = mark.name_of(each.name)
+        row = (f"`{name}`", _value(known[name].annotation), f"`{option}`", f"{mark.help}{note}")
+        yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _prose(group: type[Any]) -> list[str]:
+    """The paragraphs of a docstring, without its table of fields."""
+    paragraphs = inspect.cleandoc(group.__doc__ or "").split("\n\n")
+    prose = (" ".join(each.split()) for each in paragraphs if not re.match(r"\w+  +\S", each))
+    return [line for text in prose for line in (text, "")]
+
+
+def _value(hint: Any) -> str:
+    """What may be written for a field of this type."""
+    origin, parts = get_origin(hint), [each for each in get_args(hint) if each is not NoneType]
+    if origin is Literal:
+        return ", ".join(f"`{each}`" for each in parts)
+    if origin is tuple:
+        return f"list: {_value(parts[0])}"
+    if hasattr(hint, "model_fields"):
+        return f"{{{', '.join(hint.model_fields)}}}"
+    if parts:
+        return " or ".join(map(_value, parts[:1] if origin is Annotated else parts))
+    names = {int: "whole number", float: "number", bool: "`true` or `false`"}
+    return names.get(hint, "text")
+
+
 def _commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         full = f"{above} {name}".strip()
@@ -179,6 +241,7 @@ def on_files(files: Any, *, config: Any) -> Any:
         text = relinked(path.read_text("utf-8"), path, place)
         files.append(File.generated(config, place, content=text))
     files.append(File.generated(config, CLI_PAGE, content=cli_page()))
+    files.append(File.generated(config, SCENARIO_PAGE, content=scenario_page()))
     return files
 
 

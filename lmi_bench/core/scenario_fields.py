@@ -200,24 +200,6 @@ class SessionFields(Fields):
 
 
 @dataclass(frozen=True)
-class SessionLoadFields(Fields):
-    """The load of conversations; requests beyond max_in_flight wait.
-
-    sessions_per_level  Conversations per level.
-    max_sessions  Maximum concurrent conversations if --rate starts them.
-    max_in_flight  Maximum concurrent requests of all conversations.
-    """
-
-    SECTION = "load"
-    GROUP = "Conversations"
-    COMMON: ClassVar[tuple[str, ...]] = ()
-
-    sessions_per_level: PositiveInt | None = option(default="--requests-per-user for each user")
-    max_sessions: PositiveInt | None = option()
-    max_in_flight: PositiveInt | None = option()
-
-
-@dataclass(frozen=True)
 class LoadFields(Fields):
     """The load: users that each wait for their answer (concurrency), or arrivals at a rate.
 
@@ -267,3 +249,21 @@ class LoadFields(Fields):
     until: str | None = option()
     requests_per_user: PositiveInt | None = option(default="3, and at least 32 per level")
     warmup_requests: Annotated[int, Ge(0)] = option(value=1)
+
+
+@dataclass(frozen=True)
+class SessionLoadFields(Fields):
+    """The load of conversations; requests beyond max_in_flight wait.
+
+    sessions_per_level  Conversations per level.
+    max_sessions  Maximum concurrent conversations if --rate starts them.
+    max_in_flight  Maximum concurrent requests of all conversations.
+    """
+
+    SECTION = "load"
+    GROUP = "Conversations"
+    COMMON: ClassVar[tuple[str, ...]] = ()
+
+    sessions_per_level: PositiveInt | None = option(default="--requests-per-user for each user")
+    max_sessions: PositiveInt | None = option()
+    max_in_flight: PositiveInt | None = option()

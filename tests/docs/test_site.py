@@ -10,6 +10,8 @@ import typer
 import yaml
 
 from lmi_bench.cli.main import app
+from lmi_bench.core.scenario import Scenario
+from lmi_bench.core.scenario_sections import Section
 from tests.docs.pages import ROOT
 
 DOCS = ROOT / "docs"
@@ -45,6 +47,8 @@ def text_at(place):
     """A page as the site has it."""
     if place == PAGES.CLI_PAGE:
         return PAGES.cli_page()
+    if place == PAGES.SCENARIO_PAGE:
+        return PAGES.scenario_page()
     source = PAGES.copied_pages().get(place, DOCS / place)
     return PAGES.relinked(source.read_text("utf-8"), source, place)
 
@@ -118,3 +122,22 @@ def test_a_page_that_loads_from_another_host_ends_the_build(html, refused):
             PAGES.on_post_page(html, page=Page)
     else:
         assert PAGES.on_post_page(html, page=Page) == html
+
+
+def test_the_scenario_page_has_every_field_with_its_option_and_default():
+    page = PAGES.scenario_page()
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
+    sections = (field.default for field in Scenario.model_fields.values())
+    inner = {
+        name for each in sections if isinstance(each, Section) for name in type(each).model_fields
+    }
+    outer = {
+        name
+        for name, field in Scenario.model_fields.items()
+        if not isinstance(field.default, Section)
+    }
+    without_option = {"custom_attributes", "unrecorded"}
+    assert inner | outer == {*rows} | without_option
+    assert rows["ignore_eos"].startswith("| `ignore_eos` | `true` or `false` | `--ignore-eos/")
+    assert rows["ignore_eos"].endswith("up to that end. (default: true) |")
+    assert "| list: whole number or `auto` | `--concurrency` |" in rows["concurrency"]
