@@ -9,7 +9,12 @@ from torch.nn import functional
 
 from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
+from lmi_bench.engine.torch_backend.layers import GatedMlp, PlainLinear, plain
+from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import zeroed_bytes
+from lmi_bench.engine.torch_backend.models.decoder import Layer
+from lmi_bench.engine.torch_backend.models.families import llama_layer
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.rotary import dynamic_growth, rotary_frequencies
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec, NormKind
@@ -49,13 +54,14 @@ class NativeWeights:
         self._held: list[Tensor] = []
         self.nbytes = 0
         self.layers = (binding.Layer * spec.num_layers)()
+        precision = Precision(dtype, dtype)
         with Checkpoint(folder, progress) as checkpoint:
-            self._checkpoint = checkpoint
+            load = WeightLoader(spec, checkpoint, precision, torch.device("cpu"), make=PlainLinear)
             for index in range(spec.num_layers):
-                self._fill_layer(self.layers[index], index)
-            self.model = self._model()
+                self._fill_layer(self.layers[index], llama_layer(load, f"model.layers.{index}"))
+                self.layers[index].window = spec.layer_windows[index] or 0
+            self.model = self._model(load)
             checkpoint.finish()
-        del self._checkpoint
         self.nbytes = sum(tensor.nbytes for tensor in self._held)
 
     def take_cache(self, layout: KvLayoutShape, num_blocks: int) -> int:
@@ -68,16 +74,14 @@ class NativeWeights:
             layer.values = self._hold(zeroed_bytes(size))
         return 2 * layout.num_layers * size
 
-    def _model(self) -> binding.Model:
+    def _model(self, load: WeightLoader) -> binding.Model:
         spec = self._spec
         frequencies, amplitude = rotary_frequencies(spec.rope, spec.head_dim)
         growth = dynamic_growth(spec.rope, spec.head_dim)
-        embedding = self._checkpoint.tensor(
-            "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size
-        ).to(self._dtype)
+        embedding = load.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         head = embedding
         if not spec.tied_embeddings:
-            head = self._checkpoint.tensor("lm_head.weight", *embedding.shape).to(self._dtype)
+            head = load.tensor("lm_head.weight", *embedding.shape)
         return binding.Model(
             layers=spec.num_layers,
             hidden=spec.hidden_size,
@@ -90,9 +94,9 @@ class NativeWeights:
             norm_eps=spec.norm_eps,
             scale=spec.head_dim**-0.5,
             layer=self.layers,
-            final_norm=self._vector("model.norm.weight", spec.hidden_size),
+            final_norm=self._vector(load.norm("model.norm").tensors[0]),
             embedding=self._hold(embedding.contiguous()),
-            head=self._linear(head, None),
+            head=self._linear(PlainLinear(head)),
             frequencies=self._hold(frequencies.contiguous()),
             amplitude=amplitude,
             growth_factor=growth[0] if growth else 0.0,
@@ -100,61 +104,39 @@ class NativeWeights:
             trained_length=float(spec.rope["original_max_position_embeddings"]),
         )
 
-    def _fill_layer(self, layer: binding.Layer, index: int) -> None:
-        spec, prefix = self._spec, f"model.layers.{index}"
-        hidden, ffn = spec.hidden_size, spec.ffn_size
-        query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        qkv = [
-            (f"{prefix}.self_attn.{n}_proj", rows)
-            for n, rows in zip("qkv", (query, kv, kv), strict=True)
-        ]
-        out, mlp = [(f"{prefix}.self_attn.o_proj", hidden)], f"{prefix}.mlp"
-        layer.qkv = self._projection(qkv, hidden, bias=spec.qkv_bias)
-        layer.out = self._projection(out, query, bias=spec.out_bias)
-        gates = [(f"{mlp}.gate_proj", ffn), (f"{mlp}.up_proj", ffn)]
-        layer.gate_up = self._projection(gates, hidden, bias=spec.mlp_bias, interleave=True)
-        layer.down = self._projection([(f"{mlp}.down_proj", hidden)], ffn, bias=spec.mlp_bias)
-        layer.attention_norm = self._vector(f"{prefix}.input_layernorm.weight", hidden)
-        layer.mlp_norm = self._vector(f"{prefix}.post_attention_layernorm.weight", hidden)
-        if spec.qk_norm:
-            norms = f"{prefix}.self_attn"
-            layer.query_norm = self._vector(f"{norms}.q_norm.weight", spec.head_dim)
-            layer.key_norm = self._vector(f"{norms}.k_norm.weight", spec.head_dim)
-        layer.window = spec.layer_windows[index] or 0
+    def _fill_layer(self, layer: binding.Layer, part: Layer) -> None:
+        attention, mlp = part.attention, part.mlp
+        assert isinstance(mlp, GatedMlp)  # see `unsupported`
+        layer.qkv = self._linear(plain(attention.qkv))
+        layer.out = self._linear(plain(attention.out))
+        gate, up = plain(mlp.gate), plain(mlp.up)
+        bias = None
+        if gate.bias is not None and up.bias is not None:
+            bias = _side_by_side(gate.bias, up.bias)
+        layer.gate_up = self._linear(PlainLinear(_side_by_side(gate.weight, up.weight), bias))
+        layer.down = self._linear(plain(mlp.down))
+        layer.attention_norm = self._vector(part.attention_norm.tensors[0])
+        layer.mlp_norm = self._vector(part.mlp_norm.tensors[0])
+        if attention.qk_norm is not None:
+            heads = attention.qk_norm.tensors[0]
+            layer.query_norm, layer.key_norm = self._vector(heads[0]), self._vector(heads[-1])
 
-    def _projection(
-        self, parts: list[tuple[str, int]], columns: int, *, bias: bool, interleave: bool = False
-    ) -> binding.Linear:
-        """Join projections of one input; `interleave` alternates two of them within panels."""
-
-        def joined(tensors: list[Tensor]) -> Tensor:
-            whole = torch.cat(tensors) if not interleave else _side_by_side(*tensors)
-            return whole.to(self._dtype)
-
-        read = self._checkpoint.tensor
-        weight = joined([read(f"{name}.weight", rows, columns) for name, rows in parts])
-        offset = None
-        if bias:
-            offset = joined([read(f"{name}.bias", rows) for name, rows in parts])
-        return self._linear(weight, offset)
-
-    def _linear(self, weight: Tensor, bias: Tensor | None) -> binding.Linear:
-        rows, columns = weight.shape
-        missing = -rows % PANEL
-        offset = None
-        if bias is not None:
-            offset = self._hold(functional.pad(bias.float(), (0, missing)))
+    def _linear(self, linear: PlainLinear) -> binding.Linear:
+        rows, columns = linear.weight.shape
+        bias = None
+        if linear.bias is not None:
+            bias = self._hold(functional.pad(linear.bias.float(), (0, -rows % PANEL)))
         return binding.Linear(
-            data=self._hold(packed(weight)),
-            bias=offset,
+            data=self._hold(packed(linear.weight)),
+            bias=bias,
             inputs=columns,
             outputs=rows,
-            kind=KINDS[weight.dtype],
+            kind=KINDS[linear.weight.dtype],
         )
 
-    def _vector(self, name: str, size: int) -> int:
-        """A norm's weights, rounded to the stored format, in float32."""
-        return self._hold(self._checkpoint.tensor(name, size).to(self._dtype).float().contiguous())
+    def _vector(self, weight: Tensor) -> int:
+        """A norm's weights in float32."""
+        return self._hold(weight.float().contiguous())
 
     def _hold(self, tensor: Tensor) -> int:
         self._held.append(tensor)

@@ -6,7 +6,7 @@ All take matrices of shape (tokens, features), with the tokens of a step's seque
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,12 @@ class PlainLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
+
+
+def plain(linear: Linear) -> PlainLinear:
+    """A layer that is known to have its weight as stored."""
+    assert isinstance(linear, PlainLinear)
+    return linear
 
 
 class PackedLinear(Linear):
@@ -140,6 +146,13 @@ class LayerNorm:
 Norm = RmsNorm | LayerNorm
 
 
+class Mlp(Protocol):
+    """The feed-forward part of a layer."""
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """mlp(x) + residual."""
+
+
 @dataclass(slots=True, eq=False)
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202."""
@@ -225,7 +238,3 @@ class ExpertMlp:
                 out.index_add_(0, rows[part], expert(x[rows[part]]) * factors[part])
                 first += count
         return out
-
-
-Mlp = GatedMlp | GeluMlp | ExpertMlp
-"""The feed-forward part of a layer; `add(x, residual)` is mlp(x) + residual."""

@@ -248,6 +248,7 @@ class WeightLoader:
     partial sums of a layer are added over the ranks.
 
     collectives  of the ranks that share the model; None: one device has all of it
+    make         from a weight and its bias to a layer
     held_bytes   bytes of the weights loaded so far, as stored in memory
     """
 
@@ -256,6 +257,7 @@ class WeightLoader:
     precision: Precision
     device: torch.device
     collectives: Collectives | None = None
+    make: Callable[[Tensor, Tensor | None], Linear] = make_linear
     held_bytes: int = field(default=0, init=False)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -299,7 +301,7 @@ class WeightLoader:
         """The linear layer of the tensors with these names and row counts."""
         weight = joined([self.tensor(f"{name}.weight", rows, columns) for name, rows in parts])
         self.held_bytes += weight.nbytes
-        return make_linear(weight, bias)
+        return self.make(weight, bias)
 
     @property
     def quantized(self) -> QuantizedBytes | None:

@@ -7,6 +7,7 @@ own layout.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -65,7 +66,9 @@ class TorchForward:
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
         formats = self._attention.mask_formats
         step = pack(sequences, self.cache.shape, formats, self._device)
-        return self.model.logits(step, self._attention)
+        rows = (step.token_ids, step.positions, step.contexts)
+        attend = partial(self._attention, step=step)
+        return self.model.logits(*rows, attend, step.sampled_rows)
 
     @torch.inference_mode()
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:

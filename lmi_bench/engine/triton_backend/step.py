@@ -1,6 +1,5 @@
 """A decode step in Triton kernels: `DecodeStep` in six launches per layer plus the products."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -9,8 +8,8 @@ from triton.errors import TritonError
 
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
-from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear, Norm, PlainLinear, RmsNorm
-from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
+from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear, Mlp, Norm, PlainLinear, plain
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers, StepResult
 from lmi_bench.engine.triton_backend import ops
 from lmi_bench.models.spec import DecoderSpec, NormKind
@@ -31,19 +30,6 @@ def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerWeights:
-    """One layer as the kernels read it, with gate and up in one matrix."""
-
-    attention_norm: RmsNorm
-    qkv: PlainLinear
-    qk_norm: Norm | None
-    out: PlainLinear
-    mlp_norm: RmsNorm
-    gate_up: PlainLinear
-    down: PlainLinear
-
-
 class TritonStep:
     """Steps of one model over one cache; check `unsupported` first.
 
@@ -54,9 +40,8 @@ class TritonStep:
     def __init__(self, model: Decoder, cache: KvCache) -> None:
         self._model = model
         self._cache = cache
-        self._layers = [_weights(layer) for layer in model.layers]
+        self._gates_and_ups = [_gate_and_up(layer.mlp) for layer in model.layers]
         self._windows = model.spec.layer_windows
-        self._norm = _rms(model.norm)
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """Store every row's keys and values; returns its logits. Raises EngineError if a kernel
@@ -78,24 +63,24 @@ class TritonStep:
         splits = ops.splits_for(tables.shape[0], kv_heads, tables.shape[1])
         x = model.embedding(buffers.token_ids).to(model.compute)
         delta: Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            normed = _add_norm(x, delta, layer.attention_norm)
-            qkv = _product(layer.qkv, normed)
-            if layer.qk_norm is not None:
-                _norm_heads(qkv, layer.qk_norm, heads + kv_heads, model.spec.head_dim)
+        for index, layer in enumerate(model.layers):
+            attention, mlp = layer.attention, _gated(layer.mlp)
+            qkv = _product(attention.qkv, _add_norm(x, delta, layer.attention_norm))
+            if attention.qk_norm is not None:
+                _norm_heads(qkv, attention.qk_norm, heads + kv_heads, model.spec.head_dim)
             pages = (cache.keys[index], cache.values[index])
             q = ops.turn_and_store(qkv, (cos, sin), positions, tables, pages, heads)
             attended = ops.paged_attention(
                 q, pages, tables, positions, window=self._windows[index], splits=splits
             )
-            delta = _product(layer.out, attended)
-            normed = _add_norm(x, delta, layer.mlp_norm)
-            delta = _product(layer.down, ops.silu_multiply(_product(layer.gate_up, normed)))
-        logits = model.head(_add_norm(x, delta, self._norm))
+            normed = _add_norm(x, _product(attention.out, attended), layer.mlp_norm)
+            gate_and_up = _product(self._gates_and_ups[index], normed)
+            delta = _product(mlp.down, ops.silu_multiply(gate_and_up))
+        logits = model.head(_add_norm(x, delta, model.norm))
         return StepResult(logits, ops.likeliest(logits))
 
 
-def _add_norm(x: Tensor, delta: Tensor | None, norm: RmsNorm) -> Tensor:
+def _add_norm(x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
     return ops.add_rms_norm(x, delta, norm.tensors[0], norm.eps)
 
 
@@ -105,44 +90,30 @@ def _norm_heads(qkv: Tensor, norm: Norm, heads: int, head_dim: int) -> None:
     turned.copy_(norm(turned))
 
 
-def _product(linear: PlainLinear, x: Tensor) -> Tensor:
+def _product(layer: Linear, x: Tensor) -> Tensor:
+    linear = plain(layer)
     if linear.bias is None and x.shape[0] <= ops.SKINNY_ROWS:
         return ops.skinny_linear(x, linear.weight)
     return linear(x)
 
 
-def _weights(layer: Layer) -> _LayerWeights:
-    mlp = layer.mlp
-    assert isinstance(mlp, GatedMlp)
-    gate, up = _plain(mlp.gate), _plain(mlp.up)
+def _gated(mlp: Mlp) -> GatedMlp:
+    assert isinstance(mlp, GatedMlp)  # see `unsupported`
+    return mlp
+
+
+def _gate_and_up(layer: Mlp) -> PlainLinear:
+    mlp = _gated(layer)
+    gate, up = plain(mlp.gate), plain(mlp.up)
     half = gate.weight.shape[0]
     joined = gate.weight._base
     if joined is None or joined is not up.weight._base:  # else done by an earlier step
         joined = torch.cat((gate.weight, up.weight))
-    weight = joined
-    bias = None
+    weight, bias = joined, None
     if gate.bias is not None and up.bias is not None:
         bias = torch.cat((gate.bias, up.bias))
     mlp.gate, mlp.up = (
         PlainLinear(weight[rows], None if bias is None else bias[rows])
         for rows in (slice(0, half), slice(half, None))
     )
-    return _LayerWeights(
-        _rms(layer.attention_norm),
-        _plain(layer.attention.qkv),
-        layer.attention.qk_norm,
-        _plain(layer.attention.out),
-        _rms(layer.mlp_norm),
-        PlainLinear(weight, bias),
-        _plain(mlp.down),
-    )
-
-
-def _rms(norm: Norm) -> RmsNorm:
-    assert isinstance(norm, RmsNorm)  # see `unsupported`
-    return norm
-
-
-def _plain(linear: Linear) -> PlainLinear:
-    assert isinstance(linear, PlainLinear), "make_linear packs weights on a CPU only"
-    return linear
+    return PlainLinear(weight, bias)

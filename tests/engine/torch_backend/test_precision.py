@@ -11,13 +11,14 @@ import torch
 from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.engine.torch_backend.attention import PagedAttention, SequenceRows, pack
+from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import PackedLinear, PlainLinear, packing_works
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import build_model
+from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 
@@ -36,14 +37,11 @@ def all_logits(folder, precision):
     layout = KvLayoutShape(
         shape.num_layers, shape.num_kv_heads, shape.head_dim, 4, precision.stored
     )
-    attention = PagedAttention(
-        KvCache(layout, 8, CPU), shape.num_heads, precision.compute, spec.layer_windows
-    )
+    forward = TorchForward(model, KvCache(layout, 8, CPU), precision)
     logits = []
     for first, stop in ((0, 6), (6, 11), (11, 12)):
         rows = SequenceRows(PROMPT[first:stop], first, (7, 2, 5), sampled=stop - first)
-        step = pack([rows], layout, attention.mask_formats, CPU)
-        logits.append(model.logits(step, attention).float())
+        logits.append(forward.logits([rows]).float())
     return torch.cat(logits)
 
 

@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
-from lmi_bench.engine.torch_backend import layers, loading
+from lmi_bench.engine.torch_backend import layers
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.triton_backend import ops
@@ -25,7 +25,7 @@ from tests.engine.torch_backend.tiny_models import TinyModel
 @pytest.fixture
 def plain_weights(monkeypatch):
     """Weights as they are on a GPU: a CPU's packed ones have no address to read from."""
-    monkeypatch.setattr(loading, "make_linear", layers.PlainLinear)
+    monkeypatch.setattr(layers, "packing_works", lambda *_: False)
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,24 @@ A family's file maps a checkpoint's tensors to parts; the DecoderSpec describes 
 biases, windows, experts).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.attention import PackedStep, PagedAttention
+from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.layers import Linear, Mlp, Norm
-from lmi_bench.engine.torch_backend.loading import Embedding, Head, WeightLoader
+from lmi_bench.engine.torch_backend.loading import Embedding, Head
 from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec
 
 Turn = tuple[Tensor, Tensor]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Stores a layer's keys and values, and gives its attention over the cache: from the layer's index,
+queries (rows, heads, head_dim), keys and values (rows, kv_heads, head_dim) to (rows, features)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,7 @@ class AttentionBlock:
     out: Linear
     qk_norm: Norm | None = None
 
-    def attend(
-        self, index: int, x: Tensor, turn: Turn, step: PackedStep, attention: PagedAttention
-    ) -> Tensor:
+    def attend(self, index: int, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         """Attention of normalised rows x, before `out`: shape (rows, query size)."""
         heads, turned_heads = self.num_heads, self.num_heads + self.num_kv_heads
         qkv = self.qkv(x).view(x.shape[0], turned_heads + self.num_kv_heads, -1)
@@ -43,7 +46,7 @@ class AttentionBlock:
         if self.qk_norm is not None:
             turned = self.qk_norm(turned)
         turned = rotate(turned, turn)
-        return attention(index, turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:], step)
+        return attend(index, turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,48 +67,46 @@ class Layer:
         return self.mlp.add(self.mlp_norm(read), with_attention)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
     """The forward pass of a step; has weights but no cache and no sequences.
 
     Its parts are public for back ends with another forward pass.
 
+    compute     number format of products
     held_bytes  bytes of matrices, embeddings and head
     quantized   bytes before and after quantization; None without quantization
-    compute     number format of products
     """
 
-    def __init__(
-        self,
-        load: WeightLoader,
-        shape: ModelShape,
-        *,
-        embedding: Embedding,
-        layers: Sequence[Layer],
-        norm: Norm,
-        head: Head,
-    ) -> None:
-        self.shape = shape
-        self.spec: DecoderSpec = load.spec
-        self.held_bytes = load.held_bytes
-        self.quantized = load.quantized
-        self.compute = load.precision.compute
-        self.rotary = Rotary(
-            load.spec.rope, load.spec.head_dim, dtype=self.compute, device=load.device
-        )
-        self.embedding = embedding
-        self.layers = layers
-        self.norm = norm
-        self.head = head
+    shape: ModelShape
+    spec: DecoderSpec
+    compute: torch.dtype
+    rotary: Rotary
+    embedding: Embedding
+    layers: Sequence[Layer]
+    norm: Norm
+    head: Head
+    held_bytes: int
+    quantized: QuantizedBytes | None
 
-    def logits(self, step: PackedStep, attention: PagedAttention) -> Tensor:
-        """Run a step: store its keys and values; returns logits, shape (sampled rows, vocab)."""
-        x = self.embedding(step.token_ids).to(self.compute)
-        turn = self.rotary.at(step.positions, step.contexts)
+    def logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        contexts: Tensor,
+        attend: Attend,
+        sampled_rows: Tensor | slice = slice(None),
+    ) -> Tensor:
+        """Run a step; returns logits, shape (sampled rows, vocab).
+
+        token_ids, positions, contexts  shape (rows,), as in PackedStep
+        """
+        x = self.embedding(token_ids).to(self.compute)
+        turn = self.rotary.at(positions, contexts)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            normed = layer.attention_norm(x)
-            attended = layer.attention.attend(index, normed, turn, step, attention)
+            attended = layer.attention.attend(index, layer.attention_norm(x), turn, attend)
             if index == last:  # from here on a row feeds only its own logits
-                attended, x = attended[step.sampled_rows], x[step.sampled_rows]
+                attended, x = attended[sampled_rows], x[sampled_rows]
             x = layer.finish(x, attended)
         return self.head(self.norm(x))

@@ -19,6 +19,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Mlp, RmsNorm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
+from lmi_bench.engine.torch_backend.rotary import Rotary
 from lmi_bench.models.spec import DecoderSpec
 
 
@@ -41,7 +42,8 @@ def mlp_names(family: str) -> MlpNames:
     return _MIXTRAL_MLP if family == "mixtral" else _LLAMA_MLP
 
 
-def _llama_layer(load: WeightLoader, prefix: str) -> Layer:
+def llama_layer(load: WeightLoader, prefix: str) -> Layer:
+    """One layer of any family except Falcon."""
     names = mlp_names(load.spec.family)
     return Layer(
         attention_norm=load.norm(f"{prefix}.input_layernorm"),
@@ -150,17 +152,22 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
         "model.embed_tokens",
         "model.layers",
         "model.norm",
-        _llama_layer,
+        llama_layer,
     )
     if load.spec.family == "falcon":
         embedding, layers, norm = "transformer.word_embeddings", "transformer.h", "transformer.ln_f"
         layer = _falcon_layer
     embed, head = load.vocabulary(f"{embedding}.weight")
+    spec, compute = load.spec, load.precision.compute
     return Decoder(
-        load,
-        load.spec.shape(folder.resolve().name),
+        shape=spec.shape(folder.resolve().name),
+        spec=spec,
+        compute=compute,
+        rotary=Rotary(spec.rope, spec.head_dim, dtype=compute, device=load.device),
         embedding=embed,
-        layers=[layer(load, f"{layers}.{index}") for index in range(load.spec.num_layers)],
+        layers=[layer(load, f"{layers}.{index}") for index in range(spec.num_layers)],
         norm=load.norm(norm),
         head=head,
+        held_bytes=load.held_bytes,
+        quantized=load.quantized,
     )

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,11 +155,13 @@ class Artefact:
     """A matching folder: the packages by shape.
 
     compile_s  time in s that compiling them took
+    found      True if all of them existed already
     """
 
     folder: Path
     packages: Mapping[StaticShape, Path]
     compile_s: float
+    found: bool = True
 
 
 def open_artefact(folder: Path, key: ArtefactKey) -> Artefact:
@@ -206,6 +208,7 @@ def make_artefact(
         if (folder / MANIFEST).is_file():
             open_artefact(folder, key)
             entries = _read_manifest(folder)["shapes"]
+        found = {str(shape) for shape in shapes} <= entries.keys()
         for done, shape in enumerate(shapes):
             if tell is not None:
                 tell(done, len(shapes))
@@ -216,7 +219,7 @@ def make_artefact(
             write_text(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
         if tell is not None:
             tell(len(shapes), len(shapes))
-        return open_artefact(folder, key)
+        return replace(open_artefact(folder, key), found=found)
 
 
 def check_writable(folder: Path) -> None:

@@ -1,14 +1,13 @@
 """Prepares decode steps for a loaded model: compiled, captured, both, or neither."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
@@ -17,7 +16,6 @@ from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import step
 from lmi_bench.engine.torch_backend.static.artefact import (
     Artefact,
-    ArtefactKey,
     StaticShape,
     default_folder,
     default_shapes,
@@ -158,9 +156,8 @@ def with_prepared_steps(
     capacity = eager.num_blocks * size
     most = min(model.shape.max_positions, capacity, settings.max_tokens or capacity)
     shapes = _shapes(settings, most, size)
-    operators = _Operators(model, cache)
+    operators = step.DecodeStep(model, cache)
     artefact: Artefact | None = None
-    found = True
     if settings.compiled or settings.artefact is not None:
         key = step.key_of(eager, tensor_parallel=tensor_parallel, quantize=quantize)
         if settings.artefact is not None:
@@ -169,34 +166,30 @@ def with_prepared_steps(
             shapes = tuple(s for s in artefact.packages if s.context_tokens <= longest)
         else:
             folder = settings.out or default_folder(key)
-            artefact, found = operators.compiled(folder, key, shapes, tell)
+            report = None if tell is None else partial(tell, "compiling decode steps")
+            artefact = make_artefact(folder, key, shapes, operators.compile_into, report)
     captured = settings.captured and device.type == "cuda"
     recorder = CudaGraphRecorder(device) if captured else Recorder()
     make_buffers = partial(
         StepBuffers, block_size=size, spare_block=eager.num_blocks, device=device
     )
-    make_step = _step_maker(settings, eager, operators, artefact)
+    packages = {} if artefact is None else artefact.packages
+    kernels = None if settings.kernels is None else settings.kernels(model, cache)
+
+    def make_step(buffers: StepBuffers) -> Replay:
+        if kernels is not None:
+            return partial(kernels, buffers)
+        return operators.over(buffers, packages.get(buffers.shape))
+
     prepared = prepare_shapes(shapes, make_buffers, make_step, recorder)
     return StaticForward(eager, prepared), PreparedSteps(
         shapes=tuple(sorted(prepared)),
         folder=None if artefact is None else artefact.folder,
-        found=found,
+        found=artefact is None or artefact.found,
         compile_s=0.0 if artefact is None else artefact.compile_s,
         ready_s=time.monotonic() - start_s,
         graph_bytes=recorder.held_bytes if captured else None,
     )
-
-
-def _step_maker(
-    settings: StepSettings, eager: TorchForward, operators: "_Operators", artefact: Artefact | None
-) -> Callable[[StepBuffers], Replay]:
-    """Returns a maker of steps, with another back end's kernels or torch's operators."""
-    if settings.kernels is not None:
-        kernels = settings.kernels(eager.model, eager.cache)
-        return lambda buffers: partial(kernels, buffers)
-
-    packages = {} if artefact is None else artefact.packages
-    return lambda buffers: operators.over(buffers, packages.get(buffers.shape))
 
 
 def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
@@ -207,42 +200,3 @@ def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[S
         return graph_shapes(most_sequences=settings.most_sequences, max_tokens=whole)
     asked = settings.shapes or default_shapes(max_tokens=max_tokens, block_size=block_size)
     return fitted(asked, max_tokens=max_tokens, block_size=block_size)
-
-
-class _Operators:
-    """Steps with torch's own operators, eager or compiled."""
-
-    def __init__(self, model: Decoder, cache: KvCache) -> None:
-        self.step = step.DecodeStep(model, cache.shape)
-        self.norms = step.norm_tensors(model)
-        self._parts = step.parts_of(model)
-        self._cache = cache
-
-    def compiled(
-        self, folder: Path, key: ArtefactKey, shapes: Sequence[StaticShape], tell: Tell | None
-    ) -> tuple[Artefact, bool]:
-        """Packages of the shapes in a folder, and whether all existed already."""
-        new: list[StaticShape] = []
-
-        def compile_one(shape: StaticShape, path: Path) -> None:
-            new.append(shape)
-            step.compile_step(self.step, shape, self._cache, self.norms, path)
-
-        report = None if tell is None else partial(tell, "compiling decode steps")
-        artefact = make_artefact(folder, key, shapes, compile_one, report)
-        return artefact, not new
-
-    def over(self, buffers: StepBuffers, package: Path | None) -> Replay:
-        """The step over a shape's buffers, from its package if there is one."""
-        logits_of: Callable[[], Tensor]
-        if package is None:
-            logits_of = partial(self.step, *step.step_inputs(buffers, self._cache, self.norms))
-        else:
-            logits_of = step.load_step(package, buffers, self._cache, self.norms)
-
-        def run() -> StepResult:
-            with step.parts_in_use(self._parts):
-                logits: Tensor = logits_of()
-            return StepResult(logits, logits.argmax(dim=-1))
-
-        return run

@@ -1,13 +1,13 @@
 """A decode step as a pure function of tensors with fixed sizes, and its compilation.
 
-It computes the same as `Decoder.logits` for sequences of one row each, but without data-dependent
+It is `Decoder.logits` for sequences of one row each, with an attention without data-dependent
 branches: contexts are padded to the shape's length and masked. So it can be exported and compiled
 (torch.export, AOTInductor), or captured. It has no weights: matrices are called by number and norms
 are inputs, so a compiled step fits every model of the same shape.
 
 The compiler must not decompose the forms of matrix products: packed for oneDNN, quantized, summed
 over ranks, or spread over experts. To it, each is one operator from rows to rows of a known width.
-An operator has no closure: the thread that runs the step sets its parts (`parts_in_use`).
+An operator has no closure: the thread that runs the step sets its parts (`_parts_in_use`).
 """
 
 import hashlib
@@ -17,7 +17,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,14 +28,13 @@ from torch import Tensor
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import instruction_sets
 from lmi_bench.engine.torch_backend.attention import masked_score
-from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows
-from lmi_bench.engine.torch_backend.layers import Norm
-from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, head_page_rows
+from lmi_bench.engine.torch_backend.layers import Linear, Norm
+from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
 from lmi_bench.engine.torch_backend.precision import dtype_name
-from lmi_bench.engine.torch_backend.rotary import rotate
 from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import ArtefactKey, StaticShape
-from lmi_bench.engine.torch_backend.static.forward import StepBuffers
+from lmi_bench.engine.torch_backend.static.forward import Replay, StepBuffers, StepResult
 
 Part = Callable[[Tensor, Tensor], Tensor]
 """From rows and a residual with as many rows to new rows; a part may ignore the residual."""
@@ -61,7 +61,7 @@ torch.library.register_fake("lmi_bench::part", _shape_only, lib=_LIBRARY)
 
 
 @contextmanager
-def parts_in_use(parts: Sequence[Part]) -> Iterator[None]:
+def _parts_in_use(parts: Sequence[Part]) -> Iterator[None]:
     """Set this thread's parts within the context."""
     before = getattr(_IN_USE, "parts", None)
     _IN_USE.parts = parts
@@ -80,16 +80,60 @@ def call_part(number: int, rows: Tensor, residual: Tensor, features: int) -> Ten
 _EMBEDDING, _HEAD, _FIRST_LAYER, _PARTS_PER_LAYER = 0, 1, 2, 3
 
 
-class DecodeStep(torch.nn.Module):
-    """The step of one model; run it with `parts_of` in use and `norm_tensors`."""
+@dataclass(frozen=True, slots=True)
+class _Call(Linear):
+    """Stands for the part with this number, which gives `features` of each row."""
 
-    def __init__(self, model: Decoder, layout: KvLayoutShape) -> None:
+    number: int
+    features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.add(x, x)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return call_part(self.number, x, residual, self.features)
+
+
+def _with_calls(model: Decoder, norm_tensors: Sequence[Tensor]) -> Decoder:
+    """The model with a call in place of every part, and with these tensors in its norms."""
+    tensors, like = iter(norm_tensors), norm_tensors[0]  # every part computes in their format
+    hidden = model.spec.hidden_size
+
+    def filled(norm: Norm) -> Norm:
+        return norm.with_tensors([next(tensors) for _ in norm.tensors])
+
+    layers = []
+    for index, layer in enumerate(model.layers):
+        number, block = _FIRST_LAYER + _PARTS_PER_LAYER * index, layer.attention
+        features = (block.num_heads + 2 * block.num_kv_heads) * model.spec.head_dim
+        norm = filled(layer.attention_norm)
+        attention = replace(
+            block,
+            qkv=_Call(number, features),
+            out=_Call(number + 1, hidden),
+            qk_norm=None if block.qk_norm is None else filled(block.qk_norm),
+        )
+        mlp_norm, mlp = filled(layer.mlp_norm), _Call(number + 2, hidden)
+        layers.append(Layer(norm, attention, mlp_norm, mlp, layer.parallel))
+    return replace(
+        model,
+        embedding=lambda token_ids: call_part(_EMBEDDING, token_ids, like, hidden),
+        layers=layers,
+        norm=filled(model.norm),
+        head=_Call(_HEAD, model.spec.vocab_size),
+    )
+
+
+class DecodeStep(torch.nn.Module):
+    """The step of one model over one cache."""
+
+    def __init__(self, model: Decoder, cache: KvCache) -> None:
         super().__init__()
         self._model = model
-        self._layout = layout
-        windows = model.spec.layer_windows
-        self._windows = tuple(dict.fromkeys(windows))
-        self._bias_of_layer = [self._windows.index(window) for window in windows]
+        self._cache = cache
+        self._layout = cache.shape
+        self._parts = _parts_of(model)
+        self._norms = _norm_tensors(model)
 
     def forward(
         self,
@@ -105,85 +149,92 @@ class DecodeStep(torch.nn.Module):
         token_ids, positions  shape (sequences,)
         block_tables          shape (sequences, pages)
         keys, values          per layer, from KvCache
-        norm_tensors          from `norm_tensors`
+        norm_tensors          the parameters of the model's norms, from `_norm_tensors`
         """
-        model, layout = self._model, self._layout
-        norms = _Norms(norm_tensors)
-        like = norm_tensors[0]  # every part computes in the number format of the norms
-        hidden = model.spec.hidden_size
-        size = layout.block_size
+        layout, windows = self._layout, self._model.spec.layer_windows
+        count, size, head_dim = positions.shape[0], layout.block_size, layout.head_dim
+        batch = count * layout.num_kv_heads
+        # block, head and offset of each row's heads; broadcast to (sequences, kv_heads)
         place = (
             block_tables.gather(1, (positions // size)[:, None]),
             torch.arange(layout.num_kv_heads, device=positions.device)[None],
             (positions % size)[:, None],
         )
         page_rows = head_page_rows(block_tables, layout.num_kv_heads)
-        biases = self._biases(positions, block_tables.shape[1] * size, like.dtype)
-        turn = model.rotary.at(positions, positions + 1)
-        x = call_part(_EMBEDDING, token_ids, like, hidden)
-        for index, layer in enumerate(model.layers):
-            number = _FIRST_LAYER + _PARTS_PER_LAYER * index
-            block = layer.attention
-            features = (block.num_heads + 2 * block.num_kv_heads) * layout.head_dim
-            qkv = call_part(number, norms.next(layer.attention_norm)(x), x, features)
-            attended = self._attend(
-                _rotated(qkv, block, turn, norms),
-                qkv,
-                block,
-                (keys[index], values[index]),
-                place,
-                page_rows,
-                biases[self._bias_of_layer[index]],
-            )
-            with_attention = call_part(number + 1, attended, x, hidden)
-            read = norms.next(layer.mlp_norm)(x if layer.parallel else with_attention)
-            x = call_part(number + 2, read, with_attention, hidden)
-        return call_part(_HEAD, norms.next(model.norm)(x), x, model.spec.vocab_size)
+        tokens, dtype = block_tables.shape[1] * size, norm_tensors[0].dtype
+        biases = {window: self._bias(positions, tokens, window, dtype) for window in set(windows)}
 
-    def _biases(self, positions: Tensor, tokens: int, dtype: torch.dtype) -> list[Tensor]:
-        """Masks for each distinct window, added to the scores; shape (sequences * kv_heads, 1,
-        tokens)."""
-        columns = torch.arange(tokens, device=positions.device)
-        biases = []
-        for window in self._windows:
-            unseen = columns > positions[:, None]
-            if window is not None:
-                unseen = unseen | (columns <= positions[:, None] - window)
-            bias = torch.zeros(unseen.shape, dtype=dtype, device=positions.device)
-            bias = bias.masked_fill(unseen, masked_score(dtype))
-            biases.append(bias.repeat_interleave(self._layout.num_kv_heads, dim=0)[:, None])
-        return biases
+        def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            seen = []
+            for pages, rows in ((keys[index], k), (values[index], v)):
+                # write to the input itself: through a view, the compiler copies the whole cache
+                pages.index_put_(place, rows.to(layout.dtype))
+                gathered = pages.view(-1, size, head_dim).index_select(0, page_rows)
+                seen.append(gathered.view(batch, -1, head_dim).to(q.dtype))
+            queries, bias = q.reshape(batch, -1, head_dim), biases[windows[index]]
+            scores = torch.baddbmm(bias, queries, seen[0].transpose(1, 2), alpha=head_dim**-0.5)
+            return torch.bmm(torch.softmax(scores, dim=-1), seen[1]).reshape(count, -1)
 
-    def _attend(
-        self,
-        turned: Tensor,
-        qkv: Tensor,
-        block: AttentionBlock,
-        cache: tuple[Tensor, Tensor],
-        place: tuple[Tensor, Tensor, Tensor],
-        page_rows: Tensor,
-        bias: Tensor,
+        model = _with_calls(self._model, norm_tensors)
+        return model.logits(token_ids, positions, positions + 1, attend)
+
+    def _bias(
+        self, positions: Tensor, tokens: int, window: int | None, dtype: torch.dtype
     ) -> Tensor:
-        """Store rotated keys and values, then attend; result shape (sequences, query size).
+        """The mask for a window, added to the scores; shape (sequences * kv_heads, 1, tokens)."""
+        columns = torch.arange(tokens, device=positions.device)
+        unseen = columns > positions[:, None]
+        if window is not None:
+            unseen = unseen | (columns <= positions[:, None] - window)
+        bias = torch.zeros(unseen.shape, dtype=dtype, device=positions.device)
+        bias = bias.masked_fill(unseen, masked_score(dtype))
+        return bias.repeat_interleave(self._layout.num_kv_heads, dim=0)[:, None]
 
-        place  block, head and offset of each row's heads; broadcast to (sequences, kv_heads)
-        """
-        layout, count = self._layout, qkv.shape[0]
-        head_dim, kv_heads = layout.head_dim, layout.num_kv_heads
-        heads = block.num_heads
-        stored = (turned[:, heads:], qkv.view(count, -1, head_dim)[:, heads + kv_heads :])
-        seen = []
-        for pages, rows in zip(cache, stored, strict=True):
-            # write to the input itself: through a view, the compiler copies the whole cache
-            pages.index_put_(place, rows.to(layout.dtype))
-            gathered = pages.view(-1, layout.block_size, head_dim).index_select(0, page_rows)
-            seen.append(gathered.view(count * kv_heads, -1, head_dim).to(qkv.dtype))
-        queries = turned[:, :heads].reshape(count * kv_heads, -1, head_dim)
-        scores = torch.baddbmm(bias, queries, seen[0].transpose(1, 2), alpha=head_dim**-0.5)
-        return torch.bmm(torch.softmax(scores, dim=-1), seen[1]).reshape(count, -1)
+    def over(self, buffers: StepBuffers, package: Path | None = None) -> Replay:
+        """The step over a shape's buffers, from its package if there is one."""
+        run = partial(self, *self._inputs(buffers))
+        if package is not None:
+            run = self._loaded(package, buffers)
+
+        def replay() -> StepResult:
+            with _parts_in_use(self._parts):
+                logits: Tensor = run()
+            return StepResult(logits, logits.argmax(dim=-1))
+
+        return replay
+
+    def compile_into(self, shape: StaticShape, path: Path) -> None:
+        """Write the package of one shape, for any number of cache blocks. Raises InputError without
+        a C++ compiler."""
+        layers, cache = len(self._cache.keys), self._cache
+        place = cache.keys[0].device
+        buffers = StepBuffers(shape, block_size=cache.shape.block_size, spare_block=0, device=place)
+        pages = [{0: torch.export.Dim("blocks", min=2)}] * layers
+        dimensions = (None, None, None, pages, pages, [None] * len(self._norms))
+        # importing the compiler's own modules raises deprecation warnings about torch
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=DeprecationWarning)
+            warnings.simplefilter("ignore", category=FutureWarning)
+            _compile(self, self._inputs(buffers), dimensions, path)
+
+    def _inputs(self, buffers: StepBuffers) -> tuple[Any, ...]:
+        """The arguments of `forward` for a step over these buffers."""
+        rows = buffers.token_ids, buffers.positions, buffers.block_tables
+        return *rows, self._cache.keys, self._cache.values, self._norms
+
+    def _loaded(self, path: Path, buffers: StepBuffers) -> Callable[[], Tensor]:
+        """A package's step over a shape's buffers; it returns logits."""
+        device = buffers.token_ids.device
+        loader = torch._C._aoti.AOTIModelPackageLoader(
+            str(path), "model", True, 1, device.index if device.type == "cuda" else -1
+        )
+        *rows, keys, values, norms = self._inputs(buffers)
+        inputs = [*rows, *keys, *values, *norms]
+        run: Callable[[list[Any]], list[Tensor]] = loader.run
+        return lambda: run(inputs)[0]
 
 
-def norm_tensors(model: Decoder) -> list[Tensor]:
+def _norm_tensors(model: Decoder) -> list[Tensor]:
     """The parameters of a model's norms, in the order in which a step reads them."""
     norms = [
         norm
@@ -193,7 +244,7 @@ def norm_tensors(model: Decoder) -> list[Tensor]:
     return [tensor for norm in (*norms, model.norm) if norm is not None for tensor in norm.tensors]
 
 
-def parts_of(model: Decoder) -> list[Part]:
+def _parts_of(model: Decoder) -> list[Part]:
     """The model's parts in the order of a step's numbers."""
 
     def embed(token_ids: Tensor, residual: Tensor) -> Tensor:
@@ -206,27 +257,6 @@ def parts_of(model: Decoder) -> list[Part]:
     for layer in model.layers:
         parts += [alone(layer.attention.qkv), layer.attention.out.add, layer.mlp.add]
     return parts
-
-
-def _rotated(
-    qkv: Tensor, block: AttentionBlock, turn: tuple[Tensor, Tensor], norms: "_Norms"
-) -> Tensor:
-    """Queries and keys, normalised if the model does so, and rotated by their positions."""
-    heads = block.num_heads + block.num_kv_heads
-    turned = qkv.view(qkv.shape[0], heads + block.num_kv_heads, -1)[:, :heads]
-    if block.qk_norm is not None:
-        turned = norms.next(block.qk_norm)(turned)
-    return rotate(turned, turn)
-
-
-class _Norms:
-    """Returns a step's norms in order, with their tensors from the step's inputs."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors: Iterator[Tensor] = iter(tensors)
-
-    def next(self, norm: Norm) -> Norm:
-        return norm.with_tensors([next(self._tensors) for _ in norm.tensors])
 
 
 SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
@@ -264,56 +294,15 @@ def device_name(device: torch.device) -> str:
     return f"{platform.machine()}, {level}, features {features or 'unknown'}"
 
 
-def step_inputs(
-    buffers: StepBuffers, cache: KvCache, norms: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-    """The arguments of `DecodeStep.forward` for a step over these buffers."""
-    rows = buffers.token_ids, buffers.positions, buffers.block_tables
-    return *rows, cache.keys, cache.values, list(norms)
-
-
-def compile_step(
-    step: DecodeStep, shape: StaticShape, cache: KvCache, norms: Sequence[Tensor], path: Path
-) -> None:
-    """Write the package of one shape, for any number of cache blocks. Raises InputError without a
-    C++ compiler."""
-    buffers = StepBuffers(
-        shape, block_size=cache.shape.block_size, spare_block=0, device=cache.keys[0].device
-    )
-    inputs = step_inputs(buffers, cache, norms)
-    blocks = torch.export.Dim("blocks", min=2)
-    layers = len(cache.keys)
-    shapes = (None, None, None, [{0: blocks}] * layers, [{0: blocks}] * layers, [None] * len(norms))
-    # importing the compiler's own modules raises deprecation warnings about torch
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", category=DeprecationWarning)
-        warnings.simplefilter("ignore", category=FutureWarning)
-        _compile(step, inputs, shapes, path)
-
-
 def _compile(
-    step: DecodeStep, inputs: tuple[Any, ...], shapes: tuple[Any, ...], path: Path
+    step: DecodeStep, inputs: tuple[Any, ...], dimensions: tuple[Any, ...], path: Path
 ) -> None:
     from torch._inductor.exc import InductorError  # takes seconds: import only to compile
 
     with torch.no_grad():
-        program = torch.export.export(step, inputs, dynamic_shapes=shapes)
+        program = torch.export.export(step, inputs, dynamic_shapes=dimensions)
     aot: Any = torch._inductor.aoti_compile_and_package
     try:
         aot(program, package_path=str(path), inductor_configs=dict(SETTINGS))
     except InductorError as exc:
         raise InputError(f"the step cannot be compiled here: {str(exc).splitlines()[0]}") from exc
-
-
-def load_step(
-    path: Path, buffers: StepBuffers, cache: KvCache, norms: Sequence[Tensor]
-) -> Callable[[], Tensor]:
-    """Load a package's step over a shape's buffers; it returns logits."""
-    device = cache.keys[0].device
-    loader = torch._C._aoti.AOTIModelPackageLoader(
-        str(path), "model", True, 1, device.index if device.type == "cuda" else -1
-    )
-    *rows, keys, values, norms = step_inputs(buffers, cache, norms)
-    inputs = [*rows, *keys, *values, *norms]
-    run: Callable[[list[Any]], list[Tensor]] = loader.run
-    return lambda: run(inputs)[0]
