@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from lmi_bench.engine.torch_backend.attention import SequenceRows
-from lmi_bench.engine.torch_backend.executor import Loaded, ModelNumbers, TorchExecutor
+from lmi_bench.engine.torch_backend.executor import ModelNumbers, TorchExecutor
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.rank import RankWorker
 from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.build import (
@@ -120,8 +121,8 @@ class GpuModel:
             weights_description=str(PRECISION),
             weight_bytes=self.decoder.held_bytes,
         )
-        loaded = Loaded(ModelRunner(forward, sampling_seed=0), numbers)
-        return TorchExecutor(loaded, ThreadPoolExecutor(1))
+        rank = RankWorker(runner=ModelRunner(forward, sampling_seed=0))
+        return TorchExecutor(numbers, rank, ThreadPoolExecutor(1))
 
 
 def make_model(name: str, *, memory_share: float = 0.8) -> GpuModel:

@@ -21,16 +21,12 @@ from lmi_bench.engine.native_backend.binding import StepLibrary, library
 from lmi_bench.engine.native_backend.weights import NativeWeights, unsupported
 from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.engine.torch_backend.attention import SequenceRows
-from lmi_bench.engine.torch_backend.executor import (
-    Loaded,
-    ModelNumbers,
-    TorchExecutor,
-    start_worker,
-)
+from lmi_bench.engine.torch_backend.executor import ModelNumbers, TorchExecutor, start_worker
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.precision import dtype_name, torch_dtype
+from lmi_bench.engine.torch_backend.rank import RankWorker
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.weights import Progress, Tell, read_model
 from lmi_bench.models.shape import ModelShape
@@ -178,8 +174,9 @@ class NativeExecutor(TorchExecutor):
         if compiled is None:
             compiled = step_library(folder, block_size=settings.block_size)
         load = partial(_load, folder, settings, compiled, variant, progress)
-        worker, (loaded, forward) = start_worker("native", settings.threads_in_use, load)
-        made = cls(loaded, worker)
+        worker, (numbers, forward) = start_worker("native", settings.threads_in_use, load)
+        rank = RankWorker(runner=ModelRunner(forward, sampling_seed=settings.seed()))
+        made = cls(numbers, rank, worker)
         made._forward = forward
         return made
 
@@ -195,7 +192,7 @@ def _load(
     compiled: StepLibrary,
     variant: str,
     progress: Progress | None,
-) -> tuple[Loaded, NativeForward]:
+) -> tuple[ModelNumbers, NativeForward]:
     """Load weights and allocate the cache, in the thread that will compute."""
     spec = _read_spec(folder)
     shape = spec.shape(folder.resolve().name)
@@ -225,4 +222,4 @@ def _load(
         f"{count} thread{'s' if count > 1 else ''}",
         weight_bytes=weights.nbytes,
     )
-    return Loaded(ModelRunner(forward, sampling_seed=settings.seed()), numbers), forward
+    return numbers, forward

@@ -1,4 +1,4 @@
-"""The executor with a real model: one device, driven from its own thread."""
+"""Executors with a real model, driven from a thread; the one for a single device."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -6,22 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from lmi_bench.core.errors import EngineError, LmiBenchError
-from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizedBytes, QuantizeSettings
+from lmi_bench.engine.quantization import (
+    NOT_QUANTIZED,
+    QuantizedBytes,
+    QuantizeSettings,
+    sum_quantized,
+)
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
-from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
-from lmi_bench.engine.torch_backend.measure import product_time_s
-from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.precision import choose_precision, dtype_name
+from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
-from lmi_bench.engine.torch_backend.quantization.loader import build_model
-from lmi_bench.engine.torch_backend.runner import ModelRunner
-from lmi_bench.engine.torch_backend.static.build import Forwards, PreparedSteps, make_forwards
+from lmi_bench.engine.torch_backend.rank import RankWorker, Request, T
+from lmi_bench.engine.torch_backend.static.build import PreparedSteps
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
 from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell, read_model
 from lmi_bench.models.shape import ModelShape
@@ -56,31 +57,75 @@ class ModelNumbers:
     prepared: PreparedSteps | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Result of loading: the runner and the numbers to show.
+class Ranks(Protocol):
+    """The `degree` ranks that share a model: a RankGroup, or the RankWorker of a whole model."""
 
-    forwards  None if another back end has the weights
-    """
+    degree: int
 
-    runner: ModelRunner
-    numbers: ModelNumbers
-    forwards: Forwards | None = None
+    def ask(self, request: Request[T]) -> T:
+        """Send every rank a request and return rank 0's answer."""
+
+    def ask_first(self, request: Request[T]) -> T:
+        """Send only rank 0 a request that needs no other rank."""
+
+    def ask_each(self, request: Request[T], progress: Progress | None = None) -> list[T]:
+        """Send every rank a request and return all answers in rank order."""
 
 
-class TorchExecutor(ModelNumbers):
-    """Runs steps of one model; see `load`."""
+class RanksExecutor(ModelNumbers):
+    """Runs the steps of one model on its ranks, from one thread."""
 
     max_in_flight = 1  # on a CPU, planning takes less than 1 % of a step
 
-    def __init__(
-        self, loaded: Loaded, worker: ThreadPoolExecutor, *, owns_worker: bool = True
-    ) -> None:
-        super().__init__(**vars(loaded.numbers))
-        self._runner = loaded.runner
+    def __init__(self, numbers: ModelNumbers, ranks: Ranks, worker: ThreadPoolExecutor) -> None:
+        super().__init__(**vars(numbers))
+        self._ranks = ranks
         self._worker = worker
+
+    async def execute(self, batch: StepBatch) -> list[StepOutput]:
+        """Run one step in the worker thread. Raises EngineError if it fails."""
+        try:
+            return await self._ask(partial(RankWorker.run, batch=batch))
+        except LmiBenchError:
+            raise
+        except RuntimeError as exc:  # raised by torch, also when out of memory
+            raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
+
+    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
+        """Natural log-probability of each token of `continuation` after `given`. Raises EngineError
+        if the executor has sequences."""
+        tokens = (*given, *continuation)
+        return await self._ask(partial(RankWorker.score, token_ids=tokens, num_given=len(given)))
+
+    async def compare_prepared(self) -> list[StepDifference]:
+        """Compare prepared with ordinary steps, one for each shape; empty without prepared steps.
+        Call only while the executor has no sequences."""
+        return await self._ask(RankWorker.compare)
+
+    async def time_products(self, rows: int) -> float | None:
+        """Seconds for the matrix products of a decode step with `rows` sequences; None if they
+        cannot be timed apart. Call only while no step runs."""
+        return await self._ask(partial(RankWorker.time_products, rows=rows))
+
+    async def _ask(self, request: Request[T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, self._ranks.ask, request)
+
+
+class TorchExecutor(RanksExecutor):
+    """Runs steps of one model in this process; see `load`."""
+
+    def __init__(
+        self,
+        numbers: ModelNumbers,
+        rank: RankWorker,
+        worker: ThreadPoolExecutor,
+        *,
+        owns_worker: bool = True,
+    ) -> None:
+        super().__init__(numbers, rank, worker)
+        self._rank = rank
         self._owns_worker = owns_worker
-        self._forwards = loaded.forwards
 
     @classmethod
     def load(
@@ -101,48 +146,20 @@ class TorchExecutor(ModelNumbers):
         Raises InputError for an unusable folder or setting, CapacityError if no block fits.
         """
         source = read_model(folder)
-        load = partial(_load, source, settings, progress, tell)
+        rank = RankWorker(device_number=settings.first_device, report=progress, tell=tell)
+        load = partial(load_model, rank, source, settings, tell=tell)
         if beside is not None:
             # OpenMP keeps a thread pool per computing thread: use one worker for both
-            loaded = beside._worker.submit(load).result()
-            worker = beside._worker
-        else:
-            worker, loaded = start_worker("torch", settings.threads_in_use, load)
-        return cls(loaded, worker, owns_worker=beside is None)
-
-    async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Run one step in the worker thread. Raises EngineError if it fails."""
-        try:
-            return await self._in_worker(self._runner.run, batch)
-        except LmiBenchError:
-            raise
-        except RuntimeError as exc:  # raised by torch, also when out of memory
-            raise EngineError(f"step {batch.step_id} failed: {exc}") from exc
-
-    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Natural log-probability of each token of `continuation` after `given`. Raises EngineError
-        if the executor has sequences."""
-        return await self._in_worker(self._runner.score, [*given, *continuation], len(given))
-
-    async def compare_prepared(self) -> list[StepDifference]:
-        """Compare prepared with ordinary steps, one for each shape; empty without prepared steps.
-        Call only while the executor has no sequences."""
-        return [] if self._forwards is None else await self._in_worker(self._forwards.compare)
-
-    async def time_products(self, rows: int) -> float | None:
-        """Seconds for the matrix products of a decode step with `rows` sequences; None if another
-        back end has the weights. Call only while no step runs."""
-        if self._forwards is None:
-            return None
-        return await self._in_worker(product_time_s, self._forwards.eager.model, rows)
-
-    async def _in_worker(self, work: Callable[..., Result], *args: object) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *args)
+            return cls(
+                beside._worker.submit(load).result(), rank, beside._worker, owns_worker=False
+            )
+        worker, numbers = start_worker("torch", settings.threads_in_use, load)
+        return cls(numbers, rank, worker)
 
     @property
     def step_counts(self) -> tuple[int, int] | None:
         """Numbers of prepared and other steps run; None without prepared steps."""
-        static = None if self._forwards is None else self._forwards.static
+        static = None if self._rank.forwards is None else self._rank.forwards.static
         return None if static is None else (static.static_steps, static.other_steps)
 
     async def close(self) -> None:
@@ -177,39 +194,46 @@ def start_worker(
         raise
 
 
-def _load(
-    source: ModelSource, settings: LoadSettings, progress: Progress | None, tell: Tell | None
-) -> Loaded:
-    """Load weights and allocate the cache, in the thread that will compute."""
-    place, shape = settings.place, source.shape
-    if place.type == "cuda":  # this thread's device, for kernels and captures
-        torch.cuda.set_device(place)
-    precision = choose_precision(settings.dtype, place, parameters=shape.params_total)
-    plan = prepare(Calibration(source, settings.quantize, settings.dtype, place, tell))
-    model = build_model(source.folder, source.spec, precision, place, progress, plan=plan)
-    layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(precision.stored))
-    free = free_memory_bytes(place)
-    forwards = make_forwards(
-        model,
-        layout,
-        settings.blocks_in(free, layout.bytes_per_block),
-        place,
-        precision,
-        settings.steps,
+def load_model(
+    ranks: Ranks,
+    source: ModelSource,
+    settings: LoadSettings,
+    *,
+    progress: Progress | None = None,
+    tell: Tell | None = None,
+) -> ModelNumbers:
+    """Load the weights on all ranks and allocate the cache; returns the numbers of all together."""
+    parameters = source.shape.params_total
+    precision = ranks.ask_first(
+        partial(RankWorker.choose_precision, settings=settings, parameters=parameters)
+    )
+    calibration = Calibration(source, settings.quantize, settings.dtype, settings.place, tell)
+    plan = prepare(calibration, degree=ranks.degree)
+    load = partial(
+        RankWorker.load, source=source, settings=settings, precision=precision, plan=plan
+    )
+    rooms = ranks.ask_each(load, progress)
+    free = [room.free_bytes for room in rooms]
+    shares_memory = settings.device == "cpu"
+    each_free = min(free) // (ranks.degree if shares_memory else 1)
+    blocks = settings.blocks_in(each_free, max(room.bytes_per_block for room in rooms))
+    take_cache = partial(
+        RankWorker.take_cache,
+        num_blocks=blocks,
+        sampling_seed=settings.seed(),
+        steps=settings.steps,
         quantize=weights_name(source.config, settings.quantize),
-        tell=tell,
     )
-    numbers = ModelNumbers(
-        model_shape=shape,
+    taken = ranks.ask_each(take_cache)
+    return ModelNumbers(
+        model_shape=source.shape,
         block_size=settings.block_size,
-        num_blocks=forwards.eager.num_blocks,
-        free_memory_bytes=free,
-        kv_cache_bytes=forwards.eager.cache.nbytes,
-        kv_dtype=dtype_name(layout.dtype),
+        num_blocks=blocks,
+        free_memory_bytes=free[0] if shares_memory else sum(free),
+        kv_cache_bytes=sum(num_bytes for num_bytes, _ in taken),
+        kv_dtype=dtype_name(settings.cache_dtype(precision.stored)),
         weights_description=str(precision),
-        weight_bytes=model.held_bytes,
-        quantized=model.quantized,
-        prepared=forwards.prepared,
+        weight_bytes=sum(room.weight_bytes for room in rooms),
+        quantized=sum_quantized([room.quantized for room in rooms]),
+        prepared=taken[0][1],
     )
-    runner = ModelRunner(forwards.forward, sampling_seed=settings.seed())
-    return Loaded(runner, numbers, forwards)

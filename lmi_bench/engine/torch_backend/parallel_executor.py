@@ -21,8 +21,7 @@ from typing import Any, Final
 import torch
 
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.engine.quantization import NOT_QUANTIZED, sum_quantized
-from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
+from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.engine.torch_backend.collectives import (
     Meeting,
     SegmentOwner,
@@ -30,15 +29,17 @@ from lmi_bench.engine.torch_backend.collectives import (
     room_for,
     works_here,
 )
-from lmi_bench.engine.torch_backend.executor import ModelNumbers, weights_name
+from lmi_bench.engine.torch_backend.executor import (
+    ModelNumbers,
+    RanksExecutor,
+    load_model,
+    weights_name,
+)
 from lmi_bench.engine.torch_backend.fork_server import fork_context
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.loading import check_degree
-from lmi_bench.engine.torch_backend.precision import dtype_name
-from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.rank import RankAnswer, RankWorker, Request, T, run_rank
-from lmi_bench.engine.torch_backend.static.forward import StepDifference
-from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell, read_model
+from lmi_bench.engine.torch_backend.weights import Progress, Tell, read_model
 
 _STOP_S: Final = 5.0
 
@@ -267,16 +268,13 @@ def measure_all_reduces(
     return [max(times_s) for times_s in zip(*by_rank, strict=True)]
 
 
-class ParallelExecutor(ModelNumbers):
+class ParallelExecutor(RanksExecutor):
     """Runs steps of one model split over ranks; see `load`. Its numbers are of all ranks together:
     shared KV heads are counted on each, and memory that the ranks share once."""
 
-    max_in_flight = 1
-
     def __init__(self, numbers: ModelNumbers, group: RankGroup, worker: ThreadPoolExecutor) -> None:
-        super().__init__(**vars(numbers))
+        super().__init__(numbers, group, worker)
         self._group = group
-        self._worker = worker
         self.transport, self.process_ids = group.transport, group.process_ids
 
     @classmethod
@@ -312,77 +310,9 @@ class ParallelExecutor(ModelNumbers):
                 first_device=settings.first_device,
             )
             after_failure.callback(group.close)
-            loaded = cls._loaded(source, settings, group, worker, progress, tell)
+            numbers = load_model(group, source, settings, progress=progress, tell=tell)
             after_failure.pop_all()
-        return loaded
-
-    @classmethod
-    def _loaded(
-        cls,
-        source: ModelSource,
-        settings: LoadSettings,
-        group: RankGroup,
-        worker: ThreadPoolExecutor,
-        progress: Progress | None,
-        tell: Tell | None,
-    ) -> "ParallelExecutor":
-        """The executor over started ranks: each loads its part and allocates its cache."""
-        parameters = source.shape.params_total
-        precision = group.ask_first(
-            partial(RankWorker.choose_precision, settings=settings, parameters=parameters)
-        )
-        calibration = Calibration(source, settings.quantize, settings.dtype, settings.place, tell)
-        plan = worker.submit(prepare, calibration, degree=group.degree).result()
-        load = partial(
-            RankWorker.load, source=source, settings=settings, precision=precision, plan=plan
-        )
-        rooms = group.ask_each(load, progress)
-        free = [room.free_bytes for room in rooms]
-        shares_memory = settings.device == "cpu"
-        each_free = min(free) // (group.degree if shares_memory else 1)
-        blocks = settings.blocks_in(each_free, max(room.bytes_per_block for room in rooms))
-        taken = group.ask_each(
-            partial(
-                RankWorker.take_cache,
-                num_blocks=blocks,
-                sampling_seed=settings.seed(),
-                steps=settings.steps,
-                quantize=weights_name(source.config, settings.quantize),
-            )
-        )
-        numbers = ModelNumbers(
-            model_shape=source.shape,
-            block_size=settings.block_size,
-            num_blocks=blocks,
-            free_memory_bytes=free[0] if shares_memory else sum(free),
-            kv_cache_bytes=sum(num_bytes for num_bytes, _ in taken),
-            kv_dtype=dtype_name(settings.cache_dtype(precision.stored)),
-            weights_description=str(precision),
-            weight_bytes=sum(room.weight_bytes for room in rooms),
-            quantized=sum_quantized([room.quantized for room in rooms]),
-            prepared=taken[0][1],
-        )
         return cls(numbers, group, worker)
-
-    async def execute(self, batch: StepBatch) -> list[StepOutput]:
-        """Run one step on all ranks. Raises EngineError with the number of a failed rank."""
-        return await self._ask(partial(RankWorker.run, batch=batch))
-
-    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        tokens = (*given, *continuation)
-        return await self._ask(partial(RankWorker.score, token_ids=tokens, num_given=len(given)))
-
-    async def compare_prepared(self) -> list[StepDifference]:
-        """As TorchExecutor.compare_prepared; all ranks run the steps together."""
-        return await self._ask(RankWorker.compare)
-
-    async def _ask(self, request: Request[T]) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, self._group.ask, request)
-
-    async def time_products(self, rows: int) -> float | None:
-        """None: with ranks, a product cannot be timed apart from the following sum."""
-        return None
 
     async def lost(self) -> EngineError:
         """Return when a rank's process has ended, also between steps."""

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeVar
@@ -30,6 +30,7 @@ from lmi_bench.engine.torch_backend.collectives import (
 )
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
@@ -41,7 +42,7 @@ from lmi_bench.engine.torch_backend.static.build import (
     make_forwards,
 )
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
-from lmi_bench.engine.torch_backend.weights import ModelSource, Progress
+from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell
 
 T = TypeVar("T")
 Request = Callable[["RankWorker"], T]
@@ -93,11 +94,19 @@ def run_rank(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(threads)
 
+    reported_s = 0.0
+
     def report(done_bytes: int, total_bytes: int) -> None:
-        connection.send(RankAnswer(progress=(done_bytes, total_bytes)))
+        nonlocal reported_s
+        now_s = time.monotonic()
+        if done_bytes == total_bytes or now_s >= reported_s + _REPORT_EVERY_S:
+            reported_s = now_s
+            connection.send(RankAnswer(progress=(done_bytes, total_bytes)))
 
     # nothing is sent during a step: readable input means that the pipe is closed
-    worker = RankWorker(rank, degree, device_number, report, orphaned=connection.poll)
+    worker = RankWorker(
+        rank, degree, device_number, report if rank == 0 else None, orphaned=connection.poll
+    )
     try:
         _serve(worker, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -123,48 +132,53 @@ def _serve(worker: "RankWorker", connection: Connection) -> None:
                 connection.send(RankAnswer(result))
 
 
+@dataclass(eq=False)
 class RankWorker:
-    """One rank's model, cache and runner. Its public methods are the requests.
+    """One rank's model, cache and runner, or those of a whole model. Its public methods are the
+    requests; `ask` and its like are for the only rank, which is in this process.
 
     device_number  this rank's GPU on its host
     report         called with loading progress: bytes read, and all bytes of this rank
+    tell           called with the progress of compilation
     orphaned       True if the parent process has ended; asked while waiting in shared memory
+    collectives    None: the whole model is here
+    forwards       None before the cache is allocated, or if another back end has the weights
     """
 
-    def __init__(
-        self,
-        rank: int,
-        degree: int,
-        device_number: int,
-        report: Progress,
-        orphaned: Callable[[], bool],
-    ) -> None:
-        self._rank = rank
-        self._degree = degree
-        self._device_number = device_number
-        self._send_progress = report
-        self._orphaned = orphaned
-        self._collectives: Collectives | None = None
-        self._make_forwards: Callable[..., Forwards] | None = None
-        self._runner: ModelRunner | None = None
-        self._forwards: Forwards | None = None
-        self._reported_s = 0.0
+    rank: int = 0
+    degree: int = 1
+    device_number: int = 0
+    report: Progress | None = None
+    tell: Tell | None = None
+    orphaned: Callable[[], bool] = bool
+    collectives: Collectives | None = None
+    runner: ModelRunner | None = None
+    forwards: Forwards | None = field(default=None, init=False)
+    _make_forwards: Callable[..., Forwards] = field(init=False)
+
+    def ask(self, request: Request[T]) -> T:
+        return request(self)
+
+    ask_first = ask
+
+    def ask_each(self, request: Request[T], progress: Progress | None = None) -> list[T]:
+        return [request(self)]
 
     def close(self) -> None:
-        if self._collectives is not None:
-            self._collectives.close()
+        if self.collectives is not None:
+            self.collectives.close()
 
     def join(self, where: Sequence[Segment] | Meeting) -> None:
         """Join the group of this rank: one of the segments, or of a meeting's groups."""
         if not isinstance(where, Meeting):
-            group, place = divmod(self._rank, where[0].degree)
-            self._collectives = SharedMemoryCollectives(where[group], place, self._orphaned)
+            group, place = divmod(self.rank, where[0].degree)
+            self.collectives = SharedMemoryCollectives(where[group], place, self.orphaned)
             return
         if where.transport is Transport.NCCL:
-            torch.cuda.set_device(self._device_number)
+            torch.cuda.set_device(self.device_number)
         else:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-        self._collectives = DistributedCollectives(where, self._rank, self._degree)
+        self.collectives = DistributedCollectives(where, self.rank, self.degree)
 
     def choose_precision(self, settings: LoadSettings, parameters: int) -> Precision:
         """Choose the number formats: one rank decides for all."""
@@ -180,41 +194,35 @@ class RankWorker:
     ) -> Room:
         """Load this rank's part, on its own device."""
         place = self._place(settings.device)
+        if place.type == "cuda":  # this thread's device, for kernels and captures
+            torch.cuda.set_device(place)
         model = build_model(
             source.folder,
             source.spec,
             precision,
             place,
-            self._report if self._rank == 0 else None,
-            collectives=self._joined(),
+            self.report,
+            collectives=self.collectives,
             plan=plan,
             strategy=settings.group_query_attention,
         )
         dtype = settings.cache_dtype(precision.stored)
         layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
         self._make_forwards = partial(
-            make_forwards, model, layout, device=place, precision=precision
+            make_forwards, model, layout, device=place, precision=precision, tell=self.tell
         )
         free_bytes = free_memory_bytes(place)
         return Room(free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized)
-
-    def _report(self, done_bytes: int, total_bytes: int) -> None:
-        now_s = time.monotonic()
-        if done_bytes == total_bytes or now_s >= self._reported_s + _REPORT_EVERY_S:
-            self._reported_s = now_s
-            self._send_progress(done_bytes, total_bytes)
 
     def take_cache(
         self, num_blocks: int, sampling_seed: int, steps: StepSettings, quantize: str
     ) -> tuple[int, PreparedSteps | None]:
         """Allocate the cache blocks and prepare decode steps; returns the cache's bytes, and the
         prepared steps."""
-        if self._make_forwards is None:
-            raise EngineError("no weights are loaded")
-        self._forwards = forwards = self._make_forwards(
-            num_blocks, settings=steps, tensor_parallel=self._degree, quantize=quantize
+        self.forwards = forwards = self._make_forwards(
+            num_blocks, settings=steps, tensor_parallel=self.degree, quantize=quantize
         )
-        self._runner = ModelRunner(forwards.forward, sampling_seed=sampling_seed)
+        self.runner = ModelRunner(forwards.forward, sampling_seed=sampling_seed)
         return forwards.eager.cache.nbytes, forwards.prepared
 
     def run(self, batch: StepBatch) -> list[StepOutput]:
@@ -225,14 +233,23 @@ class RankWorker:
         return self._loaded().score(token_ids, num_given)
 
     def compare(self) -> list[StepDifference]:
-        return [] if self._forwards is None else self._forwards.compare()
+        """Differences of prepared steps; empty without any."""
+        return [] if self.forwards is None else self.forwards.compare()
+
+    def time_products(self, rows: int) -> float | None:
+        """Seconds for the matrix products of a decode step. None with ranks, where a product cannot
+        be timed apart from the following sum, and if another back end has the weights."""
+        if self.forwards is None or self.collectives is not None:
+            return None
+        return product_time_s(self.forwards.eager.model, rows)
 
     def time_all_reduces(
         self, sizes_bytes: Sequence[int], calls: Sequence[int], rounds: int, device: str
     ) -> list[float]:
         """Seconds per all-reduce of float32 arrays of each size: the median of `rounds` rounds of
         `calls` calls each. `device` is cpu, or cuda for the rank's own."""
-        collectives = self._joined()
+        collectives = self.collectives
+        assert collectives is not None, "ranks join before they are timed"
         times_s = []
         for size, count in zip(sizes_bytes, calls, strict=True):
             x = torch.ones(max(1, size // 4), device=self._place(device))
@@ -243,18 +260,13 @@ class RankWorker:
 
     def _place(self, device: str) -> torch.device:
         if device == "cuda":
-            return torch.device("cuda", self._device_number)
+            return torch.device("cuda", self.device_number)
         return torch.device(device)
 
     def _loaded(self) -> ModelRunner:
-        if self._runner is None:
+        if self.runner is None:
             raise EngineError("no cache is allocated")
-        return self._runner
-
-    def _joined(self) -> Collectives:
-        if self._collectives is None:
-            raise EngineError("this rank is not connected to the others")
-        return self._collectives
+        return self.runner
 
 
 def _time_calls(collectives: Collectives, x: torch.Tensor, calls: int) -> float:

@@ -67,7 +67,7 @@ class Layer:
         return self.mlp.add(self.mlp_norm(read), with_attention)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Decoder:
     """The forward pass of a step; has weights but no cache and no sequences.
 

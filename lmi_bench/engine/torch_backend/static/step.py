@@ -192,13 +192,13 @@ class DecodeStep(torch.nn.Module):
 
     def over(self, buffers: StepBuffers, package: Path | None = None) -> Replay:
         """The step over a shape's buffers, from its package if there is one."""
-        run = partial(self, *self._inputs(buffers))
+        run: Callable[[], Tensor] = partial(self, *self._inputs(buffers))
         if package is not None:
             run = self._loaded(package, buffers)
 
         def replay() -> StepResult:
             with _parts_in_use(self._parts):
-                logits: Tensor = run()
+                logits = run()
             return StepResult(logits, logits.argmax(dim=-1))
 
         return replay
