@@ -43,22 +43,16 @@ class ChromeTrace:
         """Write a step: its kinds of rows, and its sequences, tokens and draft tokens."""
         shape = batch.shape
         kinds = Counter(str(entry.kind) for entry in batch.entries)
-        self._span(
-            "+".join(sorted(kinds)),
-            _STEPS,
-            0,
-            start_s,
-            end_s,
-            {
-                "step": batch.step_id,
-                **kinds,
-                "prefill_tokens": shape.prefill_tokens,
-                "decode_tokens": shape.decode_tokens,
-                "context_tokens": shape.decode_context_tokens,
-                "drafted_tokens": shape.decode_tokens - shape.decode_sequences,
-                "sequences": [entry.seq_id for entry in batch.entries],
-            },
-        )
+        args = {
+            "step": batch.step_id,
+            **kinds,
+            "prefill_tokens": shape.prefill_tokens,
+            "decode_tokens": shape.decode_tokens,
+            "context_tokens": shape.decode_context_tokens,
+            "drafted_tokens": shape.decode_tokens - shape.decode_sequences,
+            "sequences": [entry.seq_id for entry in batch.entries],
+        }
+        self._span("+".join(sorted(kinds)), (_STEPS, 0), (start_s, end_s), args)
 
     def on_end(self, generation: Generation) -> None:
         """Write an ended request: its times in queue, prefill and decode."""
@@ -78,7 +72,7 @@ class ChromeTrace:
         for name, start_s, stop_s in marks:
             stop_s = end_s if stop_s is None else stop_s  # it ended in this phase
             if start_s is not None and stop_s is not None:
-                self._span(name, _REQUESTS, generation.seq_id, start_s, stop_s, args)
+                self._span(name, (_REQUESTS, generation.seq_id), (start_s, stop_s), args)
 
     def close(self) -> None:
         """End the file. May be called again."""
@@ -87,22 +81,18 @@ class ChromeTrace:
             self._file.close()
 
     def _span(
-        self,
-        name: str,
-        process: int,
-        thread: int,
-        start_s: float,
-        end_s: float,
-        args: dict[str, Any],
+        self, name: str, line: tuple[int, int], ends_s: tuple[float, float], args: dict[str, Any]
     ) -> None:
+        """line  process and thread of the trace"""
+        start_s, end_s = ends_s
         if self._start_s is None:
             self._start_s = start_s
         self._write(
             {
                 "ph": "X",
                 "name": name,
-                "pid": process,
-                "tid": thread,
+                "pid": line[0],
+                "tid": line[1],
                 "ts": round((start_s - self._start_s) * 1e6, 3),
                 "dur": round((end_s - start_s) * 1e6, 3),
                 "args": args,

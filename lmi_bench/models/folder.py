@@ -6,15 +6,15 @@ and a config.json with another rope scaling.
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.core.durable import read_text
+from lmi_bench.core.durable import read_text, write_text
 from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.models.hf_config import shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 
@@ -159,27 +159,13 @@ def rope_scaled_folder(folder: Path, scaling: RopeScaling, cache_dir: Path | Non
     config = json.dumps(with_rope_scaling(read_config(folder), scaling), indent=2)
     source = folder.resolve()
     digest = hashlib.sha256(f"{source}\n{config}".encode()).hexdigest()[:16]
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    parent = (cache_dir or base / "lmi-bench" / "rope") / digest
-    made = parent / f"{folder.name}-{scaling}"
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent) as draft_name:
-        draft = Path(draft_name) / made.name
-        draft.mkdir()
-        (draft / "config.json").write_text(config + "\n", encoding="utf-8")
-        for entry in source.iterdir():
-            if entry.name != "config.json":
-                (draft / entry.name).symlink_to(entry)
-        try:
-            draft.rename(made)
-        except OSError:  # it exists already, and its links may be outdated
-            _replace_links(draft, made)
-    return made
-
-
-def _replace_links(draft: Path, made: Path) -> None:
-    for entry in draft.iterdir():
-        entry.replace(made / entry.name)
+    made = (cache_dir or default_cache_dir("rope")) / digest / f"{folder.name}-{scaling}"
+    write_text(made / "config.json", config + "\n")
     for entry in made.iterdir():
         if entry.is_symlink() and not entry.exists():
-            entry.unlink()
+            entry.unlink(missing_ok=True)
+    for entry in source.iterdir():
+        if entry.name != "config.json":
+            with suppress(FileExistsError):  # of an earlier call, or one at the same time
+                (made / entry.name).symlink_to(entry)
+    return made

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress, read_index
+from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress, indexed_files
 from lmi_bench.models.folder import make_new_folder, read_config
 
 _INDEX: Final = "pytorch_model.bin.index.json"
@@ -58,13 +58,8 @@ def weights_hash(folder: Path) -> str:
 
 
 def _pickles(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.is_file():
-        names = sorted(set(read_index(index).values()))
-        for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
-                raise InputError(f"{folder} lacks {name}, which {_INDEX} lists")
-        return [folder / name for name in names]
+    if files := indexed_files(folder, _INDEX):
+        return [folder / name for name in sorted(set(files.values()))]
     if (folder / _SINGLE).is_file():
         return [folder / _SINGLE]
     raise InputError(f"{folder} has neither {_SINGLE} nor {_INDEX}: nothing to convert")

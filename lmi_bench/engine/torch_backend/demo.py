@@ -6,7 +6,6 @@ has no meaning. Weights are stored as bfloat16, 2 bytes per parameter.
 
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,17 +59,15 @@ def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
     if folder.is_dir():
         return folder
     parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=parent) as place:
+        unfinished = Path(place) / folder.name
+        unfinished.mkdir()
         _write(unfinished, DEMO_MODELS[name])
-        unfinished.chmod(0o755)  # mkdtemp excludes other users, a cache need not
         try:
             unfinished.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was first, with the same content
                 raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 

@@ -104,8 +104,6 @@ def product_time_s(model: Decoder, rows: int) -> float:
             layer.attention.qkv(x)
             layer.attention.out.add(attended, x)
             layer.mlp.add(x, x)
-        if like.is_cuda:
-            torch.cuda.synchronize(like.device)
 
     products()
-    return statistics.median(time_s(products) for _ in range(_ROUNDS))
+    return statistics.median(time_s(products, like.device) for _ in range(_ROUNDS))

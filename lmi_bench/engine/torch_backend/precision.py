@@ -86,7 +86,13 @@ def shortest_time_s(work: Callable[[], object]) -> float:
     return min(time_s(work) for _ in range(_PROBE_REPEATS))
 
 
-def time_s(work: Callable[[], object]) -> float:
+def time_s(work: Callable[[], object], device: torch.device | None = None) -> float:
+    """Seconds that the work takes, to its end on a GPU."""
+    is_gpu = device is not None and device.type == "cuda"
+    if is_gpu:
+        torch.cuda.synchronize(device)
     start_s = time.perf_counter()
     work()
+    if is_gpu:
+        torch.cuda.synchronize(device)
     return time.perf_counter() - start_s

@@ -7,6 +7,7 @@ come over a pipe; when it closes, the rank ends.
 
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
-from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
+from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, time_s
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner
 from lmi_bench.engine.torch_backend.static.build import (
@@ -253,9 +254,9 @@ class RankWorker:
         times_s = []
         for size, count in zip(sizes_bytes, calls, strict=True):
             x = torch.ones(max(1, size // 4), device=self._place(device))
-            collectives.all_reduce(x)
-            rounds_s = [_time_calls(collectives, x, count) for _ in range(rounds)]
-            times_s.append(sorted(rounds_s)[len(rounds_s) // 2])
+            sums = partial(_sum_often, collectives, x, count)
+            sums()
+            times_s.append(statistics.median(time_s(sums, x.device) for _ in range(rounds)) / count)
         return times_s
 
     def _place(self, device: str) -> torch.device:
@@ -269,12 +270,6 @@ class RankWorker:
         return self.runner
 
 
-def _time_calls(collectives: Collectives, x: torch.Tensor, calls: int) -> float:
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-    start_s = time.perf_counter()
+def _sum_often(collectives: Collectives, x: torch.Tensor, calls: int) -> None:
     for _ in range(calls):
         collectives.all_reduce(x)
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-    return (time.perf_counter() - start_s) / calls

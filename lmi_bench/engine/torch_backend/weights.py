@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -65,6 +66,7 @@ class Checkpoint:
             with _open(beside) as handle:
                 self._file_of |= dict.fromkeys(handle.keys(), str(beside.resolve()))
         self._open: dict[str, Any] = {}
+        self._files = ExitStack()
         self._progress = progress
         files = set(self._file_of.values())
         self._total_bytes = sum((folder / file).stat().st_size for file in files)
@@ -73,9 +75,8 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *failure: object) -> None:
-        for handle in self._open.values():
-            handle.__exit__(*failure)
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
         self._open.clear()
 
     def __contains__(self, name: str) -> bool:
@@ -150,7 +151,7 @@ class Checkpoint:
                 "config.json belongs to another model"
             )
         if file not in self._open:
-            self._open[file] = _open(self._folder / file)
+            self._open[file] = self._files.enter_context(_open(self._folder / file))
         return self._open[file]
 
     def _misfit(self, name: str, stored: tuple[int, ...], asked: tuple[int, ...]) -> InputError:
@@ -173,25 +174,28 @@ def _first_not_finite(tensor: Tensor) -> tuple[int, ...] | None:
     return tuple(places[0].tolist()) if len(places) else None
 
 
-def read_index(index: Path) -> dict[str, str]:
-    """The file of each tensor; raises InputError if this is not an index."""
+def indexed_files(folder: Path, name: str) -> dict[str, str]:
+    """The file of each tensor, from the folder's index with that name; empty without one. Raises
+    InputError if it is not an index, or a file that it lists is missing or outside the folder."""
+    index = folder / name
+    if not index.is_file():
+        return {}
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): str(file) for name, file in weight_map.items()}
+        files = {str(tensor): str(file) for tensor, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InputError(f"{index} is not an index with a weight_map: {exc}") from exc
+    for file in sorted(set(files.values())):
+        if Path(file).name != file:
+            raise InputError(f"{index} names {file!r}, which is not in this folder")
+        if not (folder / file).is_file():
+            raise InputError(f"{folder} lacks {file}, which {name} lists: download it again")
+    return files
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
     """The file of each tensor, from the index or the single file."""
-    index = folder / _INDEX
-    if index.is_file():
-        files = read_index(index)
-        for file in sorted(set(files.values())):
-            if Path(file).name != file:
-                raise InputError(f"{index} names {file!r}, which is not in this folder")
-            if not (folder / file).is_file():
-                raise InputError(f"{folder} lacks {file}, which {_INDEX} lists: download it again")
+    if files := indexed_files(folder, _INDEX):
         return files
     single = folder / _SINGLE
     if single.is_file():

@@ -9,9 +9,8 @@ arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115
 arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,23 +22,18 @@ from lmi_bench.engine.torch_backend.rotary import Rotary
 from lmi_bench.models.spec import DecoderSpec
 
 
-@dataclass(frozen=True, slots=True)
-class MlpNames:
+class MlpNames(NamedTuple):
     """Names of a layer's MLP and its three matrices."""
 
-    mlp: str
-    gate: str
-    up: str
-    down: str
-
-
-_LLAMA_MLP: Final = MlpNames("mlp", "gate_proj", "up_proj", "down_proj")
-_MIXTRAL_MLP: Final = MlpNames("block_sparse_moe", "w1", "w3", "w2")
+    mlp: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 def mlp_names(family: str) -> MlpNames:
     """The names of any family except Falcon."""
-    return _MIXTRAL_MLP if family == "mixtral" else _LLAMA_MLP
+    return MlpNames("block_sparse_moe", "w1", "w3", "w2") if family == "mixtral" else MlpNames()
 
 
 def llama_layer(load: WeightLoader, prefix: str) -> Layer:

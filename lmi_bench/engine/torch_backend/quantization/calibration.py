@@ -96,27 +96,17 @@ class Recording:
         self.inputs[name].note(x, self.share)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _RecordedLinear(Linear):
-    def __init__(self, name: str, linear: Linear, recording: Recording) -> None:
-        self._name = name
-        self._linear = linear
-        self._recording = recording
+    """A layer that records its inputs."""
 
-    def _noted(self, x: Tensor) -> Linear:
-        self._recording.note(self._name, x)
-        return self._linear
+    name: str
+    linear: Linear
+    recording: Recording
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._noted(x)(x)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._noted(x).add(x, residual)
-
-    def silu(self, x: Tensor) -> Tensor:
-        return self._noted(x).silu(x)
-
-    def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        return self._noted(x).multiply(x, factor)
+        self.recording.note(self.name, x)
+        return self.linear(x)
 
 
 @dataclass(eq=False)
