@@ -14,6 +14,7 @@ from typing import Any, Final
 from lmi_bench.analysis.model.setup import OWN_LAYER
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model_entry
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.checks import WITHOUT_FLOAT16, era_of
 from lmi_bench.deploy.engine_arguments import engine_arguments, version_key
@@ -48,32 +49,49 @@ def lmi_settings(
 ) -> dict[str, str]:
     """The plan's serving.properties, by key; without an image for the newest era."""
     engine, old = plan.engine, image is not None and era_of(image.djl) == "A"
-    limits, dtype = plan.limits, served_dtype(plan, knows_auto=not old)
-    is_vllm = image is None or image.engine == "vllm"
-    settings = {
+    dtype = served_dtype(plan, knows_auto=not old)
+    values = _values(plan, trust_remote_code=trust_remote_code) | {
         "engine": "MPI" if old else "Python",
-        "option.model_id": plan.weights.location,
-        "option.tensor_parallel_degree": plan.setup.tensor_parallel,
-        "option.rolling_batch": "auto",
-        "option.max_rolling_batch_size": limits.max_num_seqs,
-        "option.max_model_len": None if old else limits.max_model_len,
-        "option.dtype": dtype and _LMI_DTYPES[dtype],
-        "option.quantize": _quantization(plan),
-        "option.output_formatter": "jsonlines" if old else None,
-        "option.max_rolling_batch_prefill_tokens": limits.step_tokens,
-        "option.enable_chunked_prefill": None if old else engine.chunked_prefill,
-        "option.gpu_memory_utilization": limits.memory_share if is_vllm else None,
-        "option.enforce_eager": None if engine.cuda_graphs is None else not engine.cuda_graphs,
-        "option.kv_cache_dtype": "fp8" if plan.has_one_byte_cache else None,
-        "option.enable_expert_parallel": _lmi_splits_experts(plan, image) or None,
+        "batching": "auto",
+        "dtype": dtype and _LMI_DTYPES[dtype],
+        "formatter": "jsonlines" if old else None,
+        "chunked": engine.chunked_prefill,
+        "eager": None if engine.cuda_graphs is None else not engine.cuda_graphs,
+        "whole_experts": _lmi_splits_experts(plan, image) or None,
         **_lmi_draft(plan, image),
-        "option.trust_remote_code": trust_remote_code or None,
-        "option.parallel_loading": parallel_loading or None,
-        "option.model_loading_timeout": model_loading_timeout_s,
+        "parallel_loading": parallel_loading or None,
+        "startup_s": model_loading_timeout_s,
     }
-    if image is not None:
-        settings |= _other_engine(plan, image)
-    return _as_text(settings)
+    if old:
+        values |= {"context": None, "chunked": None}
+    if image is not None and image.engine != "vllm":
+        values["memory_share"] = None
+    named = _named("lmi", values)
+    return _as_text(named if image is None else named | _other_engine(plan, image))
+
+
+def _values(plan: DeploymentPlan, *, trust_remote_code: bool) -> dict[str, Any]:
+    """What every server is told, by the first column of data/server_settings.csv."""
+    limits = plan.limits
+    return {
+        "location": plan.weights.location,
+        "degree": plan.setup.tensor_parallel,
+        "stages": plan.engine.pipeline,
+        "sequences": limits.max_num_seqs,
+        "context": limits.max_model_len,
+        "quantization": _quantization(plan),
+        "step_tokens": limits.step_tokens,
+        "memory_share": limits.memory_share,
+        "eager": plan.engine.cuda_graphs is False or None,
+        "cache": "fp8" if plan.has_one_byte_cache else None,
+        "trust": trust_remote_code or None,
+    }
+
+
+def _named(server: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by their names in a server's files; None where one is not stated."""
+    rows = read_rows("server_settings.csv", "deploy")
+    return {row[server]: values.get(row["value"]) for row in rows if row[server]}
 
 
 def _other_engine(plan: DeploymentPlan, image: Image) -> dict[str, Any]:
@@ -115,13 +133,10 @@ def _lmi_draft(plan: DeploymentPlan, image: Image | None) -> dict[str, Any]:
                 f"vLLM {version} in this image takes no draft model, the first is "
                 f"{_DRAFT_MODELS_SINCE}: --image lmi19 or newer, or --draft ngram"
             )
-        return {"option.speculative_config": _speculative_config(plan)}
+        return {"draft_config": _speculative_config(plan)}
     if plan.draft == NGRAM or (image is not None and image.family in _WITHOUT_DRAFTS):
         return {}
-    return {
-        "option.speculative_draft_model": plan.draft,
-        "option.speculative_length": plan.draft_tokens,
-    }
+    return {"draft": plan.draft, "draft_tokens": plan.draft_tokens}
 
 
 def _lmi_splits_experts(plan: DeploymentPlan, image: Image | None) -> bool:
@@ -143,22 +158,18 @@ def tgi_environment(
     """TGI's environment variables for one copy."""
     engine, limits = plan.engine, plan.limits
     prefill = max(_PREFILL_TOKENS, limits.max_input_tokens)
-    variables = {
-        "HF_MODEL_ID": plan.weights.location,
-        "SM_NUM_GPUS": plan.setup.tensor_parallel,
-        "MAX_INPUT_LENGTH": limits.max_input_tokens,
-        "MAX_TOTAL_TOKENS": limits.max_model_len,
-        "MAX_BATCH_PREFILL_TOKENS": engine.max_prefill_tokens or prefill,
+    values = {
+        "prompt": limits.max_input_tokens,
+        "prefill": engine.max_prefill_tokens or prefill,
         # running and queued requests; for minimum latency none may queue
-        "MAX_CONCURRENT_REQUESTS": 1 if limits.max_num_seqs == 1 else 2 * limits.max_num_seqs,
+        "requests": 1 if limits.max_num_seqs == 1 else 2 * limits.max_num_seqs,
         **_tgi_dtype(plan),
-        "CUDA_MEMORY_FRACTION": limits.memory_share,
-        "KV_CACHE_DTYPE": "fp8_e4m3fn" if _tgi_has_one_byte_cache(plan, image) else None,
-        "CUDA_GRAPHS": 0 if engine.cuda_graphs is False else None,
-        "SPECULATE": plan.draft_tokens if plan.draft == NGRAM else None,
-        "HF_MODEL_TRUST_REMOTE_CODE": trust_remote_code or None,
+        "cache": "fp8_e4m3fn" if _tgi_has_one_byte_cache(plan, image) else None,
+        "graphs": 0 if engine.cuda_graphs is False else None,
+        "draft_tokens": plan.draft_tokens if plan.draft == NGRAM else None,
     }
-    return _as_text(variables)
+    common = _values(plan, trust_remote_code=trust_remote_code)
+    return _as_text(_named("tgi", common | values))
 
 
 def _tgi_has_one_byte_cache(plan: DeploymentPlan, image: Image | None) -> bool:
@@ -171,63 +182,48 @@ def _tgi_has_one_byte_cache(plan: DeploymentPlan, image: Image | None) -> bool:
 
 def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
     """The arguments of `vllm serve` for one copy; the value of a switch is true."""
-    engine, limits = plan.engine, plan.limits
-    chunked, groups = engine.chunked_prefill, plan.setup.parallelism.attention_groups
-    options = {
-        "model": plan.weights.location,
-        "tensor-parallel-size": 1 if engine.dp_attention else plan.setup.tensor_parallel,
-        "data-parallel-size": plan.setup.tensor_parallel if engine.dp_attention else None,
-        "pipeline-parallel-size": engine.pipeline,
-        "enable-expert-parallel": engine.expert_parallel or None,
-        "max-num-seqs": -(-limits.max_num_seqs // groups),
-        "max-model-len": limits.max_model_len,
+    engine, limits, degree = plan.engine, plan.limits, plan.setup.tensor_parallel
+    groups = plan.setup.parallelism.attention_groups
+    values = {
+        "degree": 1 if engine.dp_attention else degree,
+        "attention_copies": degree if engine.dp_attention else None,
+        "whole_experts": engine.expert_parallel or None,
+        "sequences": -(-limits.max_num_seqs // groups),
         "dtype": served_dtype(plan),
-        "quantization": _quantization(plan),
-        "max-num-batched-tokens": -(-limits.step_tokens // groups),
-        "enable-chunked-prefill": chunked or None,
-        "no-enable-chunked-prefill": chunked is False or None,
-        "gpu-memory-utilization": limits.memory_share,
-        "enforce-eager": engine.cuda_graphs is False or None,
-        "kv-cache-dtype": "fp8" if plan.has_one_byte_cache else None,
-        "speculative-config": _speculative_config(plan),
-        "trust-remote-code": trust_remote_code or None,
+        "step_tokens": -(-limits.step_tokens // groups),
+        "chunked": engine.chunked_prefill or None,
+        "unchunked": engine.chunked_prefill is False or None,
+        "draft_config": _speculative_config(plan),
     }
-    return _as_text(options)
+    common = _values(plan, trust_remote_code=trust_remote_code)
+    return _as_text(_named("vllm", common | values))
 
 
 def sglang_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
     """The arguments of `sglang.launch_server` for one copy; the value of a switch is true."""
-    engine, limits, draft = plan.engine, plan.limits, plan.draft
-    options: dict[str, Any] = {
-        "model-path": plan.weights.location,
-        "tp-size": plan.setup.tensor_parallel,
-        "ep-size": plan.setup.tensor_parallel if engine.expert_parallel else None,
-        "dp-size": plan.setup.tensor_parallel if engine.dp_attention else None,
-        "enable-dp-attention": engine.dp_attention or None,
-        "pp-size": engine.pipeline,
-        "max-running-requests": limits.max_num_seqs,
-        "context-length": limits.max_model_len,
+    engine, draft, degree = plan.engine, plan.draft, plan.setup.tensor_parallel
+    values = _values(plan, trust_remote_code=trust_remote_code) | {
+        "expert_degree": degree if engine.expert_parallel else None,
+        "attention_copies": degree if engine.dp_attention else None,
+        "dp_attention": engine.dp_attention or None,
         "dtype": served_dtype(plan),
-        "quantization": _quantization(plan),
-        "chunked-prefill-size": -1 if engine.chunked_prefill is False else limits.step_tokens,
-        "mem-fraction-static": math.floor(limits.static_share * 1e5) / 1e5,
-        "disable-cuda-graph": engine.cuda_graphs is False or None,
-        "kv-cache-dtype": "fp8_e4m3" if plan.has_one_byte_cache else None,
-        "trust-remote-code": trust_remote_code or None,
+        "memory_share": math.floor(plan.limits.static_share * 1e5) / 1e5,
+        "cache": "fp8_e4m3" if plan.has_one_byte_cache else None,
     }
+    if engine.chunked_prefill is False:
+        values["step_tokens"] = -1
     if draft == NGRAM:
-        options["speculative-algorithm"] = "NGRAM"
-        options["speculative-num-draft-tokens"] = plan.draft_tokens
+        values |= {"drafting": "NGRAM", "draft_tokens": plan.draft_tokens}
     elif draft is not None:
         is_own = draft == OWN_LAYER
-        options |= {
-            "speculative-algorithm": "NEXTN" if is_own else "STANDALONE",
-            "speculative-draft-model-path": None if is_own else draft,
-            "speculative-num-steps": plan.draft_tokens,
-            "speculative-eagle-topk": 1,
-            "speculative-num-draft-tokens": plan.draft_tokens + 1,
+        values |= {
+            "drafting": "NEXTN" if is_own else "STANDALONE",
+            "draft": None if is_own else draft,
+            "draft_steps": plan.draft_tokens,
+            "draft_branches": 1,
+            "draft_tokens": plan.draft_tokens + 1,
         }
-    return _as_text(options)
+    return _as_text(_named("sglang", values))
 
 
 def unsupported_settings(
@@ -298,16 +294,16 @@ def _quantization(plan: DeploymentPlan) -> str | None:
 
 
 def _tgi_dtype(plan: DeploymentPlan) -> dict[str, str | None]:
-    """TGI's variables for the weights' format; a checkpoint states its own kind of FP8."""
+    """TGI's values for the weights' format; a checkpoint states its own kind of FP8."""
     match plan.setup.dtype:
         case "int4":
             name = plan.weights.location.lower()  # else TGI finds the method in the checkpoint
-            return {"HF_MODEL_QUANTIZE": next((m for m in ("gptq", "awq") if m in name), None)}
+            return {"quantization": next((m for m in ("gptq", "awq") if m in name), None)}
         case "float8":
-            return {"HF_MODEL_QUANTIZE": _quantization(plan)}
+            return {"quantization": _quantization(plan)}
         case "float16" | "bfloat16":
             dtype = served_dtype(plan, knows_auto=False)
-            return {"DTYPE": None if dtype == _USUAL else dtype}
+            return {"quantization": None, "dtype": None if dtype == _USUAL else dtype}
     raise InputError(
         f"TGI serves float16, bfloat16, float8 or int4 weights, not {plan.setup.dtype}"
     )
