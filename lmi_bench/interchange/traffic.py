@@ -33,6 +33,7 @@ from lmi_bench.interchange.traffic_rows import (
     LogFile,
     as_object,
     filled,
+    mapped,
     request_line,
 )
 from lmi_bench.interchange.traffic_statistics import SharedPrefix, shared_prefix
@@ -180,14 +181,14 @@ def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
     first, given = columns.first, columns.given
     prompt, line, ids = first("prompt", _text), first("request", request_line), first("id", _word)
     method, path = (
-        filled(line.map(itemgetter(place), na_action="ignore"), first(kind, _word))
+        filled(mapped(line, itemgetter(place)), first(kind, _word))
         for place, kind in enumerate(("method", "path"))
     )
     texts = {
         "input": first("input", _text) if "input" in given else prompt,
         "output": first("output" if "output" in given else "answer", _text),
     }
-    characters = {kind: each.map(len, na_action="ignore") for kind, each in texts.items()}
+    characters = {kind: mapped(text, len) for kind, text in texts.items()}
     counted = pd.DataFrame({kind: first(kind, _tokens) for kind in _LENGTHS}, dtype=float)
     known = counted.fillna(pd.DataFrame(characters, dtype=float) / _CHARACTERS_PER_TOKEN)
     found = known.fillna(dict(zip(_LENGTHS, assume, strict=True)))
@@ -196,12 +197,14 @@ def _read(columns: Columns, assume: tuple[float, float]) -> pd.DataFrame:
         other = _seconds(first("request_time", _clock))
         found["at_s"] = found["at_s"].fillna(other[other > _LEAST_EPOCH_S])
     why = _left_out(columns, method, found[_LENGTHS])
-    keys = pd.util.hash_pandas_object(found.assign(id=ids.map(str)), index=False)
+    keys = ids
+    if ids.notna().any():
+        keys = pd.util.hash_pandas_object(found.assign(id=ids.map(str)), index=False)
     return found.assign(
         why=why,
         is_assumed=known.isna().any(axis=1),
         is_estimated=counted["input"].isna() & known["input"].notna(),
-        is_call=path.map(lambda text: _CALLS.search(text) is not None, na_action="ignore"),
+        is_call=mapped(path, lambda text: _CALLS.search(text) is not None),
         key=keys.astype(object).where(ids.notna(), None),
         stamp=first("time", lambda value: value or None),
         prompt=filled(first("blocks", _blocks), prompt).where(why == ""),
@@ -351,9 +354,12 @@ def _tokens(value: object) -> float | None:
 
 def _blocks(value: object) -> str | None:
     """Ids of a prompt's blocks as text, each as one character."""
-    if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+    if not isinstance(value, list):
         return None
-    return "".join(chr(0x10000 + each % 0xF0000) for each in value)
+    try:
+        return "".join([chr(0x10000 + each % 0xF0000) for each in value]) or None
+    except TypeError:  # an id that is no number
+        return None
 
 
 def _clock(value: object) -> float | str | None:
@@ -376,7 +382,7 @@ def _seconds(clock: pd.Series) -> pd.Series:
     """
     is_date = clock.map(lambda value: isinstance(value, str))
     at_s, left = clock.mask(is_date).astype(float), clock[is_date]
-    for form in _DATE_FORMS:
+    for form in _DATE_FORMS if len(left) else ():
         dates = pd.to_datetime(left, format=form, utc=True, errors="coerce").dropna()
         at_s[dates.index] = (dates - _EPOCH) / pd.Timedelta(seconds=1)
         left = left.drop(dates.index)
@@ -407,16 +413,16 @@ def _left_out(columns: Columns, method: pd.Series, lengths: pd.DataFrame) -> pd.
     """Why each row is no answered call of an LLM with known lengths; empty if it is one."""
     first, is_web = columns.first, method.notna()
     status = first("status", _word)
-    code = status.map(_tokens, na_action="ignore").astype(float).replace(0, 200).fillna(200)
+    code = mapped(status, _tokens).astype(float).replace(0, 200).fillna(200)
     reasons = {
         "failed": (code >= 400)
-        | status.map(lambda text: str(text).lower() in _FAILURES)
+        | mapped(status, str.lower).isin(_FAILURES)
         | first("error", _is_set).notna()
         | (first("level", _word) == "ERROR"),
         "status not 2xx": is_web & ~code.between(200, 300, inclusive="left"),
-        "no generation, by type": first("type", _word).map(str).map(_OTHER_WORK.search).notna(),
+        "no generation, by type": mapped(first("type", _word), _OTHER_WORK.search).notna(),
         "answered from a cache": first("cached", _is_set).notna(),
-        "not POST": is_web & (method.map(str).str.upper() != "POST"),
+        "not POST": is_web & (mapped(method, str.upper) != "POST"),
         "no prompt or answer length": lengths.isna().any(axis=1),
         f"length outside 1 to {_MOST_TOKENS:,}": ((lengths <= 0) | (lengths > _MOST_TOKENS)).any(
             axis=1

@@ -250,13 +250,21 @@ class Columns:
         """The first value of this kind in each row that can be read; missing without one."""
         found = pd.Series(None, self.frame.index, dtype=object)
         for name in self.of.get(kind, ()):
-            found = filled(found, self.frame[name].map(read, na_action="ignore"))
+            found = filled(found, mapped(self.frame[name], read))
         return found
+
+
+def mapped(values: pd.Series, read: Callable[[Any], object]) -> pd.Series:
+    """What is read from each value; missing values stay."""
+    return values.map(read, na_action="ignore") if values.notna().any() else values
 
 
 def filled(values: pd.Series, others: pd.Series) -> pd.Series:
     """The values, and others where they are missing."""
-    return pd.Series(np.where(values.notna(), values, others), values.index, dtype=object)
+    known = values.notna()
+    if not known.any():
+        return others
+    return pd.Series(np.where(known, values, others), values.index, dtype=object)
 
 
 def _fields(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
