@@ -81,9 +81,8 @@ def _slo_verdict(result: SweepResult) -> str | None:
     if found is None:
         return None
     unknown = result.answer is not None and result.slo_outcome == "not measured"
-    doubt = "not measured (too few requests), so far: " if unknown else ""
-    label = found.label[:1].lower() + found.label[1:]
-    return f"{doubt}{label}: {found.value} {found.unit}".rstrip() + f"; {found.detail}"
+    doubt = "not measured (too few requests); so far: " if unknown else ""
+    return doubt + found.line
 
 
 def _print_answer(result: SweepResult, answer: SloAnswer) -> None:
@@ -123,7 +122,7 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
         best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
         yield f"  most: {_level_text(best.line)} at {best.line.name}"
     if (verdict := _slo_verdict(result)) is not None:
-        yield f"  {verdict.partition('; ')[0]}"
+        yield f"  {verdict.partition(', ')[0]}"
     yield f"  doubt: {_doubt(levels, curve)}"
     yield f"  next: lmi-bench report {result.folder}"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from lmi_bench.analysis.fit import from_run
-from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, Variation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, loads_from_run
 from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.ranking import frontier
@@ -13,7 +13,6 @@ from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import LONE_REQUEST, Objective, RecommendRequest, Routing
 from lmi_bench.analysis.fleet.vary import (
     AnswerChange,
-    Variation,
     parse_range,
     sensitivity,
     vary_rate,

@@ -8,32 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmi_bench.analysis.fit.from_run import LevelAccuracy
-from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook
+from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook, Variation
 from lmi_bench.analysis.level.layouts import Rejection
-from lmi_bench.core.slo import parse_slo
+from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
 from lmi_bench.report.explore import CANDIDATES, candidates_data, fleet_roofline
-from lmi_bench.report.formats import MISSING, count, interval, key_title, number, plain, usd
+from lmi_bench.report.formats import MISSING, count, key_title, number, plain
 from lmi_bench.report.table import Cell, Field, Table, field, table_of
+from lmi_bench.report.tables.fleets import (
+    PRICE_KEYS,
+    accuracy_fields,
+    candidates_table,
+    figure_key,
+    load_fields,
+    money,
+    shown,
+)
 from lmi_bench.report.values import Facts, Headline, RecommendationView, RejectedGroup
 
-# field, group of columns, title
-_PRICES = (
-    ("price_usd_per_hour", "Price, USD", "an hour"),
-    ("usd_per_1m_output_tokens", "Price, USD", "1M output tokens"),
-)
-_MORE_PRICES = (
-    ("usd_per_month", "Price, USD", "a month"),
-    ("usd_per_1m_total_tokens", "Price, USD", "1M tokens in and out"),
-    ("usd_per_1m_output_tokens_at_saturation", "The same, saturated", "output"),
-    ("usd_per_1m_total_tokens_at_saturation", "The same, saturated", "in and out"),
-    ("blended_3to1_as_published", "Blended 3:1", "as published"),
-)
-# The most important figures; the table of figures lists all of them.
-_FIRST_FIGURES = (
-    "capacity_rate_per_s", "throughput_tokens_per_s", "ttft_p90_ms", "itl_p50_ms",
-    "latency_per_token_p90_ms",
-)  # fmt: skip
-_CONFIDENCE_TONES = {"sure": "good", "likely": "warn", "missed": "bad"}
 _PLACED = {
     "recommended", "nearest", "missed", "candidates", "rejected", "warnings", "accuracy",
     "sensitivity", "vary", "frontier", "profile_document", "kinds",
@@ -41,9 +32,10 @@ _PLACED = {
 _PLACED_OF_CANDIDATE = {
     "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
     "blended_3to1_as_published_reason", "setting", "estimated", "price_range_usd_per_hour",
-    *(key for key, _, _ in (*_PRICES, *_MORE_PRICES)),
+    *PRICE_KEYS,
 }  # fmt: skip
 _SHOWN_CANDIDATES = 12
+_SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
 _NUMBER = re.compile(r"[A-Za-z]*\$?\d(?:[\d,]*\d)?(?:\.\d+)?")  # and names such as `A100`
 
 
@@ -57,13 +49,13 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         subtitle=_subtitle(answer),
         why="" if chosen is None else chosen.reason,
         headline=_headline(answer, chosen),
-        answer=() if chosen is None else _answer(chosen),
+        answer=() if chosen is None else tuple(answer_tiles(chosen, answer)),
         figures=None if chosen is None else _figures_table(chosen),
-        candidates=_candidates_table(shown[:_SHOWN_CANDIDATES], chosen, "Candidates"),
-        more_candidates=_candidates_table(shown[_SHOWN_CANDIDATES:], chosen, ""),
+        candidates=candidates_table(shown[:_SHOWN_CANDIDATES], chosen, "Candidates"),
+        more_candidates=candidates_table(shown[_SHOWN_CANDIDATES:], chosen, ""),
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
-        slos=None if chosen is None else _slo_outlook_table(chosen, answer),
         rejected=_rejected_groups(answer.rejected),
+        loads=_loads_table(content.get("vary")),
         accuracy=_accuracy_table(answer.accuracy),
         provenance=_provenance(content, chosen),
         warnings=answer.warnings,
@@ -79,10 +71,6 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
     copies = f"{chosen.copies} {'copy' if chosen.copies == 1 else 'copies'} a machine"
     parts = [f"TP {chosen.tensor_parallel}", copies, chosen.setting.describe()]
     detail = ", ".join(part for part in parts if part)
-    capacity = chosen.figures.get("capacity_rate_per_s")
-    if capacity is not None:
-        detail += f"; carries {number(capacity.value)} req/s"
-        detail += f" (interval {number(capacity.low)} to {number(capacity.high)})"
     machines = chosen.instances
     fleet = chosen.instance if machines == 1 else f"{machines:,} × {chosen.instance}"
     if answer.recommended is not None:
@@ -92,46 +80,94 @@ def _headline(answer: Recommendation, chosen: Candidate | None) -> Headline:
     return Headline(f"Nearest, no candidate {verb} {missed}", fleet, "", detail, "bad")
 
 
-def _answer(chosen: Candidate) -> tuple[Headline, ...]:
-    month, per_1m = chosen.usd_per_month, chosen.usd_per_1m_output_tokens
-    mark = "~" if _estimate(chosen) else ""
-    notes = (
-        _estimate(chosen),
-        f"{mark}{usd(month)} a month" if month is not None else "",
-        f"{mark}{usd(per_1m)} per 1M output tokens" if per_1m is not None else "",
-        chosen.price_provenance,
-    )
-    price = mark + usd(chosen.price_usd_per_hour)
-    unit = "an hour" if chosen.price_usd_per_hour else ""
-    tiles = [Headline("Price of the fleet", price, unit, "; ".join(filter(None, notes)))]
-    found = chosen.attainment
-    if found is not None and found.joint_attainment is not None:
-        detail = f"of {count(found.requests)} simulated requests meet every SLO"
-        tiles.append(Headline("Attainment", number(100 * found.joint_attainment), "%", detail))
+def answer_tiles(chosen: Candidate, answer: Recommendation) -> Iterator[Headline]:
+    """What to read after the fleet: cost, capacity, each SLO, and the requests that meet them."""
+    question, found = answer.question, chosen.attainment
+    yield _cost_tile(chosen, answer)
+    if (carried := chosen.figures.get("capacity_rate_per_s")) is not None:
+        tokens = chosen.figures.get("throughput_tokens_per_s")
+        parts = (
+            "within the SLOs" if chosen.slos else "",
+            "" if question.rate_per_s is None else f"{question.rate_per_s:g} asked for",
+            "" if tokens is None else f"{shown(tokens)} output tok/s {_where(chosen, answer)}",
+        )
+        yield Headline("Capacity", shown(carried), "req/s", "; ".join(filter(None, parts)))
+    if question.objective == "latency":
+        figure = chosen.figures.get("latency_per_token_p90_ms")
+        yield Headline("Latency", shown(figure), "ms/token p90", f"for {question.load}")
+    if (prices := chosen.usd_per_1m_input_tokens) is not None:
+        hit = None if found is None else found.prefix_hit_share
+        share, told = f"{prices.cached_share:.0%}", "as planned"
+        if hit is not None:
+            share, told = f"{hit.value:.1%}", f"{hit.low:.1%} to {hit.high:.1%}"
+        told += (
+            f"; 1M input tokens cost USD {prices.cached:,.3f} cached, "
+            f"{prices.computed:,.3f} computed"
+        )
+        yield Headline("Prefix cache", share, "of the prompt tokens found", told)
+    yield from (_slo_tile(chosen, outlook) for outlook in chosen.slos)
+    if found is not None and found.joint_attainment is not None and not found.reason:
+        told = f"every SLO met; {found.requests:,} simulated, {found.routing} routing"
+        yield Headline("Attainment", f"{found.joint_attainment:.1%}", "of requests", told)
     elif chosen.slos:
-        reason = (found.reason if found else None) or "the load was not simulated"
-        tiles.append(Headline("Attainment", "not known", "", reason))
-    if chosen.slos:
-        value, tone = ("pass", "good") if chosen.meets_slos else ("fail", "bad")
-        each = (f"{o.slo}: {_predicted(chosen, o)}, {o.confidence}" for o in chosen.slos)
-        tiles.append(Headline("SLOs", value, "", "; ".join(each), tone))
-    return tuple(tiles)
+        reason = "" if found is None else found.reason or ""
+        yield Headline("Attainment", "not simulated", "", reason)
 
 
-def _estimate(candidate: Candidate) -> str:
-    """The range of an estimated price; empty if it is stated."""
-    between = candidate.price_range_usd_per_hour
-    if between is None:
-        return ""
-    return f"estimated: {usd(between[0])} to {usd(between[1])} an hour"
+def _slo_tile(chosen: Candidate, outlook: SloOutlook) -> Headline:
+    """The figure under an SLO, how sure it is, and the requests that keep it."""
+    slo, found = outlook.slo, chosen.attainment
+    figure = chosen.figures.get(figure_key(slo))
+    confidence, parts = outlook.confidence, []
+    if found is not None:
+        if slo in found.fragile_slos:
+            confidence = "fragile"
+        if (share := found.attainment.get(slo)) is not None:
+            parts.append(f"{share:.1%} of requests keep it")
+        if not found.reason and slo in found.worst_5_minutes_ms:
+            worst_ms = found.worst_5_minutes_ms[slo]
+            told = "too few requests to tell" if worst_ms is None else f"{worst_ms:,.0f} ms"
+            parts.append(f"worst five minutes: {told}")
+    tone = {"missed": "bad", "likely": "warn", "fragile": "warn"}.get(confidence, "good")
+    unit = "" if figure is None else "ms"
+    return Headline(slo, shown(figure), unit, "; ".join((confidence, *parts)), tone)
 
 
-def _predicted(chosen: Candidate, outlook: SloOutlook) -> str:
-    """`176 ms (106 to 290)`: the figure under an SLO, with its interval where it is known."""
-    slo = parse_slo(outlook.slo)
-    figure = chosen.figures.get(f"{slo.metric}_{slo.statistic}_ms")
-    between = "" if figure is None else interval(figure.low, figure.high)
-    return f"{number(outlook.predicted_ms)} ms" + (f" ({between})" if between else "")
+def _cost_tile(candidate: Candidate, answer: Recommendation) -> Headline:
+    per_hour, question = candidate.price_usd_per_hour, answer.question
+    if per_hour is None:
+        return Headline("Cost", "price unknown", "", "")
+    value, parts = f"USD {money(candidate, per_hour)}", []
+    unit, between = "per hour", candidate.price_range_usd_per_hour
+    if between is not None:
+        unit += f" (estimated: {between[0]:,.2f} to {between[1]:,.2f})"
+    elif FRESH_SOURCE in (candidate.price_provenance or ""):
+        unit += f" (price of {candidate.cost.price_date}, {candidate.cost.price_region})"
+    mark = "~" if between else ""
+    if candidate.usd_per_month is not None:
+        parts.append(f"{mark}{candidate.usd_per_month:,.0f} a month")
+    per_token, where = candidate.usd_per_1m_output_tokens, _where(candidate, answer)
+    if per_token is not None and question.output_tokens <= _SHORT_ANSWER:
+        per_request = per_token * question.output_tokens / 1e6
+        per_input = 1e6 * per_request / question.input_tokens
+        parts.append(f"{mark}{1e3 * per_request:,.4f} for 1,000 requests")
+        parts.append(f"{mark}{per_input:,.4f} for 1M input tokens {where}")
+    elif per_token is not None:
+        published = candidate.blended_3to1_as_published
+        blended = f"; {money(candidate, published)} blended {question.blended_ratio:g}:1"
+        parts.append(
+            f"{money(candidate, per_token)} for 1M output tokens {where}"
+            + ("" if published is None else blended)
+        )
+    return Headline("Cost", value, unit, ", ".join(parts))
+
+
+def _where(candidate: Candidate, answer: Recommendation) -> str:
+    """The load of the figures: the stated one, or the rate to which the fleet is loaded."""
+    served, question = candidate.figures.get("throughput_tokens_per_s"), answer.question
+    if question.states_load or served is None:
+        return "at this load" if question.states_load else "at its capacity"
+    return f"at {number(served.value / question.output_tokens)} req/s"
 
 
 def _provenance(content: Mapping[str, Any], chosen: Candidate | None) -> tuple[Facts, ...]:
@@ -166,7 +202,7 @@ def _subtitle(answer: Recommendation) -> str:
 
 
 def planning_facts(content: Mapping[str, Any]) -> list[Facts]:
-    """Sensitivity, frontier and cheapest layouts by load, as far as the file has them."""
+    """Sensitivity and frontier, as far as the file has them."""
     changes = (
         (str(each.get("what") or "?"), str(each.get("text") or ""))
         for each in _mappings(content, "sensitivity")
@@ -174,14 +210,14 @@ def planning_facts(content: Mapping[str, Any]) -> list[Facts]:
     frontier = [
         (
             str(index),
-            f"{each.get('instances')} × {each.get('instance')}, TP {each.get('tensor_parallel')}",
+            f"{each.get('instances')} × {each.get('instance')}, TP {each.get('tensor_parallel')}"
+            + (f", {each['setting']}" if each.get("setting") else ""),
         )
         for index, each in enumerate(_mappings(content, "frontier"), start=1)
     ]
     facts = [
         Facts("What would change the answer", tuple(changes)),
         Facts("Cheapest to fastest, none beaten in both", tuple(frontier if frontier[1:] else ())),
-        Facts("Cheapest layout by load", tuple(_winners(content))),
     ]
     return [each for each in facts if each.items]
 
@@ -190,19 +226,6 @@ def _mappings(content: Any, key: str) -> Iterator[Mapping[str, Any]]:
     values = content.get(key) if isinstance(content, Mapping) else None
     if isinstance(values, list | tuple):
         yield from (each for each in values if isinstance(each, Mapping))
-
-
-def _winners(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for each in _mappings(content.get("vary"), "intervals"):
-        span = f"{number(each.get('from_per_s'))} to {number(each.get('to_per_s'))} req/s"
-        fewest, most = each.get("fewest_machines"), each.get("most_machines")
-        machines = str(fewest) if fewest == most else f"{fewest} to {most}"
-        yield (
-            span,
-            f"{machines} × {each.get('instance')}, TP {each.get('tensor_parallel')}, "
-            f"{usd(each.get('least_usd_per_hour'), per='/h')} to "
-            f"{usd(each.get('most_usd_per_hour'), per='/h')}",
-        )
 
 
 def _figures_table(chosen: Candidate) -> Table | None:
@@ -222,88 +245,6 @@ def _figures_table(chosen: Candidate) -> Table | None:
     fields = (field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
     shown = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
     return table_of("Predicted for it", fields, shown) if shown else None
-
-
-def _candidates_table(
-    candidates: Sequence[Candidate], chosen: Candidate | None, caption: str
-) -> Table | None:
-    if not candidates:
-        return None
-    known = dict.fromkeys(name for each in candidates for name in each.figures)
-
-    def prices(rows: Sequence[tuple[str, str, str]]) -> list[Field[Candidate]]:
-        """The columns in which a candidate has a value."""
-        return [
-            _price_field(*row)
-            for row in rows
-            if any(getattr(each, row[0]) is not None for each in candidates)
-        ]
-
-    words: tuple[Field[Candidate], ...] = (
-        field("Engine", lambda each: each.setting.describe() or MISSING, numeric=False),
-        field("Limited by", lambda each: each.limited_by or MISSING, numeric=False),
-        field("Basis", lambda each: each.basis or MISSING, numeric=False),
-    )
-    fields: tuple[Field[Candidate], ...] = (
-        field("Instance", lambda each: each.instance, numeric=False),
-        field("Machines", lambda each: count(each.instances)),
-        field("TP", lambda each: count(each.tensor_parallel)),
-        field("Copies a machine", lambda each: count(each.copies)),
-        *prices(_PRICES),
-        *(
-            field(key_title(key), lambda each, key=key: _figure_cell(each, key))  # type: ignore[misc]
-            for key in [key for key in _FIRST_FIGURES if key in known] or known
-        ),
-        *prices(_MORE_PRICES),
-        *(word for word in words if any(word.cell(each).text != MISSING for each in candidates)),
-    )
-    note = (
-        "Best first, with 80 % intervals. Highlighted: the one named above. A missing price is not "
-        "known; ~: an estimated price."
-    )
-    return table_of(
-        caption, fields, candidates, note if caption else "", strong=lambda each: each == chosen
-    )
-
-
-def _price_field(name: str, group: str, title: str) -> Field[Candidate]:
-    def cell(candidate: Candidate) -> Cell:
-        value = getattr(candidate, name)
-        if value is not None:
-            estimate = _estimate(candidate)
-            return Cell(("~" if estimate else "") + usd(value), estimate)
-        reason = candidate.blended_reason if name.startswith("blended") else None
-        return Cell(MISSING, reason or "not known", "na")
-
-    return field(title, cell, group)
-
-
-def _figure_cell(candidate: Candidate, key: str) -> Cell:
-    figure = candidate.figures.get(key)
-    if figure is not None:
-        return Cell(number(figure.value), interval=interval(figure.low, figure.high))
-    if key in candidate.withheld:
-        return Cell("n/a", candidate.withheld[key], "na")
-    return Cell(MISSING, "not predicted", "na")
-
-
-def _slo_outlook_table(chosen: Candidate, answer: Recommendation) -> Table | None:
-    """The confidence of each SLO at the planned load, and the slack to its limit."""
-
-    def confidence(each: SloOutlook) -> Cell:
-        return Cell(each.confidence, "", _CONFIDENCE_TONES.get(each.confidence, ""))
-
-    fields: tuple[Field[SloOutlook], ...] = (
-        field("SLO", lambda each: each.slo, numeric=False),
-        field("Predicted", lambda each: _predicted(chosen, each)),
-        field("Limit, ms", lambda each: number(each.limit_ms)),
-        field("Slack, ms", lambda each: number(each.slack_ms)),
-        field("Confidence", confidence, numeric=False),
-    )
-    note = "sure: holds at the upper end of the interval; likely: holds as predicted."
-    load = "the planned load" if answer.question.states_load else answer.question.load
-    title = f"Service-level objectives at {load}"
-    return table_of(title, fields, chosen.slos, note) if chosen.slos else None
 
 
 def by_reason(rejected: Sequence[Rejection]) -> list[list[Rejection]]:
@@ -347,27 +288,15 @@ def _reason_of(rejection: Rejection) -> str:
     return rejection.reason.replace(rejection.instance_type, "the instance")
 
 
-def _accuracy_table(levels: Sequence[LevelAccuracy] | None) -> Table | None:
-    """Predicted against measured, where the recommendation was calibrated on a run."""
-    metrics = list(dict.fromkeys(key for level in levels or () for key in level.figures))
-    if not levels or not metrics:
+def _loads_table(content: object) -> Table | None:
+    """The cheapest layout of each range of loads, as `recommend --vary` found it."""
+    if content is None:
         return None
-
-    def side(key: str, name: str) -> Field[LevelAccuracy]:
-        def cell(level: LevelAccuracy) -> Cell:
-            if (pair := level.figures.get(key)) is None:
-                return Cell(MISSING)
-            return _error(*pair) if name == "error" else Cell(number(getattr(pair, name)))
-
-        return field(name, cell, key_title(key))
-
-    sides = (side(key, name) for key in metrics for name in ("measured", "predicted", "error"))
-    fields = (field("Level", lambda level: plain(level.concurrency)), *sides)
-    return table_of("Predicted against measured", fields, levels)
+    found = Variation.from_json(content, "vary")
+    return table_of("Cheapest layout by load", load_fields(found), found.intervals)
 
 
-def _error(measured: float, predicted: float) -> Cell:
-    if not measured:
-        return Cell(MISSING, "", "na")
-    error = predicted / measured - 1
-    return Cell(f"{error:+.0%}", "", "warn" if abs(error) > 0.25 else "")
+def _accuracy_table(levels: Sequence[LevelAccuracy] | None) -> Table | None:
+    if not any(level.figures for level in levels or ()):
+        return None
+    return table_of("Predicted against measured", accuracy_fields(levels or ()), levels or ())

@@ -112,8 +112,18 @@ def table_of(
     return Table(caption, tuple(each.column for each in shown), rows, note)
 
 
-def console_rows(fields: Sequence[Field[Any]], items: Iterable[Any]) -> list[dict[str, str]]:
-    """The items as console rows, all with the same keys."""
+def console_rows(
+    fields: Sequence[Field[Any]],
+    items: Iterable[Any],
+    text: Callable[[Cell], str] = lambda cell: cell.text,
+) -> list[dict[str, str]]:
+    """The items as console rows, all with the same keys; text: of a cell, such as `bracketed`."""
     return [
-        {each.console: each.cell(item).text for each in fields if each.console} for item in items
+        {each.console: text(each.cell(item)) for each in fields if each.console} for item in items
     ]
+
+
+def bracketed(cell: Cell) -> str:
+    """A cell's text with its interval: `47 [41-55]`."""
+    between = cell.interval.replace(" to ", "-")
+    return f"{cell.text} [{between}]" if between else cell.text

@@ -178,7 +178,7 @@ def table_markdown(table: Table) -> str:
 
 def _headlines_markdown(headlines: Sequence[Headline]) -> str:
     return "\n".join(
-        f"- {each.label}: **{' '.join(part for part in (each.value, each.unit) if part)}**, "
+        f"- {_line(each.label)}: **{' '.join(part for part in (each.value, each.unit) if part)}**, "
         f"{_line(each.detail)}"
         for each in headlines
     )

@@ -26,6 +26,13 @@ class Headline:
     detail: str
     tone: str = ""
 
+    @property
+    def line(self) -> str:
+        """In one line: `capacity: 14.1 req/s, within the SLOs`."""
+        label = self.label[:1].lower() + self.label[1:]
+        text = f"{label}: {self.value} {self.unit}".rstrip()
+        return f"{text}, {self.detail}" if self.detail else text
+
 
 @dataclass(frozen=True, slots=True)
 class KneeMark:
@@ -103,7 +110,7 @@ class RejectedGroup:
 class RecommendationView:
     """One recommendation; its headline is bad where no candidate meets the SLOs.
 
-    answer    what to read after the headline: price, attainment, SLOs
+    answer    what to read after the headline: cost, capacity, SLOs, attainment
     roof      roofline of a device of the fleet (`explore.fleet_roofline`)
     """
 
@@ -117,8 +124,8 @@ class RecommendationView:
     candidates: Table | None
     more_candidates: Table | None
     unlisted: int
-    slos: Table | None
     rejected: tuple[RejectedGroup, ...]
+    loads: Table | None
     accuracy: Table | None
     provenance: tuple[Facts, ...]
     warnings: tuple[str, ...] = ()

@@ -61,7 +61,7 @@ def test_every_figure_of_a_wide_table_has_its_interval(answer):
     for name in ("capacity req/s", "ITL p50 ms", "TTFT p90 ms", "ms/token p90", "ITL p90 ms"):
         predicted, _, rest = row[name].partition(" [")
         low, high = rest.split("]")[0].split("-")
-        assert float(low) <= float(predicted) <= float(high)
+        assert float(low) <= float(predicted.removesuffix(" ?")) <= float(high)
     assert not left_out
 
 
@@ -69,7 +69,7 @@ def test_a_figure_under_an_slo_stands_in_one_column(answer):
     outlook = SloOutlook("latency_per_token_p90<=500ms", 60.0, 500.0, 440.0, "likely")
     ((row,), _) = candidate_rows([replace(answer.candidates[0], slos=(outlook,))], 500)
     assert [name for name in row if "token" in name] == ["ms/token p90"]
-    assert row["ms/token p90"].endswith("?")
+    assert " ? [" in row["ms/token p90"]
 
 
 def test_of_each_layout_the_best_setting_is_shown(answer):

@@ -64,14 +64,14 @@ def test_a_search_writes_its_answer(tmp_path):
         "endpoint_seconds",
     }  # fmt: skip
     assert answer["low"] <= answer["value"] < answer["first_breach"] <= answer["high"]
-    assert f"{answer['value']} concurrent requests; e2e_p90<=2000ms; boundary" in done.stdout
+    assert f"{answer['value']} concurrent requests, e2e_p90<=2000ms; boundary" in done.stdout
 
 
 def test_a_sweep_with_an_slo_names_the_highest_level_that_meets_it(tmp_path):
     """One token of this model takes about 33 ms alone, more in company: the limit lies between."""
     levels = ("--concurrency", "1,8,32", "--requests-per-level", "32")
     done = lmi_bench(*SIM, *levels, "--slo", "tpot_p50<=45ms", "--out", tmp_path / "run")
-    assert "highest level within the SLOs: 8 concurrent requests; tpot_p50<=45ms" in done.stdout
+    assert "highest level within the SLOs: 8 concurrent requests, tpot_p50<=45ms" in done.stdout
 
 
 def test_a_search_that_nothing_meets_exits_99(tmp_path):

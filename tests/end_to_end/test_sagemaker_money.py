@@ -42,7 +42,7 @@ def test_the_highest_load_under_an_slo_is_told_with_its_interval_and_price(tmp_p
     answer = json.loads((tmp_path / "run" / "slo.json").read_text())
     assert (answer["value"], answer["first_breach"]) == (2, 3)
     assert answer["binding"] == "ttft_p90<=60ms"
-    assert "highest load within the SLOs: 2 concurrent requests; ttft_p90<=60ms" in done.stdout
+    assert "highest load within the SLOs: 2 concurrent requests, ttft_p90<=60ms" in done.stdout
     assert "; boundary " in done.stdout
     price = 2 * find_instance("ml.g5.2xlarge").price_usd_per_hour
     assert {line["price_usd_per_hour"] for line in lines} == {price}

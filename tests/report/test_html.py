@@ -227,7 +227,7 @@ def test_a_recommendation_alone_has_its_charts_and_its_numbers_as_text(recommend
     assert [a["data-view"] for a in page.having("div") if a.get("data-view")] == [
         "cost", "stairs", "roofline", "pace", "memory",
     ]  # fmt: skip
-    for part in ("2 × ml.g5.12xlarge", "$14.18", "$1.62 per 1M output tokens", "2,430",
+    for part in ("2 × ml.g5.12xlarge", "USD 14.18", "1.62 for 1M output tokens", "2,430",
                  "300 to 610", "weights need 25.1 GiB", "tgi-2023"):  # fmt: skip
         assert part in page.text, part
 

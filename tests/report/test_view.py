@@ -68,26 +68,27 @@ def test_the_first_headline_is_the_highest_level_that_meets_every_slo(runs_of):
 
 
 def test_the_answer_is_fleet_price_attainment_and_verdict_before_the_runs(sweep, recommendation):
-    outlook = {"slo": "ttft_p90<=2s", "predicted_ms": 2420.0, "limit_ms": 2000.0,
-               "slack_ms": -420.0, "confidence": "missed"}  # fmt: skip
+    outlook = {"slo": "ttft_p90<=2s", "predicted_ms": 420.0, "limit_ms": 400.0,
+               "slack_ms": -20.0, "confidence": "missed"}  # fmt: skip
     recommendation["recommended"] |= {"slos": [outlook]}
     recommendation["recommended"]["attainment"] = {"joint_attainment": 0.912, "requests": 3600}
     tiles = build_view([sweep], [recommendation]).headlines
-    shown = [(each.label, each.value, each.tone) for each in tiles[:4]]
+    shown = [(each.label, f"{each.value} {each.unit}".rstrip(), each.tone) for each in tiles[:5]]
     assert shown == [
         ("Recommended for llama-2-7b", "2 × ml.g5.12xlarge", "good"),
-        ("Price of the fleet", "$14.18", ""),
-        ("Attainment", "91.2", ""),
-        ("SLOs", "fail", "bad"),
+        ("Cost", "USD 14.18 per hour", ""),
+        ("Capacity", "12 [10-14] req/s", ""),
+        ("ttft_p90<=2s", "420 [300-610] ms", "bad"),
+        ("Attainment", "91.2% of requests", ""),
     ]
-    assert tiles[2].detail == "of 3,600 simulated requests meet every SLO"
-    assert tiles[3].detail == "ttft_p90<=2s: 2,420 ms (300 to 610), missed"
+    assert tiles[4].detail == "every SLO met; 3,600 simulated, random routing"
+    assert tiles[4].line.startswith("attainment: 91.2% of requests, every SLO met; 3,600 ")
 
 
 def test_a_fleet_without_a_price_is_not_priced_by_the_hour(sweep, recommendation):
     recommendation["recommended"]["price_usd_per_hour"] = None
     tile = build_view([sweep], [recommendation]).headlines[1]
-    assert (tile.label, tile.value, tile.unit) == ("Price of the fleet", "no price", "")
+    assert tile.line == "cost: price unknown"
 
 
 def test_a_knee_at_the_top_of_the_sweep_is_a_lower_bound(runs_of):
@@ -131,13 +132,16 @@ def test_the_recommendation_on_the_first_screen_says_how_sure_it_is(recommendati
                   "slack_ms": 1580.0, "confidence": "sure"}],
     }  # fmt: skip
     (advice,) = build_view([], [recommendation]).recommendations
-    assert advice.headline.detail == (
-        "TP 4, 1 copy a machine; carries 10 req/s (interval 8.29 to 10.9)"
-    )
+    assert advice.headline.detail == "TP 4, 1 copy a machine"
     tiles = [(tile.label, tile.value, tile.detail) for tile in advice.answer[1:]]
     assert tiles == [
-        ("Attainment", "not known", "the load was not simulated"),
-        ("SLOs", "pass", "ttft_p90<=2000ms: 420 ms (300 to 610), sure"),
+        (
+            "Capacity",
+            "10 [8.29-10.9]",
+            "within the SLOs; 8 asked for; 2,430 [2,187-2,673] output tok/s at this load",
+        ),
+        ("ttft_p90<=2000ms", "420 [300-610]", "sure"),
+        ("Attainment", "not simulated", ""),
     ]
 
 
@@ -223,7 +227,7 @@ def test_candidates_and_rejections_are_grouped_and_unknown_keys_kept(recommendat
     assert advice.rejected[1].reason == "no accelerator in the catalog"
     assert ("Fitted on", "runs/a") in advice.provenance[0].items
     unpriced = texts(advice.candidates)[2]
-    assert unpriced[0] == "ml.trn1.32xlarge"
+    assert unpriced[0] == "1 x ml.trn1.32xlarge"
     assert not any("$" in cell for cell in unpriced)
 
 
@@ -270,7 +274,7 @@ def test_a_withheld_figure_shows_the_reason(recommendation):
         "ttft_p90_ms": {"predicted": None, "reason": "above 80 % of capacity"}
     }
     (advice,) = build_view([], [recommendation]).recommendations
-    cells = [cell for cell in advice.candidates.rows[0].cells if cell.text == "n/a"]
+    cells = [cell for cell in advice.candidates.rows[0].cells if cell.text == "withheld"]
     assert [cell.hint for cell in cells] == ["above 80 % of capacity"]
 
 
@@ -279,7 +283,7 @@ def test_accuracy_is_predicted_over_measured(recommendation):
     pair = {"measured": 30.0, "predicted": 31.2}
     recommendation["accuracy"] = {"levels": [{"concurrency": 1, "throughput_tokens_per_s": pair}]}
     (advice,) = build_view([], [recommendation]).recommendations
-    assert texts(advice.accuracy) == [["1", "30", "31.2", "+4%"]]
+    assert texts(advice.accuracy) == [["1", "31.2 / 30", "+4%"]]
 
 
 def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommendation):
@@ -292,8 +296,10 @@ def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommenda
         "256 tokens in, 256 out · 8 req/s, Poisson · ttft_p90<=1s · ranked by cost"
     )
     assert advice.why == "least cost"
-    shown = "420 ms (300 to 610)"
-    assert texts(advice.slos) == [["ttft_p90<=1s", shown, "1,000", "580", "likely"]]
+    (tile,) = [tile for tile in advice.answer if tile.label == "ttft_p90<=1s"]
+    assert (tile.value, tile.unit, tile.detail, tile.tone) == (
+        "420 [300-610]", "ms", "likely", "warn",
+    )  # fmt: skip
 
 
 def test_another_file_than_a_recommendation_is_refused(recommendation):

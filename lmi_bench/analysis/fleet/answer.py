@@ -244,6 +244,29 @@ class Question(JsonValue):
         return max(sizes, default=self.input_tokens + self.output_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadInterval(JsonValue):
+    """Loads above `from_per_s` up to `to_per_s` for which one layout costs least."""
+
+    from_per_s: float
+    to_per_s: float
+    instance: str
+    tensor_parallel: int
+    copies: int
+    fewest_machines: int
+    most_machines: int
+    least_usd_per_hour: float
+    most_usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Variation(JsonValue):
+    """Winners by load. crossovers: the rates between intervals; their lower end is planned with."""
+
+    intervals: tuple[LoadInterval, ...]
+    crossovers: tuple[Estimate, ...] = field(default=(), metadata=key_of("crossovers_per_s"))
+
+
 _RATE_UNKNOWN = "the rate is not known (add --rate):"
 _LENGTHS_ASSUMED = "the lengths are assumed, not measured"
 PRICE_ESTIMATED = "the price is an estimate (~):"

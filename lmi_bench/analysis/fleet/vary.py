@@ -7,13 +7,13 @@ interval of the capacity whose stair it is.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
-from lmi_bench.analysis.fleet.answer import Candidate, Recommendation
+from lmi_bench.analysis.fleet.answer import Candidate, LoadInterval, Recommendation, Variation
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, machines_needed, with_capacity
 from lmi_bench.analysis.fleet.ranking import cost_of
 from lmi_bench.analysis.fleet.recommender import (
@@ -33,35 +33,6 @@ _MOST_STAIRS = 2000  # limit on a layout's machines
 _SPAN = 2.0  # the load is halved and doubled
 _MARGIN = 1.25
 _RIVALS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class LoadInterval:
-    """Loads above `from_per_s` up to `to_per_s` for which one layout costs least."""
-
-    from_per_s: float
-    to_per_s: float
-    instance: str
-    tensor_parallel: int
-    copies: int
-    fewest_machines: int
-    most_machines: int
-    least_usd_per_hour: float
-    most_usd_per_hour: float
-
-
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """Winners by load. crossovers: the rates between intervals; their lower end is planned with."""
-
-    intervals: tuple[LoadInterval, ...]
-    crossovers: tuple[Estimate, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "intervals": [asdict(interval) for interval in self.intervals],
-            "crossovers_per_s": [figure.to_json() for figure in self.crossovers],
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,224 @@
+"""The tables of a recommendation: candidates, cheapest layouts by load, accuracy of the profile."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from lmi_bench.analysis.fit.from_run import LevelAccuracy
+from lmi_bench.analysis.fit.uncertainty import Estimate
+from lmi_bench.analysis.fleet.answer import Candidate, LoadInterval, Variation
+from lmi_bench.core.slo import parse_slo
+from lmi_bench.report.formats import MISSING, interval, key_title, number, plain, usd
+from lmi_bench.report.table import Cell, Field, Table, bracketed, field, table_of
+
+CAPACITY = "capacity req/s"
+_FIGURES = {
+    "capacity_rate_per_s": CAPACITY,
+    "throughput_tokens_per_s": "tok/s",
+    "ttft_p90_ms": "TTFT p90 ms",
+    "itl_p50_ms": "ITL p50 ms",
+    "latency_per_token_p90_ms": "ms/token p90",
+}
+"""Heading on the console of the most important figures."""
+# field, group of columns, title; the console has a heading for the first ones
+_PRICES = {
+    "price_usd_per_hour": ("Price, USD", "an hour", "USD/h"),
+    "usd_per_1m_output_tokens": ("Price, USD", "1M output tokens", "USD/1M out"),
+}
+_MORE_PRICES = {
+    "usd_per_month": ("Price, USD", "a month", ""),
+    "usd_per_1m_total_tokens": ("Price, USD", "1M tokens in and out", ""),
+    "usd_per_1m_output_tokens_at_saturation": ("The same, saturated", "output", ""),
+    "usd_per_1m_total_tokens_at_saturation": ("The same, saturated", "in and out", ""),
+    "blended_3to1_as_published": ("Blended 3:1", "as published", ""),
+}
+PRICE_KEYS = (*_PRICES, *_MORE_PRICES)
+_MARKS = {"likely": " ?", "measured": " measured", "missed": " missed"}
+_TONES = {"likely": "warn", "missed": "bad"}
+
+
+def money(candidate: Candidate, value_usd: float | None) -> str:
+    """USD for people, with `~` if the price is an estimate."""
+    mark = "~" if candidate.price_range_usd_per_hour is not None else ""
+    return "?" if value_usd is None else mark + usd(value_usd).removeprefix("$")
+
+
+def shown(figure: Estimate | None) -> str:
+    """A prediction with its 80 % interval: `47 [41-55]`; alone if it is certain."""
+    return bracketed(_estimate_cell(figure))
+
+
+def fleet_name(candidate: Candidate, *, with_copies: bool = False) -> str:
+    """Machines, degree, copies, setting: `2 x ml.p4d.24xlarge, TP 4, 2 copies a machine, int4`."""
+    text = f"{candidate.instances} x {candidate.instance}, TP {candidate.tensor_parallel}"
+    if with_copies:
+        noun = "copy" if candidate.copies == 1 else "copies"
+        text += f", {candidate.copies} {noun} a machine"
+    setting = candidate.setting.describe()
+    return f"{text}, {setting}" if setting else text
+
+
+def _estimate_cell(figure: Estimate | None, why_not: str = "") -> Cell:
+    if figure is None:
+        return Cell("withheld", why_not, "na")
+    return Cell(number(figure.value), interval=interval(figure.low, figure.high))
+
+
+def _figure_field(key: str, console: str) -> Field[Candidate]:
+    """A figure; one under an SLO with its confidence."""
+
+    def cell(candidate: Candidate) -> Cell:
+        if key not in candidate.figures:
+            return Cell(MISSING, "not predicted", "na")
+        found = _estimate_cell(candidate.figures[key], candidate.withheld.get(key, ""))
+        for outlook in candidate.slos:
+            if figure_key(outlook.slo) == key:
+                mark = _MARKS.get(outlook.confidence, "")
+                tone = _TONES.get(outlook.confidence, found.tone)
+                return Cell(found.text + mark, found.hint, tone, found.interval)
+        return found
+
+    return field(key_title(key), cell, console=console)
+
+
+def figure_key(slo: str) -> str:
+    """The figure that an SLO limits."""
+    found = parse_slo(slo)
+    return f"{found.metric}_{found.statistic}_ms"
+
+
+def slo_heading(slo: str) -> str:
+    """The console's heading of the figure under an SLO."""
+    found = parse_slo(slo)
+    if found.metric == "latency_per_token":
+        return f"ms/token {found.statistic}"
+    return f"{found.metric.upper() if len(found.metric) < 5 else found.metric} {found.statistic} ms"
+
+
+def _price_field(key: str, group: str, title: str, console: str) -> Field[Candidate]:
+    def cell(candidate: Candidate) -> Cell:
+        value, between = getattr(candidate, key), candidate.price_range_usd_per_hour
+        if value is None:
+            reason = candidate.blended_reason if key.startswith("blended") else None
+            return Cell("?", reason or "not known", "na")
+        return Cell(money(candidate, value), estimate_text(between))
+
+    return field(title, cell, group, console=console)
+
+
+def estimate_text(between: tuple[float, float] | None) -> str:
+    """The range of an estimated price; empty if it is stated."""
+    return "" if between is None else f"estimated: {usd(between[0])} to {usd(between[1])} an hour"
+
+
+def _price_of(candidate: Candidate) -> str:
+    """The source of a row's price: component, region, date."""
+    cost = candidate.cost
+    if cost.machine_price_usd_per_hour is None:
+        return "no price known"
+    date = str(cost.price_date).split(" (")[0]
+    component = str(cost.price_component).replace("component not stated", "")
+    return f"{cost.price_region} {date} {component}".strip()
+
+
+def candidate_fields(candidates: Sequence[Candidate]) -> tuple[Field[Candidate], ...]:
+    """Fleet, price, figures, those under SLOs last, and what limits it; columns with a value."""
+    limited = {
+        figure_key(each.slo): slo_heading(each.slo) for one in candidates for each in one.slos
+    }
+    figures = {key: title for key, title in _FIGURES.items() if key not in limited} | limited
+    more = {
+        key: titles
+        for key, titles in _MORE_PRICES.items()
+        if any(getattr(each, key) is not None for each in candidates)
+    }
+
+    def words(title: str, text: Callable[[Candidate], str]) -> Field[Candidate]:
+        return field(title, text, numeric=False, console=title.lower())
+
+    engine = words("Engine", lambda each: each.setting.describe())
+    return (
+        words("Fleet", lambda each: f"{each.instances} x {each.instance}"),
+        field("TP x copies", lambda each: f"{each.tensor_parallel} x {each.copies}",
+              console="TP x copies"),
+        *([engine] if any(each.setting.describe() for each in candidates) else []),
+        *(_price_field(key, *titles) for key, titles in _PRICES.items()),
+        *(_figure_field(key, title) for key, title in figures.items()),
+        *(_price_field(key, *titles) for key, titles in more.items()),
+        words("Limited by", lambda each: each.limited_by),
+        words("Basis", lambda each: each.basis),
+        words("Price of", _price_of),
+    )  # fmt: skip
+
+
+def candidates_table(
+    candidates: Sequence[Candidate], chosen: Candidate | None, caption: str
+) -> Table | None:
+    """The page's table; None without candidates."""
+    if not candidates:
+        return None
+    note = (
+        "Best first, with 80 % intervals. Highlighted: the one named above. Prices: ? is not "
+        "known, ~ an estimate. An SLO is sure where the interval's upper end keeps it, and likely "
+        "(?) where only the prediction does."
+    )
+    return table_of(
+        caption,
+        candidate_fields(candidates),
+        candidates,
+        note if caption else "",
+        strong=lambda each: each == chosen,
+    )
+
+
+def load_fields(variation: Variation) -> tuple[Field[LoadInterval], ...]:
+    """The cheapest layout of each range of loads, and the load from which the next one is."""
+
+    def span(first: float, last: float, text: Callable[[float], str]) -> str:
+        return text(first) if first == last else f"{text(first)} to {text(last)}"
+
+    def crossover(each: LoadInterval) -> Cell:
+        place = variation.intervals.index(each)
+        known = place < len(variation.crossovers)
+        return _estimate_cell(variation.crossovers[place]) if known else Cell("")
+
+    return (
+        field("Above, req/s", lambda each: number(each.from_per_s, 4), console="above req/s"),
+        field("Up to", lambda each: number(each.to_per_s, 4), console="up to"),
+        field("Machines", lambda each: span(each.fewest_machines, each.most_machines, plain),
+              console="machines"),
+        field("Layout", lambda each: f"{each.instance}, TP {each.tensor_parallel} x {each.copies}",
+              numeric=False, console="layout"),
+        field("USD/h",
+              lambda each: span(each.least_usd_per_hour, each.most_usd_per_hour, "{:,.2f}".format),
+              console="USD/h"),
+        field("Crossover if as predicted", crossover, console="crossover if as predicted"),
+    )  # fmt: skip
+
+
+def accuracy_fields(levels: Sequence[LevelAccuracy]) -> tuple[Field[LevelAccuracy], ...]:
+    """Predicted against measured on the levels that the profile was fitted to."""
+
+    def pair(level: LevelAccuracy, key: str) -> Cell:
+        found = level.figures.get(key)
+        if found is None:
+            return Cell(MISSING)
+        return Cell(f"{number(found.predicted, 4)} / {number(found.measured, 4)}")
+
+    def error(level: LevelAccuracy, key: str) -> Cell:
+        found = level.figures.get(key)
+        if found is None or not found.measured:
+            return Cell(MISSING, "", "na")
+        share = found.predicted / found.measured - 1
+        return Cell(f"{share:+.0%}", "", "warn" if abs(share) > 0.25 else "")
+
+    fields: list[Field[LevelAccuracy]] = [
+        field("Level", lambda level: plain(level.concurrency), console="concurrency")
+    ]
+    for key in dict.fromkeys(key for level in levels for key in level.figures):
+        title = key_title(key)
+        fields += [
+            field("predicted / measured", partial(pair, key=key), title,
+                  console=title),
+            field("error", partial(error, key=key), title),
+        ]  # fmt: skip
+    return tuple(fields)
