@@ -99,7 +99,7 @@ class GpuModel:
 
     def forward(self, variant: str) -> tuple[Forward, PreparedSteps | None]:
         """One of VARIANTS."""
-        eager = TorchForward(self.decoder, self.cache, PRECISION, num_blocks=self.num_blocks)
+        eager = TorchForward(self.decoder, self.cache, num_blocks=self.num_blocks)
         if variant == "torch, eager":
             return eager, None
         settings = StepSettings(

@@ -89,7 +89,7 @@ class QuantizeSettings:
         return f"smoothquant (alpha {self.alpha:g}{rows})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QuantizedBytes:
     """Sizes and errors of quantized matrices, of a model or one rank's part of it.
 
@@ -101,11 +101,11 @@ class QuantizedBytes:
     """
 
     scheme: Scheme
-    held_bytes: int
-    float_bytes: int
-    kernels: str
+    held_bytes: int = 0
+    float_bytes: int = 0
+    kernels: str = ""
     emulated: bool = False
-    relative_error: Mapping[str, float] = field(default_factory=dict)
+    relative_error: dict[str, float] = field(default_factory=dict)
 
 
 def sum_quantized(parts: Sequence[QuantizedBytes | None]) -> QuantizedBytes | None:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Final
@@ -216,23 +217,13 @@ class SharedMemoryCollectives:
         rows, columns = x.shape
         whole = (rows, self.degree * columns)  # a step with only prompt chunks has no row here
         out = torch.empty((rows, self.degree, columns), dtype=x.dtype)
-        most_rows = REGION_BYTES // x.element_size() // columns
-        if most_rows == 0:  # one row is larger than a region
-            return self._gather_long_rows(x, out).view(whole)
-        for start in range(0, rows, most_rows):
-            piece = x[start : start + most_rows]
-            for rank, part in enumerate(self._exchange(piece.reshape(-1))):
-                out[start : start + most_rows, rank] = part.view(piece.shape)
-        return out.view(whole)
-
-    def _gather_long_rows(self, x: Tensor, out: Tensor) -> Tensor:
         most = REGION_BYTES // x.element_size()
-        for row in range(x.shape[0]):
-            for start in range(0, x.shape[1], most):
-                piece = x[row, start : start + most]
-                for rank, part in enumerate(self._exchange(piece)):
-                    out[row, rank, start : start + most] = part
-        return out
+        wide, tall = min(columns, most), max(1, most // columns)
+        for row, column in product(range(0, rows, tall), range(0, columns, wide)):
+            place = (slice(row, row + tall), slice(column, column + wide))
+            for rank, part in enumerate(self._exchange(x[place].reshape(-1))):
+                out[place[0], rank, place[1]] = part.view(x[place].shape)
+        return out.view(whole)
 
     def close(self) -> None:
         """Unmap the memory; the object must not be used afterwards."""

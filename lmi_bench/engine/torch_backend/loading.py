@@ -250,6 +250,7 @@ class WeightLoader:
     collectives  of the ranks that share the model; None: one device has all of it
     make         from a weight and its bias to a layer
     held_bytes   bytes of the weights loaded so far, as stored in memory
+    quantized    of the matrices loaded so far; None without quantization
     """
 
     spec: DecoderSpec
@@ -259,6 +260,7 @@ class WeightLoader:
     collectives: Collectives | None = None
     make: Callable[[Tensor, Tensor | None], Linear] = make_linear
     held_bytes: int = field(default=0, init=False)
+    quantized: QuantizedBytes | None = field(default=None, init=False)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A tensor in the compute format, rounded to the stored format first."""
@@ -302,11 +304,6 @@ class WeightLoader:
         weight = joined([self.tensor(f"{name}.weight", rows, columns) for name, rows in parts])
         self.held_bytes += weight.nbytes
         return self.make(weight, bias)
-
-    @property
-    def quantized(self) -> QuantizedBytes | None:
-        """Bytes of the matrices before and after quantization; None without quantization."""
-        return None
 
     def join(self, partial: Tensor) -> Tensor:
         """Sum of the ranks' partial results, in place."""

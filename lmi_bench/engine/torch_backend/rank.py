@@ -209,9 +209,7 @@ class RankWorker:
         )
         dtype = settings.cache_dtype(precision.stored)
         layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
-        self._make_forwards = partial(
-            make_forwards, model, layout, device=place, precision=precision, tell=self.tell
-        )
+        self._make_forwards = partial(make_forwards, model, layout, tell=self.tell)
         free_bytes = free_memory_bytes(place)
         return Room(free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized)
 

@@ -25,7 +25,6 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
-from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
 from lmi_bench.models.shape import ModelShape
 
@@ -47,19 +46,16 @@ class Forward(Protocol):
 class TorchForward:
     """The back end `torch`: runs on any device and is the reference for the others."""
 
-    def __init__(
-        self, model: Decoder, cache: KvCache, precision: Precision, *, num_blocks: int | None = None
-    ) -> None:
+    def __init__(self, model: Decoder, cache: KvCache, *, num_blocks: int | None = None) -> None:
         """num_blocks  cache blocks available to sequences; None: all"""
         self.shape = model.shape
         self.model = model
         self.cache = cache
-        self.precision = precision
         self.block_size = cache.shape.block_size
         self.num_blocks = num_blocks or cache.num_blocks
         self._device = cache.keys[0].device
         self._attention = PagedAttention(
-            cache, model.shape.num_heads, precision.compute, model.spec.layer_windows
+            cache, model.shape.num_heads, model.precision.compute, model.spec.layer_windows
         )
 
     @torch.inference_mode()

@@ -61,7 +61,7 @@ class TritonStep:
         cos, sin = (part[:, 0] for part in model.rotary.at(positions, positions + 1))
         heads, kv_heads = model.spec.num_heads, model.spec.num_kv_heads
         splits = ops.splits_for(tables.shape[0], kv_heads, tables.shape[1])
-        x = model.embedding(buffers.token_ids).to(model.compute)
+        x = model.embedding(buffers.token_ids).to(model.precision.compute)
         delta: Tensor | None = None
         for index, layer in enumerate(model.layers):
             attention, mlp = layer.attention, _gated(layer.mlp)

@@ -37,7 +37,7 @@ def all_logits(folder, precision):
     layout = KvLayoutShape(
         shape.num_layers, shape.num_kv_heads, shape.head_dim, 4, precision.stored
     )
-    forward = TorchForward(model, KvCache(layout, 8, CPU), precision)
+    forward = TorchForward(model, KvCache(layout, 8, CPU))
     logits = []
     for first, stop in ((0, 6), (6, 11), (11, 12)):
         rows = SequenceRows(PROMPT[first:stop], first, (7, 2, 5), sampled=stop - first)

@@ -134,8 +134,7 @@ def built(folder, plan):
 def logits_of(model):
     shape = model.shape
     layout = KvLayoutShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, 64, torch.float32)
-    precision = Precision(torch.float32, torch.float32)
-    runner = ModelRunner(TorchForward(model, KvCache(layout, 2, CPU), precision), sampling_seed=0)
+    runner = ModelRunner(TorchForward(model, KvCache(layout, 2, CPU)), sampling_seed=0)
     return torch.tensor(runner.score(TOKENS, 1))
 
 

@@ -100,9 +100,7 @@ def text_scores(folder: Path, plan: QuantizePlan | None = None) -> torch.Tensor:
         block_size=64,
         dtype=torch.float32,
     )
-    runner = ModelRunner(
-        TorchForward(model, KvCache(layout, 2, device), precision), sampling_seed=0
-    )
+    runner = ModelRunner(TorchForward(model, KvCache(layout, 2, device)), sampling_seed=0)
     scores: list[float] = []
     for sequence in calibration_sequences(folder, None, spec)[:16]:
         scores += runner.score(sequence, 1)

@@ -7,12 +7,12 @@ biases, windows, experts).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizedBytes
 from lmi_bench.engine.torch_backend.layers import Linear, Mlp, Norm
 from lmi_bench.engine.torch_backend.loading import Embedding, Head
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.spec import DecoderSpec
@@ -73,14 +73,14 @@ class Decoder:
 
     Its parts are public for back ends with another forward pass.
 
-    compute     number format of products
+    precision   number formats of weights and products
     held_bytes  bytes of matrices, embeddings and head
     quantized   bytes before and after quantization; None without quantization
     """
 
     shape: ModelShape
     spec: DecoderSpec
-    compute: torch.dtype
+    precision: Precision
     rotary: Rotary
     embedding: Embedding
     layers: Sequence[Layer]
@@ -101,7 +101,7 @@ class Decoder:
 
         token_ids, positions, contexts  shape (rows,), as in PackedStep
         """
-        x = self.embedding(token_ids).to(self.compute)
+        x = self.embedding(token_ids).to(self.precision.compute)
         turn = self.rotary.at(positions, contexts)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):

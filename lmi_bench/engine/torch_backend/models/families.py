@@ -152,12 +152,12 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
         embedding, layers, norm = "transformer.word_embeddings", "transformer.h", "transformer.ln_f"
         layer = _falcon_layer
     embed, head = load.vocabulary(f"{embedding}.weight")
-    spec, compute = load.spec, load.precision.compute
+    spec = load.spec
     return Decoder(
         shape=spec.shape(folder.resolve().name),
         spec=spec,
-        compute=compute,
-        rotary=Rotary(spec.rope, spec.head_dim, dtype=compute, device=load.device),
+        precision=load.precision,
+        rotary=Rotary(spec.rope, spec.head_dim, dtype=load.precision.compute, device=load.device),
         embedding=embed,
         layers=[layer(load, f"{layers}.{index}") for index in range(spec.num_layers)],
         norm=load.norm(norm),

@@ -300,7 +300,7 @@ class Calibration:
             model = build_with(load, folder)
         blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
         layout = KvLayoutShape.of(model.shape, _BLOCK_SIZE, precision.compute)
-        forward = TorchForward(model, KvCache(layout, blocks, device), precision)
+        forward = TorchForward(model, KvCache(layout, blocks, device))
         runner = ModelRunner(forward, sampling_seed=0)
         for number, sequence in enumerate(sequences, start=1):
             runner.score(sequence, 1)

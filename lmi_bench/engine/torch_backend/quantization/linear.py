@@ -77,18 +77,28 @@ _INT16_TOP: Final = 127 * 256.0
 _SMALLEST: Final = 1e-30
 
 
-class _OneDnnWeight:
+def _largest_as(wide: Tensor, top: float, smallest: float) -> Tensor:
+    """The unit of each row in which its largest magnitude is `top`, shape (rows, 1)."""
+    unit: Tensor = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
+    return unit.mul_(1 / top).clamp_min_(smallest)
+
+
+class _ByOneDnn(QuantizedLinear):
     """An int8 weight in oneDNN's layout, and its product with rows of uint8."""
 
-    def __init__(self, weight: RowWeight) -> None:
+    def __init__(
+        self, weight: RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
+    ) -> None:
+        """fixed_largest  largest activation in calibration; None: each row's own"""
         ops: Any = torch.ops.onednn
         self._weight = ops.qlinear_prepack(weight.values.contiguous(), None)
         self._scale = weight.scale
         self._zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
         self._multiply: Callable[..., Tensor] = ops.qlinear_pointwise.default
-        self.stored = (weight.values, weight.scale, self._zeros)
+        self._round = _RoundedRows(fixed_largest)
+        super().__init__(weight.values, bias, weight.values, weight.scale, self._zeros)
 
-    def product(self, rows: Tensor) -> Tensor:
+    def multiplied(self, rows: Tensor) -> Tensor:
         """(rows - 128) @ weight.T in float32; rows uint8."""
         weight = (self._weight, self._scale, self._zeros, None)
         return self._multiply(
@@ -96,18 +106,8 @@ class _OneDnnWeight:
         )
 
 
-def _largest_as(wide: Tensor, top: float, smallest: float) -> Tensor:
-    """The unit of each row in which its largest magnitude is `top`, shape (rows, 1)."""
-    unit: Tensor = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
-    return unit.mul_(1 / top).clamp_min_(smallest)
-
-
-class Int8ByBytes(QuantizedLinear):
+class Int8ByBytes(_ByOneDnn):
     """int8 weights and 2-byte activations, with the integer kernel."""
-
-    def __init__(self, weight: RowWeight, bias: Tensor | None) -> None:
-        self._weight = _OneDnnWeight(weight)
-        super().__init__(weight.values, bias, *self._weight.stored)
 
     def product(self, x: Tensor) -> Tensor:
         count = x.shape[0]
@@ -117,7 +117,7 @@ class Int8ByBytes(QuantizedLinear):
         high = (whole * (1 / 256)).round_()
         low = torch.add(whole, high, alpha=-256).clamp_(max=127)
         parts = torch.cat((high, low)).add_(_ZERO_POINT).to(torch.uint8)
-        y = self._weight.product(parts)
+        y = self.multiplied(parts)
         return torch.add(y[count:], y[:count], alpha=256).mul_(unit).to(x.dtype)
 
 
@@ -170,20 +170,12 @@ class _RoundedRows:
         return (wide / unit).round_(), unit
 
 
-class W8A8ByOneDnn(QuantizedLinear):
+class W8A8ByOneDnn(_ByOneDnn):
     """int8 weights and activations, with oneDNN's kernel."""
-
-    def __init__(
-        self, weight: RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
-    ) -> None:
-        """fixed_largest  largest activation in calibration; None: each row's own"""
-        self._weight = _OneDnnWeight(weight)
-        self._round = _RoundedRows(fixed_largest)
-        super().__init__(weight.values, bias, *self._weight.stored)
 
     def product(self, x: Tensor) -> Tensor:
         whole, unit = self._round(x)
-        y = self._weight.product(whole.add_(_ZERO_POINT).to(torch.uint8))
+        y = self.multiplied(whole.add_(_ZERO_POINT).to(torch.uint8))
         return y.mul_(unit).to(x.dtype)
 
 

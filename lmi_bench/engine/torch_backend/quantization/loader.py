@@ -127,23 +127,13 @@ class QuantizingLoader(WeightLoader):
     scales: the model's function stays the same."""
 
     plan: QuantizePlan = field(kw_only=True)
+    quantized: QuantizedBytes = field(init=False)
 
     def __post_init__(self) -> None:
         self._kernels = choose_kernels(self.plan.settings, self.precision, self.device)
-        self._held_bytes = 0
-        self._float_bytes = 0
-        self._errors: dict[str, float] = {}
-
-    @property
-    def quantized(self) -> QuantizedBytes:
-        """Bytes and errors of the matrices loaded so far."""
-        return QuantizedBytes(
-            self.plan.settings.scheme,
-            self._held_bytes,
-            self._float_bytes,
-            self._kernels.words,
-            self._kernels.emulated,
-            self._errors,
+        kernels = self._kernels
+        self.quantized = QuantizedBytes(
+            self.plan.settings.scheme, kernels=kernels.words, emulated=kernels.emulated
         )
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -169,13 +159,13 @@ class QuantizingLoader(WeightLoader):
         else:
             floats = joined([self.smoothed(f"{name}.weight", n, columns) for name, n in parts])
             weight = round_weight(floats, self.plan.settings, self.plan.group_size)
-            self._errors[first] = relative_error(weight.floats(), floats)
+            self.quantized.relative_error[first] = relative_error(weight.floats(), floats)
         largest = None
         if f"{first}.{LARGEST_INPUT}" in self.checkpoint:
             largest = self.checkpoint.tensor(f"{first}.{LARGEST_INPUT}").to(self.device)
         linear = self._kernels.make(weight, bias, largest)
-        self._held_bytes += linear.nbytes
-        self._float_bytes += rows * columns * self.precision.stored.itemsize
+        self.quantized.held_bytes += linear.nbytes
+        self.quantized.float_bytes += rows * columns * self.precision.stored.itemsize
         self.held_bytes += linear.nbytes
         return linear
 

@@ -127,45 +127,50 @@ def unpack_3bit(low: Tensor, high: Tensor) -> Tensor:
     return unpack_bits(low, 2) | (unpack_bits(high, 1) << 2)
 
 
+def _eights_in_words(values: Tensor, bits: int) -> Tensor:
+    """Pack eight neighbouring values into a word, lowest bits first: (rows, columns) to int64
+    (rows, columns / 8)."""
+    runs = values.view(len(values), -1, 8).long()
+    words = runs[..., 0]
+    for number in range(1, 8):
+        words = words | runs[..., number] << (bits * number)
+    return words
+
+
+def _eights_of_words(words: Tensor, bits: int) -> Tensor:
+    """Inverse of `_eights_in_words`, from words of any integer type: (rows, columns / 8) to uint8
+    (rows, columns / 8, 8)."""
+    shifts = torch.arange(0, 8 * bits, bits, dtype=words.dtype, device=words.device)
+    values: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
+    return values.to(torch.uint8)
+
+
 def pack_3bit_for_file(values: Tensor) -> Tensor:
     """Pack eight neighbouring values into three bytes, lowest bits first, so that a row can be
     split by bytes; shape (rows, columns) to (rows, columns * 3 / 8)."""
-    runs = values.view(len(values), -1, 8).int()
-    whole = sum(runs[..., number] << (3 * number) for number in range(8))
-    assert isinstance(whole, Tensor)
-    parts = [(whole >> shift) & 255 for shift in (0, 8, 16)]
-    return torch.stack(parts, dim=-1).flatten(1).to(torch.uint8)
+    words = _eights_in_words(values, 3)[..., None]
+    return words.view(torch.uint8)[..., :3].flatten(1)
 
 
 def unpack_3bit_from_file(packed: Tensor) -> Tensor:
     """Inverse of `pack_3bit_for_file`."""
     parts = packed.view(len(packed), -1, 3).int()
-    whole = parts[..., 0] | (parts[..., 1] << 8) | (parts[..., 2] << 16)
-    values = [(whole >> (3 * number)) & 7 for number in range(8)]
-    return torch.stack(values, dim=-1).flatten(1).to(torch.uint8)
+    words = parts[..., 0] | (parts[..., 1] << 8) | (parts[..., 2] << 16)
+    return _eights_of_words(words, 3).flatten(1)
 
 
 _ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-_PER_INT32: Final = 8
-_MASK: Final = 15
 
 
 def unpack_awq(packed: Tensor) -> Tensor:
     """int32 (rows, N/8) to uint8 values (rows, N)."""
-    shifts = torch.arange(0, 4 * _PER_INT32, 4, dtype=torch.int32)
-    values = (packed[..., None] >> shifts) & _MASK
-    place = torch.tensor(_ORDER).argsort()
-    return values[..., place].flatten(1).to(torch.uint8)
+    return _eights_of_words(packed, 4)[..., torch.tensor(_ORDER).argsort()].flatten(1)
 
 
 def pack_awq(values: Tensor) -> Tensor:
     """uint8 values (rows, N) to int32 (rows, N/8)."""
-    runs = values.view(len(values), -1, _PER_INT32)[..., list(_ORDER)].to(torch.int64)
-    packed = torch.zeros(runs.shape[:2], dtype=torch.int64)
-    for number in range(_PER_INT32):
-        packed |= runs[..., number] << (4 * number)
-    # the top value reaches the sign bit
-    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    words = _eights_in_words(values.view(len(values), -1, 8)[..., list(_ORDER)].flatten(1), 4)
+    return words[..., None].view(torch.int32)[..., 0].contiguous()
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:

@@ -7,11 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
-from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import step
 from lmi_bench.engine.torch_backend.static.artefact import (
@@ -116,8 +113,6 @@ def make_forwards(
     model: Decoder,
     layout: KvLayoutShape,
     num_blocks: int,
-    device: torch.device,
-    precision: Precision,
     settings: StepSettings,
     *,
     tensor_parallel: int = 1,
@@ -126,8 +121,8 @@ def make_forwards(
 ) -> Forwards:
     """Allocate the cache, and prepare the decode steps that are wanted."""
     spare = SPARE_BLOCKS if settings.wanted else 0
-    cache = KvCache(layout, num_blocks + spare, device)
-    eager = TorchForward(model, cache, precision, num_blocks=num_blocks)
+    cache = KvCache(layout, num_blocks + spare, model.norm.tensors[0].device)
+    eager = TorchForward(model, cache, num_blocks=num_blocks)
     if not settings.wanted:
         return Forwards(eager)
     static, prepared = with_prepared_steps(

@@ -267,7 +267,7 @@ STEP_VERSION: Final = 2  # version of the compiled step; a new one invalidates a
 
 def key_of(eager: TorchForward, *, tensor_parallel: int, quantize: str) -> ArtefactKey:
     """The key of a model's compiled steps on this machine."""
-    cache, precision = eager.cache, eager.precision
+    cache, precision = eager.cache, eager.model.precision
     layers = json.dumps(asdict(eager.model.spec), sort_keys=True, default=str)
     return ArtefactKey(
         model=hashlib.sha256(layers.encode()).hexdigest()[:16],
