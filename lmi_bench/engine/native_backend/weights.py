@@ -13,7 +13,7 @@ from lmi_bench.engine.torch_backend.layers import GatedMlp, PlainLinear, plain
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import zeroed_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Layer
-from lmi_bench.engine.torch_backend.models.families import llama_layer
+from lmi_bench.engine.torch_backend.models.families import build_layer
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.rotary import dynamic_growth, rotary_frequencies
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
@@ -58,7 +58,7 @@ class NativeWeights:
         with Checkpoint(folder, progress) as checkpoint:
             load = WeightLoader(spec, checkpoint, precision, torch.device("cpu"), make=PlainLinear)
             for index in range(spec.num_layers):
-                self._fill_layer(self.layers[index], llama_layer(load, f"model.layers.{index}"))
+                self._fill_layer(self.layers[index], build_layer(load, index))
                 self.layers[index].window = spec.layer_windows[index] or 0
             self.model = self._model(load)
             checkpoint.finish()

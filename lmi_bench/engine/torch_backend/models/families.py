@@ -9,55 +9,106 @@ arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115
 arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Mlp, RmsNorm
+from lmi_bench.engine.torch_backend.layers import (
+    ExpertMlp,
+    GatedMlp,
+    GeluMlp,
+    Linear,
+    Mlp,
+    RmsNorm,
+)
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
 from lmi_bench.engine.torch_backend.rotary import Rotary
 from lmi_bench.models.spec import DecoderSpec
 
 
-class MlpNames(NamedTuple):
-    """Names of a layer's MLP and its three matrices."""
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of a family's tensors: of the model's, then of a layer's.
 
+    norms  of attention and MLP; one name: of both together
+    qkv    one name: queries, keys and values are stored as one matrix, KV head by KV head
+    inner  matrices that read the MLP's input: gate and up, or up alone
+    """
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    out: str = "o_proj"
     mlp: str = "mlp"
-    gate: str = "gate_proj"
-    up: str = "up_proj"
+    inner: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
 
 
-def mlp_names(family: str) -> MlpNames:
-    """The names of any family except Falcon."""
-    return MlpNames("block_sparse_moe", "w1", "w3", "w2") if family == "mixtral" else MlpNames()
+_LLAMA: Final = Names()
+_MIXTRAL: Final = Names(mlp="block_sparse_moe", inner=("w1", "w3"), down="w2")
+_FALCON: Final = Names(
+    embedding="transformer.word_embeddings",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    attention="self_attention",
+    qkv=("query_key_value",),
+    out="dense",
+    inner=("dense_h_to_4h",),
+    down="dense_4h_to_h",
+)
 
 
-def llama_layer(load: WeightLoader, prefix: str) -> Layer:
-    """One layer of any family except Falcon."""
-    names = mlp_names(load.spec.family)
-    return Layer(
-        attention_norm=load.norm(f"{prefix}.input_layernorm"),
-        attention=_attention(load, f"{prefix}.self_attn"),
-        mlp_norm=load.norm(f"{prefix}.post_attention_layernorm"),
-        mlp=_mlp(load, f"{prefix}.{names.mlp}", names),
-    )
+def names_of(spec: DecoderSpec) -> Names:
+    """The names of a model's tensors."""
+    if spec.family != "falcon":
+        return _MIXTRAL if spec.family == "mixtral" else _LLAMA
+    if spec.norms_per_layer == 1:
+        return replace(_FALCON, norms=("input_layernorm",))
+    return replace(_FALCON, norms=("ln_attn", "ln_mlp")) if spec.parallel else _FALCON
 
 
-def _attention(load: WeightLoader, prefix: str) -> AttentionBlock:
+def build_layer(load: WeightLoader, index: int) -> Layer:
+    """One layer of any family from the weights that `load` reads."""
+    spec, names = load.spec, names_of(load.spec)
+    prefix = f"{names.layers}.{index}"
+    norms = [load.norm(f"{prefix}.{name}") for name in names.norms]
+    attention = _attention(load, names, f"{prefix}.{names.attention}")
+    mlp = _mlp(load, names, f"{prefix}.{names.mlp}")
+    return Layer(norms[0], attention, norms[-1], mlp, spec.parallel)
+
+
+def _attention(load: WeightLoader, names: Names, prefix: str) -> AttentionBlock:
     spec = load.spec
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    projections = tuple(f"{prefix}.{name}_proj" for name in "qkv")
+    qkv, rows = tuple(f"{prefix}.{name}" for name in names.qkv), (query, kv, kv)
+    is_fused = len(qkv) == 1
+    parts = (sum(rows),) if is_fused else rows
+    arrange = partial(_by_kind, spec) if is_fused else None
+    out = (f"{prefix}.{names.out}",)
     return AttentionBlock(
         spec.num_heads,
         spec.num_kv_heads,
-        qkv=load.linear(projections, (query, kv, kv), spec.hidden_size, bias=spec.qkv_bias),
-        out=load.linear((f"{prefix}.o_proj",), (spec.hidden_size,), query, bias=spec.out_bias),
+        qkv=load.linear(qkv, parts, spec.hidden_size, bias=spec.qkv_bias, arrange=arrange),
+        out=load.linear(out, (spec.hidden_size,), query, bias=spec.out_bias),
         qk_norm=_qk_norm(load, prefix) if spec.qk_norm else None,
     )
+
+
+def _by_kind(spec: DecoderSpec, fused: Tensor) -> Tensor:
+    """Reorder from groups (a KV head's queries, key, value) to all queries, keys, values."""
+    readers = spec.num_heads // spec.num_kv_heads
+    groups = fused.view(spec.num_kv_heads, readers + 2, spec.head_dim, -1)
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return torch.cat([part.reshape(-1, *fused.shape[1:]) for part in parts])
 
 
 def _qk_norm(load: WeightLoader, prefix: str) -> RmsNorm:
@@ -68,99 +119,40 @@ def _qk_norm(load: WeightLoader, prefix: str) -> RmsNorm:
     return RmsNorm(weight, spec.norm_eps)
 
 
-def _mlp(load: WeightLoader, prefix: str, names: MlpNames) -> Mlp:
+def _mlp(load: WeightLoader, names: Names, prefix: str) -> Mlp:
     spec = load.spec
+    if not spec.gated_mlp:
+        return GeluMlp(*_matrices(load, names, prefix))
     if not spec.experts:
-        return _gated(load, prefix, names)
-    return ExpertMlp(
-        load.linear((f"{prefix}.gate",), (spec.experts,), spec.hidden_size),
-        [
-            _gated(load, f"{prefix}.experts.{index}", names, summed=False)
-            for index in range(spec.experts)
-        ],
-        spec.experts_per_token,
-        renormalise=spec.renormalise,
-        join=load.join,
-    )
+        return GatedMlp(*_matrices(load, names, prefix))
+    router = load.linear((f"{prefix}.gate",), (spec.experts,), spec.hidden_size)
+    each = [f"{prefix}.experts.{number}" for number in range(spec.experts)]
+    experts = [GatedMlp(*_matrices(load, names, one, summed=False)) for one in each]
+    per_token = spec.experts_per_token
+    return ExpertMlp(router, experts, per_token, renormalise=spec.renormalise, join=load.join)
 
 
-def _gated(load: WeightLoader, prefix: str, names: MlpNames, *, summed: bool = True) -> GatedMlp:
+def _matrices(
+    load: WeightLoader, names: Names, prefix: str, *, summed: bool = True
+) -> Iterator[Linear]:
     hidden, ffn, bias = load.spec.hidden_size, load.spec.ffn_size, load.spec.mlp_bias
-    return GatedMlp(
-        load.linear((f"{prefix}.{names.gate}",), (ffn,), hidden, bias=bias),
-        load.linear((f"{prefix}.{names.up}",), (ffn,), hidden, bias=bias),
-        load.linear((f"{prefix}.{names.down}",), (hidden,), ffn, bias=bias, summed=summed),
-    )
-
-
-def _falcon_layer(load: WeightLoader, prefix: str) -> Layer:
-    spec = load.spec
-    hidden, ffn = spec.hidden_size, spec.ffn_size
-    first, *other = (load.norm(f"{prefix}.{name}") for name in falcon_norms(spec))
-    mlp = f"{prefix}.mlp"
-    return Layer(
-        attention_norm=first,
-        attention=_falcon_attention(load, f"{prefix}.self_attention"),
-        mlp_norm=other[0] if other else first,
-        mlp=GeluMlp(
-            load.linear((f"{mlp}.dense_h_to_4h",), (ffn,), hidden, bias=spec.mlp_bias),
-            load.linear((f"{mlp}.dense_4h_to_h",), (hidden,), ffn, bias=spec.mlp_bias),
-        ),
-        parallel=spec.parallel,
-    )
-
-
-def falcon_norms(spec: DecoderSpec) -> tuple[str, ...]:
-    """Names of a layer's norms: one for attention and MLP together, or one for each."""
-    if spec.norms_per_layer == 1:
-        return ("input_layernorm",)
-    if spec.parallel:
-        return "ln_attn", "ln_mlp"
-    return "input_layernorm", "post_attention_layernorm"
-
-
-def _falcon_attention(load: WeightLoader, prefix: str) -> AttentionBlock:
-    spec = load.spec
-    heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-    hidden, rows = spec.hidden_size, (heads + 2 * kv_heads) * head_dim
-
-    def by_kind(fused: Tensor) -> Tensor:
-        """Reorder from groups (a KV head's queries, key, value) to all queries, keys, values."""
-        groups = fused.view(kv_heads, heads // kv_heads + 2, head_dim, -1)
-        parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
-        return torch.cat([part.reshape(-1, *fused.shape[1:]) for part in parts])
-
-    return AttentionBlock(
-        heads,
-        kv_heads,
-        qkv=load.linear(
-            (f"{prefix}.query_key_value",), (rows,), hidden, bias=spec.qkv_bias, arrange=by_kind
-        ),
-        out=load.linear((f"{prefix}.dense",), (hidden,), heads * head_dim, bias=spec.out_bias),
-    )
+    for name in names.inner:
+        yield load.linear((f"{prefix}.{name}",), (ffn,), hidden, bias=bias)
+    yield load.linear((f"{prefix}.{names.down}",), (hidden,), ffn, bias=bias, summed=summed)
 
 
 def build_with(load: WeightLoader, folder: Path) -> Decoder:
     """Build a model of any family from the weights that `load` reads."""
-    embedding, layers, norm, layer = (
-        "model.embed_tokens",
-        "model.layers",
-        "model.norm",
-        llama_layer,
-    )
-    if load.spec.family == "falcon":
-        embedding, layers, norm = "transformer.word_embeddings", "transformer.h", "transformer.ln_f"
-        layer = _falcon_layer
-    embed, head = load.vocabulary(f"{embedding}.weight")
-    spec = load.spec
+    spec, names = load.spec, names_of(load.spec)
+    embedding, head = load.vocabulary(f"{names.embedding}.weight")
     return Decoder(
         shape=spec.shape(folder.resolve().name),
         spec=spec,
         precision=load.precision,
         rotary=Rotary(spec.rope, spec.head_dim, dtype=load.precision.compute, device=load.device),
-        embedding=embed,
-        layers=[layer(load, f"{layers}.{index}") for index in range(spec.num_layers)],
-        norm=load.norm(norm),
+        embedding=embedding,
+        layers=[build_layer(load, index) for index in range(spec.num_layers)],
+        norm=load.norm(names.norm),
         head=head,
         held_bytes=load.held_bytes,
         quantized=load.quantized,

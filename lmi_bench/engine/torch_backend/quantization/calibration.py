@@ -11,7 +11,7 @@ unchanged. Outputs that pass a nonlinearity (Falcon's GELU) or that readers use 
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
-from lmi_bench.engine.torch_backend.models.families import build_with, falcon_norms, mlp_names
+from lmi_bench.engine.torch_backend.models.families import build_with, names_of
 from lmi_bench.engine.torch_backend.precision import choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import (
     COLUMN_FACTORS,
@@ -194,49 +194,32 @@ def _output_error(weights: list[Tensor], rounded: list[Tensor], rows: Tensor) ->
 @dataclass(frozen=True, slots=True)
 class ScaleGroup:
     """producer  norm or matrix whose outputs are divided
-    readers      matrices whose columns are multiplied, including routers of experts
-    seen_at      matrix whose recorded inputs represent all readers
+    readers      matrices whose columns are multiplied, including routers of experts; the recorded
+                 inputs of the first one represent all
     """
 
     producer: str
     readers: tuple[str, ...]
-    seen_at: str
 
 
-def scale_groups(spec: DecoderSpec) -> list[ScaleGroup]:
+def scale_groups(spec: DecoderSpec) -> Iterator[ScaleGroup]:
     """All groups of a model, layer by layer."""
-    of_layer = _falcon_groups if spec.family == "falcon" else _llama_groups
-    return [group for index in range(spec.num_layers) for group in of_layer(spec, index)]
-
-
-def _llama_groups(spec: DecoderSpec, index: int) -> list[ScaleGroup]:
-    layer = f"model.layers.{index}"
-    attention = f"{layer}.self_attn"
-    queries = tuple(f"{attention}.{name}_proj" for name in "qkv")
-    groups = [ScaleGroup(f"{layer}.input_layernorm", queries, queries[0])]
-    if spec.num_heads == spec.num_kv_heads:
-        out = f"{attention}.o_proj"
-        groups.append(ScaleGroup(f"{attention}.v_proj", (out,), out))
-    names = mlp_names(spec.family)
-    mlp = f"{layer}.{names.mlp}"
-    routers = (f"{mlp}.gate",) if spec.experts else ()
-    parts = [f"{mlp}.experts.{number}" for number in range(spec.experts)] or [mlp]
-    first = tuple(f"{part}.{name}" for part in parts for name in (names.gate, names.up))
-    readers = routers + first
-    groups.append(ScaleGroup(f"{layer}.post_attention_layernorm", readers, readers[0]))
-    inner = [(f"{part}.{names.up}", f"{part}.{names.down}") for part in parts]
-    return groups + [ScaleGroup(producer, (reader,), reader) for producer, reader in inner]
-
-
-def _falcon_groups(spec: DecoderSpec, index: int) -> list[ScaleGroup]:
-    layer = f"transformer.h.{index}"
-    queries, up = f"{layer}.self_attention.query_key_value", f"{layer}.mlp.dense_h_to_4h"
-    norms = falcon_norms(spec)
-    readers = [(queries, up)] if len(norms) == 1 else [(queries,), (up,)]
-    return [
-        ScaleGroup(f"{layer}.{norm}", each, each[0])
-        for norm, each in zip(norms, readers, strict=True)
-    ]
+    names = names_of(spec)
+    for index in range(spec.num_layers):
+        layer = f"{names.layers}.{index}"
+        attention, mlp = f"{layer}.{names.attention}", f"{layer}.{names.mlp}"
+        parts = [f"{mlp}.experts.{number}" for number in range(spec.experts)] or [mlp]
+        routers = (f"{mlp}.gate",) if spec.experts else ()
+        queries = tuple(f"{attention}.{name}" for name in names.qkv)
+        inner = (*routers, *(f"{part}.{name}" for part in parts for name in names.inner))
+        readers = (queries, inner) if len(names.norms) == 2 else (queries + inner,)
+        for norm, each in zip(names.norms, readers, strict=True):
+            yield ScaleGroup(f"{layer}.{norm}", each)
+        if len(queries) == 3 and spec.num_heads == spec.num_kv_heads:
+            yield ScaleGroup(queries[-1], (f"{attention}.{names.out}",))
+        if spec.gated_mlp:
+            for part in parts:
+                yield ScaleGroup(f"{part}.{names.inner[-1]}", (f"{part}.{names.down}",))
 
 
 SEQUENCE_TOKENS: Final = 128
@@ -311,10 +294,10 @@ class Calibration:
     def _find_all(self, group_size: int, recording: Recording) -> dict[str, Tensor]:
         """Factors of every group, by the names that the loader uses."""
         factors: dict[str, Tensor] = {}
-        settings, groups = self.settings, scale_groups(self.source.spec)
+        settings, groups = self.settings, list(scale_groups(self.source.spec))
         with Checkpoint(self.source.folder) as checkpoint:
             for number, group in enumerate(groups, start=1):
-                inputs = recording.inputs.get(group.seen_at)
+                inputs = recording.inputs.get(group.readers[0])
                 if inputs is None:  # an expert that no token of the text chose
                     continue
                 weights = [

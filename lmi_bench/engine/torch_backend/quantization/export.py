@@ -8,7 +8,7 @@ no equivalent public format, so their tensors have this program's own names: `in
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
+from lmi_bench.engine.torch_backend.models.families import names_of
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
@@ -39,8 +40,6 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
 )
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Tell, read_model
 from lmi_bench.models.folder import make_new_folder
-
-_LAYERS: Final = (".layers.", ".h.")
 
 
 def export_quantized(
@@ -73,7 +72,7 @@ def export_quantized(
         ]
         for number, name in enumerate(names, start=1):
             rounded = checkpoint.whole(name).to(stored_dtype)
-            if not any(part in name for part in _LAYERS):
+            if not name.startswith(f"{names_of(source.spec).layers}."):
                 writer.add({name: rounded})
             else:
                 base, _, kind = name.rpartition(".")
@@ -145,17 +144,16 @@ def layer_errors(
     errors = {}
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         for recorded, inputs in recording.inputs.items():
-            for name in _same_inputs(recorded):
+            for name in _same_inputs(recorded, names_of(calibration.source.spec).qkv):
                 if is_quantized_name(name, calibration.source.spec):
                     errors[name] = _error(checkpoint, name, inputs.rows.cpu(), plan, kernels)
     return errors
 
 
-def _same_inputs(name: str) -> tuple[str, ...]:
+def _same_inputs(name: str, projections: tuple[str, ...]) -> tuple[str, ...]:
     """A recorded matrix and those joined with it."""
-    if not name.endswith("q_proj"):
-        return (name,)
-    return tuple(name.removesuffix("q_proj") + each for each in ("q_proj", "k_proj", "v_proj"))
+    block, _, own = name.rpartition(".")
+    return tuple(f"{block}.{each}" for each in (projections if own in projections else (own,)))
 
 
 def _error(
