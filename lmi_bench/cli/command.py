@@ -29,7 +29,7 @@ _FORM_OPTIONS = {
 }
 """What every command with figures has besides its own options."""
 _WITHOUT_FORM = (
-    "report", "export", "import_results", "serve", "generate", "compile_steps", "convert", "init",
+    "report", "export", "import_results", "serve", "generate", "compile_steps", "convert",
     "package", "probe", "write", "refresh",
 )  # fmt: skip
 """Commands whose answer is files, a server or a text."""

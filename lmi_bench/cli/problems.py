@@ -7,8 +7,7 @@ from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.slo import parse_slo
 
 _OTHER_WORK = {
-    "--lora": "LoRA adapters", "--lora-adapters": "LoRA adapters", "--adapters": "LoRA adapters",
-    "--embedding": "embedding models", "--embeddings": "embedding models",
+    "--lora": "LoRA adapters", "--lora-adapters": "LoRA adapters",
     "--rerank": "rerankers", "--image-size": "images", "--audio": "audio",
 }  # fmt: skip
 """Options that other tools have for what is not planned or measured here."""

@@ -9,7 +9,7 @@ from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
 from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of, taken_of
 from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
-from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
+from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve, work_per_s
 from lmi_bench.analysis.search.next_level import SATURATED_GAIN
 from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
 from lmi_bench.core.findings import Knee, SloAnswer, recommended_knee
@@ -139,10 +139,10 @@ def _knee_text(knees: Sequence[Knee], curve: SweepCurve) -> str:
 
 
 def _level_text(line: Level) -> str:
-    speed = f"{number(line.throughput_tokens_per_s)} tok/s"
-    ttft = line.of("ttft")
-    named, value_ms = ("p90", ttft.p90) if ttft.p90 is not None else ("mean", ttft.mean)
-    return speed if value_ms is None else f"{speed}, TTFT {named} {number(value_ms)} ms"
+    what, metric = ("input tok/s", "e2e") if line.is_tokenless else ("tok/s", "ttft")
+    speed, found = f"{number(work_per_s(line))} {what}", line.of(metric)
+    named, value_ms = ("p90", found.p90) if found.p90 is not None else ("mean", found.mean)
+    return speed if value_ms is None else f"{speed}, {metric.upper()} {named} {number(value_ms)} ms"
 
 
 def _doubt(levels: Sequence[Level], curve: SweepCurve) -> str:

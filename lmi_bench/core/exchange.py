@@ -27,6 +27,7 @@ class Exchange:
     token_ids         token ids of the answer, if the target knows them
     cached_tokens     prompt tokens found in the server's prefix cache, if it reports them
     thought_chars     number of leading characters of `text` that are reasoning
+    adapter           adapter of the model that the request asked for
     """
 
     sent_s: float
@@ -52,6 +53,7 @@ class Exchange:
     token_ids: Sequence[int] = ()
     cached_tokens: int | None = None
     thought_chars: int = 0
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if not self.token_counts and self.token_times_s:

@@ -170,6 +170,19 @@ def parse_lengths(text: str) -> LengthDistribution:
     return LengthDistribution(kind, first, second, math.ceil(longest))
 
 
+def parse_adapters(text: str) -> dict[str, float]:
+    """Shares of adapters by name from NAME[:SHARE],...; raises InputError for any other text.
+
+    >>> parse_adapters("sql:0.75,chat:0.25")
+    {'sql': 0.75, 'chat': 0.25}
+    """
+    parts = [part.strip().partition(":") for part in text.split(",")]
+    try:
+        return {name: float(share or 1) for name, _, share in parts}
+    except ValueError:
+        raise InputError(f"--adapters: {text!r}: write NAME[:SHARE],... such as a:2,b") from None
+
+
 def parse_mix(text: str) -> list[dict[str, float]]:
     """Kinds of request from IN/OUT[:SHARE],...; raises InputError for any other text.
 

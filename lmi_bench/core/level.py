@@ -410,6 +410,11 @@ class Level(JsonValue):
         return self.sent - self.failed
 
     @property
+    def is_tokenless(self) -> bool:
+        """Whether its answers have no tokens, as embeddings."""
+        return self.output_tokens == 0 and self.completed > 0
+
+    @property
     def is_cut_short(self) -> bool:
         """Whether it ended before its requests were sent or its time was over."""
         return self.stopped_by in CUT_SHORT

@@ -27,7 +27,10 @@ class RunWorkload(JsonValue):
     conversations: str | None = None
     agents: str | None = field(default=None, metadata=OPTIONAL)
     agent_trace: str | None = field(default=None, metadata=OPTIONAL)
+    idle_cap_s: float | None = field(default=None, metadata=OPTIONAL)
+    begins_within: bool = False
     ignore_eos: bool = True
+    reuse_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class RunScenario(JsonValue):
     target: str = ""
     model: str = ""
     protocol: str | None = None
+    stream: bool = True
     workload: RunWorkload = RunWorkload(file_keys=())
     load: RunLoad = RunLoad(file_keys=())
     engine: RunEngine = RunEngine(file_keys=())

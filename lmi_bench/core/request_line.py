@@ -13,7 +13,7 @@ from lmi_bench.core.redaction import redact_text
 
 _OPTIONAL = (
     "first_answer_s", "reasoning_tokens", "streamed", "replica", "queue_s", "prefill_s", "decode_s",
-    "connect_s", "retries", "tls_s", "held_s", "cached_tokens",
+    "connect_s", "retries", "tls_s", "held_s", "cached_tokens", "adapter",
 )  # fmt: skip
 """Fields of an exchange that are written only when they differ from the default."""
 _NUMBERS = frozenset((int, float))

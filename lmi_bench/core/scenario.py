@@ -45,8 +45,11 @@ SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 """SageMaker's time limits for an unstreamed and for a streamed response."""
 _FILES = ("dataset", "trace", "conversations", "agent_trace")
 """Fields of the workload that name a file, or a folder of JSON files."""
-_ADDED = ("agents", "agent_trace", "idle_cap_s", "begins_within")
-"""Later fields of the workload: unset, they are no part of a hash, so that older runs go on."""
+_ADDED = {
+    "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
+    "client": ("adapters", "session_header", "reset_prefix_cache"),
+}
+"""Later fields of the sections: unset, they are no part of a hash, so that older runs go on."""
 _SHOWN_CHARACTERS = 60
 """Characters that an error message shows of a document that is no scenario."""
 _DERIVED = ("model", "timeout_s")
@@ -118,6 +121,8 @@ class Scenario(Section, TopFields):
             for name in ("sessions_per_level", "max_sessions"):
                 if getattr(self.load, name) is not None:
                     raise ValueError(f"{name} needs conversations; give turns or conversations")
+            if self.client.session_header is not None:
+                raise ValueError("session_header needs conversations; give turns or conversations")
             if self.load.max_in_flight is not None and self.load.rate_per_s is None:
                 raise ValueError("max_in_flight caps a rate or conversations; give one of them")
         return self
@@ -144,9 +149,10 @@ class Scenario(Section, TopFields):
         for free in ("name", "unrecorded", *(() if self.load.is_adaptive else ("slo",))):
             content.pop(free, None)
         workload = content["workload"]
-        for name in _ADDED:
-            if workload[name] in (None, False):
-                del workload[name]
+        for section, names in _ADDED.items():
+            for name in names:
+                if not content[section][name] and content[section][name] != "":
+                    del content[section][name]
         for name in _FILES:
             if workload.get(name) is not None:
                 workload[name] = _digest(Path(workload[name]))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, MinLen
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.lengths import parse_mix
+from lmi_bench.core.lengths import parse_adapters, parse_mix
 from lmi_bench.core.option import option
 
 PositiveInt = Annotated[int, Gt(0)]
@@ -55,7 +55,7 @@ class TopFields(Fields):
         sagemaker:NAME.
     model  Model: a catalog name, a folder, or the name that the endpoint knows.
     protocol  Protocol of an endpoint: openai, openai-chat, lmi or tgi; or, only if stated,
-        openai-responses or anthropic.
+        openai-responses, anthropic or embeddings.
     stream  Answers: streamed, or whole, with only the total time known.
     timeout_s  Seconds after which a request fails and the sweep ends, or none.
     seed  Random seed of lengths, prompts and arrivals.
@@ -66,7 +66,7 @@ class TopFields(Fields):
     target: Text = option("--target", "--base-url", value="engine")
     model: Text = option("--model", "-m", value="", default="the endpoint's; else demo-15m")
     protocol: Literal[
-        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "lmi", "tgi"
+        "auto", "openai", "openai-chat", "openai-responses", "anthropic", "embeddings", "lmi", "tgi"
     ] = option(value="auto", default="found by asking it")
     stream: bool = option(value=True, default="streamed", rare=True)
     timeout_s: Positive | None = option(
@@ -109,6 +109,11 @@ class ClientFields(Fields):
     retries  Retries of transient failures: aws-standard, as AWS SDKs do.
     connections  Connections: reuse (one for each concurrent request), per-request, or a maximum
         number.
+    adapters  Adapters of the model and their shares, NAME[:SHARE],...: one for each request; a
+        conversation keeps its own.
+    session_header  Header, such as X-Session-ID, with the conversation's id, for routers with
+        affinity.
+    reset_prefix_cache  Emptied prefix cache before each level, by vLLM's or SGLang's own request.
     """
 
     SECTION = "client"
@@ -121,6 +126,11 @@ class ClientFields(Fields):
     connections: Literal["reuse", "per-request"] | PositiveInt = option(
         value="reuse", read=lambda text: int(text) if text.isdecimal() else text
     )
+    adapters: dict[Text, Positive] | None = option(
+        default="none: the model itself", kind=str, read=parse_adapters
+    )
+    session_header: Text | None = option()
+    reset_prefix_cache: bool = option("--reset-prefix-cache", value=False)
 
 
 @dataclass(frozen=True)

@@ -230,3 +230,10 @@ class ClientSection(Section, ClientFields):
     """How the load generator sends and takes its times."""
 
     _uses = field_validator("connections", mode="before")(_connections)
+
+    @field_validator("session_header")
+    @classmethod
+    def _is_a_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", value):
+            raise ValueError("write a header's name, such as X-Session-ID")
+        return value

@@ -28,6 +28,7 @@ class PlannedRequest:
                       the prompt is the first message
     session, turn     conversation number and turn within it, from 0
     of_turns          number of requests that its conversation sends in this level; 0: not known
+    adapter           adapter of the model that it asks for
     """
 
     request_id: int
@@ -41,6 +42,7 @@ class PlannedRequest:
     session: int | None = None
     turn: int = 0
     of_turns: int = 0
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:

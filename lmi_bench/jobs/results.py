@@ -17,6 +17,7 @@ from lmi_bench.analysis.results.compare import (
 )
 from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
 from lmi_bench.analysis.results.repeats import pooled_run
+from lmi_bench.analysis.results.rules import gate_rules
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.listener import SILENT, Listener
@@ -124,9 +125,9 @@ def gate(settings: results.GateSettings) -> GateVerdict:
     """Check the run and write the files that the settings name."""
     run = load_run(settings.run)
     texts = settings.slo or tuple(run.manifest.scenario.slo)
-    if not texts and settings.baseline is None:
+    if not texts and settings.baseline is None and settings.rules is None:
         raise InputError(
-            "nothing to check: give --slo ttft_p90<=1s, or --baseline with an earlier run"
+            "nothing to check: give --slo ttft_p90<=1s, --rules, or --baseline with an earlier run"
         )
     if settings.baseline is None and settings.max_regression is not None:
         raise InputError("--max-regression needs an earlier run: add --baseline RUN")
@@ -139,6 +140,8 @@ def gate(settings: results.GateSettings) -> GateVerdict:
         allowed = read_share("--max-regression", settings.max_regression or _MAX_REGRESSION)
         earlier = load_run(settings.baseline)
         cases += gate_baseline(run, earlier, max_regression=allowed, loads=settings.at)
+    if settings.rules is not None:
+        cases += gate_rules(run, settings.rules)
     if settings.junit is not None:
         write_text(settings.junit, gate_junit(cases))
     if settings.markdown is not None:

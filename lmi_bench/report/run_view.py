@@ -11,7 +11,7 @@ from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_attempts
-from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve
+from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee, recommended_knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.manifest import Manifest
@@ -102,9 +102,10 @@ def _subtitle(manifest: Manifest) -> str:
         kinds = (f"{m.get('input_tokens')}/{m.get('output_tokens')}" for m in workload.mix)
         parts.append(f"mix of {', '.join(kinds)} tokens in/out")
     elif workload.input_tokens or workload.output_tokens:
-        parts.append(
-            f"{plain(workload.input_tokens)} tokens in, {plain(workload.output_tokens)} out"
+        out = (
+            "none" if manifest.scenario.protocol == "embeddings" else plain(workload.output_tokens)
         )
+        parts.append(f"{plain(workload.input_tokens)} tokens in, {out} out")
     parts.append(minute(manifest.created_at))
     return " · ".join(part for part in parts if part)
 
@@ -118,10 +119,7 @@ def _knee_headline(curve: SweepCurve, knees: Sequence[Knee]) -> Headline | None:
     unit = "concurrent requests" if curve.axis == "concurrency" else "req/s"
     detail = f"by the {_rule_name(knee)} rule"
     if here is not None and here.throughput_tokens_per_s is not None:
-        detail = (
-            f"{number(here.throughput_tokens_per_s)} tok/s at "
-            f"{number(here.latency_ms_per_token)} ms/token, {detail}"
-        )
+        detail = f"{number(here.throughput_tokens_per_s)} tok/s at {_pace(here)}, {detail}"
     low, high = knee.low, knee.high
     if low is not None and high is not None and low != high:
         detail += f", interval {low:g} to {high:g}"
@@ -160,7 +158,7 @@ def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
     best = max(usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
     detail = (
         f"{_stated(between(best.line, 'throughput', ''))}at {load_name(curve.axis, best.load)}, "
-        f"{number(best.latency_ms_per_token)} ms/token ({best.latency_is})"
+        f"{_pace(best)}" + (f" ({best.latency_is})" if best.latency_is else "")
     )
     if (usd := best.line.usd_per_1m_output_tokens) is not None:
         detail += f"; {usd:,.2f} USD for 1M output tokens"
@@ -169,11 +167,16 @@ def _extremes(curve: SweepCurve, between: levels.Interval) -> list[Headline]:
     statistic = "p50" if first.line.of("ttft").p50 else "mean"
     ttft = first.line.of("ttft").value(statistic)
     if ttft is not None:
-        pace = number(first.latency_ms_per_token)
         stated = _stated(between(first.line, "ttft", statistic))
-        detail = f"{stated}at {load_name(curve.axis, first.load)}, {pace} ms/token"
+        detail = f"{stated}at {load_name(curve.axis, first.load)}, {_pace(first)}"
         headlines.append(Headline("Fastest first token", number(ttft), "ms TTFT", detail))
     return headlines
+
+
+def _pace(point: LevelPoint) -> str:
+    if point.line.is_tokenless:
+        return "counting input: the answers have no tokens"
+    return f"{number(point.latency_ms_per_token)} ms/token"
 
 
 def _stated(between: str) -> str:

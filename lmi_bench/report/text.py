@@ -63,6 +63,8 @@ def level_block(line: Level) -> str:
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
     for title, metric, short in (*_SECTIONS, *_own_sections(line)):
+        if line.is_tokenless and not line.of(metric).n:
+            continue  # an embedding has an end alone
         text.append(f" {title} ".center(_WIDTH, "-"))
         text += [
             _row(f"{shown} {short}:", statistic_cell(line.of(metric), name, 4).text)

@@ -21,6 +21,7 @@ from lmi_bench.core.scenario import (
     Scenario,
 )
 from lmi_bench.core.scenario_fields import Fields
+from lmi_bench.core.slo import Slo
 
 Kind = Literal["bundled", "simulated", "url", "sagemaker"]
 _ANY: Final = ("bundled", "simulated", "url", "sagemaker")
@@ -28,6 +29,10 @@ _ENGINE: Final = "engine."
 _CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
 _RECORDED: Final = ("tensor_parallel", "dtype")
 """Accepted for any server: the run records them for a later calibration."""
+_OF_TOKENS: Final = (
+    *("workload.output_tokens", "workload.output_lengths", "workload.ignore_eos", "stream"),
+    *("workload.turns", "workload.conversations", "client.first_token_timeout_s"),
+)
 _COMPUTED_DTYPES: Final = ("float32", "bfloat16", "float16")
 _OPTIONS: Final = {
     each.place: each.option.name_of(each.name).partition("/")[0]
@@ -142,6 +147,16 @@ def idle_beside_engine(scenario: Scenario) -> tuple[str, ...]:
         *_differing(scenario.sagemaker, "sagemaker."),
     ]
     return _line("settings", _idle(kind_of(scenario.target), names, scenario.engine))
+
+
+def refuse_tokens(stated: Iterable[str], limits: Iterable[Slo]) -> None:
+    """Raise InputError for the first option or limit that needs tokens in an answer."""
+    found = [option_of(name) for name in stated if name in _OF_TOKENS]
+    found += [str(limit) for limit in limits if limit.metric != "e2e"]
+    if found:
+        raise InputError(
+            f"{found[0]}: an embedding has no tokens: leave it out, or limit e2e (e2e_p90<=1s)"
+        )
 
 
 def option_of(name: str) -> str:

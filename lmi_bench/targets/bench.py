@@ -32,6 +32,7 @@ class Bench:
     open_target      opens a further connection to a remote server, for worker processes
     metrics_url      where a remote server may publish its metrics
     cloudwatch       reads CloudWatch's metrics of an endpoint, for each of the given spans
+    before_level     to be called before each level, such as to empty the server's cache
     """
 
     scenario: Scenario
@@ -49,6 +50,7 @@ class Bench:
     open_target: Callable[[], AbstractAsyncContextManager[Target]] | None = None
     metrics_url: str | None = None
     cloudwatch: Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None = None
+    before_level: Callable[[], None] | None = None
     metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def new_salt(self) -> str:

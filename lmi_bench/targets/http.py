@@ -15,6 +15,7 @@ from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
+from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
@@ -44,14 +45,13 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     known protocol is answered, or the workload does not fit."""
     headers = access.all_headers(scenario.protocol)
     scenario, answer, notes = _ask(scenario, headers, listener)
+    probe = Probe(scenario.target, headers, tell=listener.note)
     found = answer if isinstance(answer, Discovery) else None
     tokenizers = (scenario.model, found.tokenizer if found else None)
     tokenizer = _first_tokenizer(tokenizers)
     wire_format = answer.wire_format or find_format(scenario.protocol, stream=scenario.stream)
     if scenario.protocol == OpenAiCompletionsFormat.name and tokenizer is not None:
-        token_ids = takes_token_ids(
-            scenario.target, model=scenario.model, **_asked(scenario, headers, listener)
-        )
+        token_ids = takes_token_ids(probe, model=scenario.model, stream=scenario.stream)
         wire_format = OpenAiCompletionsFormat(token_ids=token_ids)
         if not token_ids:
             notes += ("the server takes no token ids: prompts are sent as text",)
@@ -86,12 +86,11 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     parts = urllib.parse.urlsplit(scenario.target)
     host = parts.netloc.rpartition("@")[2]
     metrics_url = urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))
-    return replace(bench, metrics_url=metrics_url, metrics_headers=headers)
-
-
-def _asked(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> dict[str, Any]:
-    """The arguments of every test request."""
-    return {"stream": scenario.stream, "headers": headers, "tell": listener.note}
+    bench = replace(bench, metrics_url=metrics_url, metrics_headers=headers)
+    if not scenario.client.reset_prefix_cache:
+        return bench
+    probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
+    return replace(bench, before_level=probe.reset_prefix_cache)
 
 
 def _ask(
@@ -100,7 +99,7 @@ def _ask(
     """The scenario with the server's protocol, model and control of lengths; its answer; notes. The
     answer is a Discovery if the protocol or the model was to be found."""
     url, protocol, model = scenario.target, scenario.protocol, scenario.model
-    asked = _asked(scenario, headers, listener)
+    asked: dict[str, Any] = {"stream": scenario.stream, "headers": headers, "tell": listener.note}
     overrides: dict[str, Any] = {}
     answer: Accepted
     if AUTO in (protocol, model):
@@ -114,7 +113,8 @@ def _ask(
         has_tokenizer = _first_tokenizer((found.model, found.tokenizer)) is not None
         notes = (found.describe(tokenizer=has_tokenizer), *found.notes)
         exact = has_tokenizer and found.protocol != OpenAiChatFormat.name
-        fitted = fitted_lengths(scenario, found.max_model_len, exact=exact)
+        limit = None if found.protocol == "embeddings" else found.max_model_len
+        fitted = fitted_lengths(scenario, limit, exact=exact)
         if fitted:
             overrides |= fitted
             notes += (_FITTED.format(*fitted.values()),)
@@ -127,6 +127,9 @@ def _ask(
             **asked,
         )
         notes = answer.notes
+    protocol = overrides.get("protocol", protocol)
+    for name in scenario.client.adapters or () if protocol not in ("lmi", "tgi") else ():
+        accepts(url, protocol=protocol, model=name, **asked)  # a wrong name is reported at once
     if scenario.workload.ignore_eos and not answer.forces_length:
         overrides["workload.ignore_eos"] = False
         notes += (_NOT_FORCED,)
@@ -202,10 +205,9 @@ def endpoint_bench(
         open_target,
         model=scenario.model,
         stream=scenario.stream,
-        timestamps=client.timestamps,
-        connections=client.connections,
-        first_token_timeout_s=client.first_token_timeout_s,
         native=receive.library,
+        seed=scenario.seed,
+        **client.model_dump(exclude={"receive", "retries", "reset_prefix_cache"}),
     )
     opened: Callable[[], HttpTarget | RetryingTarget] = plain
     if client.retries is not None:

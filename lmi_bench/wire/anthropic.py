@@ -7,7 +7,7 @@ that neither is sent. vLLM ends a broken stream with `[DONE]`. Sources: the API'
 (version 2023-06-01); vllm/entrypoints/anthropic and sglang/srt/entrypoints/anthropic, 2026.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -18,13 +18,9 @@ from lmi_bench.wire.json_format import SseFormat, error_event
 
 VERSION: Final = "2023-06-01"
 _TEXT: Final[Mapping[str, str]] = {
-    "text_delta": "text",
-    "thinking_delta": "thinking",
-    "input_json_delta": "partial_json",
-    "text": "text",
-    "thinking": "thinking",
-    "tool_use": "name",
-}
+    "text": "text", "text_delta": "text", "thinking": "thinking", "thinking_delta": "thinking",
+    "tool_use": "name", "input_json_delta": "partial_json",
+}  # fmt: skip
 """The field that holds the generated text of each kind of delta and block."""
 
 
@@ -49,41 +45,27 @@ class AnthropicFormat(SseFormat):
         )
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
-        match reply.get("type"):
-            case "content_block_delta":
-                return _generated([reply["delta"]])
-            case "content_block_start":
-                return _generated([reply["content_block"]])
-            case "message_start":
-                return WireEvent(**_prompt_counts(reply["message"].get("usage") or {}))
-            case "message_delta":
-                usage = reply.get("usage") or {}
-                return WireEvent(
-                    finish_reason=(reply.get("delta") or {}).get("stop_reason"),
-                    output_tokens=usage.get("output_tokens"),
-                    **_prompt_counts(usage),
-                )
-            case "message_stop":
-                return WireEvent(end=True)
-            case "message":
-                usage = reply.get("usage") or {}
-                return _generated(
-                    reply["content"],
-                    finish_reason=reply.get("stop_reason"),
-                    output_tokens=usage.get("output_tokens"),
-                    **_prompt_counts(usage),
-                    end=True,
-                )
-            case "error":
-                return error_event(reply)
-            case None:
-                if reply.get("error"):
-                    return error_event(reply)
-                raise KeyError("type")
-        return WireEvent()  # a ping, the end of a block, or an event that the API has gained
+        """Read an event or a whole message. A ping, the end of a block, and an event that the API
+        has gained since hold nothing."""
+        kind = reply.get("type")
+        if kind == "error" or (kind is None and reply.get("error")):
+            return error_event(reply)
+        if kind in ("content_block_start", "content_block_delta"):
+            return _generated([reply.get("content_block") or reply["delta"]])
+        if kind is None:
+            raise KeyError("type")
+        message = reply["message"] if kind == "message_start" else reply
+        usage = message.get("usage") or {}
+        return _generated(
+            reply["content"] if kind == "message" else (),
+            finish_reason=(reply.get("delta") or message).get("stop_reason"),
+            output_tokens=None if kind == "message_start" else usage.get("output_tokens"),
+            **_prompt_counts(usage),
+            end=kind in ("message", "message_stop"),
+        )
 
 
-def _generated(blocks: list[dict[str, Any]], **more: Any) -> WireEvent:
+def _generated(blocks: Sequence[dict[str, Any]], **more: Any) -> WireEvent:
     """What deltas or blocks add: thinking, then text. A signature has no tokens."""
     thought = text = ""
     for block in blocks:

@@ -33,6 +33,7 @@ class WireEvent:
     error          the server's message: the request failed although the status was 200
     error_kind     category of that error, one of `errors.TARGET_ERROR_KINDS`
     reasoning      its tokens are reasoning, not yet the answer
+    tokenless      it is a whole answer that has no tokens
     end            later payloads of this response do not count
     """
 
@@ -46,6 +47,7 @@ class WireEvent:
     error: str | None = None
     error_kind: str | None = None
     reasoning: bool = False
+    tokenless: bool = False
     end: bool = False
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from typing import Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.wire.anthropic import VERSION, AnthropicFormat
+from lmi_bench.wire.embeddings import EmbeddingsFormat
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
 from lmi_bench.wire.lmi import LmiFormat
 from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
@@ -16,7 +17,7 @@ _FORMATS: dict[str, WireFormat] = {
     format_.name: format_
     for format_ in (
         *(OpenAiCompletionsFormat(), OpenAiChatFormat(), LmiFormat(), TgiFormat()),
-        *(OpenAiResponsesFormat(), AnthropicFormat()),
+        *(OpenAiResponsesFormat(), AnthropicFormat(), EmbeddingsFormat()),
     )
 }
 FORMAT_NAMES: tuple[str, ...] = tuple(_FORMATS)

@@ -20,16 +20,11 @@ _STATUS_KINDS: Mapping[int, TargetErrorKind] = {
     503: "overloaded",
     529: "overloaded",
 }
-_ERROR_NAMES: Mapping[str, TargetErrorKind] = {
-    "rate_limit_exceeded": "throttled",
-    "insufficient_quota": "throttled",
-    "rate_limit_error": "throttled",
-    "overloaded_error": "overloaded",
-    "invalid_request_error": "client_error",
-    "authentication_error": "client_error",
-    "permission_error": "client_error",
-    "not_found_error": "client_error",
-    "timeout_error": "timeout",
+_ERROR_NAMES: Mapping[TargetErrorKind, str] = {
+    "throttled": "rate_limit_exceeded insufficient_quota rate_limit_error",
+    "overloaded": "overloaded_error",
+    "client_error": "invalid_request_error authentication_error permission_error not_found_error",
+    "timeout": "timeout_error",
 }
 """Names of errors in the APIs of OpenAI and Anthropic; proxies use them too."""
 
@@ -94,7 +89,15 @@ def error_event(reply: dict[str, Any]) -> WireEvent:
         kind = status_kind(int(code))
     else:
         names = [error.get(key) for key in ("code", "type")]
-        kind = next((kind for name, kind in _ERROR_NAMES.items() if name in names), "server_error")
+        kind = next(
+            (
+                kind
+                for kind, known in _ERROR_NAMES.items()
+                for name in known.split()
+                if name in names
+            ),
+            "server_error",
+        )
     return WireEvent(error=find_message(reply), error_kind=kind, end=True)
 
 
@@ -178,8 +181,8 @@ class JsonFormat(ABC):
             "details": True,
             **parameters,
         }
-        inputs = self.prompt_text(request)
-        return orjson.dumps({"inputs": inputs, "parameters": parameters, "stream": stream})
+        body = {"inputs": self.prompt_text(request), "parameters": parameters, "stream": stream}
+        return orjson.dumps(body | ({"adapters": request.adapter} if request.adapter else {}))
 
 
 class SseFormat(JsonFormat):

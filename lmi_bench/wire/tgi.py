@@ -12,8 +12,7 @@ from typing import Any
 from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
-from lmi_bench.wire.framing import SseSplitter
-from lmi_bench.wire.json_format import JsonFormat, find_message, status_kind, whole_answer
+from lmi_bench.wire.json_format import SseFormat, find_message, status_kind, whole_answer
 
 _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
     "overloaded": "overloaded",
@@ -25,7 +24,7 @@ _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
 
 
 @dataclass(frozen=True)
-class TgiFormat(JsonFormat):
+class TgiFormat(SseFormat):
     """`/generate_stream`, or `/generate` for unstreamed responses."""
 
     name: str = "tgi"
@@ -33,10 +32,8 @@ class TgiFormat(JsonFormat):
     payload_name: str = "a TGI event"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        return self.inputs_body(request, stream)  # TGI reads `stream` only on `/invocations`
-
-    def new_splitter(self) -> SseSplitter:
-        return SseSplitter()
+        adapter = {"adapter_id": request.adapter} if request.adapter else {}
+        return self.inputs_body(request, stream, **adapter)  # `stream`: only for `/invocations`
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if reply.get("error") is not None:

@@ -57,9 +57,11 @@ class Columns:
         has_tokens = self.counts > 0
         times_s, owner = self.times_s[has_tokens], self.owner[has_tokens]
         sizes = np.bincount(owner, minlength=len(self.ok))
-        here = np.flatnonzero(self.ok & self.counted & (sizes > 0))
-        ends = np.cumsum(sizes)[here]
-        first_s, last_s, tokens = times_s[ends - sizes[here]], times_s[ends - 1], self.tokens[here]
+        ended = (sizes > 0) | ((metric == "e2e") & ~np.isnan(self.ended_s))  # also without tokens
+        here = np.flatnonzero(self.ok & self.counted & ended)
+        ends, known_s = np.cumsum(sizes)[here], np.append(times_s, np.nan)
+        first_s, tokens = known_s[ends - sizes[here]], self.tokens[here]
+        last_s = np.where(sizes[here] > 0, known_s[ends - 1], self.ended_s[here])
         wide = (sizes[here] > 1) & (tokens > 1)
         if metric == "itl":
             has_gaps = np.zeros(len(self.ok), dtype=bool)
@@ -79,7 +81,7 @@ class Columns:
     @property
     def wall_s(self) -> float:
         """Seconds from the first send to the last event, a failure's end included."""
-        ends_s = np.concatenate([self.last_s, self.ended_s[~self.ok]])
+        ends_s = np.concatenate([self.last_s, self.ended_s[~self.ok | np.isnan(self.last_s)]])
         ends_s = ends_s[~np.isnan(ends_s)]
         return max(0.0, float(ends_s.max() - self.sent_s.min())) if ends_s.size else 0.0
 

@@ -208,8 +208,8 @@ def _compare_throughput(
     A level of users ends when its last user does, so each draw assigns its requests to users anew.
     """
     tokens = [np.array([r.output_tokens for r in s.records.values()], dtype=float) for s in (a, b)]
-    if not tokens[0].size or not tokens[1].size or a.wall_s <= 0 or b.wall_s <= 0:
-        return replace(blank, reason="a side completed no request")
+    if not tokens[0].any() or not tokens[1].any() or a.wall_s <= 0 or b.wall_s <= 0:
+        return replace(blank, reason="a side completed no request with tokens")
     points = [float(t.sum()) / s.wall_s for t, s in zip(tokens, (a, b), strict=True)]
     indices = _draws(a, b, RESAMPLES, rng)
     drawn = []

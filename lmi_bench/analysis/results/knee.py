@@ -42,6 +42,7 @@ MAX_NOISE = 0.2
 """Difference in throughput between attempts at a level, over their mean, that hides a knee."""
 
 NONE_RECOMMENDED = "None is recommended: "
+_NO_TOKENS = "answers without tokens have no ms/token: state the limit as an SLO on e2e"
 _TTFT_LIMIT = f"TTFT p90 <= {TTFT_LIMIT_MS / 1000:g} s"
 
 FloatArray = NDArray[np.float64]
@@ -91,6 +92,8 @@ def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Finding:
     if not points:
         return _Finding(rule, None, "no level is valid and was answered")
     index = _measured(rule, points)
+    if points[0].line.is_tokenless:
+        return _Finding(rule, None, _NO_TOKENS)
     if index is None:
         return _Finding(
             rule,
@@ -112,7 +115,8 @@ def _half_latency(curve: SweepCurve) -> _Finding:
         return _Finding(rule, None, "needs at least two usable levels")
     index = _measured(rule, points)
     if index is None:
-        return _Finding(rule, None, "the lowest level has no latency to compare with")
+        why = "the lowest level has no latency to compare with"
+        return _Finding(rule, None, _NO_TOKENS if points[0].line.is_tokenless else why)
     lowest = points[0]
     why = (
         f"{_latency_text(points[index])} <= 2 x {lowest.latency_ms_per_token:.3g} at "

@@ -77,16 +77,19 @@ def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency
     """The latencies of one completed request.
 
     A request with one output token, or whose tokens came in one event, has neither TPOT nor ITL:
-    zero would read as infinitely fast. An answer that was not streamed has no TTFT.
+    zero would read as infinitely fast. An answer that was not streamed has no TTFT; one without
+    tokens (an embedding) ends when its last byte has come.
     """
     times = np.asarray(record.token_times_s, dtype=np.float64)
     counts = np.asarray(record.exchange.token_counts)
     if not counts.all():
         times = times[counts > 0]  # events without a token
     delay_s = record.sent_s - record.due_s
-    if not times.size:
-        return RequestLatency(None, None, delay_s, _NO_GAPS, None, None, None)
     start_s = record.due_s if open_loop else record.sent_s
+    if not times.size:
+        end_s = record.ended_s
+        e2e_s, own_s = (None if end_s is None else end_s - s for s in (start_s, record.sent_s))
+        return RequestLatency(None, None, delay_s, _NO_GAPS, None, e2e_s, None, None, own_s)
     first_s, last_s = float(times[0]), float(times[-1])
     tokens = record.output_tokens
     has_gaps = times.size > 1 and tokens > 1
@@ -145,14 +148,15 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
 def wall_time_s(records: Iterable[RequestRecord]) -> float:
     """Seconds from the first send to the last event; 0.0 where no request got a response.
 
-    A failed request counts too: until its last token or its failure, the later of both.
+    A failed request counts too: until its last token or its failure, the later of both; an answer
+    without tokens until its end.
     """
     first_s, last_s = math.inf, -math.inf
     for record in records:
         first_s = min(first_s, record.sent_s)
         if len(record.token_times_s):
             last_s = max(last_s, record.token_times_s[-1])
-        if not record.ok and record.ended_s is not None:
+        if record.ended_s is not None and not (record.ok and len(record.token_times_s)):
             last_s = max(last_s, record.ended_s)
     return max(0.0, last_s - first_s) if math.isfinite(first_s) else 0.0
 
@@ -261,7 +265,7 @@ def _latency(
 
 
 def _unplanned_lengths(completed: Sequence[RequestRecord]) -> UnplannedLengths | None:
-    known = [record for record in completed if record.asked_tokens]
+    known = [record for record in completed if record.asked_tokens and record.output_tokens]
     other = [record for record in known if record.output_tokens != record.asked_tokens]
     if not other:
         return None

@@ -22,7 +22,8 @@ class LevelPoint:
 
     load                     concurrency, or req/s where the sweep is over rates
     concurrency              requests in flight: as requested, or by Little's law for a rate
-    throughput_tokens_per_s  None where no request was completed
+    throughput_tokens_per_s  of the input if the answers have no tokens, which then have no latency
+                             per token; None where no request was completed
     latency_ms_per_token     p90 with failed requests as infinitely slow; None where no request was
                              completed
     latency_is               the statistic that this latency is, for display
@@ -67,6 +68,12 @@ class SweepCurve:
         return load_name(self.axis, load)
 
 
+def work_per_s(line: Level) -> float | None:
+    """Tokens per second: of the output, or of the input if the answers have none."""
+    whole, output = line.total_throughput_tokens_per_s, line.throughput_tokens_per_s
+    return whole if line.is_tokenless else output
+
+
 def sweep_curve(
     levels: Sequence[Level], records: Sequence[Sequence[RequestRecord]] | None = None
 ) -> SweepCurve:
@@ -89,18 +96,18 @@ def _point(load: float, line: Level, records: Sequence[RequestRecord] | None) ->
     latency, latency_is = _upper_latency_ms(line)
     requests = _request_array(records, open_loop=line.load.is_open) if records else None
     count = 0 if requests is None else requests.shape[1]
-    if requests is not None and count:
+    if requests is not None and count and not line.is_tokenless:
         latency = upper_quantile(requests[0], 0.9)
         latency_is = f"p90 (of {count})" if count < samples_needed(0.9) else "p90"
     return LevelPoint(
         load=load,
         concurrency=line.load.concurrency or line.mean_concurrency,
-        throughput_tokens_per_s=line.throughput_tokens_per_s,
+        throughput_tokens_per_s=work_per_s(line),
         latency_ms_per_token=latency,
         latency_is=latency_is,
-        usable=bool(line.valid and not line.is_cut_short and line.throughput_tokens_per_s),
+        usable=bool(line.valid and not line.is_cut_short and work_per_s(line)),
         line=line,
-        requests=requests if count else None,
+        requests=requests if count and not line.is_tokenless else None,
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from lmi_bench.analysis.results.knee import bend_index
 from lmi_bench.analysis.results.slo_results import check_slo
-from lmi_bench.analysis.results.sweep_curve import sweep_curve
+from lmi_bench.analysis.results.sweep_curve import sweep_curve, work_per_s
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.load import ArrivalProcess, Load, LoadAxis
 from lmi_bench.core.slo import Slo
@@ -137,7 +137,7 @@ def auto_levels(
             concurrency *= 2
         last = [lines[-1] for lines in chain]
         if last and not slos and all(len(lines) == 1 for lines in tried.values()):
-            best = max(last, key=lambda line: line.throughput_tokens_per_s or 0.0)
+            best = max(last, key=lambda line: work_per_s(line) or 0.0)
             if (repeated := again([best], finished)) is not None:
                 return repeated
         finer = (level(len(finished), c) for c in _finer_levels(last) if c not in tried)
@@ -181,7 +181,7 @@ def is_saturated(before: Sequence[Level], after: Sequence[Level]) -> bool:
     def ratio(value: Callable[[Level], float | None]) -> float:
         return mean(after, value) / mean(before, value)
 
-    gain = ratio(lambda level: level.throughput_tokens_per_s) - 1
+    gain = ratio(work_per_s) - 1
     return gain < SATURATED_GAIN and ratio(lambda level: level.of("e2e").mean) >= DOUBLED_LATENCY
 
 

@@ -54,6 +54,7 @@ class GateSettings:
         "Failed requests in SLOs: exclude, or infinite (as latency).", value="exclude"
     )
     baseline: Path | None = option("Earlier run of the same workload.")
+    rules: str | None = option("Public rules under which the run should count: agentx.")
     max_regression: str | None = option(
         "Maximum share by which a metric may be worse than the baseline's.", default="5%"
     )

@@ -97,7 +97,13 @@ class ClientSettings:
     COMMON: ClassVar = ()  # all are under --help-all
 
     workers: str = option(value="auto")
-    sending: Stated = Stated(ClientFields, ("timestamps", "receive", "retries", "connections"))
+    sending: Stated = Stated(
+        ClientFields,
+        (
+            *("timestamps", "receive", "retries", "connections"),
+            *("adapters", "session_header", "reset_prefix_cache"),
+        ),
+    )
     metrics_url: tuple[str, ...] = option(value=(), default="the target's")
     cloudwatch_wait: float | None = option(default="120")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_run
+from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
@@ -27,7 +28,7 @@ from lmi_bench.core.scenario import (
     load_scenario,
     parse_scenario,
 )
-from lmi_bench.core.slo import parse_goodput
+from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep import watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
@@ -47,7 +48,7 @@ from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 from lmi_bench.targets.access import NO_ACCESS, Access, read_headers
-from lmi_bench.targets.applies import kind_of, refuse_idle, stated_names
+from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
 from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.open import open_bench
 
@@ -91,6 +92,8 @@ def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
     stated = [*stated_names(overrides), *settings.beside_scenario()]
     refuse_idle(kind_of(scenario.target), stated, scenario.engine)
     options, run = read_options(settings), settings.run
+    if scenario.protocol == "embeddings":
+        refuse_tokens(stated, (*map(parse_slo, scenario.slo), *options.slo.limits))
     return sweep_scenario(scenario, options, listener, out=run.out, resume=run.resume)
 
 
@@ -305,6 +308,7 @@ def _run_levels(
             seed=scenario.seed,
             workers=pool,
             server=server,
+            before_level=bench.before_level,
         )
 
     try:
@@ -330,7 +334,7 @@ def _heard(
         listener.progress(title, state.done, state.total)
 
     def on_level(run: LevelRun, line: Level) -> None:
-        speed = f"{line.throughput_tokens_per_s or 0:.1f} tok/s"
+        speed = f"{work_per_s(line) or 0:.1f} tok/s"
         listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
 
     return on_progress, on_level

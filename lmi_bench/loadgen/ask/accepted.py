@@ -180,34 +180,22 @@ def accepts(
     )
 
 
-def takes_token_ids(
-    url: str,
-    *,
-    model: str,
-    stream: bool = True,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 60.0,
-    tell: Callable[[str], None] = lambda _: None,
-) -> bool:
+def takes_token_ids(probe: Probe, *, model: str, stream: bool = True) -> bool:
     """Whether `/v1/completions` accepts a prompt of token ids; requests one token.
 
     False only if the same request with a text succeeds: other failures are reported by the
     measurement. Raises InputError if nothing answers.
     """
-    probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     wire_format = find_format("openai", stream=stream)
-    text = PlannedRequest(
-        0, 0.0, input_tokens=1, output_tokens=1, prompt_text="Hello", ignore_eos=False
-    )
+    text = PlannedRequest(*(0, 0.0, 1, 1), prompt_text="Hello", ignore_eos=False)
 
     def status(request: PlannedRequest) -> int:
         body = wire_format.request_body(request, model=model, stream=stream)
         return probe.post(wire_format, body, whole=False).status
 
     try:
-        if status(replace(text, prompt_token_ids=(1,))) not in (*REFUSED_FIELDS, 500):
-            return True
-        return not 200 <= status(text) < 300
+        refused = status(replace(text, prompt_token_ids=(1,))) in (*REFUSED_FIELDS, 500)
+        return not refused or not 200 <= status(text) < 300
     except UnansweredError:
         return True
 

@@ -234,6 +234,6 @@ def _answer(wire_format: WireFormat, reply: Reply, *, stream: bool) -> list[Wire
     for event in events:
         if event.error is not None:
             raise TargetError("server_error", event.error)
-    if not any(event.num_tokens or event.finish_reason for event in events):
+    if not any(each.num_tokens or each.finish_reason or each.tokenless for each in events):
         raise TargetError("short_output", "the answer holds no token")
     return events

@@ -21,6 +21,7 @@ from lmi_bench.wire.format import find_format
 GET_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 2**20
 TELL_AFTER_S = 2.0  # after this long, print what the program is waiting for
+_RESETS, _RESET_TRIES, _RESET_PAUSE_S = ("/reset_prefix_cache", "/flush_cache"), 4, 0.05
 OVERRUN_LINES, OVERRUN_S = 100, 10.0
 """Stop reading a probe's answer after 100 lines or 10 s: the server ignores the asked length."""
 
@@ -67,7 +68,7 @@ class Probe:
         url: str,
         headers: Mapping[str, str],
         *,
-        timeout_s: float,
+        timeout_s: float = 60.0,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.url = redact_text(url)
@@ -90,11 +91,30 @@ class Probe:
 
     def get(self, path: str) -> Reply:
         """GET a path of the URL's API; status 0 if that fails."""
+        return self.call("GET", path)
+
+    def call(self, method: str, path: str) -> Reply:
+        """Ask a path of the URL's API without a body; status 0 if that fails."""
         try:
-            with self._announced(f"GET {path}", GET_TIMEOUT_S):
-                return self._ask("GET", self._root() + path, None, GET_TIMEOUT_S)
+            with self._announced(f"{method} {path}", GET_TIMEOUT_S):
+                return self._ask(method, self._root() + path, None, GET_TIMEOUT_S)
         except (TimeoutError, ConnectionError, http.client.HTTPException, _OverrunError):
             return Reply(0)
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the server's prefix cache by vLLM's or by SGLang's route; raises InputError if the
+        server has neither. SGLang refuses while a request is still on its way out."""
+        said: dict[str, str] = {}
+        for path in _RESETS * _RESET_TRIES:
+            status = self.call("POST", path).status
+            if 200 <= status < 300:
+                return
+            said[path] = f"HTTP {status}" if status else "no answer"
+            time.sleep(_RESET_PAUSE_S)
+        raise InputError(
+            f"--reset-prefix-cache: {self.url} does not empty its prefix cache ({said}); vLLM does "
+            "if started with VLLM_SERVER_DEV_MODE=1"
+        )
 
     def post(self, wire_format: WireFormat, body: bytes, *, whole: bool = True) -> Reply:
         """POST where this protocol is served.

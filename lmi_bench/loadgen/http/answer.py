@@ -5,6 +5,7 @@ Works on the kept reads after the response has ended, when the time it takes no 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import httptools
@@ -31,6 +32,36 @@ _FAILED_REASONS: Mapping[str, TargetErrorKind] = {
     "abort": "cancelled",
     "cancelled": "cancelled",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The reads of a response, and what is known of its request.
+
+    sent_by_ns  when the request had left for certain; 0: with `sent_ns`
+    connect_s   time to open its connection, if one was opened; tls_s: of the handshake alone
+    held_s      wait for a connection before it was sent
+    """
+
+    reads: Sequence[Read]
+    status: int
+    num_bytes: int
+    sent_ns: int
+    sent_by_ns: int = 0
+    connect_s: float | None = None
+    tls_s: float | None = None
+    held_s: float = 0.0
+    adapter: str | None = None
+
+    @property
+    def looks_failed(self) -> bool:
+        """Whether it should be decoded at once, because it may be a failure.
+
+        An error under status 200 comes as one of the last events.
+        """
+        if self.status >= 300:
+            return True
+        return any(b"rror" in read[2] or b"xception" in read[2] for read in self.reads[-2:])
 
 
 class _Response:
@@ -99,6 +130,7 @@ class _Collector:
         self.answered = False
         self.first_answer_s: float | None = None
         self.streamed = True
+        self.tokenless = False
         self.ended = False
 
     def add(self, event: WireEvent, time_s: float, late_s: float) -> None:
@@ -113,7 +145,7 @@ class _Collector:
             self.output_tokens = event.output_tokens
         if event.cached_tokens is not None:
             self.cached_tokens = event.cached_tokens
-        self.ended = event.end
+        self.ended, self.tokenless = event.end, event.tokenless
         if event.error is not None:
             self.error = event
             self.ended = True
@@ -148,23 +180,17 @@ class _Collector:
 
 def decode_answer(
     wire_format: WireFormat,
-    reads: Sequence[Read],
+    received: Received,
     *,
-    sent_ns: int,
-    connect_s: float | None,
     kernel_time: KernelTime | None,
     signals: ReceiveSignals,
-    tls_s: float | None = None,
-    sent_by_ns: int = 0,
     clock_bound_ns: int = 0,
     stream: bool = True,
     whole: bool = True,
-    held_s: float = 0.0,
 ) -> Exchange:
     """The exchange of a response.
 
     kernel_time     None: the reads' user times count
-    sent_by_ns      when the request had left for certain; 0: with `sent_ns`
     clock_bound_ns  by how much a kernel time may be off
     stream          False: the answer was requested in one piece
     whole           False: the response broke off; what came is returned, and nothing is judged
@@ -172,14 +198,14 @@ def decode_answer(
     Raises TargetError, with what had arrived, if the response is not a complete answer.
     """
     response, collector = _Response(), _Collector()
-    reads = list(reads)
+    reads = list(received.reads)
     stamps = _stamps(reads, kernel_time, clock_bound_ns)
     ended_s = stamps[-1][0] if stamps else None
-    sending_s = max(0, sent_by_ns - sent_ns) / NS_PER_S
+    sending_s = max(0, received.sent_by_ns - received.sent_ns) / NS_PER_S
 
     def exchange() -> Exchange:
         return Exchange(
-            sent_s=sent_ns / NS_PER_S,
+            sent_s=received.sent_ns / NS_PER_S,
             token_times_s=tuple(collector.times_s),
             token_counts=tuple(collector.counts),
             text="".join(collector.texts),
@@ -187,15 +213,16 @@ def decode_answer(
             input_tokens=collector.input_tokens,
             output_tokens=collector.output_tokens,
             ended_s=ended_s,
-            connect_s=connect_s,
-            tls_s=tls_s,
+            connect_s=received.connect_s,
+            tls_s=received.tls_s,
             ttft_bound_s=sending_s + collector.late_s[0] if collector.late_s else None,
             first_answer_s=collector.first_answer_s,
             reasoning_tokens=collector.reasoning_tokens,
             streamed=collector.streamed,
-            held_s=held_s,
+            held_s=received.held_s,
             cached_tokens=collector.cached_tokens,
             thought_chars=collector.thought_chars,
+            adapter=received.adapter,
         )
 
     try:
@@ -326,5 +353,5 @@ def _judge(collector: _Collector) -> None:
             "broken_stream",
             f"the answer stopped after {sum(collector.counts)} tokens without its last event",
         )
-    if not collector.counts:
+    if not collector.counts and not collector.tokenless:
         raise TargetError("short_output", "the answer holds no token")

@@ -8,10 +8,9 @@ machine would be measured as if it were the fleet.
 import asyncio
 import base64
 import contextlib
-import itertools
 import socket
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmi_bench import __version__
@@ -22,18 +21,6 @@ from lmi_bench.wire.event import WireFormat
 
 PROBE_TIMEOUT_S = 3.0
 """An address that accepts no connection within this time, s, is not used if another one does."""
-
-
-class Turns:
-    """Addresses in turn, repeated without end; at least one."""
-
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        self.all = tuple(addresses)
-        self._turns = itertools.cycle(self.all)
-
-    def next(self) -> Address:
-        """The address whose turn it is."""
-        return next(self._turns)
 
 
 async def find_addresses(host: str, port: int) -> list[Address]:

@@ -7,9 +7,11 @@ failed or timed out is closed, and the next request opens another.
 import asyncio
 import contextlib
 import functools
+import itertools
+import secrets
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -17,10 +19,10 @@ from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import InputError, TargetError, timeout_message
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Read, decode_answer
+from lmi_bench.loadgen.http.adapters import AdapterDraw
+from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Received, decode_answer
 from lmi_bench.loadgen.http.connection import Address, Connection, connect
 from lmi_bench.loadgen.http.endpoint import (
-    Turns,
     find_addresses,
     header_lines,
     parse_endpoint,
@@ -52,28 +54,6 @@ Sign = Callable[[bytes], Mapping[str, str]]
 """Headers that depend on a request's body and on the time, such as its signature."""
 
 
-@dataclass(slots=True)
-class _Response:
-    reads: Sequence[Read]
-    sent_ns: int
-    sent_by_ns: int
-    connect_s: float | None
-    tls_s: float | None
-    status: int
-    held_s: float
-    num_bytes: int
-
-    @property
-    def looks_failed(self) -> bool:
-        """Whether it should be decoded at once, because it may be a failure.
-
-        An error under status 200 comes as one of the last events.
-        """
-        if self.status >= 300:
-            return True
-        return any(b"rror" in read[2] or b"xception" in read[2] for read in self.reads[-2:])
-
-
 class HttpTarget:
     """One endpoint, one protocol. Use it as an async context manager or `close` it.
 
@@ -88,6 +68,8 @@ class HttpTarget:
                 events are counted
     native      library of the native receiver (`native_harvest.choose_receive`), which reads the
                 connections without TLS; None: Python reads
+    adapters    shares of the model's adapters by name, drawn by `seed`; None: the model itself
+    session_header  header in which every turn of a conversation sends the conversation's id
     """
 
     def __init__(
@@ -106,6 +88,9 @@ class HttpTarget:
         first_token_timeout_s: float | None = None,
         native: Path | None = None,
         count_tokens: Callable[[str], int] | None = None,
+        adapters: Mapping[str, float] | None = None,
+        seed: int = 0,
+        session_header: str | None = None,
     ) -> None:
         self.endpoint = parse_endpoint(url, wire_format)
         self._format = wire_format
@@ -123,12 +108,14 @@ class HttpTarget:
         self._clock = KernelClock()
         self._sampler: asyncio.TimerHandle | None = None
         self._look_up = asyncio.Lock()
-        self._connect_to: Turns | None = None
-        self._ask: Turns | None = None
+        self._found: list[Address] = []
+        self._connect_to = self._ask = itertools.cycle(self._found)
         self._connections = connections
         self._first_token_timeout_s = first_token_timeout_s
         self._native = native
         self._count_tokens = count_tokens
+        self._adapter_of = AdapterDraw(adapters, seed) if adapters else None
+        self._session_header, self._session_ids = session_header, secrets.token_hex(8)
         self._gate = asyncio.Semaphore(connections) if isinstance(connections, int) else None
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
@@ -179,6 +166,7 @@ class HttpTarget:
         """Prepare for a level: connections open, signals empty."""
         self._signals = ReceiveSignals(self.timestamps)
         self._undecoded_bytes = 0
+        self._session_ids = secrets.token_hex(8)  # no conversation of another level, no other run's
         await self.open(connections)
         self._clock = KernelClock()
         tick_s = USER_TIME_TICK_S if self.timestamps == "user" else None
@@ -235,7 +223,7 @@ class HttpTarget:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _respond(self, request: PlannedRequest) -> _Response:
+    async def _respond(self, request: PlannedRequest) -> Received:
         if self._gate is None:
             return await self._respond_now(request, 0.0)
         loop = asyncio.get_running_loop()
@@ -243,29 +231,36 @@ class HttpTarget:
         async with self._gate:
             return await self._respond_now(request, loop.time() - asked_s if waits else 0.0)
 
-    async def _respond_now(self, request: PlannedRequest, held_s: float) -> _Response:
-        body = self._format.request_body(request, model=self._model, stream=self._stream)
+    async def _respond_now(self, request: PlannedRequest, held_s: float) -> Received:
+        if self._adapter_of is not None:
+            request = replace(request, adapter=self._adapter_of(request))
+        model = request.adapter or self._model
+        body = self._format.request_body(request, model=model, stream=self._stream)
         connection, connect_s = await self._take()
         if self._connections == "per-request":
             held_s = connect_s or 0.0  # its opening was asked for
         if self._sampler is None:
             self._sample_clock()
         head = self._head if self._sign is None else self._head + header_lines(self._sign(body))
+        if self._session_header is not None and request.session is not None:
+            session_id = f"{self._session_ids}-{request.session}"
+            head += header_lines({self._session_header: session_id})
         message = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
         most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN * request.output_tokens)
         sent_ns, ended = connection.start(message, most_bytes=most_bytes)
 
-        def response() -> _Response:
+        def response() -> Received:
             tls_s = None if connect_s is None else connection.tls_s
-            return _Response(
+            return Received(
                 connection.reads,
+                connection.status,
+                connection.num_bytes,
                 sent_ns,
                 connection.sent_by_ns,
                 connect_s,
                 tls_s,
-                connection.status,
                 held_s,
-                connection.num_bytes,
+                request.adapter,
             )
 
         deadline = self._watch_first_token(connection, response)
@@ -288,7 +283,7 @@ class HttpTarget:
         return response()
 
     def _watch_first_token(
-        self, connection: Connection, response: Callable[[], _Response]
+        self, connection: Connection, response: Callable[[], Received]
     ) -> asyncio.TimerHandle | None:
         """Fail the request if no token comes in time."""
         limit_s = self._first_token_timeout_s
@@ -320,7 +315,7 @@ class HttpTarget:
             receiver.use_native(self._native)
         connection = await connect(
             receiver,
-            (await self._addresses()).next(),
+            next(await self._addresses()),
             tls_context=self._tls_context,
             host=self.endpoint.host,
             kernel_stamps=self.timestamps == "kernel",
@@ -339,18 +334,18 @@ class HttpTarget:
         Several addresses are used in turn; otherwise few requests at once would all go to the first
         one.
         """
-        if self._ask is None or len(self._ask.all) == 1:
+        if len(self._found) < 2:
             return -1
-        address = self._ask.next()
+        address = next(self._ask)
         places = range(len(self._idle) - 1, -1, -1)
         return next((i for i in places if self._idle[i].address == address), -1)
 
-    async def _addresses(self) -> Turns:
-        """Addresses to connect to, looked up once by the first connection."""
+    async def _addresses(self) -> Iterator[Address]:
+        """Addresses to connect to in turn, looked up once by the first connection."""
         async with self._look_up:
-            if self._connect_to is None:
-                found = await self._resolve()
-                self._connect_to, self._ask = Turns(found), Turns(found)
+            if not self._found:
+                self._found = await self._resolve()
+                self._connect_to, self._ask = map(itertools.cycle, (self._found, self._found))
         return self._connect_to
 
     async def _resolve(self) -> list[Address]:
@@ -361,21 +356,16 @@ class HttpTarget:
         self._open.discard(connection)
 
     def _decode(
-        self, response: _Response, *, whole: bool = True, signals: ReceiveSignals | None = None
+        self, response: Received, *, whole: bool = True, signals: ReceiveSignals | None = None
     ) -> Exchange:
         exchange = decode_answer(
             self._format,
-            response.reads,
-            sent_ns=response.sent_ns,
-            connect_s=response.connect_s,
+            response,
             kernel_time=self._kernel_time,
             signals=self._signals if signals is None else signals,
-            tls_s=response.tls_s,
-            sent_by_ns=response.sent_by_ns,
             clock_bound_ns=self._clock.error_bound_ns,
             stream=self._stream,
             whole=whole,
-            held_s=response.held_s,
         )
         seen = self._signals if signals is None else signals
         if exchange.output_tokens is not None:
@@ -387,7 +377,7 @@ class HttpTarget:
         seen.counted_by["tokenizer"] += whole
         return replace(exchange, output_tokens=self._count_tokens(exchange.text))
 
-    def _decode_kept(self, response: _Response, num_bytes: int) -> Exchange:
+    def _decode_kept(self, response: Received, num_bytes: int) -> Exchange:
         try:
             return self._decode(response)
         finally:

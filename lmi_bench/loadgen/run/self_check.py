@@ -203,7 +203,9 @@ def _plan_too_small(spec: LevelSpec) -> str | None:
 
 def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | None:
     latencies_s = [
-        record.token_times_s[-1] - record.sent_s for record in records if record.token_times_s
+        (record.token_times_s or (record.exchange.last_s,))[-1] - record.sent_s
+        for record in records
+        if record.token_times_s or record.ok
     ]
     median_s = _quantile(latencies_s, 0.5)
     limit_s = max(MIN_DELAY_S, MAX_DELAY_SHARE * median_s)

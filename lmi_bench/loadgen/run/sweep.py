@@ -4,6 +4,7 @@ A stop rule that ends a level early ends the sweep, too; a cancellation loses on
 is running, and the run resumes there.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ async def run_sweep(
     seed: int = 0,
     workers: "WorkerPool | None" = None,
     server: "ServerWatch | None" = None,
+    before_level: Callable[[], None] | None = None,
 ) -> SweepResult:
     """Run the levels that the store does not contain yet; returns all levels.
 
@@ -60,6 +62,7 @@ async def run_sweep(
     store       saves each level when it ends; None: nothing is written to disk
     spacing_s   seconds between the first sends of a closed loop's users
     workers     processes for the levels that one process cannot send; each opens its own target
+    before_level  called in a thread after a level's warm-up, before its first request
 
     Raises the target's own errors; a failed request is a record. Cancelled during a level, it
     keeps the levels before it.
@@ -74,7 +77,7 @@ async def run_sweep(
         order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
         pool = None if _needs_one_process(spec, target, rules) else workers
         count = 1 if pool is None else pool.count_for(spec, finished)
-        async with _observed(server) as before_start:
+        async with _observed(server, before_level) as before_start:
             if pool is not None and count > 1:
                 run = await pool.run_level(order, attempt, count, on_progress, before_start)
             else:
@@ -100,11 +103,18 @@ def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> boo
 
 @contextlib.asynccontextmanager
 async def _observed(
-    server: "ServerWatch | None",
-) -> AsyncIterator[Callable[[], Awaitable[None]] | None]:
+    server: "ServerWatch | None", before_level: Callable[[], None] | None
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Run one level inside, the server watch around it; gives what to await before its start."""
+
+    async def begin() -> None:
+        if before_level is not None:
+            await asyncio.to_thread(before_level)
+        if server is not None:
+            await server.begin()
+
     try:
-        yield None if server is None else server.begin
+        yield begin
         if server is not None:
             await server.end()
     except BaseExceptionGroup as group:  # a task group wraps even a single error

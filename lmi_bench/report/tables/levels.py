@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, cast
 
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.slo_results import FailureRule, SloResult, goodput, level_slo
+from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
@@ -142,24 +143,30 @@ _COST: LevelFields = (
     _cost_field("in and out", "usd_per_1m_total_tokens"),
 )
 _STATE: Field[Level] = field("State", level_state, numeric=False, console="state")
-_LATENCIES: tuple[tuple[Metric, str, str, tuple[str, str]], ...] = (
+_Latencies = tuple[tuple[Metric, str, str, tuple[str, str]], ...]
+_OF_WHOLE: _Latencies = (("e2e", "E2E, ms", "E2E ms", ("p50", "p90")),)
+_LATENCIES: _Latencies = (
     ("latency_per_token", "Latency, ms/token", "ms/token", ("mean", "p90")),
     ("ttft", "TTFT, ms", "TTFT ms", ("mean", "p90")),
     ("itl", "ITL, ms", "ITL ms", ("p50", "p99")),
 )
 
 
-def _level_fields(between: Interval = _MEASURED) -> LevelFields:
+def _level_fields(lines: Lines, between: Interval = _MEASURED) -> LevelFields:
     def throughput(line: Level) -> Cell:
-        text = number(line.throughput_tokens_per_s)
-        return Cell(text, interval=between(line, "throughput", ""))
+        return Cell(number(work_per_s(line)), interval=between(line, "throughput", ""))
 
+    steady = field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out")
+    requests = key_field("request_throughput_per_s", "req/s", "Throughput", console="req/s")
+    what, pace, latencies = "tok/s", steady, _LATENCIES
+    if any(line.is_tokenless for line in lines):  # embeddings
+        what, pace, latencies = "input tok/s", requests, _OF_WHOLE
     return (
-        field("whole level", throughput, "Throughput, tok/s", console="tok/s"),
-        field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out"),
+        field("whole level", throughput, f"Throughput, {what}", console=what),
+        pace,
         *(
             _statistic_field(name, group, metric, name, f"{short} {name}", between)
-            for metric, group, short, names in _LATENCIES
+            for metric, group, short, names in latencies
             for name in names
         ),
         field("sent", lambda line: count(line.requests), "Requests"),
@@ -185,7 +192,7 @@ def levels_table(
         note = f"Highlighted: the recommended knee, {load_name(axis, marked)}. {note}"
     return table_of(
         "Levels",
-        (load_field(axis), *_level_fields(between), *(_COST if priced else ()), _STATE),
+        (load_field(axis), *_level_fields(lines, between), *(_COST if priced else ()), _STATE),
         lines,
         note,
         tone=lambda line: "" if line.valid else "bad",
@@ -195,7 +202,7 @@ def levels_table(
 
 def level_rows(levels: Lines) -> list[dict[str, str]]:
     """The levels as console rows, all with the same keys."""
-    rows = console_rows((*_level_fields(), _STATE), levels)
+    rows = console_rows((*_level_fields(levels), _STATE), levels)
     return [{**load_item(line), **row} for line, row in zip(levels, rows, strict=True)]
 
 

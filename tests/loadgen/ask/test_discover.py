@@ -13,6 +13,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.loadgen.ask import probe
 from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import discover
+from lmi_bench.loadgen.ask.probe import Probe
 from tests.loadgen.aws.runtime_server import runtime_server
 
 MODELS = {"data": [{"id": "org/model", "owned_by": "vllm", "root": "/m", "max_model_len": 4096}]}
@@ -151,7 +152,7 @@ def test_a_server_that_refuses_token_ids_alone_is_sent_text(to_ids, to_text, tak
         return (status, *good_completions(body)[1:])
 
     with playing({("POST", "/v1/completions"): route}) as (url, _):
-        assert takes_token_ids(url, model="m") is takes_them
+        assert takes_token_ids(Probe(url, {}), model="m") is takes_them
 
 
 def test_vllm_is_an_openai_server_with_a_context():
@@ -347,7 +348,7 @@ def test_a_stream_without_an_end_is_told_of_and_then_refused(monkeypatch):
 def test_a_server_that_streams_on_is_accepted_where_protocol_and_model_are_stated():
     with endless() as url:
         assert accepts(url, protocol="openai", model="m") == Accepted()
-        assert takes_token_ids(url, model="m")
+        assert takes_token_ids(Probe(url, {}), model="m")
 
 
 def test_a_server_that_says_nothing_is_told_of_at_each_question(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import TargetError
-from lmi_bench.loadgen.http.answer import decode_answer
+from lmi_bench.loadgen.http.answer import Received, decode_answer
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import DONE, LAST_CHUNK, STREAM_HEAD, chunk, event, good_answer, usage
@@ -33,9 +33,7 @@ TOKEN_ENDS.append(ANSWER.index(event(TEXTS[-1], "length")) + len(event(TEXTS[-1]
 def _decode(reads, *, kernel_time=None, signals=None, whole=True):
     return decode_answer(
         OPENAI,
-        reads,
-        sent_ns=0,
-        connect_s=None,
+        Received(reads, 200, 0, sent_ns=0),
         kernel_time=kernel_time,
         signals=signals or ReceiveSignals(),
         whole=whole,
@@ -132,9 +130,7 @@ def test_the_first_token_of_the_answer_is_told_from_the_first_thought():
     reads = [(i * 10**9, None, part, 0) for i, part in enumerate(parts, start=1)]
     exchange = decode_answer(
         find_format("openai-chat"),
-        reads,
-        sent_ns=0,
-        connect_s=None,
+        Received(reads, 200, 0, sent_ns=0),
         kernel_time=None,
         signals=ReceiveSignals(),
     )

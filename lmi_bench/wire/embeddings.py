@@ -1,0 +1,32 @@
+"""OpenAI's embeddings API, `/v1/embeddings`, as vLLM, SGLang and TEI serve it, too.
+
+The answer to a prompt is one vector: it has an end, and neither tokens nor times within it.
+"""
+
+from typing import Any, ClassVar
+
+import orjson
+
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.json_format import SseFormat, error_event
+
+
+class EmbeddingsFormat(SseFormat):
+    """`/v1/embeddings` with one text; `stream` has no meaning."""
+
+    name = "embeddings"
+    path: ClassVar[str] = "/v1/embeddings"
+    payload_name = "a list of embeddings"
+
+    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
+        return orjson.dumps({"model": model, "input": self.prompt_text(request)})
+
+    def event(self, reply: dict[str, Any]) -> WireEvent:
+        if reply.get("error"):
+            return error_event(reply)
+        vectors = [each["embedding"] for each in reply["data"]]
+        if not vectors or not all(vectors):
+            raise ValueError("it has no vector")
+        count = (reply.get("usage") or {}).get("prompt_tokens")
+        return WireEvent(input_tokens=count, output_tokens=0, tokenless=True, end=True)
