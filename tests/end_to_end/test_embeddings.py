@@ -74,7 +74,7 @@ def test_a_level_of_embeddings_has_requests_input_tokens_and_ends_alone(tmp_path
     assert "input tok/s" in done.stdout
     assert "E2E ms p90" in done.stdout
     if level["valid"]:  # else a busy machine
-        assert "highest level that meets e2e_p50<=2000ms: concurrency 2" in done.stdout
+        assert "highest level within the SLOs: ≥ 2 concurrent requests" in done.stdout
     assert "planned length" not in done.stderr
 
 
