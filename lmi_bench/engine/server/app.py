@@ -2,14 +2,17 @@
 
 import asyncio
 import errno
+import hmac
 import ipaddress
 import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,7 +22,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
-from lmi_bench.engine.server.failures import failure_middleware
+from lmi_bench.engine.server.failures import RefusedError, failure_middleware
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
 from lmi_bench.engine.server.metrics import add_metrics
@@ -34,9 +37,12 @@ from lmi_bench.engine.server.tgi_routes import TgiRoutes
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 25 * MIB  # SageMaker's limit for a container
-SHUTDOWN_TIMEOUT_S = 20.0  # SageMaker kills a container 30 s after its SIGTERM
+SHUTDOWN_TIMEOUT_S = 15.0  # SageMaker kills a container 30 s after its SIGTERM
+REQUEST_TIMEOUT_S = 30.0  # of a connection's first request line and headers, and of each body
 BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxconn
 _LAST_PORT = 65_535
+_OPEN_PATHS = ("/ping", "/health")  # which a load balancer asks without a key
+_HEARD: web.AppKey[WeakSet[Any]] = web.AppKey("heard")  # connections that have sent a request
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -71,6 +77,7 @@ def build_app(
     encode_chat: ChatEncoder | None = None,
     unary_timeout_s: float = UNARY_TIMEOUT_S,
     overhead_s: float = 0.0,
+    api_key: str | None = None,
 ) -> web.Application:
     """All routes over a running engine, whose context the caller enters and exits.
 
@@ -83,6 +90,7 @@ def build_app(
     formatters       functions that change the bodies of the LMI routes
     unary_timeout_s  timeout of SageMaker's InvokeEndpoint
     overhead_s       time that a simulated server spends on a request before the engine gets it
+    api_key          that requests must have as a bearer token; None: any request is answered
     """
 
     @web.middleware
@@ -90,9 +98,26 @@ def build_app(
         await asyncio.sleep(overhead_s if request.method == "POST" else 0.0)
         return await handler(request)
 
+    @web.middleware
+    async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request.app[_HEARD].add(request.protocol)
+        if api_key is not None and request.path not in _OPEN_PATHS:
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
+                raise RefusedError(
+                    401, "the API key is missing or wrong: Authorization: Bearer KEY"
+                )
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await request.read()  # which keeps it for the route
+        except TimeoutError:
+            raise RefusedError(408, f"no whole body within {REQUEST_TIMEOUT_S:g} s") from None
+        return await handler(request)
+
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
-    middlewares = [failure_middleware(model_name), *([delay] if overhead_s else [])]
+    middlewares = [failure_middleware(model_name), enter, *([delay] if overhead_s else [])]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
+    app[_HEARD] = WeakSet()
     lmi = LmiRoutes(state, lmi_reply, formatters, lmi_streams)
     openai, tgi = OpenAiRoutes(state, encode_chat), TgiRoutes(state)
     sagemaker = SageMakerRoutes(
@@ -127,15 +152,31 @@ async def listening(
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
+        loop, connect = asyncio.get_running_loop(), runner.server
+        assert connect is not None
+
+        def connected() -> asyncio.Protocol:
+            protocol = connect()
+            loop.call_later(REQUEST_TIMEOUT_S, _close_unheard, protocol, app[_HEARD])
+            return protocol
+
         try:
-            await site.start()
+            listener = await loop.create_server(connected, host, port, backlog=BACKLOG)
         except OSError as exc:
             raise _cannot_listen(host, port, exc) from exc
-        bound_host, bound_port = runner.addresses[0][:2]
-        yield Listening(bound_host, bound_port, exposure_warning(host))
+        try:
+            bound_host, bound_port = listener.sockets[0].getsockname()[:2]
+            yield Listening(bound_host, bound_port, exposure_warning(host))
+        finally:
+            listener.close()
     finally:
         await runner.cleanup()
+
+
+def _close_unheard(protocol: Any, heard: Collection[Any]) -> None:
+    """Close a connection whose first request has not come."""
+    if protocol not in heard and protocol.transport is not None:
+        protocol.transport.close()
 
 
 async def serve(

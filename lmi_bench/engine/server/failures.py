@@ -2,6 +2,8 @@
 
     client error (bad JSON, a bad value, too long)          400; 422 for TGI
     no such model or path                                   404 (405 for a wrong method)
+    no or another API key                                   401
+    body not there within its time limit                    408
     body above the limit                                    413
     the engine failed                                       424 for LMI and TGI, 500 for OpenAI
     too many requests                                       503; 429 for TGI
@@ -30,9 +32,19 @@ _LMI_TYPES = {
     400: "BadRequestException",
     404: "ResourceNotFoundException",
     405: "MethodNotAllowedException",
+    401: "UnauthorizedException",
+    408: "RequestTimeoutException",
     413: "RequestEntityTooLargeException",
     503: "WlmCapacityException",
 }
+
+
+class RefusedError(Exception):
+    """A request that no route gets; its connection is closed where its body was not read."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class UnknownModelError(InputError):
@@ -77,6 +89,10 @@ def failure_middleware(model_name: str) -> Middleware:
         except FAILURES as exc:
             status, body = _failure(request.path, exc, model_name)
             return json_response(body, status=status)
+        except RefusedError as exc:
+            return closing(
+                json_response(_body(request.path, exc.status, str(exc)), status=exc.status)
+            )
         except web.HTTPRequestEntityTooLarge as exc:
             status, message = 413, f"the body is too large: {exc.text}"
         except web.RequestPayloadError as exc:
