@@ -214,7 +214,7 @@ class BatchingFields(Fields):
     follow_memory: bool | None = option(
         "--follow-memory/--fixed-memory", default="fixed", rare=True
     )
-    max_concurrent_requests: PositiveInt | None = option(default="no limit", rare=True)
+    max_concurrent_requests: PositiveInt | None = option(default="no limit; serve: 4096", rare=True)
     max_input_tokens: PositiveInt | None = option(default="what the answer leaves")
     max_batch_total_tokens: PositiveInt | None = option(default="from memory", rare=True)
     replicas: PositiveInt = option(value=1)

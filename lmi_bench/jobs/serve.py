@@ -43,6 +43,7 @@ OnReady = Callable[[server.Listening, str], None]
 """Called with the address and the model's name when the server is ready."""
 
 
+_BOUND = {"max_concurrent_requests": 4096}  # else a burst waits for longer than its clients do
 _AS_TGI = "tgi"
 _REPLIES = (*LMI_REPLIES, _AS_TGI)
 
@@ -124,7 +125,7 @@ def _resolved(
         if replies is None and untranslated_variables(os.environ):
             replies = _AS_TGI
             listener.note("SageMaker's paths answer as a TGI container's: in a list")
-    engine = parse_scenario({"engine": stated}, source="serve").engine
+    engine = parse_scenario({"engine": {**_BOUND, **stated}}, source="serve").engine
     refuse_idle("bundled" if settings.instance is None else "simulated", options, engine)
     found = replace(
         settings, model=model or DEFAULT_MODEL, model_loading_timeout=timeout_s, lmi_replies=replies
@@ -170,6 +171,7 @@ async def _serve(
             as_tgi=replies.kind == _AS_TGI,
             formatters=replies.formatters,
             overhead_s=parts.request_overhead_s,
+            api_key=settings.api_key,
             encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),
         )
         await server.serve(app, settings.host, settings.port, on_ready=listens, engine=engine)

@@ -8,11 +8,10 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -42,7 +41,8 @@ REQUEST_TIMEOUT_S = 30.0  # of a connection's first request line and headers, an
 BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxconn
 _LAST_PORT = 65_535
 _OPEN_PATHS = ("/ping", "/health")  # which a load balancer asks without a key
-_HEARD: web.AppKey[WeakSet[Any]] = web.AppKey("heard")  # connections that have sent a request
+_SILENT: web.AppKey[set[Any]] = web.AppKey("silent")  # connections that have sent no request yet
+_IS_OPEN: web.AppKey[bool] = web.AppKey("is_open")  # to anyone, without a key
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -100,7 +100,7 @@ def build_app(
 
     @web.middleware
     async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request.app[_HEARD].add(request.protocol)
+        request.app[_SILENT].discard(request.protocol)
         if api_key is not None and request.path not in _OPEN_PATHS:
             given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
@@ -117,7 +117,7 @@ def build_app(
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     middlewares = [failure_middleware(model_name), enter, *([delay] if overhead_s else [])]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
-    app[_HEARD] = WeakSet()
+    app[_SILENT], app[_IS_OPEN] = set(), api_key is None
     lmi = LmiRoutes(state, lmi_reply, formatters, lmi_streams)
     openai, tgi = OpenAiRoutes(state, encode_chat), TgiRoutes(state)
     sagemaker = SageMakerRoutes(
@@ -154,10 +154,13 @@ async def listening(
     try:
         loop, connect = asyncio.get_running_loop(), runner.server
         assert connect is not None
+        silent = app.get(_SILENT)
 
         def connected() -> asyncio.Protocol:
             protocol = connect()
-            loop.call_later(REQUEST_TIMEOUT_S, _close_unheard, protocol, app[_HEARD])
+            if silent is not None:
+                silent.add(protocol)
+                loop.call_later(REQUEST_TIMEOUT_S, _close_silent, protocol, silent)
             return protocol
 
         try:
@@ -166,17 +169,20 @@ async def listening(
             raise _cannot_listen(host, port, exc) from exc
         try:
             bound_host, bound_port = listener.sockets[0].getsockname()[:2]
-            yield Listening(bound_host, bound_port, exposure_warning(host))
+            warning = exposure_warning(host) if app.get(_IS_OPEN, True) else None
+            yield Listening(bound_host, bound_port, warning)
         finally:
             listener.close()
     finally:
         await runner.cleanup()
 
 
-def _close_unheard(protocol: Any, heard: Collection[Any]) -> None:
+def _close_silent(protocol: Any, silent: set[Any]) -> None:
     """Close a connection whose first request has not come."""
-    if protocol not in heard and protocol.transport is not None:
-        protocol.transport.close()
+    if protocol in silent:
+        silent.remove(protocol)
+        if protocol.transport is not None:
+            protocol.transport.close()
 
 
 async def serve(
@@ -225,7 +231,7 @@ def exposure_warning(host: str) -> str | None:
         return None
     return (
         f"the server listens on {host}, beyond this machine, without authentication: anyone who "
-        f"reaches the port can use it; --host {LOOPBACK} keeps it local"
+        f"reaches the port can use it; --api-key asks for a key, --host {LOOPBACK} keeps it local"
     )
 
 

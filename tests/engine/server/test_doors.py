@@ -1,0 +1,97 @@
+"""Who may ask, and how long a request may take to arrive."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from lmi_bench.engine.server import app as server_app
+
+ROUTES = ["/invocations", "/v1/completions", "/generate", "/endpoints/toy/invocations"]
+BODY = {"prompt": "a", "inputs": "a", "max_tokens": 1, "parameters": {"max_new_tokens": 1}}
+
+
+async def raw(url, data):
+    """What the server answers first to these bytes; nothing if it closes the connection."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    await writer.drain()
+    async with asyncio.timeout(10):
+        answer = await reader.read(4096)
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return answer
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("header", "is_let_in"),
+    [(None, False), ("Bearer other", False), ("k", False), ("Bearer é", False), ("Bearer k", True)],
+)
+def test_a_request_needs_the_key_where_there_is_one(serve_toy, route, header, is_let_in):
+    headers = {} if header is None else {"Authorization": header}
+
+    async def main():
+        async with (
+            serve_toy(app_options={"api_key": "k"}) as server,
+            server.client.post(route, json=BODY, headers=headers) as response,
+        ):
+            return response.status, await response.text()
+
+    status, text = asyncio.run(main())
+    assert (status != 401) == is_let_in
+    if not is_let_in:
+        assert "API key is missing or wrong" in text
+        json.loads(text)
+
+
+def test_a_load_balancer_needs_no_key(serve_toy):
+    async def main():
+        async with serve_toy(app_options={"api_key": "k"}) as server:
+            found = []
+            for path in ("/ping", "/health", "/metrics"):
+                async with server.client.get(path) as response:
+                    found.append(response.status)
+            return found
+
+    assert asyncio.run(main()) == [200, 200, 401]
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"", b""),
+        (b"POST /invocations HTTP/1.1\r\nHost: a\r\n", b""),
+        (b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{", b"408"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{", b"408"),
+    ],
+)
+def test_a_request_that_does_not_come_is_not_waited_for(serve_toy, monkeypatch, data, answer):
+    monkeypatch.setattr(server_app, "REQUEST_TIMEOUT_S", 0.2)
+
+    async def main():
+        async with serve_toy() as server:
+            found = await raw(server.url, data)
+            status, *_ = await server.post("/invocations", {"inputs": "a"})
+            return found, status
+
+    found, status = asyncio.run(main())
+    assert answer in found
+    assert (found == b"") == (answer == b"")
+    assert status == 200
+
+
+def test_an_answer_may_take_longer_than_its_request(serve_toy, monkeypatch, slow_steps):
+    monkeypatch.setattr(server_app, "REQUEST_TIMEOUT_S", 0.1)
+
+    async def main():
+        async with serve_toy(executor=slow_steps) as server:
+            body = {"inputs": "a", "parameters": {"max_new_tokens": 20}}
+            return await server.post("/invocations", body)
+
+    status, _, text = asyncio.run(main())
+    assert status == 200
+    assert text
