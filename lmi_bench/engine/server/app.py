@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
@@ -98,6 +98,28 @@ def build_app(
         await asyncio.sleep(overhead_s if request.method == "POST" else 0.0)
         return await handler(request)
 
+    state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
+    middlewares = [
+        failure_middleware(model_name),
+        entrance(api_key),
+        *([delay] if overhead_s else []),
+    ]
+    app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
+    app[_SILENT], app[_IS_OPEN] = set(), api_key is None
+    lmi = LmiRoutes(state, lmi_reply, formatters, lmi_streams)
+    openai, tgi = OpenAiRoutes(state, encode_chat), TgiRoutes(state)
+    sagemaker = SageMakerRoutes(
+        lmi, openai, tgi if as_tgi else None, model_name, signature_check, unary_timeout_s
+    )
+    for routes in (lmi, openai, tgi, sagemaker):
+        routes.add_to(app)
+    add_metrics(app, state)
+    return app
+
+
+def entrance(api_key: str | None) -> Middleware:
+    """Lets in requests that have the key, if there is one, and whose body comes in time."""
+
     @web.middleware
     async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
         request.app[_SILENT].discard(request.protocol)
@@ -114,19 +136,7 @@ def build_app(
             raise RefusedError(408, f"no whole body within {REQUEST_TIMEOUT_S:g} s") from None
         return await handler(request)
 
-    state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
-    middlewares = [failure_middleware(model_name), enter, *([delay] if overhead_s else [])]
-    app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
-    app[_SILENT], app[_IS_OPEN] = set(), api_key is None
-    lmi = LmiRoutes(state, lmi_reply, formatters, lmi_streams)
-    openai, tgi = OpenAiRoutes(state, encode_chat), TgiRoutes(state)
-    sagemaker = SageMakerRoutes(
-        lmi, openai, tgi if as_tgi else None, model_name, signature_check, unary_timeout_s
-    )
-    for routes in (lmi, openai, tgi, sagemaker):
-        routes.add_to(app)
-    add_metrics(app, state)
-    return app
+    return enter
 
 
 @asynccontextmanager
