@@ -358,7 +358,8 @@ def filled(group: type[Any], given: dict[str, Any], usual: Any = None) -> Any:
             assert isinstance(hint, type)
             around = None if each.default is MISSING else each.default
             values[each.name] = filled(hint, given, around)
-        elif each.name in given:
+        elif each.name in given and (_METADATA in each.metadata or option_of(hint) is not None):
+            # else another class's field of this name is meant
             value = given.pop(each.name)
             # a command line hands a list over for every option that may be repeated
             kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint

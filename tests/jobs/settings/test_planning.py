@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import stated
+from lmi_bench.core.option import filled, stated
 from lmi_bench.jobs.recommend import recommend
+from lmi_bench.jobs.settings.bundled import GenerateSettings
 from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
 from lmi_bench.jobs.settings.plan import (
     CalibrateSettings,
@@ -74,3 +75,12 @@ def test_a_recommendation_prints_nothing(capsys):
     advice = recommend(replace(ONE, rate=1.0))
     assert advice.to_json()["recommended"]["instance"] == "ml.g5.2xlarge"
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_option_goes_to_the_class_that_declares_it():
+    """`logprobs` is a number for the scores; the sampling has a field of this name, no option."""
+    given = {"logprobs": 3, "temperature": 0.5}
+    found = filled(GenerateSettings, given)
+    assert not given
+    assert (found.scores.logprobs, found.sampling.logprobs) == (3, False)
+    assert found.sampling.temperature == 0.5
