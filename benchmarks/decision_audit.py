@@ -55,7 +55,6 @@ from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.accelerators import Accelerator
 from lmi_bench.catalog.instances import Instance, find_instance
 from lmi_bench.catalog.models import find_model
@@ -255,8 +254,8 @@ class Judge:
         spec = LevelSpec(0, Load(rate_per_s=rate), num_requests=JUDGED_REQUESTS + ramp)
         seed = world.number + 10_007 * draw
         level = world.run(plan, spec, hidden=seed, seed=1_000_003 + seed)
-        settled = [request_latency(record, open_loop=True) for record in level.records[ramp:]]
-        return worst_ratio(Latencies.of(settled).statistic_s, world.slos) <= 1
+        settled = Latencies.of(level.records[ramp:], open_loop=True)
+        return worst_ratio(settled.statistic_s, world.slos) <= 1
 
     def least_cost(self, known: Sequence[tuple[Layout, int]]) -> float | None:
         """The cheapest fleet that keeps the SLOs, given some that might."""
@@ -290,8 +289,7 @@ def measure(world: World, layout: Layout, concurrency: int) -> MeasuredLevel:
     requests = max(3 * concurrency, 20)
     spec = LevelSpec(0, Load(concurrency=concurrency), num_requests=requests)
     level = world.run(plan, spec, hidden=world.number + concurrency)
-    latencies = [request_latency(record, open_loop=False) for record in level.records]
-    seen = Latencies.of(latencies)
+    seen = Latencies.of(level.records, open_loop=False)
     wall_s = max(record.token_times_s[-1] for record in level.records)
     workload = world.workload
     return MeasuredLevel(

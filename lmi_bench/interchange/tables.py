@@ -6,9 +6,10 @@ published rows can be stacked; every further column has its unit in its name.
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from lmi_bench.analysis.results.latency import request_latency
+from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import LATENCY_KEY, STATISTICS, Level, Metric
@@ -23,6 +24,7 @@ _METRICS: tuple[Metric, ...] = (
     "ttft", "ttft_from_sent", "dispatch_delay", "itl", "tpot", "e2e", "e2e_from_sent",
     "latency_per_token",
 )  # fmt: skip
+_OF_A_REQUEST: tuple[Metric, ...] = ("ttft", "tpot", "e2e", "latency_per_token")
 
 
 def level_table(run: Run) -> pd.DataFrame:
@@ -37,9 +39,8 @@ def request_table(run: Run) -> pd.DataFrame:
     """One row per sent request; times are seconds since its level's start."""
     rows = []
     for line, records in zip(run.levels, run.records, strict=True):
-        open_loop = line.load.is_open
-        for record in records:
-            latency = request_latency(record, open_loop=open_loop) if record.ok else None
+        each_s = columns_of(records).each_s(open_loop=line.load.is_open)
+        for row, record in enumerate(records):
             times = record.token_times_s
             rows.append(
                 {
@@ -58,10 +59,7 @@ def request_table(run: Run) -> pd.DataFrame:
                     "ended_s": record.ended_s,
                     "input_tokens": record.input_tokens,
                     "output_tokens": record.output_tokens,
-                    "ttft_ms": _ms(latency.ttft_s if latency else None),
-                    "tpot_ms": _ms(latency.tpot_s if latency else None),
-                    "e2e_ms": _ms(latency.e2e_s if latency else None),
-                    "latency_ms_per_token": _ms(latency.latency_s_per_token if latency else None),
+                    **{LATENCY_KEY[each]: _ms(each_s[each][row]) for each in _OF_A_REQUEST},
                     "error": record.error,
                 }
             )
@@ -128,5 +126,5 @@ def _level_row(run: Run, line: Level) -> dict[str, Any]:
     return row
 
 
-def _ms(value_s: float | None) -> float | None:
-    return None if value_s is None else s_to_ms(value_s)
+def _ms(value_s: float) -> float | None:
+    return None if np.isnan(value_s) else s_to_ms(float(value_s))

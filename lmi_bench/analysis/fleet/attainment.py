@@ -9,13 +9,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lmi_bench.analysis.fit.forecast import hit_share
 from lmi_bench.analysis.fleet.answer import Attainment, Candidate
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_of
 from lmi_bench.analysis.fleet.operating_point import Latencies, Operating
 from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
-from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
+from lmi_bench.analysis.results.columns import Columns, columns_of
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.slo_results import goodput
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
@@ -39,18 +43,22 @@ def attainment(
     """Joint attainment and worst windows of the settled records of a level."""
     if not records:
         return Attainment(reason="no request was simulated", routing=routing)
-    last_s = max(record.due_s for record in records)
-    first_s = min(record.due_s for record in records)
+    columns = columns_of(records)
+    first_s, last_s = float(columns.due_s.min()), float(columns.due_s.max())
     caches = any(record.exchange.cached_tokens is not None for record in records)
-    of = [(each.due_s, request_latency(each, open_loop=open_loop)) for each in records if each.ok]
     count = math.floor((last_s + 1.0 - WINDOW_S - first_s) / _WINDOW_STEP_S) + 1
     starts_s = [first_s + _WINDOW_STEP_S * number for number in range(count)]
-    windows = [[one for at_s, one in of if 0 <= at_s - start < WINDOW_S] for start in starts_s]
+    since_s = [columns.due_s - start_s for start_s in starts_s]
+    windows = [columns.ok & (each_s >= 0) & (each_s < WINDOW_S) for each_s in since_s]
+
+    def worst_ms(among: Sequence[NDArray[np.bool_]]) -> dict[str, float | None]:
+        return {str(slo): _worst_ms(columns, among, slo, open_loop=open_loop) for slo in slos}
+
     return Attainment(
         joint_attainment=goodput(records, slos, open_loop=open_loop).share if slos else None,
         attainment={str(slo): goodput(records, [slo], open_loop=open_loop).share for slo in slos},
-        fifteen_minutes_ms={str(slo): _worst_ms([[one for _, one in of]], slo) for slo in slos},
-        worst_5_minutes_ms={str(slo): _worst_ms(windows, slo) for slo in slos},
+        fifteen_minutes_ms=worst_ms([columns.ok]),
+        worst_5_minutes_ms=worst_ms(windows),
         requests=len(records),
         minutes=(last_s - first_s) / 60,
         routing=routing,
@@ -64,11 +72,17 @@ def keeps(found: Attainment, slos: Sequence[Slo]) -> bool:
     return all(value is None or value <= limit for value, limit in values)
 
 
-def _worst_ms(windows: Sequence[Sequence[RequestLatency]], slo: Slo) -> float | None:
-    """The SLO's highest statistic of a window in ms; None where all have too few requests."""
+def _worst_ms(
+    columns: Columns, windows: Sequence[NDArray[np.bool_]], slo: Slo, *, open_loop: bool
+) -> float | None:
+    """The SLO's highest statistic of a window in ms; None where all have too few requests.
+
+    windows  the requests of each, shape (n,)
+    """
     quantile = QUANTILES.get(slo.statistic)
     needed = 1 if quantile is None else samples_needed(quantile)
-    found = [Latencies.of(each) for each in windows if len(each) >= needed]
+    own_s, rows = columns.values_s(slo.metric, open_loop=open_loop)
+    found = [Latencies({slo.metric: own_s[each[rows]]}) for each in windows if each.sum() >= needed]
     values_s = [each.statistic_s(slo.metric, slo.statistic) for each in found]
     return s_to_ms(max(values_s)) if values_s else None
 

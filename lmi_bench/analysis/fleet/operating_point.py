@@ -21,10 +21,12 @@ from lmi_bench.analysis.fit.uncertainty import TimeFactors
 from lmi_bench.analysis.level.layouts import CopyPlan
 from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, TooLateError
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
-from lmi_bench.analysis.results.latency import RequestLatency, request_latency, samples_needed
+from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, counted_quantile
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
+from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import MS_PER_S, s_to_ms
 from lmi_bench.core.workload import LevelSpec
@@ -119,7 +121,7 @@ class CopySimulation:
             spacing_s=1 / steady.rate_per_s(concurrency),
         )
         middle = level.records[concurrency : 3 * concurrency]
-        return Latencies.of([request_latency(record, open_loop=False) for record in middle])
+        return Latencies.of(middle, open_loop=False)
 
     def sustained_rate(
         self, guess_per_s: float, slos: Sequence[Slo], *, most_share: float | None = None
@@ -228,7 +230,7 @@ class CopySimulation:
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
         level = self.plan.simulate(spec, seed=self.seed)
         settled = level.records[ramp_requests:]
-        return Latencies.of([request_latency(record, open_loop=True) for record in settled])
+        return Latencies.of(settled, open_loop=True)
 
 
 def _most_above(quantile: float, number: int) -> int:
@@ -248,22 +250,11 @@ class Latencies:
     gap_counts: FloatArray | None = None
 
     @classmethod
-    def of(cls, latencies: Sequence[RequestLatency]) -> "Latencies":
+    def of(cls, records: Sequence[RequestRecord], *, open_loop: bool) -> "Latencies":
         """The statistics of single requests."""
-
-        def present(values: Sequence[float | None]) -> FloatArray:
-            return np.array([value for value in values if value is not None])
-
-        names = ("ttft", "tpot", "e2e", "latency_per_token")
-        fields = ("ttft_s", "tpot_s", "e2e_s", "latency_s_per_token")
-        gaps = [each.itl_s for each in latencies]
-        return cls(
-            {"itl": np.concatenate(gaps) if gaps else np.empty(0)}
-            | {
-                name: present([getattr(each, field) for each in latencies])
-                for name, field in zip(names, fields, strict=True)
-            }
-        )
+        columns = columns_of(records)
+        names = ("ttft", "itl", "tpot", "e2e", "latency_per_token")
+        return cls({name: columns.values_s(name, open_loop=open_loop)[0] for name in names})
 
     @classmethod
     def of_run(cls, run: QueueRun, ramp_requests: int) -> "Latencies":

@@ -1,6 +1,6 @@
-"""A level's requests as columns, so that a report of many requests looks at each of them once."""
+"""A level's requests as columns: the latencies of each request, found for all of them at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -19,12 +19,13 @@ Values = tuple[FloatArray, NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The requests of a level; row i is request i, and `latency` gives what follows from a row.
+    """The requests of a level; row i is request i.
 
     status           shape (n,), text; ok: whether it is the one of a complete answer
     counted          shape (n,), bool: no user's first request of a closed loop (`records.counted`)
     due_s, sent_s    shape (n,)
     ended_s          shape (n,), NaN where the request ended with its last token
+    first_answer_s   shape (n,), first token after the reasoning; NaN without any
     tokens           shape (n,), output tokens
     streamed         shape (n,), bool
     times_s, counts  shape (events,): time and tokens of each event, request after request
@@ -38,49 +39,98 @@ class Columns:
     due_s: FloatArray
     sent_s: FloatArray
     ended_s: FloatArray
+    first_answer_s: FloatArray
     tokens: FloatArray
     streamed: NDArray[np.bool_]
     times_s: FloatArray
     counts: FloatArray
     owner: NDArray[np.int64]
     last_s: FloatArray
-    found: dict[tuple[str, bool], Values] = field(default_factory=dict, repr=False)
+    found: dict[bool, Mapping[str, FloatArray]] = field(default_factory=dict, repr=False)
+
+    def each_s(self, *, open_loop: bool) -> Mapping[str, FloatArray]:
+        """The latencies of each request by metric but `itl`, shape (n,); NaN where it has none.
+
+        open_loop  counted from the due time instead of the send, `*_from_sent` aside
+
+        A failed request has none. A request with one output token, or whose tokens came in one
+        event, has no TPOT: zero would read as infinitely fast. An answer that was not streamed has
+        no TTFT; one without tokens (an embedding) ends when its last byte has come. Made once.
+        """
+        if open_loop not in self.found:
+            self.found[open_loop] = self._each_s(self.due_s if open_loop else self.sent_s)
+        return self.found[open_loop]
+
+    def _each_s(self, start_s: FloatArray) -> Mapping[str, FloatArray]:
+        times_s, owner = self._token_events
+        first_s, end_s = np.full((2, len(self.ok)), np.nan)
+        first_s[owner[::-1]], end_s[owner] = times_s[::-1], times_s  # the last one written stays
+        has_tokens = ~np.isnan(end_s)
+        end_s = np.where(has_tokens, end_s, self.ended_s)
+        shown = {
+            "ttft": (first_s - start_s, self.streamed),
+            "ttft_from_sent": (first_s - self.sent_s, self.streamed),
+            "ttft_answer": (self.first_answer_s - start_s, has_tokens),
+            "dispatch_delay": (self.sent_s - self.due_s, self.ok),
+            "tpot": ((end_s - first_s) / np.maximum(self.tokens - 1, 1), self._has_gaps),
+            "e2e": (end_s - start_s, self.ok),
+            "e2e_from_sent": (end_s - self.sent_s, self.ok),
+            "latency_per_token": (
+                (end_s - start_s) / np.maximum(self.tokens, 1),
+                has_tokens & (self.tokens > 0),
+            ),
+        }
+        return {
+            metric: np.where(self.ok & known, values_s, np.nan)
+            for metric, (values_s, known) in shown.items()
+        }
+
+    @property
+    def _token_events(self) -> Values:
+        """Times of the events that carry tokens, and their rows."""
+        has_tokens = self.counts > 0
+        return self.times_s[has_tokens], self.owner[has_tokens]
+
+    @property
+    def _has_gaps(self) -> NDArray[np.bool_]:
+        """Whether there is time between two tokens of an answer, shape (n,)."""
+        events = np.bincount(self._token_events[1], minlength=len(self.ok))
+        return np.asarray(self.ok & (events > 1) & (self.tokens > 1))
+
+    def values_s(self, metric: str, *, open_loop: bool, counted_only: bool = True) -> Values:
+        """The metric of each answered request that has it (and counts), and its row.
+
+        `itl` has a value for each gap between two events of an answer.
+        """
+        if metric == "itl":
+            times_s, owner = self._token_events
+            within = (owner[1:] == owner[:-1]) & self._has_gaps[owner[1:]]
+            values_s, rows = np.diff(times_s)[within], owner[1:][within]
+        else:
+            each_s = self.each_s(open_loop=open_loop)[metric]
+            rows = np.flatnonzero(~np.isnan(each_s))
+            values_s = each_s[rows]
+        kept = self.counted[rows] | (not counted_only)
+        return values_s[kept], rows[kept]
 
     def values_ms(self, metric: str, *, open_loop: bool) -> Values:
-        """The metric of each answered request that has it and counts, as `request_latency` has it,
-        and its row; `itl` has a value for each gap. Made once; not to be changed."""
-        if (metric, open_loop) not in self.found:
-            self.found[metric, open_loop] = self._values_ms(metric, open_loop=open_loop)
-        return self.found[metric, open_loop]
+        """`values_s` in milliseconds."""
+        values_s, rows = self.values_s(metric, open_loop=open_loop)
+        return values_s * MS_PER_S, rows
 
-    def _values_ms(self, metric: str, *, open_loop: bool) -> Values:
-        has_tokens = self.counts > 0
-        times_s, owner = self.times_s[has_tokens], self.owner[has_tokens]
-        sizes = np.bincount(owner, minlength=len(self.ok))
-        ended = (sizes > 0) | ((metric == "e2e") & ~np.isnan(self.ended_s))  # also without tokens
-        here = np.flatnonzero(self.ok & self.counted & ended)
-        ends, known_s = np.cumsum(sizes)[here], np.append(times_s, np.nan)
-        first_s, tokens = known_s[ends - sizes[here]], self.tokens[here]
-        last_s = np.where(sizes[here] > 0, known_s[ends - 1], self.ended_s[here])
-        wide = (sizes[here] > 1) & (tokens > 1)
-        if metric == "itl":
-            has_gaps = np.zeros(len(self.ok), dtype=bool)
-            has_gaps[here[wide]] = True
-            within = (owner[1:] == owner[:-1]) & has_gaps[owner[1:]]
-            return np.diff(times_s)[within] * MS_PER_S, owner[1:][within]
-        start_s = (self.due_s if open_loop else self.sent_s)[here]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values_s, known = {
-                "ttft": (first_s - start_s, self.streamed[here]),
-                "tpot": ((last_s - first_s) / (tokens - 1), wide),
-                "e2e": (last_s - start_s, np.ones(len(here), dtype=bool)),
-                "latency_per_token": ((last_s - start_s) / tokens, tokens > 0),
-            }[metric]
-        return values_s[known] * MS_PER_S, here[known]
+    def by_request_ms(self, metric: str, *, open_loop: bool) -> list[FloatArray]:
+        """The values of each request, whether it counts or not; empty where it has none."""
+        values_s, rows = self.values_s(metric, open_loop=open_loop, counted_only=False)
+        ends = np.cumsum(np.bincount(rows, minlength=len(self.ok)))
+        return np.split(values_s * MS_PER_S, ends)[:-1]
 
     @property
     def wall_s(self) -> float:
-        """Seconds from the first send to the last event, a failure's end included."""
+        """Seconds from the first send to the last event; 0.0 where no request got a response.
+
+        A failed request counts too: until its last token or its failure, the later of both; an
+        answer without tokens until its end.
+        """
         ends_s = np.concatenate([self.last_s, self.ended_s[~self.ok | np.isnan(self.last_s)]])
         ends_s = ends_s[~np.isnan(ends_s)]
         return max(0.0, float(ends_s.max() - self.sent_s.min())) if ends_s.size else 0.0
@@ -90,15 +140,15 @@ def columns_of(records: Sequence[RequestRecord]) -> Columns:
     """The columns of a level's requests; those of stored ones are made once."""
     if not isinstance(records, StoredRecords):
         return _columns(
-            (r.status, r.due_s, r.sent_s, r.ended_s, r.output_tokens, r.exchange.streamed,
-             r.token_times_s, r.exchange.token_counts, r.at_start)
+            (r.status, r.due_s, r.sent_s, r.ended_s, r.exchange.first_answer_s, r.output_tokens,
+             r.exchange.streamed, r.token_times_s, r.exchange.token_counts, r.at_start)
             for r in records
         )  # fmt: skip
     if records.kept is None:
         records.kept = _columns(
             (each["status"], each["due_s"], each["sent_s"], each.get("ended_s"),
-             each["output_tokens"], each.get("streamed", True), each["token_times_s"],
-             each["token_counts"], each.get("at_start", False))
+             each.get("first_answer_s"), each["output_tokens"], each.get("streamed", True),
+             each["token_times_s"], each["token_counts"], each.get("at_start", False))
             for each in records.lines
         )  # fmt: skip
     kept: Columns = records.kept
@@ -106,13 +156,13 @@ def columns_of(records: Sequence[RequestRecord]) -> Columns:
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
-    parts = list(zip(*rows, strict=True)) or [()] * 9
-    status, due_s, sent_s, ended_s, tokens, streamed, times_s, counts, at_start = parts
+    parts = list(zip(*rows, strict=True)) or [()] * 10
+    status, due_s, sent_s, ended_s, answer_s, tokens, streamed, times_s, counts, at_start = parts
     sizes = np.fromiter(map(len, times_s), np.int64, len(times_s))
     flat_s, flat = _flat(times_s, sizes), _flat(counts, sizes)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     last_s = np.full(len(sizes), np.nan)
-    last_s[sizes > 0] = flat_s[np.cumsum(sizes)[sizes > 0] - 1]
+    last_s[owner] = flat_s
     stated = np.asarray(tokens, dtype=np.float64)
     counted = np.bincount(owner, weights=flat, minlength=len(sizes))
     return Columns(
@@ -122,6 +172,7 @@ def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
         due_s=np.asarray(due_s, dtype=np.float64),
         sent_s=np.asarray(sent_s, dtype=np.float64),
         ended_s=np.asarray(ended_s, dtype=np.float64),  # None becomes NaN
+        first_answer_s=np.asarray(answer_s, dtype=np.float64),
         tokens=np.where(stated == 0, counted, stated),
         streamed=np.asarray(streamed, dtype=bool),
         times_s=flat_s,

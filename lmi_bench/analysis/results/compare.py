@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.latency import request_latency, samples_needed, wall_time_s
+from lmi_bench.analysis.results.columns import Columns, columns_of
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import central_interval
 from lmi_bench.analysis.results.slo_results import statistic_ms
 from lmi_bench.core.errors import InputError
@@ -86,6 +87,11 @@ class _Side:
         """The side with the requests that latencies count."""
         kept = {key: record for key, record in self.records.items() if not record.at_start}
         return replace(self, records=kept)
+
+    @property
+    def columns(self) -> Columns:
+        """The requests as columns, in order."""
+        return columns_of(list(self.records.values()))
 
 
 def compare_runs(a: Run, b: Run, *, seed: int = 0) -> list[Difference]:
@@ -176,7 +182,7 @@ def _side(axis: str, attempts: Sequence[Sequence[RequestRecord]]) -> _Side:
         for record in sent
         if record.ok
     }
-    wall_s = math.fsum(map(wall_time_s, attempts))
+    wall_s = math.fsum(columns_of(each).wall_s for each in attempts)
     return _Side(axis == "rate_per_s", records, wall_s, len(attempts))
 
 
@@ -207,7 +213,7 @@ def _compare_throughput(
 
     A level of users ends when its last user does, so each draw assigns its requests to users anew.
     """
-    tokens = [np.array([r.output_tokens for r in s.records.values()], dtype=float) for s in (a, b)]
+    tokens = [side.columns.tokens for side in (a, b)]
     if not tokens[0].any() or not tokens[1].any() or a.wall_s <= 0 or b.wall_s <= 0:
         return replace(blank, reason="a side completed no request with tokens")
     points = [float(t.sum()) / s.wall_s for t, s in zip(tokens, (a, b), strict=True)]
@@ -217,9 +223,7 @@ def _compare_throughput(
         if side.open_loop:
             drawn.append(counts[chosen].sum(axis=1) / side.wall_s)
             continue
-        e2e = np.array(
-            [request_latency(r, open_loop=False).e2e_s or 0.0 for r in side.records.values()]
-        )
+        e2e = np.nan_to_num(side.columns.each_s(open_loop=False)["e2e"])
         users = max(1, round(blank.load))
         own = np.arange(counts.size)[None, :]
         pace = float(counts.sum() / _worked_through_s(e2e[own], users)[0])
@@ -244,11 +248,7 @@ def _worked_through_s(e2e_s: FloatArray, users: int) -> FloatArray:
 def _compare_latency(
     blank: Difference, a: _Side, b: _Side, rng: np.random.Generator
 ) -> list[Difference]:
-    values = [
-        [request_latency(r, open_loop=s.open_loop).values_ms(blank.metric)
-         for r in s.records.values()]
-        for s in (a, b)
-    ]  # fmt: skip
+    values = [side.columns.by_request_ms(blank.metric, open_loop=side.open_loop) for side in (a, b)]
     pooled = [np.concatenate(side) if side else np.empty(0) for side in values]
     gaps = blank.metric == "itl"
     indices = _draws(a, b, _GAP_RESAMPLES if gaps else RESAMPLES, rng)

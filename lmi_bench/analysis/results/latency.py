@@ -7,13 +7,13 @@ of each user of a closed loop (`counted`). The formulas are in `definitions`.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lmi_bench.analysis.results.columns import Columns, FloatArray, columns_of
 from lmi_bench.analysis.results.window import steady_window
 from lmi_bench.core.level import (
     METRICS,
@@ -27,7 +27,7 @@ from lmi_bench.core.level import (
     UnequalCounts,
     UnplannedLengths,
 )
-from lmi_bench.core.records import LevelRun, RequestRecord, counted
+from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.units import MS_PER_S
 
 MAX_UNSURE_SHARE = 0.01
@@ -35,76 +35,6 @@ MAX_UNSURE_SHARE = 0.01
 
 MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 3, 300
 """Number and length of the messages that a level's line keeps of each kind of failure."""
-
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLatency:
-    """The latencies of one completed request, in seconds; None where it has no such latency.
-
-    ttft_s, e2e_s, latency_s_per_token  from the due time in an open loop, from the send in a
-                                        closed one
-    itl_s                               shape (events - 1,), gaps between its token events
-    ttft_answer_s                       like ttft_s, but to the first token after the reasoning
-    """
-
-    ttft_s: float | None
-    ttft_from_sent_s: float | None
-    dispatch_delay_s: float
-    itl_s: FloatArray
-    tpot_s: float | None
-    e2e_s: float | None
-    latency_s_per_token: float | None
-    ttft_answer_s: float | None = None
-    e2e_from_sent_s: float | None = None
-
-    def values_ms(self, metric: str) -> FloatArray:
-        """Its values of a metric in milliseconds: its gaps for `itl`, else one value or none."""
-        value_s = getattr(self, _FIELD[metric])  # type: ignore[index]
-        return _NO_GAPS if value_s is None else np.atleast_1d(value_s) * MS_PER_S
-
-
-_NO_GAPS: FloatArray = np.empty(0)
-_FIELD: Mapping[Metric, str] = {
-    metric: "latency_s_per_token" if metric == "latency_per_token" else f"{metric}_s"
-    for metric in METRICS
-    if metric not in ("connect", "tls")
-}
-
-
-def request_latency(record: RequestRecord, *, open_loop: bool) -> RequestLatency:
-    """The latencies of one completed request.
-
-    A request with one output token, or whose tokens came in one event, has neither TPOT nor ITL:
-    zero would read as infinitely fast. An answer that was not streamed has no TTFT; one without
-    tokens (an embedding) ends when its last byte has come.
-    """
-    times = np.asarray(record.token_times_s, dtype=np.float64)
-    counts = np.asarray(record.exchange.token_counts)
-    if not counts.all():
-        times = times[counts > 0]  # events without a token
-    delay_s = record.sent_s - record.due_s
-    start_s = record.due_s if open_loop else record.sent_s
-    if not times.size:
-        end_s = record.ended_s
-        e2e_s, own_s = (None if end_s is None else end_s - s for s in (start_s, record.sent_s))
-        return RequestLatency(None, None, delay_s, _NO_GAPS, None, e2e_s, None, None, own_s)
-    first_s, last_s = float(times[0]), float(times[-1])
-    tokens = record.output_tokens
-    has_gaps = times.size > 1 and tokens > 1
-    answer_s = record.exchange.first_answer_s
-    return RequestLatency(
-        ttft_s=first_s - start_s if record.exchange.streamed else None,
-        ttft_from_sent_s=first_s - record.sent_s if record.exchange.streamed else None,
-        dispatch_delay_s=delay_s,
-        itl_s=np.diff(times) if has_gaps else _NO_GAPS,
-        tpot_s=(last_s - first_s) / (tokens - 1) if has_gaps else None,
-        e2e_s=last_s - start_s,
-        latency_s_per_token=(last_s - start_s) / tokens if tokens else None,
-        ttft_answer_s=None if answer_s is None else answer_s - start_s,
-        e2e_from_sent_s=last_s - record.sent_s,
-    )
 
 
 def samples_needed(quantile: float) -> int:
@@ -145,22 +75,6 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
     )
 
 
-def wall_time_s(records: Iterable[RequestRecord]) -> float:
-    """Seconds from the first send to the last event; 0.0 where no request got a response.
-
-    A failed request counts too: until its last token or its failure, the later of both; an answer
-    without tokens until its end.
-    """
-    first_s, last_s = math.inf, -math.inf
-    for record in records:
-        first_s = min(first_s, record.sent_s)
-        if len(record.token_times_s):
-            last_s = max(last_s, record.token_times_s[-1])
-        if record.ended_s is not None and not (record.ok and len(record.token_times_s)):
-            last_s = max(last_s, record.ended_s)
-    return max(0.0, last_s - first_s) if math.isfinite(first_s) else 0.0
-
-
 def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
     """The first distinct messages of each kind of failure, in the order of the sends."""
     examples: dict[str, list[str]] = {}
@@ -177,11 +91,9 @@ def summarise_level(run: LevelRun) -> Level:
     spec = run.spec
     completed = [record for record in run.records if record.ok]
     failed = [record for record in run.records if not record.ok]
-    latencies = [request_latency(record, open_loop=spec.load.is_open) for record in completed]
-    e2e_s = [each.e2e_s for each in latencies if each.e2e_s is not None]
-    of_load = [each for each, of in zip(latencies, completed, strict=True) if not of.at_start]
-    at_start = len(run.records) - len(counted(run.records))
-    wall_s = wall_time_s(run.records)
+    columns = columns_of(run.records)
+    wall_s, at_start = columns.wall_s, int((~columns.counted).sum())
+    e2e_s, _ = columns.values_s("e2e", open_loop=spec.load.is_open, counted_only=False)
     output_tokens = sum(record.output_tokens for record in completed)
     input_tokens = sum(record.input_tokens for record in completed)
 
@@ -209,11 +121,11 @@ def summarise_level(run: LevelRun) -> Level:
         throughput_tokens_per_s=per_second(output_tokens),
         total_throughput_tokens_per_s=per_second(input_tokens + output_tokens),
         request_throughput_per_s=per_second(len(completed)),
-        steady=steady_window(completed),
+        steady=steady_window(columns),
         valid=run.check.valid is not False,
         invalid_reason=run.check.reason if run.check.valid is False else None,
         stopped_by=run.stopped_by,
-        latency=_latency(run, of_load, reasoning=reasoning > 0),
+        latency=_latency(run, columns, reasoning=reasoning > 0),
         reasoning_tokens=reasoning or None,
         reasoning_token_share=reasoning / streamed if reasoning else None,
         mean_concurrency=mean_concurrency,
@@ -227,7 +139,7 @@ def summarise_level(run: LevelRun) -> Level:
         cached_prompt_frac=_cached_prompt_frac(completed),
         # of answers over sockets; an engine in this process always gives a reason
         without_finish_reason=(unfinished if run.check.receiver else 0) or None,
-        sessions=_sessions(run) if spec.load.sessions else None,
+        sessions=_sessions(run, columns) if spec.load.sessions else None,
         max_in_flight=spec.max_in_flight,
         held=_held(run.records),
         requests_by_replica=_by_replica(run.records),
@@ -246,21 +158,17 @@ def _by_replica(records: Sequence[RequestRecord]) -> dict[str, int] | None:
     return {str(number): counts[number] for number in sorted(counts)} or None
 
 
-def _latency(
-    run: LevelRun, latencies: Sequence[RequestLatency], *, reasoning: bool
-) -> dict[Metric, Statistics]:
+def _latency(run: LevelRun, columns: Columns, *, reasoning: bool) -> dict[Metric, Statistics]:
     """The statistics of each metric; `ttft_answer` only where requests reasoned."""
     found: dict[Metric, Statistics] = {
         "connect": summarise_ms(run.connect_s),
         "tls": summarise_ms(run.tls_s),
     }
-    for metric, field in _FIELD.items():
-        values = [value for each in latencies if (value := getattr(each, field)) is not None]
-        if metric == "itl":
-            gaps = np.concatenate(values) if values else _NO_GAPS
-            found[metric] = _without_hidden_p99(summarise_ms(gaps), run.check)
-        elif metric != "ttft_answer" or reasoning:
-            found[metric] = summarise_ms(values)
+    for metric in METRICS:
+        if metric not in found and (metric != "ttft_answer" or reasoning):
+            values_s, _ = columns.values_s(metric, open_loop=run.spec.load.is_open)
+            found[metric] = summarise_ms(values_s)
+    found["itl"] = _without_hidden_p99(found["itl"], run.check)
     return found
 
 
@@ -297,17 +205,17 @@ def _cached_prompt_frac(completed: Sequence[RequestRecord]) -> float | None:
     return cached / prompt_tokens if prompt_tokens else None
 
 
-def _sessions(run: LevelRun) -> Sessions:
+def _sessions(run: LevelRun, columns: Columns) -> Sessions:
     """A level's conversations: their number and length, and the TTFT of first and later turns."""
     records = [record for record in run.records if record.session is not None]
     started = {record.session for record in records}
     first_s: list[float] = []
     later_s: list[float] = []
-    for record in counted(records):
-        open_loop = run.spec.load.is_open
-        value_s = request_latency(record, open_loop=open_loop).ttft_s if record.ok else None
-        if value_s is not None:
-            (later_s if record.turn else first_s).append(value_s)
+    for value_s, row in zip(
+        *columns.values_s("ttft", open_loop=run.spec.load.is_open), strict=True
+    ):
+        if run.records[row].session is not None:
+            (later_s if run.records[row].turn else first_s).append(value_s)
     by_session: dict[int | None, list[RequestRecord]] = {}
     for record in records:
         by_session.setdefault(record.session, []).append(record)
@@ -345,11 +253,11 @@ def _without_hidden_p99(itl_ms: Statistics, check: GeneratorReport) -> Statistic
 
 
 def _little_law_ratio(
-    run: LevelRun, mean_concurrency: float | None, e2e_s: Sequence[float]
+    run: LevelRun, mean_concurrency: float | None, e2e_s: FloatArray
 ) -> float | None:
     """Mean concurrency over the one that Little's law gives for the requested load."""
     load = run.spec.load
-    if mean_concurrency is None or not e2e_s or load.sessions:
+    if mean_concurrency is None or not e2e_s.size or load.sessions:
         return None
     asked = load.value * math.fsum(e2e_s) / len(e2e_s) if load.is_open else load.value
     return mean_concurrency / asked if asked > 0 else None

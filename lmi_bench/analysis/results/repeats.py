@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lmi_bench.analysis.results.latency import samples_needed, summarise_level, wall_time_s
+from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Level, NextLevel, Spread, SteadyWindow
 from lmi_bench.core.load import Load
@@ -183,7 +184,7 @@ def _pool(
             replace(record.shifted(start_s - end_s), request_id=first_id + place)
             for place, record in enumerate(records)
         ]
-        end_s += wall_time_s(records)
+        end_s += columns_of(records).wall_s
     if not pooled:  # an imported level has its statistics only
         return last, ()
     spec = LevelSpec(

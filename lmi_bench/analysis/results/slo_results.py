@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import columns_of
-from lmi_bench.analysis.results.latency import request_latency, samples_needed
+from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import upper_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Judgement, Level
-from lmi_bench.core.records import LevelRun, RequestRecord, counted, is_at_start
+from lmi_bench.core.records import LevelRun, RequestRecord, is_at_start
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.workload import LevelSpec
 
@@ -110,15 +110,14 @@ def request_values_ms(
     Requests without the metric (a TPOT of one token) are left out. Under `infinite` a failed
     request adds one infinite value, for `itl` as many as an answered request has gaps on average.
     """
-    own = [
-        request_latency(record, open_loop=open_loop).values_ms(metric) if record.ok else None
-        for record in counted(records)
-        if record.ok or failures == "infinite"
-    ]
-    sizes = [values.size for values in own if values is not None and values.size]
+    columns = columns_of(records)
+    own = columns.by_request_ms(metric, open_loop=open_loop)
+    counts = columns.counted.tolist()
+    sizes = [values.size for values, kept in zip(own, counts, strict=True) if kept and values.size]
     infinite = np.full(max(1, round(float(np.mean(sizes)))) if sizes else 1, np.inf)
-    filled = [infinite if values is None else values for values in own]
-    return [values for values in filled if values.size]
+    if failures == "infinite":
+        own = [values if ok else infinite for values, ok in zip(own, columns.ok, strict=True)]
+    return [values for values, kept in zip(own, counts, strict=True) if kept and values.size]
 
 
 def level_slo(
@@ -259,12 +258,12 @@ class CertainMiss:
         spec = self._spec
         if self._leaves_out and is_at_start(record, spec):
             return False
-        latency = request_latency(record, open_loop=spec.load.is_open) if record.ok else None
-        certain = False
+        columns, certain = columns_of([record]), False
         for place, slo in enumerate(self._slos):
             value_ms = math.inf
-            if latency is not None:
-                value_ms = float(latency.values_ms(slo.metric).sum())  # one value, or none
+            if record.ok:  # one value, or none
+                own_ms, _ = columns.values_ms(slo.metric, open_loop=spec.load.is_open)
+                value_ms = float(own_ms.sum())
             self._over[place] += value_ms > slo.limit_ms
             self._sum_ms[place] += value_ms
             certain |= self._is_lost(place, slo)

@@ -5,13 +5,11 @@ squared standard error of its mean, sum((y - mean)^2) / n^2 (MSER, White 1997, a
 ends). Times are seconds since the level's start.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.results.columns import Columns
 from lmi_bench.core.level import SteadyWindow
-from lmi_bench.core.records import RequestRecord
 
 # A bin of ten distinct moments averages over the lockstep of a decode batch; a window shorter
 # than a third of the level may be steady by chance.
@@ -22,19 +20,18 @@ _BATCHES = 8
 _T_95 = 2.365  # Student's t, 97.5 %, seven degrees of freedom: _BATCHES - 1
 
 
-def steady_window(records: Sequence[RequestRecord]) -> SteadyWindow:
+def steady_window(columns: Columns) -> SteadyWindow:
     """The steady window of the completed requests of a level."""
-    answered = [record for record in records if record.ok and len(record.token_times_s)]
-    if not answered:
+    answered = columns.ok & ~np.isnan(columns.last_s)
+    if not answered.any():
         return SteadyWindow(reason="no tokens arrived")
-    times = np.concatenate([np.asarray(record.token_times_s) for record in answered])
-    counts = np.concatenate([_tokens_by_event(record) for record in answered])
+    times, counts = columns.times_s[answered[columns.owner]], _tokens_by_event(columns, answered)
     moments = int(np.unique(times).size)
     bins = min(_MAX_BINS, moments // _MOMENTS_PER_BIN)
     if bins < _MIN_BINS:
         needed = _MIN_BINS * _MOMENTS_PER_BIN
         return SteadyWindow(reason=f"needs {needed} moments with tokens, has {moments}")
-    first_s = min(record.sent_s for record in answered)
+    first_s = float(columns.sent_s[answered].min())
     tokens, edges = np.histogram(
         times, bins=bins, range=(first_s, float(times.max())), weights=counts
     )
@@ -51,15 +48,16 @@ def steady_window(records: Sequence[RequestRecord]) -> SteadyWindow:
     return SteadyWindow(start_s, end_s, rate, low, high, (end - start) / bins)
 
 
-def _tokens_by_event(record: RequestRecord) -> NDArray[np.float64]:
-    """Tokens of each event; shape (events,).
+def _tokens_by_event(columns: Columns, answered: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Tokens of each event of the answered requests; shape (events,).
 
     They are scaled to the server's count, which may differ (a chunk may hold several tokens), so
     that the throughputs of window and level count the same tokens.
     """
-    counts = np.asarray(record.exchange.token_counts, dtype=np.float64)
-    shown = counts.sum()
-    return counts * (record.output_tokens / shown) if shown and record.output_tokens else counts
+    owner = columns.owner
+    shown = np.bincount(owner, weights=columns.counts, minlength=len(answered))
+    scale = np.where(shown * columns.tokens > 0, columns.tokens / np.maximum(shown, 1), 1.0)
+    return np.asarray((columns.counts * scale[owner])[answered[owner]])
 
 
 def _least_standard_error(values: NDArray[np.float64]) -> tuple[int, int]:

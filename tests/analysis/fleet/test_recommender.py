@@ -13,7 +13,6 @@ from lmi_bench.analysis.fleet.recommender import prepare, recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023, VLLM_0_12, VLLM_0_19
-from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.prices import reprice
@@ -329,7 +328,7 @@ def test_a_capacity_is_a_rate_that_the_simulator_keeps(model, machine, lengths, 
     def kept(rate_per_s):
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1500)
         records = copy.plan.simulate(spec, seed=5).records
-        seen = Latencies.of([request_latency(each, open_loop=True) for each in records])
+        seen = Latencies.of(records, open_loop=True)
         return all(
             1e3 * seen.statistic_s(slo.metric, slo.statistic) <= slo.limit_ms
             for slo in request.slos

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import pytest
 
 from lmi_bench.analysis.level.layouts import Workload, layouts_of, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
-from lmi_bench.analysis.results.latency import request_latency
+from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
@@ -33,9 +31,7 @@ def test_rate_and_time_per_token_of_spread_users_are_the_scheduler_s(cell, users
     steady = plan.steady
     spec = LevelSpec(0, Load(concurrency=users), num_requests=4 * users)
     level = plan.simulate(spec, spacing_s=1 / steady.rate_per_s(users))
-    seen = [request_latency(each, open_loop=False) for each in level.records[users : 3 * users]]
-    assert steady.rate_per_s(users) == pytest.approx(
-        users / fmean(each.e2e_s for each in seen), rel=0.05
-    )
-    tpot_s = fmean(each.tpot_s for each in seen)
+    seen = columns_of(level.records[users : 3 * users])
+    e2e_s, tpot_s = (seen.each_s(open_loop=False)[name].mean() for name in ("e2e", "tpot"))
+    assert steady.rate_per_s(users) == pytest.approx(users / e2e_s, rel=0.05)
     assert steady.latency_s("tpot", "mean", users) == pytest.approx(tpot_s, rel=0.05)

@@ -14,7 +14,6 @@ from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan
 from lmi_bench.analysis.level.queueing import follow
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.results.latency import request_latency
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
@@ -50,7 +49,7 @@ def plan_of(model, instance, degree, input_tokens, output_tokens, profile, **mor
 def both(plan, rate_per_s, number=400, ramp=0):
     spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
     records = plan.simulate(spec, seed=3).records[ramp:]
-    slow = Latencies.of([request_latency(each, open_loop=True) for each in records])
+    slow = Latencies.of(records, open_loop=True)
     return slow, Latencies.of_run(plan.follow(rate_per_s, number, seed=3), ramp)
 
 

@@ -12,7 +12,7 @@ from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.results.latency import request_latency
+from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
@@ -44,7 +44,8 @@ def latencies(plan, spec, **options):
         **options,
     )
     settled = level.records[len(level.records) // 3 : 2 * len(level.records) // 3]
-    return [request_latency(r, open_loop=spec.concurrency is None) for r in settled]
+    columns = columns_of(settled)
+    return lambda name: columns.values_s(name, open_loop=spec.concurrency is None)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,7 +58,7 @@ def test_waiting_users_take_one_cycle_an_answer(case, users):
         LevelSpec(0, Load(concurrency=users), num_requests=6 * users),
         spacing_s=cycle_s / users,
     )
-    assert np.mean([each.e2e_s for each in seen]) == pytest.approx(cycle_s, rel=0.02)
+    assert seen("e2e").mean() == pytest.approx(cycle_s, rel=0.02)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,9 +70,9 @@ def test_random_arrivals_are_foreseen_within_fifteen_per_cent(case, share):
     batch = steady.batch_at(rate)
     number = max(300, round(6 * batch))  # the middle third is settled
     seen = latencies(plan, LevelSpec(0, Load(rate_per_s=rate), num_requests=number), seed=3)
-    gaps_s = np.concatenate([each.itl_s for each in seen])
-    assert steady.latency_s("itl", "p50", batch) == pytest.approx(np.median(gaps_s), rel=0.15)
-    e2e_s = np.quantile([each.e2e_s for each in seen], 0.9)
+    gap_s = np.median(seen("itl"))
+    assert steady.latency_s("itl", "p50", batch) == pytest.approx(gap_s, rel=0.15)
+    e2e_s = np.quantile(seen("e2e"), 0.9)
     assert steady.latency_s("e2e", "p90", batch) == pytest.approx(e2e_s, rel=0.15)
 
 
@@ -117,7 +118,7 @@ def test_users_who_wait_to_join_take_longer(users):
     assert answer_s > 1.02 * plan.steady.cycle_s(users)
     spec = LevelSpec(0, Load(concurrency=users), num_requests=6 * users)
     seen = latencies(plan, spec, spacing_s=answer_s / users)
-    assert np.mean([each.e2e_s for each in seen]) == pytest.approx(answer_s, rel=0.1)
+    assert seen("e2e").mean() == pytest.approx(answer_s, rel=0.1)
 
 
 def test_the_batch_at_a_rate_is_little_s_law():

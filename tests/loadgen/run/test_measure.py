@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lmi_bench.analysis.results.latency import wall_time_s
+from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
@@ -80,7 +80,7 @@ def test_the_wall_of_a_level_holds_the_wait_for_an_answer_that_never_came():
         await asyncio.sleep(1.0)
         record = (await measure(resolve(Mute()).send, REQUEST, loop.time())).record()
         answered = RequestRecord(1, 0.0, Exchange(0.0, (1.0,), (10,)))
-        return wall_time_s([answered, record])
+        return columns_of([answered, record]).wall_s
 
     assert run_virtual(main()) == pytest.approx(61.0)
 
