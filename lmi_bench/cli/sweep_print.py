@@ -31,7 +31,13 @@ from lmi_bench.report.tables.levels import (
     named_rows,
     slo_fields,
 )
-from lmi_bench.report.text import generator_line, level_block, replica_lines, token_counts_line
+from lmi_bench.report.text import (
+    generator_line,
+    level_block,
+    replica_lines,
+    token_counts_line,
+    ttft_parts_line,
+)
 
 if TYPE_CHECKING:  # loads the planner
     from lmi_bench.jobs.results import Comparison, Summary
@@ -183,7 +189,8 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
         note(text)
     for text in check_levels(levels):
         warn(text)
-    for line in (generator_line(levels), token_counts_line(levels), cheapest(levels)):
+    facts = generator_line, token_counts_line, ttft_parts_line, cheapest
+    for line in (fact(levels) for fact in facts):
         if line is not None:
             say(line)
 

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.json_value import OPTIONAL, JsonValue, Slot, key_of, slot_of, slots_by_field
+from lmi_bench.core.json_value import JsonValue, Slot, key_of, slot_of, slots_by_field
 from lmi_bench.core.load import Load
+from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
 from lmi_bench.core.workload import LevelSpec
 
 Metric = Literal[
@@ -138,84 +139,6 @@ class GeneratorReport(JsonValue):
         if metric == "ttft":
             return self.ttft_error_bound_ms, self.ttft_error_bound_frac
         return self.itl_error_bound_ms, self.itl_error_bound_frac
-
-
-@dataclass(frozen=True, slots=True)
-class Gauge(JsonValue):
-    """A server's gauge during a level: its mean over time, and its highest value."""
-
-    mean: float | None = None
-    max: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Power(JsonValue):
-    """Energy of the accelerators during a level; `valid` is False if the level was too short."""
-
-    gpus: int | None = None
-    energy_j: float | None = None
-    mean_power_w: float | None = None
-    gpu_use_frac: float | None = None
-    joules_per_output_token: float | None = None
-    source: str | None = None
-    valid: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CloudWatch(JsonValue):
-    """CloudWatch metrics of a level (cloudwatch.json), summed or averaged over its minutes.
-
-    first_minute    ISO 8601, UTC; the key is `from`
-    shared_minutes  minutes that other levels touch, too
-    first_chunk     of streamed answers: the server's own TTFT
-    utilization     of one GPU or core, 0 to 100
-    """
-
-    level: int | None = None
-    attempt: int | None = None
-    first_minute: str | None = field(default=None, metadata=key_of("from"))
-    minutes: int | None = None
-    shared_minutes: int | None = None
-    invocations: float | None = field(default=None, metadata=OPTIONAL)
-    errors_4xx: float | None = field(default=None, metadata=OPTIONAL)
-    errors_5xx: float | None = field(default=None, metadata=OPTIONAL)
-    model_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
-    overhead_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
-    first_chunk_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
-    first_chunk_model_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
-    first_chunk_overhead_latency_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
-    mid_stream_errors: float | None = field(default=None, metadata=OPTIONAL)
-    gpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
-    gpu_memory_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
-    cpu_utilization_mean_percent: float | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerMetrics(JsonValue):
-    """Summary of the server's own metrics of a level; None: the server did not report it.
-
-    sources  addresses of the metrics pages; unreachable: those that failed, and why
-    skew     requests of the busiest replica over the mean
-    cpu_taken_frac  share of this machine's CPU time that others took, if the server is on it
-    """
-
-    sources: Sequence[str] | None = field(default=None, metadata=OPTIONAL)
-    running: Gauge | None = field(default=None, metadata=OPTIONAL)
-    waiting: Gauge | None = field(default=None, metadata=OPTIONAL)
-    kv_usage_frac: Gauge | None = field(default=None, metadata=OPTIONAL)
-    requests: float | None = field(default=None, metadata=OPTIONAL)
-    preemptions: float | None = field(default=None, metadata=OPTIONAL)
-    prefix_cache_hit_rate: float | None = field(default=None, metadata=OPTIONAL)
-    ttft_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
-    client_ttft_mean_ms: float | None = field(default=None, metadata=OPTIONAL)
-    client_minus_server_ttft_ms: float | None = field(default=None, metadata=OPTIONAL)
-    requests_by_replica: Mapping[str, float | None] | None = field(default=None, metadata=OPTIONAL)
-    skew: float | None = field(default=None, metadata=OPTIONAL)
-    cpu_taken_frac: float | None = field(default=None, metadata=OPTIONAL)
-    warnings: Sequence[str] | None = field(default=None, metadata=OPTIONAL)
-    unreachable: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
-    power: Power | None = field(default=None, metadata=OPTIONAL)
-    cloudwatch: CloudWatch | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +289,7 @@ class Level(JsonValue):
     cached_prompt_expected: bool | None = None
     without_finish_reason: int | None = None
     sessions: Sessions | None = None
+    ttft_split: TtftSplit | None = None
     max_in_flight: int | None = None
     held: Held | None = None
     requests_by_replica: Mapping[str, int] | None = None
@@ -473,8 +397,8 @@ _KEYS = """
     ttft_from_sent_ms ttft_answer_ms? reasoning_tokens? reasoning_token_share? dispatch_delay_ms
     itl_ms tpot_ms e2e_ms e2e_from_sent_ms latency_ms_per_token mean_concurrency little_law_ratio
     retries connect_ms tls_ms generator server? engine? unplanned_lengths? unequal_counts?
-    cached_prompt_frac? without_finish_reason? sessions? max_in_flight? held? requests_by_replica?
-    cached_prompt_expected? search? price_usd_per_hour? elapsed_s? spent_usd?
+    cached_prompt_frac? without_finish_reason? sessions? ttft_split? max_in_flight? held?
+    requests_by_replica? cached_prompt_expected? search? price_usd_per_hour? elapsed_s? spent_usd?
     usd_per_1m_output_tokens? usd_per_1m_total_tokens? instances? started_at? ended_at?
     imported_from? imported?
 """

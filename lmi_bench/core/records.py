@@ -9,7 +9,8 @@ from typing import Self
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import GeneratorReport, ServerMetrics
+from lmi_bench.core.level import GeneratorReport
+from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 
 STATUS_OK = "ok"

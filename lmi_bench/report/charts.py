@@ -29,7 +29,7 @@ Limits = tuple[tuple[float, str], ...]
 class Series:
     """One line over the levels of a run; None where there is no finite value.
 
-    statistic  mean, p50, p90 or p99 of a latency; "" otherwise
+    statistic  mean, p50, p90 or p99 of a latency; the part of a stack; "" otherwise
     band       80 % interval of each y of a prediction; empty for what was measured
     """
 
@@ -53,6 +53,7 @@ class Chart:
     anchor, name  of the chart on the page, and of the static figure's file
     curves        the runs over the same kind of load, also those without a value here
     over_load     True: x is a logarithmic load; False: x is the throughput
+    stacked       its series are parts of a whole, named by their statistic
     limits        lines to draw: ms and text; a limit far above the series is only named
     """
 
@@ -67,6 +68,7 @@ class Chart:
     over_load: bool = True
     has_knees: bool = False
     limits: Limits = ()
+    stacked: bool = False
 
     @property
     def loads(self) -> list[float]:
@@ -90,6 +92,7 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
         same = [(curve, colour) for curve, colour in runs if curve.axis == axis]
         charts.append(_throughput(same))
         charts += [_percentiles(same, *latency) for latency in _LATENCIES]
+    charts += [_ttft_parts(curve, at) for at, curve in enumerate(curves) if curve.ttft_parts]
     return tuple(charts)
 
 
@@ -168,6 +171,27 @@ def _percentiles(runs: Runs, metric: str, name: str, title: str, unit: str) -> C
         curves,
         series,
         limits=_slo_limits(curves, metric, unit) or (_limit(series) if unit == "ms/token" else ()),
+    )
+
+
+def _ttft_parts(curve: Curve, at: int) -> Chart:
+    """Where the mean TTFT goes, stacked over load."""
+    curves, x_title, _ = _over_load([(curve, "")])
+    suffix = f"-{at + 1}" if at else ""
+    return Chart(
+        f"chart-ttft-parts{suffix}",
+        f"ttft-parts{suffix}",
+        f"Where the time to first token goes: {curve.label}",
+        "Mean time to first token of each level by its parts. Queue and prefill are the server's "
+        "own times; the network's part is what the client measured beyond the server's.",
+        x_title,
+        "Mean time to first token, ms",
+        curves,
+        tuple(
+            Series(curve, PALETTE[place % len(PALETTE)], curve.loads, _finite(values), title)
+            for place, (title, values) in enumerate(curve.ttft_parts.items())
+        ),
+        stacked=True,
     )
 
 

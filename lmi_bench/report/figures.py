@@ -53,7 +53,11 @@ def write_figures(
 
 
 def _draw(axes: "Axes", chart: Chart) -> None:
-    for series in chart.series:
+    if chart.stacked:
+        heights = [[value or 0.0 for value in series.y] for series in chart.series]
+        axes.stackplot(chart.loads, heights, labels=[series.statistic for series in chart.series],
+                       colors=[series.colour for series in chart.series], alpha=0.8)  # fmt: skip
+    for series in () if chart.stacked else chart.series:
         if series.statistic in ("", "mean", "p90"):  # more lines cannot be told apart in print
             _draw_series(axes, chart, series)
     if chart.over_load:

@@ -47,18 +47,7 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     if not chart.over_load:
         hover = f"%{{x:,.4g}} tok/s<br>{hover}"
     for position, series in enumerate(chart.series):
-        curve = series.curve
-        style = _run_style(series)
-        if series.statistic:
-            run = chart.curves.index(curve) if several else None
-            style = _statistic_style(series, position, run)
-        elif not chart.over_load:
-            style |= {
-                "mode": "lines+markers+text",
-                "text": [f"{load:g}" for load in curve.loads],
-                "textposition": "top left",
-                "textfont": {"size": 11, "color": "var(--muted)"},
-            }
+        style = _style(chart, series, position)
         group = style.setdefault("legendgroup", f"run {position}")
         data += _band(series, group)
         data.append(
@@ -85,6 +74,25 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
             line, note = None, note | height | {"text": f"{text}, above the chart"}
         _mark(layout, line, note, "var(--bad)", {"width": 1.5, "dash": "dot"})
     return {"data": data, "layout": layout}
+
+
+def _style(chart: Chart, series: Series, position: int) -> dict[str, Any]:
+    """How a series is drawn, and its name in the legend."""
+    if chart.stacked:
+        return {"name": series.statistic, "stackgroup": "parts", "line": {"color": series.colour}}
+    if series.statistic:
+        several = len(chart.curves) > 1
+        run = chart.curves.index(series.curve) if several else None
+        return _statistic_style(series, position, run)
+    style = _run_style(series)
+    if not chart.over_load:
+        style |= {
+            "mode": "lines+markers+text",
+            "text": [f"{load:g}" for load in series.curve.loads],
+            "textposition": "top left",
+            "textfont": {"size": 11, "color": "var(--muted)"},
+        }
+    return style
 
 
 def _level_names(series: Series) -> Iterator[str]:

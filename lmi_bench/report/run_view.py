@@ -209,6 +209,11 @@ def _curve(
             if knee.load is not None and knee.axis == curve.axis
         ),
         slos=tuple(slos),
+        ttft_parts={
+            title: values
+            for key, title in levels.TTFT_PARTS.items()
+            if any(values := tuple(getattr(p.line.ttft_split, key, None) for p in points))
+        },
     )
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from lmi_bench.core.level import Level, ServerMetrics
+from lmi_bench.core.level import Level
+from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.report.formats import MISSING, count, number, share, statistic_cell
 from lmi_bench.report.table import Table
-from lmi_bench.report.tables.levels import level_state, load_item
+from lmi_bench.report.tables.levels import TTFT_PARTS, level_state, load_item
 from lmi_bench.report.values import Headline, ReportView, RunView
 
 _WIDTH = 62
@@ -119,6 +120,19 @@ def generator_line(lines: Sequence[Level]) -> str | None:
     readers = ", ".join(sorted({check.receiver for check in checks if check.receiver}))
     receiver = f", {readers} receiver" if readers else ""
     return f"the generator's own error: {', '.join(parts)}; {clocks}{receiver}"
+
+
+def ttft_parts_line(lines: Sequence[Level]) -> str | None:
+    """Where the TTFT of the highest level goes, the largest part first; None if it is not known."""
+    line = lines[-1] if lines else None
+    split = line and line.ttft_split
+    if not line or not split:
+        return None
+    parts = [(getattr(split, key), title) for key, title in TTFT_PARTS.items()]
+    known = sorted((part for part in parts if part[0]), reverse=True)
+    whole_ms = sum(ms for ms, _ in known)
+    shares = ", ".join(f"{ms / whole_ms:.0%} {title}" for ms, title in known)
+    return f"where TTFT goes at {line.name} (mean {number(whole_ms)} ms): {shares}"
 
 
 _COUNTED_BY = {

@@ -53,6 +53,7 @@ class Curve:
     latencies   (key of levels.jsonl, statistic) -> ms; statistic "upper" is the p90, or the
                 slowest request where too few were sent
     bands       likewise, and THROUGHPUT -> the 80 % intervals of a prediction
+    ttft_parts  name of a part of the mean TTFT -> ms; empty where the server does not state its own
     """
 
     label: str
@@ -65,6 +66,7 @@ class Curve:
     knees: tuple[KneeMark, ...] = ()
     slos: tuple[Slo, ...] = ()
     bands: Mapping[tuple[str, str], tuple[Band | None, ...]] = field(default_factory=dict)
+    ttft_parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

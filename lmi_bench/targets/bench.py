@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
-from lmi_bench.core.level import CloudWatch, Level
+from lmi_bench.core.level import Level
 from lmi_bench.core.scenario import Scenario
+from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.target import Target

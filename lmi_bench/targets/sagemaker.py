@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import CloudWatch
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
+from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, read_levels
 from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts

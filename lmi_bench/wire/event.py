@@ -30,6 +30,7 @@ class WireEvent:
     input_tokens   prompt tokens as counted by the server
     output_tokens  output tokens so far as counted by the server
     cached_tokens  prompt tokens found in the server's prefix cache, if reported
+    queue_ms, prefill_ms  waiting in the server, and from there to its first token, if reported
     error          the server's message: the request failed although the status was 200
     error_kind     category of that error, one of `errors.TARGET_ERROR_KINDS`
     reasoning      its tokens are reasoning, not yet the answer
@@ -44,6 +45,8 @@ class WireEvent:
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
     error: str | None = None
     error_kind: str | None = None
     reasoning: bool = False

@@ -5,6 +5,7 @@ incomplete characters leave some chunks empty, and a chat's first chunk (`role` 
 events with text or ids are counted, and the total comes from the usage chunk without choices.
 """
 
+import math
 from typing import Any, ClassVar
 
 import orjson
@@ -108,11 +109,14 @@ def _generation_fields(request: PlannedRequest, *, stream: bool) -> dict[str, An
 
 
 def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
-    usage = chunk.get("usage") or {}
+    usage, metrics = chunk.get("usage") or {}, chunk.get("metrics") or {}
     counts: dict[str, Any] = {
         "input_tokens": usage.get("prompt_tokens"),
         "output_tokens": usage.get("completion_tokens"),
         "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        # vLLM --enable-per-request-metrics: its TTFT begins when the request is scheduled
+        "queue_ms": _time_ms(metrics.get("queue_time_ms")),
+        "prefill_ms": _time_ms(metrics.get("time_to_first_token_ms")),
     }
     choices = chunk["choices"]
     if choices is None and chunk.get("usage") is None:
@@ -136,6 +140,11 @@ def _read_chunk(chunk: dict[str, Any]) -> WireEvent:
         reasoning=bool(thought) and not text,
         end=bool(unstreamed),
     )
+
+
+def _time_ms(value: object) -> float | None:
+    """A time that the server states; None if it is none: it fails no request."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < math.inf else None
 
 
 def _choice_text(choice: dict[str, Any]) -> tuple[str, Any]:

@@ -12,6 +12,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.report.charts import build_charts
 from lmi_bench.report.plotly_figure import plotly_figure
 from lmi_bench.report.view import build_view
+from tests.levels import changed
 
 
 def with_colours(figure):
@@ -72,6 +73,20 @@ def test_slos_are_lines_in_the_charts_of_their_metric_and_far_ones_are_named(run
     assert layouts["ttft"]["annotations"][0]["text"] == "SLO p90 ≤ 1,000 ms"
     assert layouts["itl"]["shapes"] == []
     assert layouts["itl"]["annotations"][0]["text"] == "SLO p99 ≤ 5,000 ms, above the chart"
+
+
+def test_the_parts_of_ttft_are_stacked_where_the_server_states_its_own(sweep):
+    split = {"network_ms": 3.0, "queue_ms": 1.0, "prefill_ms": 8.0, "client_ms": 0.0,
+             "other_ms": None, "bound_ms": 0.1, "requests": 9, "source": "metrics"}  # fmt: skip
+    levels = [changed(level, ttft_split=split) for level in sweep.levels]
+    *others, chart = build_charts(build_view([replace(sweep, levels=levels)]))
+    assert not any(other.stacked for other in others)
+    assert len(build_charts(build_view([sweep]))) == len(others)
+    traces = plotly_figure(chart)["data"]
+    assert [(trace["name"], trace["y"][0]) for trace in traces] == [
+        ("network and HTTP", 3.0), ("server queue", 1.0), ("prefill", 8.0)
+    ]  # fmt: skip
+    assert {trace["stackgroup"] for trace in traces} == {"parts"}
 
 
 def test_an_unsupported_percentile_is_a_gap_not_a_zero(sweep):

@@ -276,6 +276,16 @@ def test_the_usage_may_say_what_the_prefix_cache_knew():
         assert OPENAI.parse(payload).cached_tokens == cached
 
 
+@pytest.mark.parametrize(
+    ("stated", "read"),
+    [(12.5, 12.5), (0, 0.0), (None, None), (-1, None), ("12", None)],
+)
+def test_the_server_may_state_how_long_a_request_waited(stated, read):
+    metrics = {"queue_time_ms": stated, "time_to_first_token_ms": 85.2, "mean_itl_ms": 9.1}
+    event = OPENAI.parse(json.dumps({"choices": [], "metrics": metrics}).encode())
+    assert (event.queue_ms, event.prefill_ms) == (read, 85.2)
+
+
 @pytest.mark.parametrize("key", [b"error", b"a"])
 def test_an_error_nested_without_end_has_a_message_all_the_same(key):
     body = (b'{"%b":' % key) * 1000 + b"1" + b"}" * 1000

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmi_bench.analysis.results.columns import Columns, FloatArray, columns_of
+from lmi_bench.analysis.results.ttft_split import ttft_split
 from lmi_bench.analysis.results.window import steady_window
 from lmi_bench.core.level import (
     METRICS,
@@ -140,6 +141,7 @@ def summarise_level(run: LevelRun) -> Level:
         # of answers over sockets; an engine in this process always gives a reason
         without_finish_reason=(unfinished if run.check.receiver else 0) or None,
         sessions=_sessions(run, columns) if spec.load.sessions else None,
+        ttft_split=ttft_split(run),
         max_in_flight=spec.max_in_flight,
         held=_held(run.records),
         requests_by_replica=_by_replica(run.records),

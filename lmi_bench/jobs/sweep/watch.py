@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lmi_bench.core.errors import InputError, LmiBenchError
-from lmi_bench.core.level import CloudWatch, Level
+from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
+from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.loadgen.aws.cloudwatch import level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool

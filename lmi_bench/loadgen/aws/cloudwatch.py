@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from lmi_bench.core.errors import LmiBenchError
-from lmi_bench.core.level import CloudWatch, Level
+from lmi_bench.core.level import Level
+from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.loadgen.aws.access import error_text
 
 PERIOD = timedelta(minutes=1)

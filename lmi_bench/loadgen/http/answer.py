@@ -12,6 +12,7 @@ import httptools
 
 from lmi_bench.core.errors import TARGET_ERROR_KINDS, TargetError, TargetErrorKind
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.units import MS_PER_S
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.json_format import clip
@@ -124,6 +125,8 @@ class _Collector:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.queue_s: float | None = None
+        self.prefill_s: float | None = None
         self.error: WireEvent | None = None
         self.reasoning_tokens = 0
         self.thought_chars = 0
@@ -145,6 +148,8 @@ class _Collector:
             self.output_tokens = event.output_tokens
         if event.cached_tokens is not None:
             self.cached_tokens = event.cached_tokens
+        if event.queue_ms is not None and event.prefill_ms is not None:
+            self.queue_s, self.prefill_s = event.queue_ms / MS_PER_S, event.prefill_ms / MS_PER_S
         self.ended, self.tokenless = event.end, event.tokenless
         if event.error is not None:
             self.error = event
@@ -221,6 +226,8 @@ def decode_answer(
             streamed=collector.streamed,
             held_s=received.held_s,
             cached_tokens=collector.cached_tokens,
+            queue_s=collector.queue_s,
+            prefill_s=collector.prefill_s,
             thought_chars=collector.thought_chars,
             adapter=received.adapter,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lmi_bench.core.level import Power
+from lmi_bench.core.server_metrics import Power
 
 MIN_SPAN_S = 5.0  # minimum level length: the driver averages power over up to a second
 _J_PER_MJ = 1e-3

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import ServerMetrics
 from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.core.units import MS_PER_S
 from lmi_bench.loadgen.watch.gpu_power import GpuPower
 from lmi_bench.loadgen.watch.host_cpu import HostCpu
@@ -164,7 +164,9 @@ def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
         return _why(exc)
     if sample.gauges or sample.counters:
         return None
-    return "it holds no metric that is known here (vLLM's, TGI's, LMI's or lmi-bench's names)"
+    return (
+        "it holds no metric that is known here (the names of vLLM, SGLang, TGI, LMI or lmi-bench)"
+    )
 
 
 def _why(exc: Exception) -> str:
@@ -229,17 +231,19 @@ def _of_servers(
 
 
 def _ttft(grown: Mapping[str, float], records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Mean TTFT of the server and of the client; the difference is network and HTTP."""
-    client_s = [r.token_times_s[0] - r.sent_s for r in records if r.ok and r.token_times_s]
-    if not grown.get("ttft_count") or not client_s:
-        return {}
-    server_ms = grown["ttft_sum_s"] / grown["ttft_count"] * MS_PER_S
-    client_ms = statistics.fmean(client_s) * MS_PER_S
-    return {
-        "ttft_mean_ms": server_ms,
-        "client_ttft_mean_ms": client_ms,
-        "client_minus_server_ttft_ms": client_ms - server_ms,
+    """Mean TTFT of the server, its parts, and that of the client; the difference is network and
+    HTTP."""
+    found = {
+        f"{name}_mean_ms": grown[f"{name}_sum_s"] / count * MS_PER_S
+        for name in ("ttft", "queue", "prefill")
+        if (count := grown.get(f"{name}_count"))
     }
+    client_s = [r.token_times_s[0] - r.sent_s for r in records if r.ok and r.token_times_s]
+    if "ttft_mean_ms" in found and client_s:
+        found["first_tokens"] = grown["ttft_count"]
+        found["client_ttft_mean_ms"] = client_ms = statistics.fmean(client_s) * MS_PER_S
+        found["client_minus_server_ttft_ms"] = client_ms - found["ttft_mean_ms"]
+    return found
 
 
 def _sharing(replicas: Sequence[_Replica], warnings: list[str]) -> dict[str, Any]:

@@ -221,17 +221,37 @@ def engine_rows(levels: Lines) -> list[dict[str, str]]:
 
 def server_table(axis: str, lines: Lines) -> Table | None:
     """The server's own metrics beside the client's."""
-    fields = [
-        key_field(f"server.{row['key']}", row["title"], row["group"], _FORMATS[row["format"]])
-        for row in COLUMNS
-        if row["of"] == "server"
-        and any(value_at(line, f"server.{row['key']}") is not None for line in lines)
-    ]
+    fields = _known_fields("server", lines)
     if not fields:
         return None
     sources = next((found for line in lines if (found := value_at(line, "server.sources"))), ())
     note = f"Read from {', '.join(sources)}." if sources else ""
     return per_level("The server's own view", axis, lines, fields, note)
+
+
+def _known_fields(part: str, lines: Lines) -> list[Field[Level]]:
+    """The columns of a part of a level that some level has a value for."""
+    return [
+        key_field(f"{part}.{row['key']}", row["title"], row["group"], _FORMATS[row["format"]])
+        for row in COLUMNS
+        if row["of"] == part
+        and any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
+    ]
+
+
+def ttft_split_table(axis: str, lines: Lines) -> Table | None:
+    """Mean TTFT by where it goes, where the server states its part."""
+    fields = _known_fields("ttft_split", lines)
+    note = (
+        "Means over every answer, first ones of users included. Client: sent later than due. "
+        "Network: both ways, with HTTP. Not explained: the rest of the server's own TTFT. The "
+        "client's own error is at most the last column."
+    )
+    return (
+        per_level("Where the time to first token goes", axis, lines, fields, note)
+        if fields
+        else None
+    )
 
 
 def power_table(axis: str, lines: Lines) -> Table | None:
@@ -257,5 +277,5 @@ def power_table(axis: str, lines: Lines) -> Table | None:
 
 TABLES = (
     search_table, spread_table, sessions_table, steady_table, engine_table, server_table,
-    power_table,
+    ttft_split_table, power_table,
 )  # fmt: skip

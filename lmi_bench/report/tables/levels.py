@@ -40,6 +40,12 @@ COLUMNS: Final = read_rows("level_columns.csv", "report")
 """Columns by the statistics that they are `of`. page_always and console_always: shown although all
 their values are missing or 0."""
 
+
+TTFT_PARTS: Final = {
+    row["key"]: row["title"] for row in COLUMNS if row["of"] == "ttft_split" and row["group"]
+}
+"""Title of each part of the mean TTFT."""
+
 Lines = Sequence[Level]
 Records = Sequence[Sequence[RequestRecord]] | None
 LevelFields = Sequence[Field[Level]]

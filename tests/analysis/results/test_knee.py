@@ -12,8 +12,8 @@ from lmi_bench.analysis.results.knee import KNEE_RULES, bend_index, find_knees, 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
 from lmi_bench.analysis.results.repeats import spread
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import ServerMetrics
 from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.server_metrics import ServerMetrics
 from tests.levels import changed, level_of
 
 # Llama 2 7B, FP16, TGI of late 2023, ml.g5.2xlarge, 256 in and 256 out: (concurrency, tok/s,

@@ -58,6 +58,28 @@ def test_a_page_is_summed_over_its_labels_and_longer_names_are_others():
     assert sample.counters["ttft_sum_s"] == 1.5
 
 
+def test_the_means_of_queue_and_prefill_are_those_of_the_level(serve):
+    stages = (
+        "vllm:request_queue_time_seconds_sum {0}\nvllm:request_queue_time_seconds_count {1}\n"
+        "vllm:request_prefill_time_seconds_sum {2}\nvllm:request_prefill_time_seconds_count {1}\n"
+    )
+    found = _watch(
+        serve(_page(2) + stages.format(9, 2, 9), _page(6, ttft_s=0.25) + stages.format(9.2, 6, 9.6))
+    )
+    assert found["first_tokens"] == 4
+    assert found["queue_mean_ms"] == pytest.approx(50)
+    assert found["prefill_mean_ms"] == pytest.approx(150)
+
+
+def test_names_of_sglang_are_known():
+    sample = read_page(
+        "sglang:num_running_reqs 4\nsglang:num_queue_reqs 2\nsglang:token_usage 0.5\n"
+        "sglang:time_to_first_token_seconds_sum 2\nsglang:queue_time_seconds_count 8\n"
+    )
+    assert sample.gauges == {"running": 4.0, "waiting": 2.0, "kv_usage_frac": 0.5}
+    assert sample.counters == {"ttft_sum_s": 2.0, "queue_count": 8.0}
+
+
 def test_tgi_and_older_vllm_names_are_known():
     sample = read_page("tgi_batch_current_size 4\ntgi_queue_size 2\ntgi_request_success 8\n")
     assert sample.gauges == {"running": 4.0, "waiting": 2.0}
