@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.model.capacity import step_time_model_for, theory_batch
+from lmi_bench.analysis.model.capacity import critical_batch_of, step_time_model_for
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.knee_cause import KneeFacts
@@ -210,8 +210,8 @@ def engine_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level
         return limits
     setup, profile = replace(parts.setup, speculation=None), parts.profile
     lengths = max(kinds, key=lambda kind: kind.input_tokens + kind.output_tokens)
-    theory = theory_batch(
-        setup, profile, input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
+    critical = critical_batch_of(
+        setup, input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
     )
     model = step_time_model_for(setup, profile)
     context = lengths.input_tokens + lengths.output_tokens // 2
@@ -223,5 +223,5 @@ def engine_limits(scenario: Scenario, parts: EngineParts, levels: Sequence[Level
             decode_sequences=batch, decode_tokens=batch, decode_context_tokens=batch * context
         )
         binding[line.load.value] = model.explain(shape).binding
-    b_star = float("inf") if theory.b_star is None else theory.b_star * copies
+    b_star = float("inf") if critical is None else critical * copies
     return replace(limits, b_star=b_star, binding=binding)

@@ -10,17 +10,15 @@ from typing import Final
 
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.memory import (
-    MemoryPlan,
     expert_params,
     kv_bytes_per_sequence,
     kv_bytes_per_value,
-    plan_memory,
     weight_bytes,
     weight_format,
 )
 from lmi_bench.analysis.model.parallelism import (
     Parallelism,
-    check_parallelism,
+    parallelism_problem,
     repeated_weight_bytes,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -34,37 +32,89 @@ from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine.scheduling.config import SchedulerConfig
-from lmi_bench.models.shape import ModelShape, possible_degrees
+from lmi_bench.models.shape import ModelShape, possible_degrees, tensor_parallel_problem
 
 _SINCE: Final = {"mxfp4": 8.0, "nvfp4": 7.5, "float8": 7.5}
 """The least compute capability of a format's kernels: vLLM 0.32, get_min_capability."""
 _ACTIVATION_BYTES, _LOGIT_BYTES = 2, 4
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """One rank's memory, in bytes, and how many sequences the copy holds.
+
+    kv_bytes_per_sequence   cache of one sequence at its full length
+    sequences_guaranteed    number that fits at full length; sequences_expected: half through output
+    problem                 why the model does not fit; None if it does
+    """
+
+    memory_bytes: float
+    weight_bytes: float
+    reserve_bytes: float
+    kv_bytes_per_sequence: float = 0.0
+    sequences_guaranteed: int = 0
+    sequences_expected: int = 0
+    problem: str | None = None
+
+    @property
+    def kv_budget_bytes(self) -> float:
+        """Memory left for the KV cache; below 0 the weights do not fit."""
+        return self.memory_bytes - self.weight_bytes - self.reserve_bytes
+
+
 def memory_plan_for(
     setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
 ) -> MemoryPlan:
-    """One rank's memory under the engine's share and reserve."""
-    plan_with = partial(
-        plan_memory,
-        setup.shape,
-        memory_bytes=setup.instance.accelerator.memory_bytes * profile.memory_share,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        dtype=setup.dtype,
-        tensor_parallel=setup.tensor_parallel,
-        kv_bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
-        attention_groups=setup.parallelism.attention_groups,
-        pipeline=setup.parallelism.pipeline,
-        repeated_bytes=repeated_weight_bytes(
-            setup.shape, setup.dtype, setup.parallelism, setup.tensor_parallel
-        ),
+    """One rank's memory under the engine's share and reserve.
+
+    B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
+    """
+    shape, split, degree = setup.shape, setup.parallelism, setup.tensor_parallel
+    repeated_bytes = repeated_weight_bytes(shape, setup.dtype, split, degree)
+    plan = MemoryPlan(
+        setup.instance.accelerator.memory_bytes * profile.memory_share,
+        (weight_bytes(shape, setup.dtype) / degree + repeated_bytes) / split.pipeline,
+        reserve_bytes_of(setup, profile),
+        problem=tensor_parallel_problem(shape, setup.attention_degree),
     )
-    plan = plan_with(reserve_bytes=reserve_bytes_of(setup, profile))
-    if profile.cache_tokens is None:
+    if plan.problem is not None:
         return plan
-    cache_bytes = profile.cache_tokens * kv_bytes_of(setup, input_tokens + output_tokens)
-    return plan_with(reserve_bytes=plan.memory_bytes - plan.weight_bytes - cache_bytes)
+    if profile.cache_tokens is not None:
+        cache_bytes = profile.cache_tokens * kv_bytes_of(setup, input_tokens + output_tokens)
+        reserve_bytes = plan.memory_bytes - plan.weight_bytes - cache_bytes
+        plan = replace(plan, reserve_bytes=reserve_bytes)
+    full = _sequence_bytes(setup, input_tokens + output_tokens) / split.pipeline
+    half = _sequence_bytes(setup, input_tokens + output_tokens / 2) / split.pipeline
+    guaranteed, expected = (  # a sequence's cache is in one group, a share of it on each stage
+        split.attention_groups * max(0, math.floor(plan.kv_budget_bytes / each))
+        for each in (full, half)
+    )
+    plan = replace(
+        plan,
+        kv_bytes_per_sequence=full,
+        sequences_guaranteed=guaranteed,
+        sequences_expected=expected,
+    )
+    return plan if guaranteed > 0 else replace(plan, problem=_misfit(setup, plan))
+
+
+def _misfit(setup: Setup, plan: MemoryPlan) -> str:
+    """The term that exceeds the device's memory, with every number."""
+    have = f"{bytes_to_gib(plan.memory_bytes):.1f} GiB of the device"
+    need = f"{bytes_to_gib(plan.weight_bytes):.1f} GiB of weights a device"
+    need += f" at TP {setup.tensor_parallel}"
+    if plan.weight_bytes > plan.memory_bytes:
+        return f"{need} exceed the {have} (weights): more devices or fewer bits a weight"
+    if plan.weight_bytes + plan.reserve_bytes > plan.memory_bytes:
+        return (
+            f"{need} and {bytes_to_gib(plan.reserve_bytes):.1f} GiB of reserve exceed the {have} "
+            "(reserve): more devices or fewer bits a weight"
+        )
+    return (
+        f"{setup.shape.name}: {bytes_to_gib(plan.kv_budget_bytes):.2f} GiB left of the {have} hold "
+        f"no sequence of {bytes_to_gib(plan.kv_bytes_per_sequence):.2f} GiB of KV cache (KV): "
+        "shorter requests or more devices"
+    )
 
 
 def reserve_bytes_of(setup: Setup, profile: EngineProfile) -> float:
@@ -181,19 +231,25 @@ def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
 
     With attention groups averaged over the devices too: a token is in one group.
     """
-    sequence_bytes = kv_bytes_per_sequence(
+    parts = setup.parallelism.attention_groups * setup.parallelism.pipeline
+    return _sequence_bytes(setup, context_tokens) / context_tokens / parts
+
+
+def _sequence_bytes(setup: Setup, tokens: float) -> float:
+    """Bytes of a sequence's cache on each device of its attention group, of all stages."""
+    return kv_bytes_per_sequence(
         setup.shape,
-        context_tokens,
+        tokens,
         bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
         tensor_parallel=setup.attention_degree,
     )
-    parts = setup.parallelism.attention_groups * setup.parallelism.pipeline
-    return sequence_bytes / context_tokens / parts
 
 
 def check_devices(setup: Setup) -> None:
     """`check_degree` of a copy on all its hosts; raises CapacityError for an impossible split."""
-    check_parallelism(setup.shape, setup.parallelism, setup.tensor_parallel)
+    problem = parallelism_problem(setup.shape, setup.parallelism, setup.tensor_parallel)
+    if problem is not None:
+        raise CapacityError(problem)
     hosts, instance = setup.parallelism.hosts, setup.instance
     if hosts == 1 and setup.parallelism.pipeline == 1:
         check_degree(instance, setup.tensor_parallel)
@@ -290,29 +346,6 @@ def planned_model_for(setup: Setup, profile: EngineProfile) -> PricedSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class TheoryBatch:
-    """The theoretical knee: the batch beyond which throughput stops growing.
-
-    b_max   sequences that the cache holds (guaranteed)
-    b_star  critical batch size; None where decoding never becomes compute-bound
-    """
-
-    b_max: int
-    b_star: float | None
-
-    @property
-    def knee(self) -> float:
-        """min(B_max, B*)."""
-        return float(self.b_max) if self.b_star is None else min(float(self.b_max), self.b_star)
-
-    @property
-    def cause(self) -> str:
-        """The limit that ends the growth: `KV memory` or `compute`."""
-        memory = self.b_star is None or self.b_max <= self.b_star
-        return "KV memory" if memory else "compute"
-
-
-@dataclass(frozen=True, slots=True)
 class Roofline:
     """One device of a copy while it decodes: its peaks, and what a step takes there.
 
@@ -362,14 +395,14 @@ def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofl
     )
 
 
-def theory_batch(
-    setup: Setup, profile: EngineProfile, *, input_tokens: int, output_tokens: int
-) -> TheoryBatch:
-    """B_max and B*(L) of one copy from data sheets, L = input + output / 2; raises InputError."""
+def critical_batch_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> float | None:
+    """B*(L) of one copy from data sheets, L = input + output / 2; None: never compute-bound.
+
+    Raises InputError.
+    """
     roof = roofline_of(setup, input_tokens=input_tokens, output_tokens=output_tokens)
-    plan = memory_plan_for(setup, profile, input_tokens=input_tokens, output_tokens=output_tokens)
     context, devices = input_tokens + output_tokens / 2, setup.tensor_parallel
-    b_star = critical_batch_size(
+    return critical_batch_size(
         weight_bytes=weight_bytes(setup.shape, setup.dtype),
         params_active=setup.shape.params_active,
         bandwidth_bytes_per_s=devices * roof.bandwidth_bytes_per_s,
@@ -377,4 +410,3 @@ def theory_batch(
         mean_context_tokens=context,
         kv_bytes_per_token=devices * kv_bytes_of(setup, context),
     )
-    return TheoryBatch(plan.sequences_guaranteed, b_star)

@@ -198,7 +198,7 @@ def cell_from_json(content: Mapping[str, Any], machine: MeasuredMachine | None) 
         if "speculation" in of_setup:
             of_setup["speculation"] = Speculation.from_json(of_setup["speculation"])
         if "parallelism" in of_setup:
-            of_setup["parallelism"] = Parallelism.from_json(of_setup["parallelism"])
+            of_setup["parallelism"] = Parallelism(**of_setup["parallelism"])
         setup = Setup(ModelShape(**model), _machine(where, machine), **of_setup)
         load = Load(values.pop("concurrency") or None, values.pop("rate_per_s", None))
         return MeasuredLevel(setup, load=load, **values)

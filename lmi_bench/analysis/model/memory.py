@@ -1,21 +1,17 @@
-"""Bytes of weights and KV cache on one rank, and whether they fit a device's memory.
+"""Bytes of weights and KV cache on one rank, by shape and number format.
 
 Quantized checkpoints keep embedding and output head in 16 bits; scales and zero points count (AWQ
 4.16, MXFP4 4.25, NVFP4 4.5 bits a weight; of a mixture the last two cover only routed experts).
 Windows stop the growth of a layer's cache, latent attention (MLA) caches one vector for each token
 and layer, complete on every rank, and linear attention keeps a constant state. Kwon et al. 2023,
 arXiv:2309.06180, section 3; DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
-
-    B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from lmi_bench.core.errors import CapacityError, InputError
-from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.models.shape import ModelShape, tensor_parallel_problem
 
 BITS_PER_BYTE = 8
@@ -233,99 +229,6 @@ def kv_bytes_per_sequence(
     window = min(context_tokens, shape.sliding_window or context_tokens)
     cache = values * bytes_per_value * (growing * context_tokens + sliding * window)
     return cache + shape.state_bytes / tensor_parallel
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """One rank's memory, in bytes.
-
-    kv_bytes_per_sequence   cache of one sequence at its full length
-    sequences_guaranteed    number that fits at full length; sequences_expected: half through output
-    problem                 why the model does not fit; None if it does
-    """
-
-    memory_bytes: float
-    weight_bytes: float
-    reserve_bytes: float
-    kv_bytes_per_sequence: float
-    sequences_guaranteed: int
-    sequences_expected: int
-    problem: str | None
-
-    @property
-    def kv_budget_bytes(self) -> float:
-        """Memory left for the KV cache; below 0 the weights do not fit."""
-        return self.memory_bytes - self.weight_bytes - self.reserve_bytes
-
-
-def plan_memory(
-    shape: ModelShape,
-    *,
-    memory_bytes: float,
-    input_tokens: int,
-    output_tokens: int,
-    dtype: str = "float16",
-    tensor_parallel: int = 1,
-    reserve_bytes: float = 0.0,
-    kv_bytes_per_value: float = KV_BYTES_PER_VALUE,
-    attention_groups: int = 1,
-    pipeline: int = 1,
-    repeated_bytes: float = 0.0,
-) -> MemoryPlan:
-    """A rank's memory, and how many sequences of the given lengths the copy holds.
-
-    attention_groups, pipeline  as in `Parallelism`; a sequence's cache is in one group, and each
-                                stage has its layers' share
-    repeated_bytes              weights beyond an even share, since groups repeat attention
-    """
-    attention_degree = max(1, tensor_parallel // attention_groups)
-    plan = MemoryPlan(
-        memory_bytes,
-        (weight_bytes(shape, dtype) / tensor_parallel + repeated_bytes) / pipeline,
-        reserve_bytes,
-        kv_bytes_per_sequence=0.0,
-        sequences_guaranteed=0,
-        sequences_expected=0,
-        problem=tensor_parallel_problem(shape, attention_degree),
-    )
-    if plan.problem is not None:
-        return plan
-
-    def kv_bytes(tokens: float) -> float:
-        whole = kv_bytes_per_sequence(
-            shape, tokens, bytes_per_value=kv_bytes_per_value, tensor_parallel=attention_degree
-        )
-        return whole / pipeline
-
-    full = kv_bytes(input_tokens + output_tokens)
-    half = kv_bytes(input_tokens + output_tokens / 2)
-    plan = replace(
-        plan,
-        kv_bytes_per_sequence=full,
-        sequences_guaranteed=attention_groups * max(0, math.floor(plan.kv_budget_bytes / full)),
-        sequences_expected=attention_groups * max(0, math.floor(plan.kv_budget_bytes / half)),
-    )
-    if plan.sequences_guaranteed > 0:
-        return plan
-    return replace(plan, problem=_misfit(shape, tensor_parallel, plan))
-
-
-def _misfit(shape: ModelShape, tensor_parallel: int, plan: MemoryPlan) -> str:
-    """The term that exceeds the device's memory, with every number."""
-    have = f"{bytes_to_gib(plan.memory_bytes):.1f} GiB of the device"
-    need = f"{bytes_to_gib(plan.weight_bytes):.1f} GiB of weights a device at TP {tensor_parallel}"
-    if plan.weight_bytes > plan.memory_bytes:
-        return f"{need} exceed the {have} (weights): more devices or fewer bits a weight"
-    if plan.weight_bytes + plan.reserve_bytes > plan.memory_bytes:
-        return (
-            f"{need} and {bytes_to_gib(plan.reserve_bytes):.1f} GiB of reserve exceed the {have} "
-            "(reserve): more devices or fewer bits a weight"
-        )
-    return (
-        f"{shape.name}: {bytes_to_gib(plan.kv_budget_bytes):.2f} GiB left of the {have} hold no "
-        f"sequence of {bytes_to_gib(plan.kv_bytes_per_sequence):.2f} GiB of KV cache (KV): shorter "
-        "requests or more devices"
-    )
 
 
 def min_devices(

@@ -12,13 +12,12 @@ pipeline stages: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any, Final
 
 from lmi_bench.analysis.model.memory import embedding_params, expert_params, weight_format
-from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
 
 NETWORK_BYTES_PER_S: Final = 50e9
@@ -78,11 +77,6 @@ class Parallelism:
             del content["network_bytes_per_s"]
         return content
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Parallelism:
-        """Inverse of `to_json`; raises TypeError for unknown keys, InputError for bad values."""
-        return cls(**content)
-
 
 PLAIN: Final = Parallelism()
 
@@ -105,12 +99,6 @@ def parallelism_problem(
     return None
 
 
-def check_parallelism(shape: ModelShape, parallelism: Parallelism, tensor_parallel: int) -> None:
-    """Raises CapacityError where a model cannot be split so."""
-    if (problem := parallelism_problem(shape, parallelism, tensor_parallel)) is not None:
-        raise CapacityError(problem)
-
-
 def attention_params(shape: ModelShape) -> int:
     """Parameters of attention in all layers: what is left beside experts, MLP and embeddings.
 
@@ -125,18 +113,18 @@ def attention_params(shape: ModelShape) -> int:
     return max(0, shape.params_total - others)
 
 
-def rank_weight_params(shape: ModelShape, parallelism: Parallelism, tensor_parallel: int) -> float:
-    """Parameters beyond an even share that a device holds: attention repeated in each group."""
-    return attention_params(shape) * (parallelism.attention_groups - 1) / tensor_parallel
+def repeated_params(shape: ModelShape, parallelism: Parallelism) -> int:
+    """Parameters that a copy holds more than once: attention, in each further group."""
+    return attention_params(shape) * (parallelism.attention_groups - 1)
 
 
 def repeated_weight_bytes(
     shape: ModelShape, dtype: str, parallelism: Parallelism, tensor_parallel: int
 ) -> float:
-    """`rank_weight_params` in bytes."""
+    """Bytes of a device's weights beyond an even share: of `repeated_params`."""
     fmt = weight_format(dtype)
     bits = 16 if fmt.covers == "experts" else fmt.bits
-    return rank_weight_params(shape, parallelism, tensor_parallel) * bits / 8
+    return repeated_params(shape, parallelism) / tensor_parallel * bits / 8
 
 
 def busiest_rank_sd(ranks: int) -> float:

@@ -25,6 +25,7 @@ from lmi_bench.analysis.model.parallelism import (
     attention_params,
     busiest_rank_sd,
     expert_exchange,
+    repeated_params,
 )
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.model.setup import Setup
@@ -338,7 +339,7 @@ def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> P
     params = StreamedParams.of(shape, setup.dtype)
     param_s = rates.weight_bytes / rates.weight_bytes_per_s
     full_s = params.full * _ACTIVATION_BYTES / rates.read_bytes_per_s
-    repeated = attention_params(shape) * (setup.parallelism.attention_groups - 1)
+    repeated = repeated_params(shape, setup.parallelism)
     repeated_s = param_s if params.packed else _ACTIVATION_BYTES / rates.read_bytes_per_s
     read_s = (params.experts + params.packed) * param_s + full_s + repeated * repeated_s
     active = shape.params_active - embedding_params(shape)

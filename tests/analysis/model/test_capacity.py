@@ -7,10 +7,11 @@ import pytest
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.analysis.model.capacity import (
+    critical_batch_of,
+    memory_plan_for,
     roofline_of,
     scheduler_config_for,
     step_time_model_for,
-    theory_batch,
 )
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.results.latency import summarise_level
@@ -57,30 +58,20 @@ def test_requests_beyond_the_positions_of_the_model_are_refused():
         config(total=5000)
 
 
-def test_the_theory_knee_of_llama_2_7b_is_its_cache():
-    """It never turns compute-bound at 384 tokens, so B_max = 7.72 GB / 0.25 GiB = 28."""
-    theory = theory_batch(
-        Setup(find_model("llama-2-7b"), find_instance("ml.g5.2xlarge"), 1, "float16"),
-        TGI_2023,
-        input_tokens=256,
-        output_tokens=256,
-    )
-    assert theory.b_star is None
-    assert theory.b_max == int((0.95 * 22888 * 2**20 - 2 * 6738415616 - 1.6e9) // 2**28)
-    assert (theory.knee, theory.cause) == (theory.b_max, "KV memory")
+def test_llama_2_7b_never_turns_compute_bound_at_384_tokens():
+    setup = Setup(find_model("llama-2-7b"), find_instance("ml.g5.2xlarge"), 1, "float16")
+    assert critical_batch_of(setup, input_tokens=256, output_tokens=256) is None
+    plan = memory_plan_for(setup, TGI_2023, input_tokens=256, output_tokens=256)
+    held = (0.95 * 22888 * 2**20 - 2 * 6738415616 - 1.6e9) // 2**28
+    assert plan.sequences_guaranteed == int(held)
 
 
-def test_grouped_queries_and_much_memory_make_compute_the_theory_knee():
+def test_with_grouped_queries_compute_binds_from_a_batch_on():
     """Llama 3 8B on A100-80 at 150 tokens: (16.06e9 / 2.039e12) / (16.06e9 / 312e12 - 9.6e-6)."""
-    theory = theory_batch(
-        Setup(find_model("llama-3-8b"), find_instance("ml.p4de.24xlarge"), 1, "float16"),
-        TGI_2023,
-        input_tokens=100,
-        output_tokens=100,
-    )
+    setup = Setup(find_model("llama-3-8b"), find_instance("ml.p4de.24xlarge"), 1, "float16")
     by_hand = (16.0605e9 / 2.039e12) / (16.0605e9 / 312e12 - 150 * 131072 / 2.039e12)
-    assert theory.b_star == pytest.approx(by_hand, rel=1e-3)
-    assert theory.cause == "compute"
+    batch = critical_batch_of(setup, input_tokens=100, output_tokens=100)
+    assert batch == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_the_simulated_sweep_of_a_published_instance_is_close_to_it():

@@ -17,27 +17,31 @@ from lmi_bench.analysis.model.memory import (
     checkpoint_format,
     expert_params,
     min_devices,
-    plan_memory,
     weight_bytes,
     weight_format,
 )
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
-from lmi_bench.catalog.instances import find_instance
+from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import tensor_parallel_problem
 
 
+def plan_of(shape, memory_bytes, input_tokens, output_tokens, *, degree=1, reserve_bytes=0.0):
+    """The plan of an engine that takes a device's whole memory but for the reserve."""
+    device = replace(find_accelerator("A10G"), memory_bytes=memory_bytes)
+    profile = replace(
+        GRAPH_GPU_PRIOR, memory_share=1.0, reserve_bytes=reserve_bytes, reserves_activations=True
+    )
+    setup = Setup(shape, bare_machine(device, degree), degree, "float16")
+    return memory_plan_for(setup, profile, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
 def test_ten_gigabytes_left_hold_four_llama_2_7b_sequences_of_4096_tokens():
     """The post: 24 GB less 14 GB of weights leave 10 GB; 10 / 2.15 GB a sequence is 4."""
     shape = find_model("llama-2-7b")
-    plan = plan_memory(
-        shape,
-        memory_bytes=weight_bytes(shape, "float16") + 10e9,
-        input_tokens=3840,
-        output_tokens=256,
-    )
+    plan = plan_of(shape, weight_bytes(shape, "float16") + 10e9, 3840, 256)
     assert plan.sequences_guaranteed == 4
     assert plan.kv_budget_bytes == pytest.approx(10e9)
 
@@ -45,25 +49,14 @@ def test_ten_gigabytes_left_hold_four_llama_2_7b_sequences_of_4096_tokens():
 def test_expected_sequences_are_half_through_their_output():
     """256 / 256 in 10 GB: 10e9 / (512 * 2**19) = 37.3; 10e9 / (384 * 2**19) = 49.7."""
     shape = find_model("llama-2-7b")
-    plan = plan_memory(
-        shape,
-        memory_bytes=weight_bytes(shape, "float16") + 10e9,
-        input_tokens=256,
-        output_tokens=256,
-    )
+    plan = plan_of(shape, weight_bytes(shape, "float16") + 10e9, 256, 256)
     assert (plan.sequences_guaranteed, plan.sequences_expected) == (37, 49)
 
 
 @pytest.mark.parametrize(("degree", "share"), [(4, 0.86), (8, 0.43)])
 def test_falcon_40b_fills_a_24_gb_device_as_the_post_says(degree, share):
     """The post: 20 and 10 GB of 24 (84 and about 40 %) from a rounded 40e9 parameters."""
-    plan = plan_memory(
-        find_model("falcon-40b"),
-        memory_bytes=24e9,
-        input_tokens=256,
-        output_tokens=32,
-        tensor_parallel=degree,
-    )
+    plan = plan_of(find_model("falcon-40b"), 24e9, 256, 32, degree=degree)
     assert plan.weight_bytes / 24e9 == pytest.approx(share, abs=0.005)
 
 
@@ -117,9 +110,10 @@ def test_falcon_7b_cannot_be_split():
 def test_falcon_180b_is_refused_on_p4d_and_fits_on_p4de():
     """179.5e9 * 2 / 8 = 44.9 GB a device: above 40 GiB, below 80."""
     shape = find_model("falcon-180b")
-    lengths = {"input_tokens": 256, "output_tokens": 256, "tensor_parallel": 8}
-    small = plan_memory(shape, memory_bytes=find_accelerator("A100-40").memory_bytes, **lengths)
-    large = plan_memory(shape, memory_bytes=find_accelerator("A100-80").memory_bytes, **lengths)
+    small, large = (
+        plan_of(shape, find_accelerator(name).memory_bytes, 256, 256, degree=8)
+        for name in ("A100-40", "A100-80")
+    )
     assert small.problem is not None
     assert "(weights)" in small.problem
     assert "41.8 GiB" in small.problem
@@ -131,13 +125,8 @@ def test_falcon_180b_is_refused_on_p4d_and_fits_on_p4de():
 )
 def test_a_misfit_names_the_term_that_overflows(memory_gib, reserve_gib, cause):
     """Llama 2 7B has 12.55 GiB of weights and 2 GiB of cache at 4096 tokens."""
-    plan = plan_memory(
-        find_model("llama-2-7b"),
-        memory_bytes=memory_gib * 2**30,
-        reserve_bytes=reserve_gib * 2**30,
-        input_tokens=3840,
-        output_tokens=256,
-    )
+    shape, reserve_bytes = find_model("llama-2-7b"), reserve_gib * 2**30
+    plan = plan_of(shape, memory_gib * 2**30, 3840, 256, reserve_bytes=reserve_bytes)
     assert plan.problem is not None
     assert f"({cause})" in plan.problem
 

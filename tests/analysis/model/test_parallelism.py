@@ -177,4 +177,4 @@ def test_impossible_splits_say_why():
 
 def test_a_split_survives_its_json():
     for each in (PLAIN, EXPERTS, Parallelism(True, 16, 2, 4, 25e9)):
-        assert Parallelism.from_json(each.to_json()) == each
+        assert Parallelism(**each.to_json()) == each
