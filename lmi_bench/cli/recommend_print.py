@@ -106,8 +106,8 @@ def rejection_lines(rejected: Sequence[Rejection], most: int = _SHOWN_REASONS) -
         place = each.instance_type
         if each.tensor_parallel is not None:
             place += f" TP {each.tensor_parallel}"
-        if setting := each.setting.describe():
-            place += f", {setting}"
+        if each.setting:
+            place += f", {each.setting}"
         yield f"  {times:>3}  {'such as ' if times > 1 else ''}{place}: {each.reason}"
     if len(kinds) > most:
         yield f"  more kinds of reason: {len(kinds) - most}, in the --json file"

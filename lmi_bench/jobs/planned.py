@@ -13,7 +13,6 @@ from lmi_bench.analysis.fleet.money import Purchase, PurchaseKind, Requirements
 from lmi_bench.analysis.level.layouts import RequestKind, Workload
 from lmi_bench.analysis.level.prefix_hits import PrefixTraffic
 from lmi_bench.analysis.model.checkpoint_dtype import dtype_note, planned_dtype
-from lmi_bench.analysis.model.engine_setting import EngineAxes
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.setup import ACCEPTANCE, OWN_LAYER, Setup, Speculation
 from lmi_bench.analysis.model.speculation import acceptance_of_counts
@@ -170,23 +169,24 @@ def first_dtype(settings: AxisSettings) -> str | None:
     return weight_format(names[0]).name if names else None
 
 
-def engine_axes(settings: AxisSettings) -> EngineAxes:
-    """The values of each engine setting to choose from."""
-    return EngineAxes(
-        dtypes=_listed("--dtype", settings.dtype, str),
-        kv_dtypes=_listed("--kv-dtype", settings.kv_dtype, str),
-        speculation=planned_speculation(settings.speculation),
-        max_batch_sizes=_listed("--max-batch", settings.max_batch, int),
-        max_prefill_tokens=_listed("--prefill-tokens", settings.prefill_tokens, int),
-        chunked_prefill=_listed("--chunked-prefill", settings.chunked_prefill, _on_off),
-        memory_shares=_listed("--memory-share", settings.memory_share, float),
-        cuda_graphs=_listed("--graphs", settings.graphs, _on_off),
-        copies=_listed("--replicas", settings.replicas, int),
-        expert_parallel=_listed("--ep", settings.ep, _on_off),
-        dp_attention=_listed("--dp-attention", settings.dp_attention, _on_off),
-        pipelines=_listed("--pp", settings.pp, int),
-        hosts=_listed("--hosts", settings.hosts, int),
-    )
+def engine_axes(settings: AxisSettings) -> dict[str, tuple[Any, ...]]:
+    """The values of each engine setting to choose from, by the field of `EngineSetting`."""
+    draft = planned_speculation(settings.speculation)
+    return {
+        "dtype": _listed("--dtype", settings.dtype, str),
+        "kv_dtype": _listed("--kv-dtype", settings.kv_dtype, str),
+        "speculation": () if draft is None else (None, draft),
+        "max_batch_size": _listed("--max-batch", settings.max_batch, int),
+        "max_prefill_tokens": _listed("--prefill-tokens", settings.prefill_tokens, int),
+        "chunked_prefill": _listed("--chunked-prefill", settings.chunked_prefill, _on_off),
+        "memory_share": _listed("--memory-share", settings.memory_share, float),
+        "cuda_graphs": _listed("--graphs", settings.graphs, _on_off),
+        "copies": _listed("--replicas", settings.replicas, int),
+        "expert_parallel": _listed("--ep", settings.ep, _on_off),
+        "dp_attention": _listed("--dp-attention", settings.dp_attention, _on_off),
+        "pipeline": _listed("--pp", settings.pp, int),
+        "hosts": _listed("--hosts", settings.hosts, int),
+    }
 
 
 def _listed(flag: str, text: str | None, read: Callable[[str], Any]) -> tuple[Any, ...]:

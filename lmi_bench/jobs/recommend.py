@@ -20,6 +20,7 @@ from lmi_bench.analysis.fleet.vary import (
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype
+from lmi_bench.analysis.model.engine_setting import settings_of
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_to_json
 from lmi_bench.catalog.instances import Instance, find_instance
@@ -165,7 +166,6 @@ def with_images(
 def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
     money = settings.money
-    axes = planned.engine_axes(settings.axes)
     load = _load(settings, basis)
     return RecommendRequest(
         workload=planned.with_prefix_hits(basis.workload, settings, load),
@@ -186,8 +186,11 @@ def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
         simulate_long=True,
         measured=basis.measured,
         calibrated=basis.accuracy is not None,
-        settings=axes.settings(
-            dtype=basis.workload.dtype, profile=basis.profile, shape=basis.workload.shape
+        settings=settings_of(
+            planned.engine_axes(settings.axes),
+            dtype=basis.workload.dtype,
+            profile=basis.profile,
+            shape=basis.workload.shape,
         ),
     )
 

@@ -153,5 +153,5 @@ def test_flags_are_lists_and_the_first_format_is_the_one_to_compare_with():
     flags = AxisSettings(dtype="fp16,int4", graphs="on,off", memory_share="0.8, 0.9")
     axes = engine_axes(flags)
     assert first_dtype(flags) == "float16"
-    assert axes.cuda_graphs == (True, False)
-    assert axes.memory_shares == (0.8, 0.9)
+    assert axes["cuda_graphs"] == (True, False)
+    assert axes["memory_share"] == (0.8, 0.9)

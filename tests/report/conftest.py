@@ -165,7 +165,7 @@ def _plan():
         ("ml.c5.large", "no accelerator in the catalog"),
     )
     rejected = tuple(Rejection(name, 1, 1, reason) for name, reason in out)
-    empty = Recommendation(None, None, (), rejected, question)
+    empty = Recommendation(question, None, None, (), rejected)
     return empty.to_json() | {"recommended": best, "candidates": [best, *others]}
 
 

@@ -304,7 +304,7 @@ def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommenda
 
 def test_another_file_than_a_recommendation_is_refused(recommendation):
     del recommendation["recommended"]["instances"]
-    with pytest.raises(InputError, match="a candidate: it has no `instances`"):
+    with pytest.raises(InputError, match="recommended: it has no `instances`"):
         build_view([], [recommendation])
 
 

@@ -22,6 +22,7 @@ from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.level import GENERATOR_LIMITED, Level
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.units import ms_to_s
@@ -308,11 +309,24 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LevelAccuracy:
-    """A profile's prediction of a level that it was fitted to, by figure."""
+class LevelAccuracy(JsonValue):
+    """A profile's prediction of a level that it was fitted to; in a file a figure is a key."""
 
     concurrency: int
     figures: Mapping[str, Compared]
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"concurrency": ..., METRIC: {"measured": ..., "predicted": ...}}`."""
+        pairs = {key: pair._asdict() for key, pair in self.figures.items()}
+        return {"concurrency": self.concurrency, **pairs}
+
+    @classmethod
+    def from_json(cls, content: object, where: str = "") -> LevelAccuracy:
+        """Inverse of `to_json`; raises KeyError, TypeError or ValueError for anything else."""
+        if not isinstance(content, Mapping):
+            raise TypeError(f"{where} is {content!r}")
+        pairs = dict(content)
+        return cls(pairs.pop("concurrency"), {key: Compared(**pairs[key]) for key in pairs})
 
 
 def accuracy_on(
@@ -330,27 +344,3 @@ def accuracy_on(
                 figures[key] = Compared(*(shown_value(metric, value) for value in values))
         levels.append(LevelAccuracy(cell.concurrency, figures))
     return tuple(levels)
-
-
-def accuracy_json(levels: Sequence[LevelAccuracy]) -> dict[str, Any]:
-    """As files have it: `{"levels": [{"concurrency": ..., METRIC: {"measured", "predicted"}}]}`."""
-    return {
-        "levels": [
-            {"concurrency": each.concurrency}
-            | {key: pair._asdict() for key, pair in each.figures.items()}
-            for each in levels
-        ]
-    }
-
-
-def accuracy_from_json(content: Mapping[str, Any] | None) -> tuple[LevelAccuracy, ...] | None:
-    """Inverse of `accuracy_json`; raises KeyError or TypeError for anything else."""
-    if content is None:
-        return None
-    return tuple(
-        LevelAccuracy(
-            level["concurrency"],
-            {key: Compared(**pair) for key, pair in level.items() if key != "concurrency"},
-        )
-        for level in content["levels"]
-    )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from lmi_bench.analysis.fit.from_run import LevelAccuracy, accuracy_from_json, accuracy_json
+from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.money import Cost
 from lmi_bench.analysis.level.layouts import Layout, Rejection, RequestKind
@@ -275,7 +275,7 @@ _MEASUREMENT = ("rate_per_s", "machines", "chance", "saves_usd_per_hour")
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(JsonValue):
     """A level to measure: one copy at `rate_per_s`.
 
     machines             of the fleet that it decides on, without spare ones
@@ -298,7 +298,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation:
+class Recommendation(JsonValue):
     """The answer: `recommended`, or None with `nearest` where no candidate keeps the SLOs.
 
     missed        limit that no candidate keeps: `the SLOs`, `the budget`, or `the load` where no
@@ -308,15 +308,15 @@ class Recommendation:
     measure_next  levels that would decide or confirm, the most informative first
     """
 
+    question: Question
     recommended: Candidate | None
     nearest: Candidate | None
+    missed: str | None = field(default=None, kw_only=True)
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejection, ...]
-    question: Question
     warnings: tuple[str, ...] = ()
     accuracy: tuple[LevelAccuracy, ...] | None = None
     measure_next: tuple[Measurement, ...] = ()
-    missed: str | None = None
 
     def with_caveats(self, *, lengths_assumed: bool) -> "Recommendation":
         """The answer with warnings, the first ones, that its question was not whole."""
@@ -342,61 +342,26 @@ class Recommendation:
         return EXIT_SLO_MISSED if self.nearest is not None else EXIT_BAD_INPUT
 
     def to_json(self) -> dict[str, Any]:
-        """The whole answer as plain values."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **self.question.to_json(),
-            "recommended": None if self.recommended is None else self.recommended.to_json(),
-            "nearest": None if self.nearest is None else self.nearest.to_json(),
-            "missed": self.missed,
-            "candidates": [candidate.to_json() for candidate in self.candidates],
-            "rejected": [
-                {
-                    "instance": rejection.instance_type,
-                    "tensor_parallel": rejection.tensor_parallel,
-                    "replicas": rejection.copies,
-                    "setting": rejection.setting.describe() or None,
-                    "reason": rejection.reason,
-                }
-                for rejection in self.rejected
-            ],
-            "warnings": list(self.warnings),
-            "accuracy": None if self.accuracy is None else accuracy_json(self.accuracy),
-            "measure_next": [each.to_json() for each in self.measure_next],
-        }
+        """The whole answer as plain values; the question's are its own keys."""
+        content = super(Recommendation, self).to_json()
+        levels = content["accuracy"]
+        content["accuracy"] = None if levels is None else {"levels": levels}
+        return {"schema_version": SCHEMA_VERSION, **content.pop("question"), **content}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Recommendation":
-        """Inverse of `to_json`, without levels to measure and the settings of rejected layouts.
-
-        Raises InputError.
-        """
+    def from_json(cls, content: object, where: str = "the recommendation") -> Self:
+        """Inverse of `to_json`, without levels to measure. Raises InputError."""
         try:
+            if not isinstance(content, Mapping):
+                raise TypeError(f"{where} is {content!r}")
             if content["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {content['schema_version']}")
-            texts = {name: content[name] for name in ("warnings", "missed")}
-            check_types(cls, texts, "the recommendation")
-            best, nearest = (
-                None if content[name] is None else Candidate.from_json(content[name])
-                for name in ("recommended", "nearest")
-            )
-            return cls(
-                recommended=best,
-                nearest=nearest,
-                candidates=tuple(map(Candidate.from_json, content["candidates"])),
-                rejected=tuple(
-                    Rejection(
-                        each["instance"], each["tensor_parallel"], each["replicas"], each["reason"]
-                    )
-                    for each in content["rejected"]
-                ),
-                question=Question.from_json(
-                    {k: v for k, v in content.items() if k in Question.slots()}, "the question"
-                ),
-                warnings=tuple(content["warnings"]),
-                accuracy=accuracy_from_json(content["accuracy"]),
-                missed=content["missed"],
-            )
+            own = [name for name in cls.slots() if name not in ("question", "measure_next")]
+            known: dict[str, Any] = {name: content[name] for name in own}
+            check_types(cls, {name: known[name] for name in ("warnings", "missed")}, where)
+            known["question"] = {k: v for k, v in content.items() if k in Question.slots()}
+            known["accuracy"] = known["accuracy"] and known["accuracy"]["levels"]
+            return cls(**cls._read(known, where) | {"file_keys": None})
         except KeyError as exc:
             raise InputError(f"a recommendation without {exc}: {_AGAIN}") from exc
         except (TypeError, ValueError, AttributeError, InputError) as exc:

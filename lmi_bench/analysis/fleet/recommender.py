@@ -342,7 +342,7 @@ def _missed(candidate: Candidate) -> Rejection:
         candidate.tensor_parallel,
         candidate.copies,
         broken or "the SLO cannot be foreseen at the planned rate",
-        candidate.setting,
+        setting=candidate.setting.describe() or None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
 from statistics import fmean
@@ -29,7 +29,7 @@ from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance, joined
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.json_value import JsonValue
+from lmi_bench.core.json_value import JsonValue, key_of
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
@@ -98,19 +98,22 @@ class Layout:
 
     def rejected(self, reason: str) -> Rejection:
         """This layout as one that is out."""
-        name = self.instance.instance_type
-        return Rejection(name, self.tensor_parallel, self.copies, reason, self.setting)
+        name, setting = self.instance.instance_type, self.setting.describe() or None
+        return Rejection(name, self.tensor_parallel, self.copies, reason, setting=setting)
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """A layout that is out, with the reason; `tensor_parallel` None: at every degree."""
+class Rejection(JsonValue):
+    """A layout that is out, with the reason; `tensor_parallel` None: at every degree.
 
-    instance_type: str
+    setting  differences of the engine from the question, for display; None without any
+    """
+
+    instance_type: str = field(metadata=key_of("instance"))
     tensor_parallel: int | None
-    copies: int | None
+    copies: int | None = field(metadata=key_of("replicas"))
+    setting: str | None = field(default=None, kw_only=True)
     reason: str
-    setting: EngineSetting = AS_STATED
 
 
 @dataclass(frozen=True, slots=True)

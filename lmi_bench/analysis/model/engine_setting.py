@@ -223,76 +223,64 @@ def has_graphs(profile: EngineProfile) -> bool:
     return profile.parameters.host_per_layer_s < _GRAPHS_BELOW_S
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAxes:
-    """Values to choose from along each axis; empty: as the workload or the profile says."""
+def settings_of(
+    axes: Mapping[str, Iterable[Any]],
+    *,
+    dtype: str,
+    profile: EngineProfile,
+    shape: ModelShape | None = None,
+) -> tuple[EngineSetting, ...]:
+    """Every combination once; a value equal to the workload's or the profile's becomes None.
 
-    dtypes: tuple[str, ...] = ()
-    kv_dtypes: tuple[str, ...] = ()
-    speculation: Speculation | None = None
-    max_batch_sizes: tuple[int, ...] = ()
-    max_prefill_tokens: tuple[int, ...] = ()
-    chunked_prefill: tuple[bool, ...] = ()
-    memory_shares: tuple[float, ...] = ()
-    cuda_graphs: tuple[bool, ...] = ()
-    copies: tuple[int, ...] = ()
-    expert_parallel: tuple[bool, ...] = ()
-    dp_attention: tuple[bool, ...] = ()
-    pipelines: tuple[int, ...] = ()
-    hosts: tuple[int, ...] = ()
+    axes   values to choose from, by the field of `EngineSetting`; without any: as it is
+    dtype  number format of the workload's weights
+    shape  of the model: a mixture of experts is also split by experts and attention, where the
+           engine does that and the axes do not say
 
-    def settings(
-        self, *, dtype: str, profile: EngineProfile, shape: ModelShape | None = None
-    ) -> tuple[EngineSetting, ...]:
-        """Every combination once; a value equal to the workload's or the profile's becomes None.
-
-        dtype  number format of the workload's weights
-        shape  of the model: a mixture of experts is also split by experts and attention, where the
-               engine does that and the axes do not say
-
-        Raises InputError for more than MOST_SETTINGS combinations or an impossible value.
-        """
-        as_set = profile.defaults == ""  # else a device may have less than the profile says
-        axes: list[list[Any]] = [
-            _axis(self.dtypes, weight_format(dtype).name, lambda name: weight_format(name).name),
-            _axis(self.kv_dtypes, None, lambda name: _narrower_cache(dtype, name)),
-            [None] if self.speculation is None else [None, self.speculation],
-            _axis(self.max_batch_sizes, profile.max_batch_size if as_set else None),
-            _axis(self.max_prefill_tokens, profile.max_prefill_tokens if as_set else None),
-            _axis(self.chunked_prefill, profile.chunked_prefill if as_set else None),
-            _axis(self.memory_shares, profile.memory_share),
-            _axis(self.cuda_graphs, has_graphs(profile)),
-            _axis(self.copies, None),
-            _axis(self.expert_parallel, False),
-            _axis(self.dp_attention, False),
-            _axis(self.pipelines, 1),
-            _axis(self.hosts, 1),
-        ]
-        found = dict.fromkeys(EngineSetting(*values) for values in itertools.product(*axes))
-        stated = self.expert_parallel or self.dp_attention
-        engine = profile.name.lower()
-        if shape is not None and shape.is_moe and not stated and engine in SPLITTING_ENGINES:
-            more = [replace(each, expert_parallel=True) for each in found]
-            if shape.latent_kv_dim:
-                more += [replace(each, dp_attention=True) for each in more]
-            if len(found) + len(more) <= MOST_SETTINGS:
-                found |= dict.fromkeys(more)
-        if len(found) > MOST_SETTINGS:
-            raise InputError(
-                f"{len(found)} combinations of engine settings, more than {MOST_SETTINGS}: give "
-                "fewer values of --dtype, --kv-dtype, --max-batch, --prefill-tokens, "
-                "--chunked-prefill, --memory-share, --graphs, --replicas, --ep, --dp-attention, "
-                "--pp or --hosts"
-            )
-        return tuple(found)
+    Raises InputError for more than MOST_SETTINGS combinations or an impossible value.
+    """
+    applies: dict[str, Any] = {
+        "dtype": weight_format(dtype).name,
+        "memory_share": profile.memory_share,
+        "cuda_graphs": has_graphs(profile),
+        "expert_parallel": False,
+        "dp_attention": False,
+        "pipeline": 1,
+        "hosts": 1,
+    }
+    if profile.defaults == "":  # else a device may have less than the profile says
+        of_scheduler = ("max_batch_size", "max_prefill_tokens", "chunked_prefill")
+        applies |= {name: getattr(profile, name) for name in of_scheduler}
+    named: dict[str, Callable[[Any], Any]] = {
+        "dtype": lambda name: weight_format(name).name,
+        "kv_dtype": lambda name: _narrower_cache(dtype, name),
+    }
+    names = [item.name for item in fields(EngineSetting)]
+    columns = []
+    for name in names:
+        values = [named[name](each) if name in named else each for each in axes.get(name, ())]
+        own = [None if each == applies.get(name) else each for each in values]
+        columns.append(list(dict.fromkeys(own)) or [None])
+    found = dict.fromkeys(EngineSetting(*values) for values in itertools.product(*columns))
+    stated = axes.get("expert_parallel") or axes.get("dp_attention")
+    engine = profile.name.lower()
+    if shape is not None and shape.is_moe and not stated and engine in SPLITTING_ENGINES:
+        more = [replace(each, expert_parallel=True) for each in found]
+        if shape.latent_kv_dim:
+            more += [replace(each, dp_attention=True) for each in more]
+        if len(found) + len(more) <= MOST_SETTINGS:
+            found |= dict.fromkeys(more)
+    if len(found) > MOST_SETTINGS:
+        raise InputError(
+            f"{len(found)} combinations of engine settings, more than {MOST_SETTINGS}: give "
+            "fewer values of --dtype, --kv-dtype, --max-batch, --prefill-tokens, "
+            "--chunked-prefill, --memory-share, --graphs, --replicas, --ep, --dp-attention, "
+            "--pp or --hosts"
+        )
+    return tuple(found)
 
 
 def _narrower_cache(dtype: str, kv_dtype: str) -> str | None:
     """The format; None for the one that engines choose with such weights."""
     same = kv_bytes_per_value(dtype, kv_dtype) == kv_bytes_per_value(dtype)
     return None if same else kv_dtype.strip().lower()
-
-
-def _axis(values: Iterable[Any], base: Any, name: Any = lambda value: value) -> list[Any]:
-    """The values with None for the one that applies already; [None] without any."""
-    return list(dict.fromkeys(None if name(v) == base else name(v) for v in values)) or [None]

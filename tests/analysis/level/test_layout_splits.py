@@ -6,7 +6,7 @@ import pytest
 
 from lmi_bench.analysis.level.layouts import Workload, layouts_of, plan_copy, split_layouts
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
-from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineAxes, EngineSetting
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting, settings_of
 from lmi_bench.catalog.instances import find_instance, joined
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -25,15 +25,15 @@ def plan(machine, degree, setting, workload=DEEPSEEK):
 
 
 def test_a_mixture_with_latent_attention_is_tried_with_both_splits():
-    found = EngineAxes().settings(dtype="float8", profile=VLLM_0_12, shape=DEEPSEEK.shape)
+    found = settings_of({}, dtype="float8", profile=VLLM_0_12, shape=DEEPSEEK.shape)
     assert found == (AS_STATED, EP, EP_DP)
 
 
 def test_dense_models_and_stated_splits_add_nothing():
-    axes = EngineAxes()
-    assert axes.settings(dtype="float16", profile=VLLM_0_12, shape=DENSE.shape) == (AS_STATED,)
-    only = EngineAxes(expert_parallel=(True,), dp_attention=(False,))
-    found = only.settings(dtype="float8", profile=VLLM_0_12, shape=DEEPSEEK.shape)
+    found = settings_of({}, dtype="float16", profile=VLLM_0_12, shape=DENSE.shape)
+    assert found == (AS_STATED,)
+    only = {"expert_parallel": (True,), "dp_attention": (False,)}
+    found = settings_of(only, dtype="float8", profile=VLLM_0_12, shape=DEEPSEEK.shape)
     assert found == (EP,)
 
 
@@ -64,7 +64,7 @@ def test_a_copy_over_two_machines_fits_where_one_is_too_small_and_costs_two():
         assert layout.instance.instance_type == "2 x ml.p5.48xlarge"
         assert layout.instance.price_usd_per_hour == 2 * alone.instance.price_usd_per_hour
         assert layout.copies == 1
-    assert all(each.tensor_parallel != 8 or each.setting.pipeline is None for each in rejected)
+    assert all(each.tensor_parallel != 8 or "PP" not in (each.setting or "") for each in rejected)
 
 
 def test_the_network_of_a_machine_is_shared_by_its_devices():

@@ -11,7 +11,7 @@ from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, RequestKind, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR, TGI_2023
-from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineAxes, EngineSetting
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting, settings_of
 from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -43,8 +43,8 @@ def ask(settings, **options):
 
 
 def test_combinations_are_listed_once_and_what_is_there_already_is_no_change():
-    axes = EngineAxes(dtypes=("fp16", "int4"), max_batch_sizes=(TGI_2023.max_batch_size, 8))
-    assert axes.settings(dtype="float16", profile=TGI_2023) == (
+    axes = {"dtype": ("fp16", "int4"), "max_batch_size": (TGI_2023.max_batch_size, 8)}
+    assert settings_of(axes, dtype="float16", profile=TGI_2023) == (
         AS_STATED,
         EngineSetting(max_batch_size=8),
         EngineSetting(dtype="int4"),
@@ -54,14 +54,14 @@ def test_combinations_are_listed_once_and_what_is_there_already_is_no_change():
 
 def test_a_draft_stands_beside_no_draft():
     guess = Speculation(4, 0.8)
-    found = EngineAxes(speculation=guess).settings(dtype="float16", profile=TGI_2023)
+    found = settings_of({"speculation": (None, guess)}, dtype="float16", profile=TGI_2023)
     assert found == (AS_STATED, EngineSetting(speculation=guess))
 
 
 def test_too_many_combinations_are_refused():
-    axes = EngineAxes(max_batch_sizes=tuple(range(1, 50)), memory_shares=(0.8, 0.9))
+    axes = {"max_batch_size": range(1, 50), "memory_share": (0.8, 0.9)}
     with pytest.raises(InputError, match="98 combinations"):
-        axes.settings(dtype="float16", profile=TGI_2023)
+        settings_of(axes, dtype="float16", profile=TGI_2023)
 
 
 @pytest.mark.parametrize(
