@@ -113,14 +113,7 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     gathered = Gathered([], machine=None if given is None else given.machine)
     for source in settings.sources:
         if source.is_dir():
-            found = levels_of_run(
-                load_run(source),
-                model=settings.model,
-                instance=settings.instance,
-                dtype=settings.dtype,
-                tensor_parallel=settings.tensor_parallel,
-                machine=gathered.machine,
-            )
+            found = levels_of_run(load_run(source), settings, gathered.machine)
             listener.note(found.note)
             gathered.cells += found.cells
             gathered.base = found.base
@@ -264,24 +257,19 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
 
 
 def levels_of_run(
-    run: Run,
-    *,
-    model: str | None = None,
-    instance: str | None = None,
-    dtype: str | None = None,
-    tensor_parallel: int | None = None,
-    machine: MeasuredMachine | None = None,
+    run: Run, stated: CalibrateSettings, machine: MeasuredMachine | None
 ) -> Gathered:
     """The usable levels of a run, or of one that has none yet: then the copy and the prior alone.
 
-    model ... tensor_parallel  None: as the run states; the bundled engine runs on `local`
-    machine                    figures of `local` if known; None: it is measured now
+    stated   what counts instead of what the run states; the bundled engine runs on `local`
+    machine  figures of `local` if known; None: it is measured now
 
     Raises InputError if the run states too little or has no usable level.
     """
-    shape, facts = find_model(model or run_model(run)), run.manifest.target
-    dtype = dtype or (narrow_dtype(model) if model else None) or run_dtype(run)
-    name = instance or facts.instance or (LOCAL_NAME if facts.is_bundled else None)
+    model, facts = stated.model, run.manifest.target
+    shape = find_model(model or run_model(run))
+    dtype = stated.dtype or (narrow_dtype(model) if model else None) or run_dtype(run)
+    name = stated.instance or facts.instance or (LOCAL_NAME if facts.is_bundled else None)
     if name is None:
         raise InputError(
             f"{run.path} does not state which machine its endpoint runs on: add --instance, such "
@@ -292,7 +280,7 @@ def levels_of_run(
         where = machine.instance()
     else:
         where, machine = find_instance(str(name)), None
-    degree = PlacedRun(run, where, tensor_parallel).degree
+    degree = PlacedRun(run, where, stated.tensor_parallel).degree
     setup = Setup(shape, where, degree, dtype, kv_dtype=facts.kv_dtype)
     cells = []
     if run.levels:
@@ -448,15 +436,10 @@ def _rows(
             "levels of sweeps need a profile: fit one to other sweeps with `lmi-bench calibrate "
             "RUN_DIR -o profile.json` and add --profile profile.json"
         )
+    stated = CalibrateSettings(settings.sources, instance=settings.instance, dtype=settings.dtype)
     cells: list[MeasuredLevel] = []
     for folder in folders:
-        found = levels_of_run(
-            load_run(folder),
-            instance=settings.instance,
-            dtype=settings.dtype,
-            machine=profile.machine,
-        )
-        cells += found.cells
+        cells += levels_of_run(load_run(folder), stated, profile.machine).cells
     listener.note(f"{plural(len(cells), 'level')} of {plural(len(folders), 'sweep')}")
     return [TableRow(number, "", cell) for number, cell in enumerate(cells)]
 

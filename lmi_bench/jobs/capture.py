@@ -181,14 +181,7 @@ def _open(settings: CalibrateSettings, access: Access, listener: Listener) -> _S
     run = Run(Path(settings.on or ""), Manifest(scenario=told, target=facts), [], [], None)
     given = None if settings.profile is None else find_profile(settings.profile)
     try:
-        place = levels_of_run(
-            run,
-            model=settings.model,
-            instance=settings.instance,
-            dtype=settings.dtype,
-            tensor_parallel=degree,
-            machine=None if given is None else given.machine,
-        )
+        place = levels_of_run(run, settings, None if given is None else given.machine)
     except InputError as exc:
         if settings.model is not None or "model" not in str(exc):
             raise
