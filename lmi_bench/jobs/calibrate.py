@@ -256,9 +256,7 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
     return list(grid.values())
 
 
-def levels_of_run(
-    run: Run, stated: CalibrateSettings, machine: MeasuredMachine | None
-) -> Gathered:
+def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine | None) -> Gathered:
     """The usable levels of a run, or of one that has none yet: then the copy and the prior alone.
 
     stated   what counts instead of what the run states; the bundled engine runs on `local`

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
-from lmi_bench.report.values import THROUGHPUT, Band, Curve, ReportView
+from lmi_bench.report.values import LATENCY, THROUGHPUT, Band, Curve, ReportView
 
 # Distinct for people with any colour vision, on white and on near-black (after Okabe and Ito).
 PALETTE = ("#2f7de1", "#e0742a", "#1f9e77", "#c056a0", "#8f7a2b", "#7568d8", "#4aa3c7", "#d04a4a")
@@ -102,11 +102,9 @@ Runs = Sequence[tuple[Curve, str]]
 def _latency_throughput(runs: Runs) -> Chart:
     """What more load buys and what it costs: latency over throughput, level by level."""
     series = tuple(
-        Series(curve, colour, _finite(curve.throughput_tokens_per_s),
-               _finite(curve.latencies["latency_ms_per_token", "upper"]),
-               band=curve.bands.get(("latency_ms_per_token", "upper"), ()))
-        for curve, colour in runs
-    )  # fmt: skip
+        replace(_series(run, LATENCY), x=_finite(run[0].values[THROUGHPUT]), statistic="")
+        for run in runs
+    )
     return Chart(
         "chart-latency-throughput",
         "latency-throughput",
@@ -135,16 +133,7 @@ def _throughput(runs: Runs) -> Chart:
         x_title,
         _THROUGHPUT,
         curves,
-        tuple(
-            Series(
-                curve,
-                colour,
-                curve.loads,
-                _finite(curve.throughput_tokens_per_s),
-                band=curve.bands.get(THROUGHPUT, ()),
-            )
-            for curve, colour in runs
-        ),
+        tuple(_series(run, THROUGHPUT) for run in runs),
         has_knees=len(runs) == 1,
     )
 
@@ -152,13 +141,12 @@ def _throughput(runs: Runs) -> Chart:
 def _percentiles(runs: Runs, metric: str, name: str, title: str, unit: str) -> Chart:
     curves, x_title, suffix = _over_load(runs)
     several = len(runs) > 1
-    series = tuple(
-        Series(curve, colour, curve.loads, values, statistic,
-               curve.bands.get((metric, statistic), ()))
-        for curve, colour in runs
+    drawn = (
+        _series(run, (metric, statistic))
+        for run in runs
         for statistic in (("mean", "p90") if several else _STATISTICS)
-        if set(values := _finite(curve.latencies[metric, statistic])) != {None}
-    )  # fmt: skip
+    )
+    series = tuple(each for each in drawn if set(each.y) != {None})
     return Chart(
         f"chart-{metric.replace('_', '-')}{suffix}",
         f"{name}{suffix}",
@@ -193,6 +181,13 @@ def _ttft_parts(curve: Curve, at: int) -> Chart:
         ),
         stacked=True,
     )
+
+
+def _series(run: tuple[Curve, str], key: tuple[str, str]) -> Series:
+    """A value over the load of each level."""
+    curve, colour = run
+    values = _finite(curve.values[key])
+    return Series(curve, colour, curve.loads, values, key[1], curve.bands.get(key, ()))
 
 
 def _over_load(runs: Runs) -> tuple[tuple[Curve, ...], str, str]:

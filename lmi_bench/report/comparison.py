@@ -8,7 +8,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
 from lmi_bench.report.formats import MISSING, metric_title, number
 from lmi_bench.report.table import Cell, Field, Table, field, table_of
-from lmi_bench.report.values import Curve
+from lmi_bench.report.values import LATENCY, THROUGHPUT, Curve
 
 _TONES = {"faster": "good", "slower": "bad", "unknown": "na"}
 
@@ -68,14 +68,15 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
     ordered = [base, *(curve for curve in same if curve is not base)]
     loads = sorted({load for curve in ordered for load in curve.loads})
 
-    def cell(curve: Curve, load: float, *, throughput: bool) -> Cell:
-        value, first = (_value(each, load, throughput=throughput) for each in (curve, base))
+    def cell(curve: Curve, load: float, *, of: tuple[str, str]) -> Cell:
+        pairs = (zip(each.loads, each.values[of], strict=True) for each in (curve, base))
+        value, first = (dict(each).get(load) for each in pairs)
         if value is None and curve is not base:
             return Cell(MISSING, "this run has no such level", "na")
         if value is None or not first or curve is base:
             return Cell(number(value))
         change = value / first - 1
-        better = change > 0 if throughput else change < 0
+        better = change > 0 if of == THROUGHPUT else change < 0
         tone = "" if abs(change) < 0.05 else "good" if better else "bad"
         return Cell(f"{number(value)} ({change:+.0%})", "", tone)
 
@@ -83,22 +84,12 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
     fields: list[Field[float]] = [
         field("Concurrent requests" if by_concurrency else "Request rate, req/s", "{:g}".format)
     ]
-    for group, throughput in (("Throughput, tok/s", True), ("Latency p90, ms/token", False)):
+    for group, of in (("Throughput, tok/s", THROUGHPUT), ("Latency p90, ms/token", LATENCY)):
         for curve in ordered:
             title = f"{curve.label} (predicted)" if curve.simulated else curve.label
-            of_run = partial(cell, curve, throughput=throughput)
-            fields.append(field(title, of_run, group))
+            fields.append(field(title, partial(cell, curve, of=of), group))
     left_out = len(curves) - len(same)
     note = f"Differences are against {base.label}, a single run each; the verdicts test them."
     if left_out:
         note += f" {left_out} run(s) over another kind of load are left out."
     return table_of("Runs side by side", fields, loads, note)
-
-
-def _value(curve: Curve, load: float, *, throughput: bool) -> float | None:
-    if load not in curve.loads:
-        return None
-    index = curve.loads.index(load)
-    if throughput:
-        return curve.throughput_tokens_per_s[index]
-    return curve.latencies["latency_ms_per_token", "upper"][index]

@@ -1,8 +1,7 @@
 """One run as a report shows it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -30,6 +29,7 @@ _FIRST = {
     "schema_version": "Schema version",
     "scenario_hash": "Scenario hash",
 }
+_Predicted = Metric | Literal["throughput"]
 CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 
@@ -70,10 +70,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
         scenario_yaml=as_yaml if stated else "",
-        curve=_with_bands(
-            _curve(label, curve, knees, slos, simulated=simulated),
-            [sure.get(id(point.line)) for point in curve.points],
-        ),
+        curve=_curve(label, curve, knees, slos, sure, simulated=simulated),
         explored=levels_data(run, label),
     )
 
@@ -184,25 +181,41 @@ def _stated(between: str) -> str:
 
 
 def _curve(
-    label: str, curve: SweepCurve, knees: Sequence[Knee], slos: Sequence[Slo], *, simulated: bool
+    label: str,
+    curve: SweepCurve,
+    knees: Sequence[Knee],
+    slos: Sequence[Slo],
+    sure: Mapping[int, Uncertainty | None],
+    *,
+    simulated: bool,
 ) -> Curve:
-    points = curve.points
-    latencies: dict[tuple[str, str], tuple[float | None, ...]] = {}
-    for metric in CHART_METRICS:
-        found, key = [point.line.of(metric) for point in points], LATENCY_KEY[metric]
-        for name in ("mean", *QUANTILES):
-            latencies[key, name] = tuple(each.value(name) for each in found)
-        latencies[key, "upper"] = tuple(
-            each.max if each.p90 is None else each.p90 for each in found
-        )
+    """The series of a run, with the interval of each predicted value."""
+    points, names = curve.points, ("mean", *QUANTILES, "upper")
+    charted: dict[tuple[str, str], _Predicted] = {THROUGHPUT: "throughput"}
+    charted |= {(LATENCY_KEY[metric], name): metric for metric in CHART_METRICS for name in names}
+
+    def value(point: LevelPoint, key: tuple[str, str]) -> float | None:
+        metric = charted[key]
+        if metric == "throughput":
+            return point.throughput_tokens_per_s
+        found = point.line.of(metric)
+        if key[1] == "upper":
+            return found.max if found.p90 is None else found.p90
+        return found.value(key[1])
+
+    def band(point: LevelPoint, key: tuple[str, str]) -> Band | None:
+        known = sure.get(id(point.line))
+        found = _estimate(known, charted[key], key[1], value(point, key))
+        return None if found is None else (found.low, found.high)
+
+    is_predicted = any(sure.get(id(point.line)) for point in points)
     return Curve(
         label=label,
         axis=curve.axis,
         simulated=simulated,
         loads=tuple(point.load for point in points),
         valid=tuple(point.usable for point in points),
-        throughput_tokens_per_s=tuple(point.throughput_tokens_per_s for point in points),
-        latencies=latencies,
+        values={key: tuple(value(point, key) for point in points) for key in charted},
         knees=tuple(
             KneeMark(knee.rule, levels.rule_title(knee), knee.load, knee.recommended)
             for knee in knees
@@ -214,45 +227,30 @@ def _curve(
             for key, title in levels.TTFT_PARTS.items()
             if any(values := tuple(getattr(p.line.ttft_split, key, None) for p in points))
         },
+        bands={key: tuple(band(point, key) for point in points) for key in charted}
+        if is_predicted
+        else {},
     )
 
 
 def _intervals(sure: Mapping[int, Uncertainty | None]) -> levels.Interval:
 
-    def between(line: Level, metric: str, name: str) -> str:
-        known = sure[id(line)]
-        if metric == "throughput":
-            value = line.throughput_tokens_per_s
-            found = known.throughput(value) if known and value else None
-        else:
-            value = line.of(metric).value(name)
-            found = known.latency(metric, name, value) if known and value else None
+    def between(line: Level, metric: _Predicted, name: str) -> str:
+        is_speed = metric == "throughput"
+        value = line.throughput_tokens_per_s if is_speed else line.of(metric).value(name)
+        found = _estimate(sure[id(line)], metric, name, value)
         return "" if found is None else interval(found.low, found.high)
 
     return between
 
 
-def _with_bands(curve: Curve, sure: Sequence[Uncertainty | None]) -> Curve:
-    """The curve with the interval of each predicted value."""
-    if not any(sure):
-        return curve
-
-    def band(found: Estimate | None) -> Band | None:
-        return None if found is None else (found.low, found.high)
-
-    bands = {
-        THROUGHPUT: tuple(
-            band(known.throughput(value)) if known and value else None
-            for value, known in zip(curve.throughput_tokens_per_s, sure, strict=True)
-        )
-    }
-    metrics = {LATENCY_KEY[metric]: metric for metric in CHART_METRICS}
-    for (key, name), values in curve.latencies.items():
-        bands[key, name] = tuple(
-            band(known.latency(metrics[key], name, value)) if known and value else None
-            for value, known in zip(values, sure, strict=True)
-        )
-    return replace(curve, bands=bands)
+def _estimate(
+    known: Uncertainty | None, metric: _Predicted, name: str, value: float | None
+) -> Estimate | None:
+    """A predicted value with its interval; None if it was measured, or there is none."""
+    if not known or not value:
+        return None
+    return known.throughput(value) if metric == "throughput" else known.latency(metric, name, value)
 
 
 def _environment(manifest: Manifest) -> tuple[Facts, ...]:

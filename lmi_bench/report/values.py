@@ -13,7 +13,8 @@ from lmi_bench.report.table import Table
 
 Band = tuple[float, float]
 """The ends of an interval."""
-THROUGHPUT = ("throughput_tokens_per_s", "")
+THROUGHPUT, LATENCY = ("throughput_tokens_per_s", ""), ("latency_ms_per_token", "upper")
+"""Keys of a curve's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ class Curve:
 
     axis        "concurrency" or "rate_per_s"; loads in rising order
     simulated   predicted by the step-time model instead of measured
-    latencies   (key of levels.jsonl, statistic) -> ms; statistic "upper" is the p90, or the
-                slowest request where too few were sent
-    bands       likewise, and THROUGHPUT -> the 80 % intervals of a prediction
+    values      THROUGHPUT -> tok/s, (key of levels.jsonl, statistic) -> ms; statistic "upper" is
+                the p90, or the slowest request where too few were sent
+    bands       likewise, the 80 % intervals of a prediction
     ttft_parts  name of a part of the mean TTFT -> ms; empty where the server does not state its own
     """
 
@@ -61,8 +62,7 @@ class Curve:
     simulated: bool
     loads: tuple[float, ...]
     valid: tuple[bool, ...]
-    throughput_tokens_per_s: tuple[float | None, ...]
-    latencies: Mapping[tuple[str, str], tuple[float | None, ...]]
+    values: Mapping[tuple[str, str], tuple[float | None, ...]]
     knees: tuple[KneeMark, ...] = ()
     slos: tuple[Slo, ...] = ()
     bands: Mapping[tuple[str, str], tuple[Band | None, ...]] = field(default_factory=dict)

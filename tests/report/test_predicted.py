@@ -48,8 +48,8 @@ def test_a_predicted_curve_has_the_intervals_that_predict_gives(predicted):
     )  # fmt: skip
     figures = forecast(fit_of_profile(VLLM_0_12, [cell]), cell).figures
     shown = {
-        ("ttft_ms", "mean"): curve.latencies["ttft_ms", "mean"],
-        ("throughput_tokens_per_s", ""): curve.throughput_tokens_per_s,
+        ("ttft_ms", "mean"): curve.values["ttft_ms", "mean"],
+        ("throughput_tokens_per_s", ""): curve.values["throughput_tokens_per_s", ""],
     }
     for (key, statistic), values in shown.items():
         low, high = curve.bands[key, statistic][1]
