@@ -8,7 +8,7 @@ from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.forecast import CAUSES, Forecast, SimulatedForecast
 from lmi_bench.analysis.fit.measured_tables import TableRow
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
-from lmi_bench.analysis.fit.validation import Accuracy, LoadUnderSlo, accuracies
+from lmi_bench.analysis.fit.validation import LoadUnderSlo, accuracies
 from lmi_bench.analysis.fleet.accelerator_comparison import (
     FourSteps,
     MachineFigures,
@@ -23,7 +23,13 @@ from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.core.units import HOURS_PER_MONTH, format_figure, format_interval, plural
-from lmi_bench.jobs.calibrate import TABLES_VARIABLE, Calibration, ShippedErrors, Validation
+from lmi_bench.jobs.calibrate import (
+    TABLES_VARIABLE,
+    Calibration,
+    ShippedErrors,
+    Validation,
+    errors_of,
+)
 from lmi_bench.jobs.fleet import AcceleratorComparison, PlannedDay, PlayedPolicy
 from lmi_bench.jobs.predict import Prediction
 from lmi_bench.jobs.verify import Learned, Verification
@@ -185,7 +191,7 @@ def print_validation(validation: Validation) -> None:
         note("no measured line is left to judge: each was calibrated on or cannot be used")
     print_table(
         "Errors on lines that were not calibrated on, and 80 % intervals",
-        [{"slice": entry.slice_name, **_error_row(entry)} for entry in found],
+        [_in_percent({"slice": entry.slice_name, **errors_of(entry)}) for entry in found],
         left=("slice", "figure"),
     )
     print_table(
@@ -201,18 +207,9 @@ def print_validation(validation: Validation) -> None:
 
 def print_shipped(shipped: ShippedErrors) -> None:
     """The errors of the shipped profiles on their published tables."""
-    rows = [
-        {
-            "profile": table.profile,
-            "table": table.file,
-            "lines of": entry.slice_name,
-            **_error_row(entry),
-        }
-        for table, entry in shipped.errors
-    ]
     print_table(
         "Errors of the shipped profiles, and 80 % intervals",
-        rows,
+        [_in_percent(row) for row in shipped.to_json()],
         left=("profile", "table", "lines of", "figure"),
     )
     say(
@@ -226,16 +223,9 @@ def print_shipped(shipped: ShippedErrors) -> None:
         )
 
 
-def _error_row(entry: Accuracy) -> dict[str, Any]:
-    return {
-        "figure": entry.figure,
-        "lines": entry.rows,
-        "silent": entry.silent or None,
-        "median": f"{entry.median:.1%}",
-        "p90": f"{entry.p90:.1%}",
-        "covered": f"{entry.coverage:.0%}",
-        "half-width": f"{entry.half_width:.1%}",
-    }
+def _in_percent(row: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: f"{row[name]:.1%}" for name in ("median", "p90", "half-width")}
+    return {**row, **shown, "covered": f"{row['covered']:.0%}"}
 
 
 def _under_slo_row(entry: LoadUnderSlo) -> dict[str, Any]:

@@ -352,6 +352,19 @@ _TABLES = (
 )
 
 
+def errors_of(entry: Accuracy) -> dict[str, Any]:
+    """The errors of one figure; shares are 0 to 1."""
+    return {
+        "figure": entry.figure,
+        "lines": entry.rows,
+        "silent": entry.silent or None,
+        "median": entry.median,
+        "p90": entry.p90,
+        "covered": entry.coverage,
+        "half-width": entry.half_width,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class ShippedErrors:
     """The errors of the shipped profiles, each with its profile and table.
@@ -365,18 +378,8 @@ class ShippedErrors:
     def to_json(self) -> list[dict[str, Any]]:
         """As `validate --json` writes it without a table."""
         return [
-            {
-                "profile": table.profile,
-                "table": table.file,
-                "lines of": entry.slice_name,
-                "figure": entry.figure,
-                "lines": entry.rows,
-                "silent": entry.silent or None,
-                "median": entry.median,
-                "p90": entry.p90,
-                "covered": entry.coverage,
-                "half-width": entry.half_width,
-            }
+            {"profile": table.profile, "table": table.file, "lines of": entry.slice_name}
+            | errors_of(entry)
             for table, entry in self.errors
         ]
 
