@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperOption
 from lmi_bench.cli.console import Form, shown_as
 from lmi_bench.cli.problems import check_purpose, missing_options, with_all_problems
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, default_note, filled, flag_of, option_of, settings_of
+from lmi_bench.core.option import Option, default_note, filled, flag_of, settings_of
 
 JsonFile = Annotated[Path | None, Option("JSON file for the result.", ("--json",))]
 _HELP_ALL = "--help-all"
@@ -40,9 +40,9 @@ _OF_THE_CATALOG = ("recommend", "predict", "compare_accelerators", "limits", "ba
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each dataclass parameter replaced by that dataclass's fields.
 
-    Typer reads the options of a command from its signature. A field, or a parameter of the command,
-    is annotated with an `Option`; a field that is a dataclass itself is spread in turn. The command
-    is called with the dataclass filled in.
+    Typer reads the options of a command from its signature. A field has `option(...)` as its value,
+    another parameter of the command is `Annotated[type, Option]`; a field that is a dataclass
+    itself is spread in turn. The command is called with the dataclass filled in.
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type[Any]] = {}
@@ -62,10 +62,9 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
             for each in settings_of(parameter.annotation):
                 add(each.name, each.kind, each.default, each.option)
         else:
-            found = option_of(parameter.annotation)
-            assert found is not None, f"{parameter.name} has no option"
+            bare, mark = get_args(parameter.annotation)  # Annotated[type, Option]
             is_required = parameter.default is parameter.empty
-            add(parameter.name, found[0], MISSING if is_required else parameter.default, found[1])
+            add(parameter.name, bare, MISSING if is_required else parameter.default, mark)
 
     if command.__name__ not in _WITHOUT_FORM:
         for name, (bare, default, mark) in _FORM_OPTIONS.items():

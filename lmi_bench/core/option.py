@@ -1,10 +1,9 @@
 """Options: how a field of a job's settings appears on the command line.
 
 A job's settings are a frozen dataclass. A field that a user may state has `option(...)` as its
-value, or is annotated `Annotated[type, OPTION]` with an `Option` that several classes share.
-The fields of a scenario are declared with `option(...)`, too: `Stated` has those that a command
-takes. `cli/command.py` turns all of them into options of the command, `jobs/face.py` into keywords
-of a function. Nothing here knows a terminal.
+value. The fields of a scenario are declared so, too: `Stated` has those that a command takes.
+`cli/command.py` turns all of them into options of the command, `jobs/face.py` into keywords of a
+function. Nothing here knows a terminal.
 """
 
 import inspect
@@ -270,7 +269,7 @@ def settings_of(
     usual   value with the defaults, where the class around this one has others
     """
     common = vars(group).get("COMMON", common)
-    hints, texts = get_type_hints(group, include_extras=True), _texts(group)
+    hints, texts = get_type_hints(group), _texts(group)
     for each in fields(group):
         hint = hints[each.name]
         if isinstance(each.default, Stated):
@@ -291,22 +290,10 @@ def settings_of(
 
 
 def _own_setting(field: Field[Any], hint: Any, texts: Mapping[str, str]) -> Iterator[Setting]:
-    mark = field.metadata.get(_METADATA)
-    found = option_of(hint) if mark is None else (hint, mark)
-    if found is not None:
-        kind, mark = found
-        if not mark.help:
-            mark = replace(mark, help=texts[field.name])
-        made = field.default_factory
-        yield Setting(field.name, kind, field.default if made is MISSING else made(), mark)
-
-
-def option_of(hint: Any) -> tuple[Any, Option] | None:
-    """The type and the option of an annotation; None where it has no option."""
-    if get_origin(hint) is not Annotated:
-        return None
-    kind, *marks = get_args(hint)
-    return next(((kind, mark) for mark in marks if isinstance(mark, Option)), None)
+    mark, made = field.metadata.get(_METADATA), field.default_factory
+    if mark is not None:
+        mark = replace(mark, help=mark.help or texts[field.name])
+        yield Setting(field.name, hint, field.default if made is MISSING else made(), mark)
 
 
 def stated(settings: Any) -> Iterator[Setting]:
@@ -346,7 +333,7 @@ def filled(group: type[Any], given: dict[str, Any], usual: Any = None) -> Any:
 
     usual  value with the defaults, where they are not the class's
     """
-    hints = get_type_hints(group, include_extras=True)
+    hints = get_type_hints(group)
     values: dict[str, Any] = {}
     for each in fields(group):
         hint = hints[each.name]
@@ -358,12 +345,11 @@ def filled(group: type[Any], given: dict[str, Any], usual: Any = None) -> Any:
             assert isinstance(hint, type)
             around = None if each.default is MISSING else each.default
             values[each.name] = filled(hint, given, around)
-        elif each.name in given and (_METADATA in each.metadata or option_of(hint) is not None):
+        elif each.name in given and _METADATA in each.metadata:
             # else another class's field of this name is meant
             value = given.pop(each.name)
             # a command line hands a list over for every option that may be repeated
-            kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-            is_tuple = any(get_origin(one) is tuple for one in kinds(kind))
+            is_tuple = any(get_origin(one) is tuple for one in kinds(hint))
             values[each.name] = tuple(value) if is_tuple and value is not None else value
     return group(**values) if usual is None else replace(usual, **values)
 

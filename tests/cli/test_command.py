@@ -13,24 +13,24 @@ from typer.testing import CliRunner
 
 from lmi_bench.cli.command import Command, spread_options
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.option import Option, filled, option, settings_of
+from lmi_bench.core.option import REQUIRED, Option, filled, option, settings_of
 from lmi_bench.core.option import Settings as Base
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    users: Annotated[int, Option("Users at once.", old_names=("--copies",))] = 3
-    words: Annotated[tuple[str, ...], Option("Words.", ("--word",))] = ()
-    hosts: Annotated[tuple[str, ...] | None, Option("Hosts.", ("--host",), default="one")] = None
+    users: int = option("Users at once.", value=3, old_names=("--copies",))
+    words: tuple[str, ...] = option("Words.", "--word", value=())
+    hosts: tuple[str, ...] | None = option("Hosts.", "--host", default="one")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    run: Annotated[Path, Option("Run folder.", argument=True)]
+    run: Path = option("Run folder.", value=REQUIRED, argument=True)
     load: Load
-    is_fast: Annotated[bool | None, Option("Speed.", ("--fast/--slow",), rare=True)] = None
+    is_fast: bool | None = option("Speed.", "--fast/--slow", rare=True)
     not_an_option: int = 4
-    port: Annotated[int | None, Option("Port.", bare=0)] = None
+    port: int | None = option("Port.", bare=0)
 
 
 NINE = Load(users=9)

@@ -1,9 +1,8 @@
 """Settings of `explain`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from lmi_bench.core.option import Option, Settings, option
+from lmi_bench.core.option import REQUIRED, Settings, option
 from lmi_bench.jobs.settings import planning
 
 _DTYPE = "Weight format: float32, float16, bfloat16, float8, int8, int4, mxfp4 or nvfp4."
@@ -13,9 +12,9 @@ _DTYPE = "Weight format: float32, float16, bfloat16, float8, int8, int4, mxfp4 o
 class MemorySettings(Settings):
     """A batch of equal sequences on one copy."""
 
-    model: Annotated[str, planning.MODEL]
+    model: str = option(planning.MODEL, value=REQUIRED)
     dtype: str = option(_DTYPE, value="float16")
-    kv_dtype: Annotated[str | None, planning.KV_DTYPE] = None
+    kv_dtype: str | None = option(planning.KV_DTYPE)
     batch: int = option("Sequences at once.", value=1, must="at least 1")
     tokens: int = option(
         "Tokens of each sequence, input and output.", value=4096, must="at least 1"
@@ -37,8 +36,8 @@ class MemorySettings(Settings):
 class BatchSettings(Settings):
     """A model on a device."""
 
-    model: Annotated[str, planning.MODEL]
-    accelerator: Annotated[str, Option("Accelerator, such as A10G.")]
+    model: str = option(planning.MODEL, value=REQUIRED)
+    accelerator: str = option("Accelerator, such as A10G.", value=REQUIRED)
     dtype: str = option(_DTYPE, value="float16")
     tokens: int = option(
         "Cached tokens of each sequence; length of the prompt.", value=4096, must="at least 1"
