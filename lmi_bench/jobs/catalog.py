@@ -235,9 +235,7 @@ def refresh(settings: RefreshSettings, listener: Listener) -> Refreshed:
 
 def _download(service: str, region: str) -> list[Any]:
     """All products of a service in a region."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from lmi_bench.loadgen.aws.access import error_text, open_aws_access
+    from lmi_bench.loadgen.aws.access import error_text, open_aws_access, refusals
 
     wanted = {"regionCode": region, **_FILTERS[service]}
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": text} for key, text in wanted.items()]
@@ -249,7 +247,7 @@ def _download(service: str, region: str) -> list[Any]:
             ServiceCode=service, Filters=filters, FormatVersion="aws_v1"
         )
         return [json.loads(each) for page in pages for each in page["PriceList"]]
-    except (BotoCoreError, ClientError, ValueError, KeyError) as exc:
+    except (*refusals(), ValueError, KeyError) as exc:
         text = " ".join(error_text(exc).split())
         raise InputError(f"no prices of {service}, and nothing is changed: {text}") from exc
 

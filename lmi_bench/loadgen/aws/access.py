@@ -84,6 +84,13 @@ def open_aws_access(endpoint_url: str | None = None) -> AwsAccess:
     return AwsAccess(region, url, is_aws, credentials, session)
 
 
+def refusals() -> tuple[type[Exception], type[Exception]]:
+    """What a client raises where AWS refuses, or cannot be asked."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return BotoCoreError, ClientError
+
+
 def error_text(exc: Exception) -> str:
     """Code and message of an error that AWS returned; the text of any other."""
     error = getattr(exc, "response", {}).get("Error")

@@ -15,7 +15,7 @@ from typing import Any
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import Level
 from lmi_bench.core.server_metrics import CloudWatch
-from lmi_bench.loadgen.aws.access import error_text
+from lmi_bench.loadgen.aws.access import error_text, refusals
 
 PERIOD = timedelta(minutes=1)
 US_PER_MS = 1000.0
@@ -113,8 +113,6 @@ def read_levels(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> li
 
 def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[str, Series]:
     """Values by minute of each query, over all levels."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     minutes = [minute for span in spans for minute in span.minutes]
     dimensions = [{"Name": name, "Value": value} for name, value in watched.dimensions.items()]
 
@@ -134,7 +132,7 @@ def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[s
                 kept = found.setdefault(result["Id"], {})
                 pairs = zip(result["Timestamps"], result["Values"], strict=True)
                 kept |= {when.astimezone(UTC): float(value) for when, value in pairs}
-    except (ClientError, BotoCoreError) as exc:
+    except refusals() as exc:
         raise LmiBenchError(f"CloudWatch: {error_text(exc)}") from exc
     return dict(found)
 

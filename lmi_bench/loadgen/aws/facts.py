@@ -12,7 +12,7 @@ from typing import Any
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED
-from lmi_bench.loadgen.aws.access import AwsAccess, error_text
+from lmi_bench.loadgen.aws.access import AwsAccess, error_text, refusals
 from lmi_bench.loadgen.aws.target import Invocation
 
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH"}
@@ -61,11 +61,9 @@ def _protocol(image: str) -> str:
 
 def read_endpoint_facts(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     """Describe an endpoint. Raises InputError if it does not exist or is not in service."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         return _describe(access, invocation)
-    except (ClientError, BotoCoreError) as exc:
+    except refusals() as exc:
         reason = error_text(exc)
         if reason.startswith("ValidationException: ") and "Could not find" in reason:
             raise InputError(
@@ -140,11 +138,9 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
 
 def _only_component(sagemaker: Any, endpoint_name: str) -> str | None:
     """The endpoint's one inference component; raises InputError with the names of several."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         found = sagemaker.list_inference_components(EndpointNameEquals=endpoint_name)
-    except (ClientError, BotoCoreError):
+    except refusals():
         return None  # may not be listed: the first request tells
     names = [each["InferenceComponentName"] for each in found["InferenceComponents"]]
     if len(names) > 1:
@@ -198,11 +194,9 @@ def _notes(facts: Mapping[str, Any], price: float | None, num_answering: int) ->
 
 def _count_instances(sagemaker: Any, endpoint_name: str, variants: Sequence[str]) -> int | None:
     """Current instances of these variants; None: unknown."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         running = sagemaker.describe_endpoint(EndpointName=endpoint_name)["ProductionVariants"]
-    except (ClientError, BotoCoreError, KeyError):
+    except (*refusals(), KeyError):
         return None
     counts = [
         each.get("CurrentInstanceCount") for each in running if each["VariantName"] in variants
@@ -256,8 +250,6 @@ def _autoscaling(
     access: AwsAccess, endpoint_name: str, variant: str, component_name: str | None
 ) -> list[dict[str, Any]] | None:
     """The scalable targets with their policies; None if they cannot be read."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     resources = [f"endpoint/{endpoint_name}/variant/{variant}"]
     if component_name is not None:
         resources.append(f"inference-component/{component_name}")
@@ -281,7 +273,7 @@ def _autoscaling(
             }
             for target in targets
         ]
-    except (ClientError, BotoCoreError):
+    except refusals():
         return None
 
 

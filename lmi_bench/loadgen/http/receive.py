@@ -51,8 +51,8 @@ class WokenStream(Stream, Protocol):
         """Look at what was kept; kind is one of `native_harvest`'s, `error` the errno of FAILED."""
 
 
-class Receiver(Protocol):
-    """Watches stream sockets and calls their streams."""
+class Receiver:
+    """Watches stream sockets and calls their streams; natively and with a bound where it can."""
 
     def add(self, stream: Stream) -> None:
         """Read this socket from now on."""
@@ -75,7 +75,7 @@ class Receiver(Protocol):
 
 if sys.platform == "linux":
 
-    class HarvestSelector(selectors.EpollSelector):
+    class HarvestSelector(selectors.EpollSelector, Receiver):
         """An epoll selector that reads the stream sockets inside `select()`.
 
         It waits with select(2) on the epoll descriptor, in microseconds: epoll's own time-out
@@ -209,7 +209,7 @@ if sys.platform == "linux":
                 now_ns = time.monotonic_ns()
 
 
-class LoopReceiver:
+class LoopReceiver(Receiver):
     """A receiver over any selector loop's own readers: user time, without a bound."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -218,13 +218,6 @@ class LoopReceiver:
     def add(self, stream: Stream) -> None:
         """Read this socket from now on."""
         self._loop.add_reader(stream.fd, stream.on_readable, 0)
-
-    def use_native(self, library: Path) -> None:
-        """Nothing to do: these readers read in Python."""
-
-    def add_kept(self, stream: WokenStream) -> KeptStream | None:
-        """None: this receiver is not native."""
-        return None
 
     def remove(self, stream: Stream) -> None:
         """Stop; the socket is about to be closed."""
@@ -237,9 +230,6 @@ class LoopReceiver:
             self._loop.add_writer(stream.fd, stream.on_writable)
         else:
             self._loop.remove_writer(stream.fd)
-
-    def look_every(self, tick_s: float | None) -> None:
-        """Nothing to do: these readers have no time bound."""
 
 
 class HarvestLoop(asyncio.SelectorEventLoop):
