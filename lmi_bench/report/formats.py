@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from lmi_bench.core import load
 from lmi_bench.core.level import Statistics
 from lmi_bench.report.table import Cell
 
@@ -63,13 +62,6 @@ def share(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{number(0.0 if abs(value) < _ROUNDING else value * 100)} %"
-
-
-def load_name(axis: str, value: float | None) -> str:
-    """A level as a sentence names it: `concurrency 8`, `2.5 req/s`."""
-    if value is None:
-        return MISSING
-    return load.load_name(axis, value)
 
 
 def metric_title(metric: str) -> str:

@@ -13,9 +13,9 @@ from importlib.resources import files
 from itertools import zip_longest
 from typing import Any
 
+from lmi_bench.core.load import load_name
 from lmi_bench.core.units import format_figure
 from lmi_bench.report.charts import PALETTE, Chart, Series
-from lmi_bench.report.formats import load_name
 from lmi_bench.report.values import Curve
 
 _STYLES = {

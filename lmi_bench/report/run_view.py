@@ -13,12 +13,13 @@ from lmi_bench.analysis.results.repeats import pooled_attempts
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee, recommended_knee
 from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
+from lmi_bench.core.load import load_name
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.explore import levels_data
-from lmi_bench.report.formats import interval, load_name, minute, number, plain
+from lmi_bench.report.formats import interval, minute, number, plain
 from lmi_bench.report.slo_text import search_headline, slo_headline
 from lmi_bench.report.tables import extras, levels
 from lmi_bench.report.values import THROUGHPUT, Band, Curve, Facts, Headline, KneeMark, RunView

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from lmi_bench.analysis.results.slo_results import FailureRule, level_slo, requests_needed
 from lmi_bench.core.findings import SloAnswer
 from lmi_bench.core.level import Level
+from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo
-from lmi_bench.report.formats import load_name, number
+from lmi_bench.report.formats import MISSING, number
 from lmi_bench.report.values import Headline
 
 _SHAPES = {
@@ -92,11 +93,12 @@ def search_headline(answer: SloAnswer | None) -> Headline | None:
     slos = ", ".join(answer.slo)
     unit = "concurrent requests" if answer.load == "concurrency" else "req/s"
     spent = f"{number(answer.endpoint_seconds)} endpoint seconds"
-    breach = load_name(answer.load, answer.first_breach)
+    first = answer.first_breach
+    breach = MISSING if first is None else load_name(answer.load, first)
     if answer.value is None:
         detail = f"{breach} already misses {answer.binding}; {spent}"
         return Headline(title, "none", "", detail, "bad")
-    if answer.first_breach is None:
+    if first is None:
         detail = f"{slos}: the highest that was tried, nothing broke; {spent}"
         return Headline(title, f"≥ {answer.value:g}", unit, detail)
     detail = (

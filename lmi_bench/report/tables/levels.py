@@ -11,6 +11,7 @@ from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric
+from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.units import format_figure, s_to_ms
@@ -19,7 +20,6 @@ from lmi_bench.report.formats import (
     NOT_SUPPORTED,
     count,
     interval,
-    load_name,
     number,
     plain,
     share,

@@ -47,14 +47,14 @@ class QuantizePlan:
 def check_group_size(name: str, spec: DecoderSpec, degree: int) -> int:
     """AWQ's group size for a model over `degree` ranks; raises CapacityError if none fits."""
     sizes = _matrix_inputs(spec, degree)
-    size = rounding.fit_group_size(sizes, GROUP_SIZES)
-    if size is None:
-        raise CapacityError(
-            f"{name} over {degree} device(s) has matrices of {', '.join(map(str, sizes))} inputs: "
-            f"none of the group sizes {', '.join(map(str, GROUP_SIZES))} divides them all; use "
-            "another scheme or degree"
-        )
-    return size
+    for each in GROUP_SIZES:
+        if all(size % each == 0 for size in sizes):
+            return each
+    raise CapacityError(
+        f"{name} over {degree} device(s) has matrices of {', '.join(map(str, sizes))} inputs: "
+        f"none of the group sizes {', '.join(map(str, GROUP_SIZES))} divides them all; use "
+        "another scheme or degree"
+    )
 
 
 def stored_plan(

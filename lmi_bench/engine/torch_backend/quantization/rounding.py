@@ -92,12 +92,6 @@ def round_fp8(weight: Tensor) -> RowWeight:
     return RowWeight((weight / scale[:, None]).to(FP8), scale)
 
 
-def fit_group_size(sizes: tuple[int, ...], candidates: tuple[int, ...]) -> int | None:
-    """The first candidate that divides all sizes; None if none does."""
-    fits = (each for each in candidates if all(size % each == 0 for size in sizes))
-    return next(fits, None)
-
-
 def pack_bits(values: Tensor, bits: int) -> Tensor:
     """Pack `8 / bits` values into each byte; bits is 1, 2 or 4.
 
