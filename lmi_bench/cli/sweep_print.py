@@ -310,7 +310,8 @@ def print_comparison(comparison: "Comparison") -> None:
         say(_scaling_text(comparison.scaling))
     note(
         "intervals: 95 % each, paired bootstrap over requests; verdicts: 95 % for all together "
-        "(Holm). Runs vary more than requests do: repeat them"
+        "(Holm); would see: the smallest change that 80 of 100 such comparisons claim. Runs vary "
+        "more than requests do: repeat them"
     )
 
 
@@ -335,6 +336,7 @@ def _difference_row(each: Difference) -> dict[str, str]:
         "change": f"{each.change:+.1%}" if known else MISSING,
         "95 %": f"{each.low:+.1%} to {each.high:+.1%}" if known else each.reason,
         "verdict": each.verdict,
+        "would see": MISSING if each.detectable is None else f"{each.detectable:.1%}",
     }
 
 

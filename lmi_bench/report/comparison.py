@@ -38,6 +38,8 @@ def verdicts_table(base: Run, other: Run, labels: tuple[str, str]) -> Table | st
         if each is None or each.change is None or each.low is None or each.high is None:
             return Cell("unknown", each.reason if each else "not measured", "na")
         hint = f"{number(each.a)} and {number(each.b)} {each.unit}"
+        if each.detectable is not None:
+            hint += f"; a change of {each.detectable:.1%} would be seen"
         between = f"{each.low:+.1%} to {each.high:+.1%}"
         text = f"{each.verdict}, {each.change:+.1%}"
         return Cell(text, hint, _TONES.get(each.verdict, ""), between)

@@ -12,6 +12,7 @@ have three attempts.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +39,8 @@ _GAP_RESAMPLES = 200  # gaps between tokens are many: each draw sorts them all
 _PAIRED_SHARE = 0.9
 _EQUAL = 1e-9  # of a logarithm: rounding
 LEAST_CLAIM, ATTEMPTS_FOR_LESS = 0.01, 3
+POWER = 0.8
+"""Share of comparisons that find a change of the size called detectable."""
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 COMPARED = ("p50", "p90")
 THROUGHPUT = "throughput"
@@ -50,7 +53,10 @@ class Difference:
     a, b       tok/s for the throughput, else ms
     change     b / a - 1; low, high: its 95 % interval
     verdict    of B against A; `unknown`, with `reason`, where the data do not suffice
-    p_value    chance of as large a change either way between equal runs, by the spread of the draws
+    noise      standard deviation of log(B / A) between equal runs, by the spread of the draws
+    p_value    chance of as large a change either way between equal runs
+    detectable smallest change, as a share, that 80 of 100 such comparisons would claim if nothing
+               else differed
     """
 
     level: str
@@ -64,7 +70,9 @@ class Difference:
     high: float | None = None
     verdict: Verdict = "unknown"
     reason: str = ""
+    noise: float | None = None
     p_value: float | None = None
+    detectable: float | None = None
 
     @property
     def worse_by(self) -> float | None:
@@ -129,9 +137,18 @@ def _sure_together(differences: Sequence[Difference]) -> list[Difference]:
         if p_value > (1 - CONFIDENCE) / (len(ranked) - place):
             break
         sure.add(index)
+    normal = NormalDist()
+    alpha = (1 - CONFIDENCE) / max(1, len(ranked))
+    needed = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)  # standard deviations
+    seen = [
+        d
+        if d.noise is None
+        else replace(d, detectable=max(d.detectable or 0.0, math.expm1(needed * d.noise)))
+        for d in differences
+    ]
     return [
         d if i in sure or d.verdict == "unknown" else replace(d, verdict="no difference")
-        for i, d in enumerate(differences)
+        for i, d in enumerate(seen)
     ]
 
 
@@ -199,8 +216,12 @@ def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> 
     if min(a.attempts, b.attempts) >= ATTEMPTS_FOR_LESS:
         return differences
     return [
-        replace(d, verdict="no difference")
-        if d.change is not None and abs(d.change) < LEAST_CLAIM
+        replace(
+            d,
+            detectable=LEAST_CLAIM,
+            verdict="no difference" if abs(d.change) < LEAST_CLAIM else d.verdict,
+        )
+        if d.change is not None
         else d
         for d in differences
     ]
@@ -325,28 +346,35 @@ def _judge(blank: Difference, points: Sequence[float], drawn: Sequence[FloatArra
     a, b = points
     ratios = drawn[1] / drawn[0]
     kept = ratios[np.isfinite(ratios)]
-    if not kept.size or a <= 0:
+    if not (kept > 0).any() or a <= 0:
         return replace(blank, reason="the metric is zero or missing")
     low, high = (edge - 1 for edge in central_interval(kept, CONFIDENCE))
     verdict: Verdict = "no difference"
     if low > 0 or high < 0:
         better = low > 0 if blank.metric == THROUGHPUT else high < 0
         verdict = "faster" if better else "slower"
-    p_value = _chance(b / a, kept)
+    noise = float(np.std(np.log(kept[kept > 0])))
     return replace(
-        blank, a=a, b=b, change=b / a - 1, low=low, high=high, verdict=verdict, p_value=p_value
+        blank,
+        a=a,
+        b=b,
+        change=b / a - 1,
+        low=low,
+        high=high,
+        verdict=verdict,
+        noise=noise,
+        p_value=_chance(b / a, noise),
     )
 
 
-def _chance(ratio: float, draws: FloatArray) -> float:
+def _chance(ratio: float, noise: float) -> float:
     """Chance of as large a change either way between equal runs, for log-normal draws."""
-    draws = draws[draws > 0]
-    if ratio <= 0 or not draws.size:
+    if ratio <= 0:
         return 0.0
-    distance, spread = abs(math.log(ratio)), float(np.std(np.log(draws)))
-    if spread == 0:
+    distance = abs(math.log(ratio))
+    if noise == 0:
         return 1.0 if distance < _EQUAL else 0.0
-    return math.erfc(distance / spread / math.sqrt(2))
+    return math.erfc(distance / noise / math.sqrt(2))
 
 
 @dataclass(frozen=True, slots=True)

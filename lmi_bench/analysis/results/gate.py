@@ -119,6 +119,11 @@ def _regression_case(difference: Difference, allowed: float) -> GateCase:
     if difference.change is None:
         return replace(case, outcome="not measured", detail=difference.reason)
     shown = f"{difference.change:+.1%}"
+    if difference.verdict == "no difference" and (difference.detectable or 0.0) > allowed:
+        detail = (
+            f"a change of {difference.detectable:.1%} would have been seen, not of {allowed:.1%}"
+        )
+        return replace(case, measured=shown, outcome="not measured", detail=detail)
     if difference.verdict != "slower" or (difference.worse_by or 0.0) <= allowed:
         return replace(case, measured=shown)
     detail = (

@@ -84,6 +84,29 @@ def test_a_tenth_is_found_in_every_metric_and_lies_in_the_interval():
     assert np.mean(held) >= 0.88  # 95 % of 90, three standard errors below
 
 
+def test_a_change_of_the_detectable_size_is_claimed_in_80_of_100_comparisons():
+    """40 pairs with a seed of their own: fewer than 26 claims, or 39 and more, have 2 %."""
+    alike = verdicts(run_of((4, records_of(1))), run_of((4, records_of(2))))
+    slower = 1 + alike["ttft_p50"].detectable
+    assert 1.02 < slower < 1.1
+    claimed = [
+        verdicts(
+            run_of((4, records_of(1000 + seed))), run_of((4, records_of(seed, slower=slower)))
+        )["ttft_p50"].verdict
+        for seed in range(40)
+    ]
+    assert 26 <= claimed.count("slower") <= 38
+
+
+def test_a_longer_run_would_see_a_smaller_change():
+    short, long = (
+        verdicts(run_of((4, records_of(1, n=n))), run_of((4, records_of(2, n=n))))
+        for n in (100, 400)
+    )
+    for metric in ("throughput", "ttft_p50", "itl_p50", "tpot_p50"):
+        assert 0.4 < long[metric].detectable / short[metric].detectable < 0.7, metric
+
+
 def test_half_a_percent_takes_repeats_to_be_claimed():
     """Every time of B is 0.5 % longer, so each interval leaves out zero; runs differ by more."""
 

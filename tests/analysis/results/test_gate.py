@@ -121,6 +121,14 @@ def test_a_regression_is_worse_by_more_than_allowed_and_by_more_than_chance():
     assert missed(base, base, 0.0) == []
 
 
+def test_a_run_that_could_not_have_seen_the_regression_passes_nothing():
+    base, alike = run_of((4, records_of(0))), run_of((4, records_of(1)))
+    wide, narrow = (gate_baseline(alike, base, max_regression=share) for share in (0.2, 0.001))
+    assert {case.outcome for case in wide} == {"passed"}
+    assert {case.outcome for case in narrow} == {"not measured"}
+    assert narrow[0].detail.endswith("would have been seen, not of 0.1%")
+
+
 def test_junit_counts_and_names_the_misses():
     cases = gate_slos(run_of((1, answers(100)), (2, answers(200))), [parse_slo("ttft_p90<=100ms")])
     root = ElementTree.fromstring(gate_junit(cases))
