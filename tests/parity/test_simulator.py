@@ -44,7 +44,7 @@ class StepTimes:
 
 
 class Constant:
-    """Round numbers: ends of steps, arrivals and time-outs fall on the same instants."""
+    """Round numbers: ends of steps and arrivals fall on the same instants."""
 
     def step_time_s(self, shape):
         return 0.125
@@ -75,7 +75,6 @@ def run_engine(
     step_time,
     *,
     seed,
-    timeout_s,
     spacing_s,
     replicas=1,
     router=None,
@@ -104,7 +103,7 @@ def run_engine(
                 prompts=Cycling(lengths),
                 summarise=summarise_level,
                 on_level=lambda run, line: runs.append(run),
-                timeout_s=timeout_s,
+                timeout_s=None,
                 spacing_s=spacing_s,
                 seed=seed,
             )
@@ -124,7 +123,6 @@ def assert_same_level(
     step_time,
     *,
     seed=0,
-    timeout_s=None,
     spacing_s=0.0,
     replicas=1,
     router=RoundRobin,
@@ -132,7 +130,7 @@ def assert_same_level(
     overhead_s=0.0,
 ) -> LevelRun:
     """`router` makes one, a new one for each of the two."""
-    settings = {"seed": seed, "timeout_s": timeout_s, "spacing_s": spacing_s, "replicas": replicas}
+    settings = {"seed": seed, "spacing_s": spacing_s, "replicas": replicas}
     settings |= {"speculation": speculation, "overhead_s": overhead_s}
     ran = run_engine(spec, lengths, config, step_time, **settings, router=router)
     requests = Cycling(lengths)
@@ -208,44 +206,31 @@ open_loops = st.builds(
     warmup_requests=st.sampled_from([0, 0, 2]),
 )
 
-timeouts = st.sampled_from([None, None, 0.31, 1.77, 5.3])
 overheads = st.sampled_from([0.0, 0.0, 0.0537, 0.413])
-"""Seconds outside the engine; the longest is longer than the shortest time-out."""
-
-
-def possible(spec, timeout_s):
-    """A warm-up that times out leaves a step under way at the level's start: not simulated."""
-    return None if spec.warmup_requests else timeout_s
+"""Seconds outside the engine."""
 
 
 @settings(max_examples=50, deadline=None)
-@given(closed_loops, lengths, configs, timeouts, st.sampled_from([0.0, 0.083]), overheads)
-def test_closed_loops_give_the_same_records(spec, lengths, config, timeout_s, spacing_s, outside_s):
-    timeout_s = possible(spec, timeout_s)
-    load = {"timeout_s": timeout_s, "spacing_s": spacing_s, "overhead_s": outside_s}
+@given(closed_loops, lengths, configs, st.sampled_from([0.0, 0.083]), overheads)
+def test_closed_loops_give_the_same_records(spec, lengths, config, spacing_s, outside_s):
+    load = {"spacing_s": spacing_s, "overhead_s": outside_s}
     assert_same_level(spec, lengths, config, StepTimes(), **load)
 
 
 @settings(max_examples=50, deadline=None)
-@given(open_loops, lengths, configs, timeouts, st.integers(0, 5), overheads)
-def test_open_loops_give_the_same_records(spec, lengths, config, timeout_s, seed, outside_s):
-    timeout_s = possible(spec, timeout_s)
-    load = {"timeout_s": timeout_s, "seed": seed, "overhead_s": outside_s}
-    assert_same_level(spec, lengths, config, StepTimes(), **load)
+@given(open_loops, lengths, configs, st.integers(0, 5), overheads)
+def test_open_loops_give_the_same_records(spec, lengths, config, seed, outside_s):
+    assert_same_level(spec, lengths, config, StepTimes(), seed=seed, overhead_s=outside_s)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from([1.0, 2.0, 4.0]), lengths, configs, st.sampled_from([None, 1.125, 3.125]))
-def test_what_falls_on_one_instant_happens_in_the_same_order(rate, lengths, config, timeout_s):
-    """Arrivals, ends of steps and time-outs at multiples of an eighth of a second.
-
-    Only a time-out never falls on an arrival here: whether the level stops before that arrival is
-    a matter of the event loop's heap.
-    """
+@given(st.sampled_from([1.0, 2.0, 4.0]), lengths, configs)
+def test_what_falls_on_one_instant_happens_in_the_same_order(rate, lengths, config):
+    """Arrivals and ends of steps at multiples of an eighth of a second."""
     spec = LevelSpec(index=0, load=Load(rate_per_s=rate, arrivals="constant"), num_requests=25)
-    assert_same_level(spec, lengths, config, Constant(), timeout_s=timeout_s)
+    assert_same_level(spec, lengths, config, Constant())
     spec = LevelSpec(index=0, load=Load(concurrency=int(rate)), num_requests=25)
-    assert_same_level(spec, lengths, config, Constant(), timeout_s=timeout_s)
+    assert_same_level(spec, lengths, config, Constant())
 
 
 MIXED = [(20, 70), (70, 20)]
@@ -292,21 +277,6 @@ def test_long_runs_of_steps_at_a_time_far_from_zero():
     config = SchedulerConfig(num_blocks=1000)
     spec = LevelSpec(index=0, load=Load(concurrency=3), num_requests=5, warmup_requests=2)
     assert_same_level(spec, [(30, 1000), (10, 333)], config, StepTimes())
-
-
-def test_a_time_out_stops_the_level_and_keeps_what_had_come():
-    """Steps of 1/8 s. Request 3 is sent at 0.75 s, after two answers of three steps each; it has
-    a second of its own although the level stops at 1 s. At 1 s the time-out beats the token."""
-    spec = LevelSpec(index=0, load=Load(concurrency=2), num_requests=10)
-    run = assert_same_level(
-        spec, [(4, 3), (4, 40)], SchedulerConfig(num_blocks=100), Constant(), timeout_s=1.0
-    )
-    assert run.stopped_by == "timeout"
-    timed_out = [record for record in run.records if record.status == "timeout"]
-    assert [record.request_id for record in timed_out] == [1, 3]
-    assert [record.ended_s for record in timed_out] == [1.0, 1.75]
-    assert timed_out[0].token_times_s[-1] < 1.0
-    assert all(record.sent_s <= 1.0 for record in run.records)
 
 
 def test_what_can_never_fit_is_refused_in_both():

@@ -69,7 +69,6 @@ def simulate_pools(
     *,
     seed: int = 0,
     overhead_s: float = 0.0,
-    timeout_s: float | None = None,
 ) -> LevelRun:
     """Run one level in predicted time.
 
@@ -78,9 +77,7 @@ def simulate_pools(
     """
     if isinstance(decode.step_time, SpeculativeModel):
         decode = replace(decode, step_time=decode.step_time.real_steps)
-    level = _TwoPools(
-        spec, requests, prefill, decode, transfer_s, overhead_s=overhead_s, timeout_s=timeout_s
-    )
+    level = _TwoPools(spec, requests, prefill, decode, transfer_s, overhead_s=overhead_s)
     level.run(starts_s(spec, requests, seed, 0.0))
     return level.result()
 
@@ -97,7 +94,6 @@ class _TwoPools(LevelRunner):
         transfer_s: Callable[[int], float],
         *,
         overhead_s: float,
-        timeout_s: float | None,
     ) -> None:
         # whole prompts are admitted at once: their tokens are already computed
         whole = replace(decode.config, max_rolling_batch_prefill_tokens=decode.config.cache_tokens)
@@ -112,14 +108,10 @@ class _TwoPools(LevelRunner):
             requests,
             [*self._prefill, *self._decode],
             self._routers[0],
-            timeout_s=timeout_s,
-            max_error_share=0.5,
             overhead_s=overhead_s,
         )
 
     def _next_coming_s(self) -> float:
-        while self._moving and self._moving[0][2].ended:
-            heapq.heappop(self._moving)
         sent_s = super()._next_coming_s()
         return min(sent_s, self._moving[0][0]) if self._moving else sent_s
 

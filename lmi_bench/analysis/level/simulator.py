@@ -14,13 +14,7 @@ from itertools import takewhile
 
 from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.analysis.model.speculation import SpeculativeModel
-from lmi_bench.core.errors import (
-    CapacityError,
-    InputError,
-    OverloadedError,
-    TargetErrorKind,
-    timeout_message,
-)
+from lmi_bench.core.errors import CapacityError, InputError, OverloadedError, TargetErrorKind
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import STATUS_OK, LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
@@ -35,6 +29,7 @@ from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 
 Requests = Callable[[int], PlannedRequest]
 _OWN_TOKENS = 2**32  # token ids of each request's own text begin at a multiple of this
+_MOST_ERRORS = 0.5  # share of failed requests above which nothing more is sent
 _TOKEN_ID = 0  # id of every generated token; simulated requests have no stop tokens
 
 
@@ -45,23 +40,18 @@ def simulate_level(
     step_time: StepTime,
     *,
     seed: int = 0,
-    timeout_s: float | None = None,
     spacing_s: float = 0.0,
-    max_error_share: float | None = 0.5,
     replicas: int = 1,
     router: Router | None = None,
     speculation: Speculation | None = None,
     overhead_s: float = 0.0,
 ) -> LevelRun:
-    """Run one level in predicted time.
+    """Run one level in predicted time; no answer is too slow for its user.
 
     requests         the request of a number: its lengths, and for prefix caching its token ids
                      (without any, no prompt has text in common with another)
     seed             seed of the open loop's arrivals
-    timeout_s        a request that takes longer ends with status `timeout`; then nothing more is
-                     sent, and requests in flight run to their end
     spacing_s        seconds between the first sends of a closed loop's users
-    max_error_share  share of failed requests above which nothing more is sent
     replicas         engines with a scheduler each; `router` (round robin) picks one a request
     speculation      speculation of the engine, included in `step_time`
     overhead_s       time of a request outside the engine: it reaches it so long after it is sent
@@ -80,8 +70,6 @@ def simulate_level(
         requests,
         engines,
         router or RoundRobin(),
-        timeout_s=timeout_s,
-        max_error_share=max_error_share,
         overhead_s=overhead_s,
     )
     level.run(starts_s(spec, requests, seed, spacing_s))
@@ -124,11 +112,6 @@ class SentRequest:
     finish_reason: str | None = None
     ended_s: float | None = None
     cached_tokens: int | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was answered, refused or given up."""
-        return self.ended_s is not None or self.status != STATUS_OK
 
     def record(self) -> RequestRecord:
         """The record that the load generator would write."""
@@ -209,13 +192,6 @@ class Replica:
         request.planned = replace(request.planned, prompt_token_ids=())  # large, of no more use
         self._requests[request.seq_id] = request
         request.replica = self
-
-    def cancel(self, request: SentRequest, now_s: float, slack_s: float) -> None:
-        """Drop a request; the present step does not stop for it."""
-        self._break_run(now_s, slack_s)
-        self.scheduler.finish(request.seq_id, "cancelled")
-        request.finish_reason = "cancelled"
-        del self._requests[request.seq_id]
 
     def end_step(self, now_s: float) -> list[SentRequest]:
         """End the present step or run; returns the requests that ended with it."""
@@ -324,8 +300,6 @@ class LevelRunner:
         replicas: list[Replica],
         router: Router,
         *,
-        timeout_s: float | None,
-        max_error_share: float | None,
         overhead_s: float,
     ) -> None:
         self.users = ClosedLoop(
@@ -337,12 +311,9 @@ class LevelRunner:
         self._request_at = requests
         self._replicas = replicas
         self._router = router
-        self._timeout_s = timeout_s
-        self._max_error_share = max_error_share
         self._overhead_s = overhead_s
         self._sent: list[SentRequest] = []
         self._coming: deque[SentRequest] = deque()  # sent, not yet in the engine
-        self._deadlines: deque[tuple[float, SentRequest]] = deque()
         self._num_ended = 0
         self._num_errors = 0
         self._stopped_by: str | None = None
@@ -354,14 +325,11 @@ class LevelRunner:
         """
         next_start_s = next(starts, math.inf)
         while True:
-            deadline_s = self._next_deadline_s()
             engine_s = min(replica.next_s for replica in self._replicas)
-            now_s = min(next_start_s, self._next_coming_s(), deadline_s, engine_s)
+            now_s = min(next_start_s, self._next_coming_s(), engine_s)
             if now_s == math.inf:
                 return
             same_s = now_s + self._slack_s(now_s)
-            if deadline_s <= same_s:
-                self._expire(now_s)
             while next_start_s <= same_s:
                 if self._spec.rate_per_s is None:
                     self._user_sends(now_s)
@@ -376,7 +344,7 @@ class LevelRunner:
                     self._end_step(replica, now_s)
             if self._stopped_by is not None:
                 next_start_s = math.inf
-            horizon_s = min(next_start_s, self._next_coming_s(), self._next_deadline_s())
+            horizon_s = min(next_start_s, self._next_coming_s())
             before_s = horizon_s - self._slack_s(horizon_s) if horizon_s < math.inf else horizon_s
             for replica in self._replicas:
                 replica.start_step(now_s, before_s)
@@ -413,8 +381,6 @@ class LevelRunner:
         number = len(self._sent) if index is None else index
         request = SentRequest(self._request_at(number), due_s, number, now_s + self._overhead_s)
         self._sent.append(request)
-        if self._timeout_s is not None:
-            self._deadlines.append((now_s + self._timeout_s, request))
         if not self._overhead_s:
             return self._enter(request, now_s)
         self._coming.append(request)
@@ -447,34 +413,12 @@ class LevelRunner:
         return 2 * math.ulp(at_s) if len(self._replicas) == 1 else 1e-10 * at_s
 
     def _next_coming_s(self) -> float:
-        while self._coming and self._coming[0].ended:
-            self._coming.popleft()
         return self._coming[0].reaches_s if self._coming else math.inf
-
-    def _next_deadline_s(self) -> float:
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][1].ended:
-            deadlines.popleft()
-        return deadlines[0][0] if deadlines else math.inf
-
-    def _expire(self, now_s: float) -> None:
-        same_s = now_s + self._slack_s(now_s)
-        while self._next_deadline_s() <= same_s:
-            _, request = self._deadlines.popleft()
-            if request.replica is not None:
-                request.replica.cancel(request, now_s, self._slack_s(now_s))
-            request.ended_s = now_s
-            assert self._timeout_s is not None
-            message = timeout_message(self._timeout_s, sum(request.token_counts))
-            self._fail(request, "timeout", message)
-            self._user_sends(now_s)
 
     def _fail(self, request: SentRequest, kind: TargetErrorKind, message: str) -> None:
         request.status, request.error = kind, message
         self._num_ended += 1
         self._num_errors += 1
-        if self._stopped_by is None and kind == "timeout":
-            self._stopped_by = "timeout"
         self._check_stop_rules()
 
     def _check_stop_rules(self) -> None:
@@ -485,10 +429,8 @@ class LevelRunner:
 
     def _too_many_errors(self, *, at_end: bool = False) -> bool:
         """The load generator's rule: a level of known length stops when the share is certain."""
-        limit = self._max_error_share
-        if limit is None:
-            return False
         known = self._spec.num_requests
-        if at_end or known is None:
-            return (at_end or self._num_ended >= 10) and self._num_errors > limit * self._num_ended
-        return self._num_errors > limit * known
+        if known is not None and not at_end:
+            return self._num_errors > _MOST_ERRORS * known
+        enough = at_end or self._num_ended >= 10
+        return enough and self._num_errors > _MOST_ERRORS * self._num_ended

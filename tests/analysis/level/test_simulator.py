@@ -126,10 +126,9 @@ class TestReplicas:
         st.integers(1, 9),
         st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=7),
         st.sampled_from([RoundRobin, LeastOutstanding]),
-        st.sampled_from([None, 0.9, 2.3]),
     )
     def test_runs_broken_into_give_what_single_steps_give(
-        self, replicas, concurrency, lengths, router, timeout_s
+        self, replicas, concurrency, lengths, router
     ):
         """A scheduler that never sees equal steps ahead makes the simulator take each of them."""
         spec = LevelSpec(index=0, load=Load(concurrency=concurrency), num_requests=25)
@@ -141,7 +140,6 @@ class TestReplicas:
                 lambda i: PlannedRequest(i, 0.0, *lengths[i % len(lengths)]),
                 config,
                 Growing(),
-                timeout_s=timeout_s,
                 replicas=replicas,
                 router=router(),
             )

@@ -111,20 +111,6 @@ def test_a_lone_request_has_the_times_of_its_parts():
     assert first.token_times_s[-1] == pytest.approx(0.02 + 0.26 + 9 * 0.01)
 
 
-def test_a_request_that_is_given_up_while_its_cache_moves_has_no_token():
-    """Its prompt took 20 ms; the cache would be there after 5 s, and its client waits 1 s."""
-    records = simulate_pools(
-        LevelSpec(0, load=Load(1), num_requests=1),
-        lambda number: PlannedRequest(number, 0.0, 100, 10),
-        Pool(1, CONFIG, Steps([])),
-        Pool(1, CONFIG, Steps([])),
-        lambda tokens: 5.0,
-        timeout_s=1.0,
-    ).records
-    assert [record.status for record in records] == ["timeout"]
-    assert records[0].exchange.token_times_s == ()
-
-
 def test_requests_that_never_fit_are_refused_and_the_others_go_on():
     def requests(number):
         return PlannedRequest(number, 0.0, 1000 if number == 5 else 50, 10)
