@@ -76,7 +76,8 @@ features: $(VENV)/.dev
 posts: $(VENV)/.dev
 	$(BIN)/python benchmarks/posts.py --check
 
-# Damaged files by the hundred thousand; a failure names its seed. SEED=N begins elsewhere.
+# 100,000 damaged files, and 20,000 hostile requests to `serve`; a failure names its seed.
+# SEED=N begins elsewhere.
 fuzz: $(VENV)/.dev
 	LMI_BENCH_FUZZ=$${FUZZ:-100000} LMI_BENCH_FUZZ_SEED=$${SEED:-1000} OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests/fuzz

@@ -21,7 +21,11 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
-from lmi_bench.engine.server.failures import RefusedError, failure_middleware
+from lmi_bench.engine.server.failures import (
+    RefusedError,
+    failure_middleware,
+    without_expectations,
+)
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
 from lmi_bench.engine.server.metrics import add_metrics
@@ -164,6 +168,7 @@ async def listening(
     try:
         loop, connect = asyncio.get_running_loop(), runner.server
         assert connect is not None
+        connect.request_handler = without_expectations(connect.request_handler)
         silent = app.get(_SILENT)
 
         def connected() -> asyncio.Protocol:

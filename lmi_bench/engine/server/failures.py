@@ -5,14 +5,19 @@
     no or another API key                                   401
     body not there within its time limit                    408
     body above the limit                                    413
+    an expectation other than 100-continue                  417
     the engine failed                                       424 for LMI and TGI, 500 for OpenAI
     too many requests                                       503; 429 for TGI
+    a fault of the server, logged once a kind               500
 
 LMI: djl-serving's bodies `{"code", "type", "message"}`, and `{"code": 424, "error"}` for errors of
 the model's handler. OpenAI: vLLM's error object, whose `code` is the status. TGI:
 `{"error", "error_type"}`.
 """
 
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -22,7 +27,9 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 
+LOGGER = logging.getLogger(__name__)
 FAILURES = (InputError, OverloadedError, EngineError)
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _OPENAI_PREFIX: Final = "/v1/"
 TGI_PATHS: Final = ("/", "/generate", "/generate_stream", "/info")
@@ -35,6 +42,8 @@ _LMI_TYPES = {
     401: "UnauthorizedException",
     408: "RequestTimeoutException",
     413: "RequestEntityTooLargeException",
+    417: "ExpectationFailedException",
+    500: "InternalServerException",
     503: "WlmCapacityException",
 }
 
@@ -81,6 +90,7 @@ def tgi_failure(exc: Exception) -> tuple[int, dict[str, Any]]:
 
 def failure_middleware(model_name: str) -> Middleware:
     """Turns an exception before a reply's first byte into an error of the route's protocol."""
+    logged: set[str] = set()
 
     @web.middleware
     async def answer_failure(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -102,9 +112,35 @@ def failure_middleware(model_name: str) -> Middleware:
             status, message = 404, f"no such path: {request.path}"
         except web.HTTPMethodNotAllowed as exc:
             status, message = 405, f"{request.path} accepts {', '.join(exc.allowed_methods)}"
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception as exc:
+            if request.writer.output_size:  # too late for a status: the connection ends
+                raise
+            status, message = 500, "internal error: a fault of the server, which its log names"
+            place = traceback.extract_tb(exc.__traceback__)[-1]
+            kind = f"{type(exc).__name__} at {place.filename}:{place.lineno}"
+            if kind not in logged:
+                logged.add(kind)
+                LOGGER.error("a fault of the server: %s", kind, exc_info=exc)
         return json_response(_body(request.path, status, message), status=status)
 
     return answer_failure
+
+
+def without_expectations(handle: Handle) -> Handle:
+    """A server's handler that refuses what `Expect` may not say, in the path's protocol.
+
+    aiohttp's own refusal repeats the header, and fails where that is no UTF-8.
+    """
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "100-continue").lower() == "100-continue":
+            return await handle(request)
+        body = _body(request.path, 417, "Expect may only be 100-continue")
+        return closing(json_response(body, status=417))
+
+    return answer
 
 
 def unreadable(exc: web.RequestPayloadError) -> str:
@@ -138,7 +174,7 @@ def _body(path: str, status: int, message: str) -> dict[str, Any]:
     if path.startswith(_OPENAI_PREFIX):
         return _openai_body(status, message)
     if path in TGI_PATHS:  # TGI has no other type for client errors
-        return {"error": message, "error_type": "validation"}
+        return {"error": message, "error_type": "generation" if status == 500 else "validation"}
     return _lmi_body(status, message)
 
 

@@ -90,7 +90,7 @@ class SignatureCheck:
         if missing or any(name not in headers for name in signed_names):
             raise _invalid("host and x-amz-date must be signed, and all signed sent")
         due = self._signature(request, headers, scope, signed_names, stamp)
-        if not hmac.compare_digest(sent, due):
+        if not hmac.compare_digest(_bytes(sent), _bytes(due)):
             raise _invalid(
                 "The request signature we calculated does not match the signature you provided."
             )
@@ -125,7 +125,7 @@ class SignatureCheck:
         canonical = "\n".join(
             [
                 request.method,
-                urllib.parse.quote(request.path, safe="/~"),  # encoded twice, except in S3
+                urllib.parse.quote(_bytes(request.path), safe="/~"),  # twice, except in S3
                 "&".join(sorted(request.query.split("&"))),
                 *(f"{name}:{' '.join(headers[name].split())}" for name in signed_names),
                 "",
@@ -133,12 +133,17 @@ class SignatureCheck:
                 hashlib.sha256(request.body).hexdigest(),
             ]
         )
-        hashed = hashlib.sha256(canonical.encode()).hexdigest()
+        hashed = hashlib.sha256(_bytes(canonical)).hexdigest()
         to_sign = "\n".join([ALGORITHM, stamp, "/".join(scope), hashed])
         key = ("AWS4" + self.secret_key).encode()
         for step in (*scope, to_sign):
-            key = hmac.new(key, step.encode(), hashlib.sha256).digest()
+            key = hmac.new(key, _bytes(step), hashlib.sha256).digest()
         return key.hex()
+
+
+def _bytes(text: str) -> bytes:
+    """A header's or path's bytes as received, which may be no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _check_date(stamp: str, scope_date: str, now: datetime) -> None:

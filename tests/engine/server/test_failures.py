@@ -329,3 +329,49 @@ def test_a_bug_of_the_server_is_logged_with_its_traceback(serve_toy, caplog):
 )
 def test_a_temperature_without_sampling_is_named_as_ignored(parameters, ignored):
     assert LmiCall.read({"inputs": "a", "parameters": parameters}).ignored == ignored
+
+
+@pytest.mark.parametrize("path", [LMI, OPENAI, "/nowhere", "/ping"])
+@pytest.mark.parametrize("expected", [b"200-ok", b"\xff"])
+def test_what_a_request_may_not_expect_is_refused_in_words(serve_toy, caplog, path, expected):
+    async def main():
+        async with serve_toy() as server:
+            host, port = server.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            line = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n".encode()
+            writer.write(line + b"Expect: " + expected + b"\r\n\r\n{}")
+            answer = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            return answer
+
+    head, _, body = asyncio.run(main()).partition(b"\r\n\r\n")
+    assert head.split()[1] == b"417"
+    assert "Expect may only be 100-continue" in json.dumps(json.loads(body))
+    assert caplog.records == []
+
+
+def test_a_fault_of_the_server_is_500_in_the_protocols_words_and_logged_once(
+    serve_toy, caplog, byte_codec
+):
+    class Broken(type(byte_codec)):
+        def encode(self, text):
+            raise ZeroDivisionError("secret of the inside")
+
+    async def main():
+        async with serve_toy(codec=Broken()) as server:
+            return [
+                await server.post(path, {"inputs": "a", "prompt": "a"})
+                for path in (LMI, OPENAI, "/generate", LMI)
+            ]
+
+    answers = asyncio.run(main())
+    assert [status for status, *_ in answers] == [500] * 4
+    lmi, openai, tgi, _ = (json.loads(body) for _, _, body in answers)
+    assert lmi["type"] == "InternalServerException"
+    assert openai["error"]["type"] == "InternalServerError"
+    assert tgi["error_type"] == "generation"
+    assert "secret" not in json.dumps([lmi, openai, tgi])
+    assert [record.message.partition(" at ")[0] for record in caplog.records] == [
+        "a fault of the server: ZeroDivisionError"
+    ]

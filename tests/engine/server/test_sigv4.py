@@ -94,3 +94,19 @@ def test_a_date_must_be_signed():
     headers = dict(signed().headers)
     headers["Authorization"] = headers["Authorization"].replace(";x-amz-date", "")
     assert refusal(SignedRequest("POST", "/", "", headers, b"{}")) == "InvalidSignatureException"
+
+
+@pytest.mark.parametrize("odd", ["é", "\udcff"])
+@pytest.mark.parametrize("part", ["Signature", "Authorization", "X-Custom", "path"])
+def test_bytes_that_are_no_ascii_are_refused_as_a_wrong_signature(part, odd):
+    """aiohttp gives the bytes of a header that are no UTF-8 as lone surrogates."""
+    good = signed(headers={"Content-Type": "a/b", "X-Custom": "c"})
+    headers, path = dict(good.headers), good.path
+    if part == "path":
+        path += odd
+    elif part == "Signature":
+        headers["Authorization"] = headers["Authorization"][:-1] + odd
+    else:
+        headers[part] = headers[part].replace("eu-west-1" if "A" in part else "c", odd)
+    request = SignedRequest("POST", path, "", headers, good.body)
+    assert refusal(request) == "InvalidSignatureException"
