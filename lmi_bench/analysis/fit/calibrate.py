@@ -8,7 +8,7 @@ import numpy as np
 
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile, unidentified_note
+from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile
 
 _IDENTIFIED = 0.7  # a posterior wider than this share of the prior is not identified
 _LEAST_RESIDUAL = 0.03  # repeated measurements of one engine differ by as much
@@ -39,6 +39,7 @@ def profile_of_fit(
     places = [PARAMETER_NAMES.index(fit.names[index]) for index in parameters]
     block = fit.covariance[np.ix_(parameters, parameters)]
     whole[np.ix_(places, places)] = block / np.outer(sd[parameters], sd[parameters])
+    note = f"not identified by the profile's cells, so near their priors: {', '.join(kept)}"
     spread = 1.4826 * float(np.median(np.abs(fit.residuals)))  # the robust standard deviation
     profile = fit.profile
     return replace(
@@ -59,7 +60,7 @@ def profile_of_fit(
         formats=tuple(dict.fromkeys(cell.setup.dtype for cell in fit.cells)),
         fitted_lengths=_lengths(fit.cells),
         fitted_cells=(),
-        notes=unidentified_note(kept),
+        notes=(note,) if kept else (),
     )
 
 

@@ -5,9 +5,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any, Final
+
+import numpy as np
 
 from lmi_bench.analysis.fit.fit import Fit
 from lmi_bench.analysis.fit.uncertainty import (
@@ -212,19 +213,14 @@ def hit_share(records: Sequence[RequestRecord]) -> Estimate:
     The 80 % interval is Student's with nine degrees of freedom; it covers the traffic, not the
     size of the cache, which the profile knows to about 10 %.
     """
-    known = [each for each in records if each.exchange.cached_tokens is not None]
-    tokens = sum(each.input_tokens for each in known)
-    value = sum(each.exchange.cached_tokens or 0 for each in known) / tokens if tokens else 0.0
-    if len(known) < 2 * _PARTS:
+    pairs = [(each.exchange.cached_tokens, each.input_tokens) for each in records]
+    cached, tokens = np.array([pair for pair in pairs if pair[0] is not None]).reshape(-1, 2).T
+    value = float(cached.sum() / tokens.sum()) if tokens.sum() else 0.0
+    if len(tokens) < 2 * _PARTS:
         return Estimate(value, 0.0, 1.0)
-    ends = [len(known) * part // _PARTS for part in range(_PARTS + 1)]
-    parts = [known[first:end] for first, end in pairwise(ends)]
-    shares = [
-        sum(each.exchange.cached_tokens or 0 for each in part)
-        / sum(each.input_tokens for each in part)
-        for part in parts
-    ]
-    half = _STUDENT * stdev(shares) / _PARTS**0.5
+    starts = [len(tokens) * part // _PARTS for part in range(_PARTS)]
+    shares = np.add.reduceat(cached, starts) / np.add.reduceat(tokens, starts)
+    half = _STUDENT * stdev(shares.tolist()) / _PARTS**0.5
     return Estimate(value, max(0.0, value - half), min(1.0, value + half))
 
 

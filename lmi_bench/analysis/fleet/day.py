@@ -59,14 +59,10 @@ class LoadCurve:
 
     def steepest_growth_per_s(self) -> float:
         """Largest relative growth a second, (dr/dt) / r; from 0 it is relative to the next rate."""
-        steepest = 0.0
-        times = (*self.times_s, self.times_s[0] + DAY_S)
-        rates = (*self.rates_per_s, self.rates_per_s[0])
-        for i in range(len(times) - 1):
-            rise = rates[i + 1] - rates[i]
-            if rise > 0:
-                steepest = max(steepest, rise / (times[i + 1] - times[i]) / (rates[i] or rise))
-        return steepest
+        rates, times = np.array(self.rates_per_s), np.array(self.times_s)
+        rise = np.diff(rates, append=rates[0])
+        growth = rise / np.diff(times, append=times[0] + DAY_S) / np.where(rates > 0, rates, rise)
+        return float(max(growth[rise > 0], default=0.0))
 
 
 def load_curve_file(path: Path) -> LoadCurve:
@@ -178,9 +174,8 @@ def play_day(
     ready = scaling.wanted(float(rates[0]))
     coming: deque[float] = deque()  # times from which launched machines serve
     fewer_since_s: float | None = None
-    waiting = good = arrived = paid_s = worst_wait_s = 0.0
-    launches = peak = 0
-    history = []
+    waiting = good = arrived = worst_wait_s = 0.0
+    launches, history = 0, []
     for step, (now_s, rate) in enumerate(zip(times.tolist(), rates.tolist(), strict=True)):
         counted = step >= first_day_steps
         wanted = scaling.wanted(rate)
@@ -206,14 +201,12 @@ def play_day(
             arrived += rate * step_s
             if before <= _NOTHING and waiting <= _NOTHING:
                 good += rate * step_s
-            paid_s += (ready + launched) * step_s
-            peak = max(peak, ready + launched)
             worst_wait_s = max(worst_wait_s, waiting / capacity)
             history.append(ready + launched)
     return DayResult(
         slo_share=good / arrived,
-        machine_hours=paid_s / SECONDS_PER_HOUR,
-        peak_machines=peak,
+        machine_hours=sum(history) * step_s / SECONDS_PER_HOUR,
+        peak_machines=max(history),
         launches=launches,
         worst_wait_s=worst_wait_s,
         paid=tuple(history),

@@ -15,7 +15,7 @@ machine; `az:K` spreads K * ceil(N0 / (K - 1)) machines evenly over K zones, one
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -144,13 +144,6 @@ def best_commitment(needed: Sequence[float], *, discount: float) -> int:
     return committed
 
 
-_BUDGETS = (
-    ("--max-usd-per-hour", "usd_per_hour", "an hour"),
-    ("--max-usd-per-month", "usd_per_month", "a month"),
-    ("--max-usd-per-1m", "usd_per_1m_output", "for 1M output"),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """Limits on the whole fleet; None is no limit.
@@ -167,42 +160,14 @@ class Requirements:
     regions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        limits = {flag: getattr(self, f"max_{name}") for flag, name, _ in _BUDGETS}
-        limits = {"--min-throughput": self.min_throughput_tokens_per_s, **limits}
-        for flag, value in limits.items():
+        for flag, value in (
+            ("--min-throughput", self.min_throughput_tokens_per_s),
+            ("--max-usd-per-hour", self.max_usd_per_hour),
+            ("--max-usd-per-month", self.max_usd_per_month),
+            ("--max-usd-per-1m", self.max_usd_per_1m_output),
+        ):
             if value is not None and not value > 0:
                 raise InputError(f"{flag} must be above 0, got {value:g}")
-
-    def _budgets(
-        self, costs: Mapping[str, float | None]
-    ) -> Iterator[tuple[str, float, float | None, str]]:
-        """Flag, limit, cost and unit of each limit that is given."""
-        for flag, name, unit in _BUDGETS:
-            limit = getattr(self, f"max_{name}")
-            if limit is not None:
-                yield flag, limit, costs[name], unit
-
-    def over_budget(self, costs: Mapping[str, float | None]) -> str | None:
-        """The limit that a fleet exceeds, with both numbers; None within all limits.
-
-        costs  usd_per_hour, usd_per_month and usd_per_1m_output; None: not known
-        """
-        for flag, limit, cost, unit in self._budgets(costs):
-            if cost is None:
-                return f"no price is known, so {flag} {limit:g} cannot be checked"
-            if cost > limit:
-                return f"over the budget: USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
-        return None
-
-    def excess(self, costs: Mapping[str, float | None]) -> float:
-        """Largest cost / limit; infinite where a cost is not known, 0 without limits."""
-        return max(
-            (
-                float("inf") if cost is None else cost / limit
-                for _, limit, cost, _ in self._budgets(costs)
-            ),
-            default=0.0,
-        )
 
     def split_by_region(
         self, instances: Sequence[Instance]

@@ -22,8 +22,8 @@ from lmi_bench.analysis.level.layouts import CopyPlan
 from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, TooLateError
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.analysis.results.columns import columns_of
-from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, counted_quantile
+from lmi_bench.analysis.results.slo_results import requests_needed
 from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
@@ -222,11 +222,7 @@ class CopySimulation:
             return Latencies.of_run(run, ramp_requests)
         if ramp_requests > _LARGEST_SIMULATED_BATCH:
             return None
-        needed = max(
-            (samples_needed(QUANTILES[s.statistic]) for s in self.slos if s.statistic in QUANTILES),
-            default=0,
-        )
-        number = max(120, 3 * ramp_requests, ramp_requests + needed)
+        number = max(120, 3 * ramp_requests, ramp_requests + requests_needed(self.slos))
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=number)
         level = self.plan.simulate(spec, seed=self.seed)
         settled = level.records[ramp_requests:]

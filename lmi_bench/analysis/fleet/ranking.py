@@ -202,12 +202,29 @@ def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list
     return [points[known[index]] for index in pareto(known)]
 
 
-def _costs(candidate: Candidate) -> dict[str, float | None]:
-    return {
-        "usd_per_hour": candidate.price_usd_per_hour,
-        "usd_per_month": candidate.usd_per_month,
-        "usd_per_1m_output": candidate.usd_per_1m_output_tokens,
-    }
+def _budgets(
+    request: RecommendRequest, candidate: Candidate
+) -> Iterator[tuple[str, float, float | None, str]]:
+    """Flag, limit, cost of the fleet and unit of each limit that is given."""
+    limits, fleet = request.requirements, candidate
+    for flag, limit, cost, unit in (
+        ("--max-usd-per-hour", limits.max_usd_per_hour, fleet.price_usd_per_hour, "an hour"),
+        ("--max-usd-per-month", limits.max_usd_per_month, fleet.usd_per_month, "a month"),
+        ("--max-usd-per-1m", limits.max_usd_per_1m_output, fleet.usd_per_1m_output_tokens,
+         "for 1M output"),
+    ):  # fmt: skip
+        if limit is not None:
+            yield flag, limit, cost, unit
+
+
+def _over_budget(request: RecommendRequest, candidate: Candidate) -> str | None:
+    """The limit that the fleet exceeds, with both numbers; None within all limits."""
+    for flag, limit, cost, unit in _budgets(request, candidate):
+        if cost is None:
+            return f"no price is known, so {flag} {limit:g} cannot be checked"
+        if cost > limit:
+            return f"over the budget: USD {cost:,.2f} {unit}, more than {flag} {limit:g}"
+    return None
 
 
 def split_by_budget(
@@ -215,19 +232,21 @@ def split_by_budget(
 ) -> tuple[list[Candidate], list[Rejection]]:
     """Candidates within the budget, and the others with their cost."""
     kept, rejected = [], []
-    for candidate in candidates:
-        problem = request.requirements.over_budget(_costs(candidate))
+    for each in candidates:
+        problem = _over_budget(request, each)
         if problem is None:
-            kept.append(candidate)
+            kept.append(each)
         else:
-            rejected.append(
-                Rejection(candidate.instance, candidate.tensor_parallel, candidate.copies, problem)
-            )
+            rejected.append(Rejection(each.instance, each.tensor_parallel, each.copies, problem))
     return kept, rejected
 
 
 def nearest_to_budget(request: RecommendRequest, candidates: Sequence[Candidate]) -> Candidate:
     """The candidate that exceeds the budget by the smallest factor, with the reason."""
-    best = min(candidates, key=lambda each: request.requirements.excess(_costs(each)))
-    problem = request.requirements.over_budget(_costs(best))
-    return replace(best, reason=f"nearest to the budget: {problem}")
+
+    def excess(candidate: Candidate) -> float:
+        costs = [(cost, limit) for _, limit, cost, _ in _budgets(request, candidate)]
+        return max((math.inf if cost is None else cost / limit for cost, limit in costs), default=0)
+
+    best = min(candidates, key=excess)
+    return replace(best, reason=f"nearest to the budget: {_over_budget(request, best)}")

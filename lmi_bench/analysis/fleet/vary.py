@@ -8,6 +8,7 @@ interval of the capacity whose stair it is.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -111,34 +112,34 @@ def compare_stairs(stairs: Sequence[Stairs], low: float, high: float) -> Variati
             bounds.setdefault(k * each.unit.low, (each, k))
     inside = sorted(rate for rate in bounds if low < rate < high)
     ends = np.array([*inside, high])
-    costs = np.empty((len(ordered), len(ends)))
-    for row, each in enumerate(ordered):
-        units = np.ceil(ends / each.unit.low - 1e-9).astype(int)
-        costs[row] = np.array(each.usd_per_h)[np.maximum(units, 1) - 1]
+    units = np.array([np.ceil(ends / each.unit.low - 1e-9).astype(int) for each in ordered])
+    units = np.maximum(units, 1) - 1
+    costs = [np.array(each.usd_per_h)[own] for each, own in zip(ordered, units, strict=True)]
     winners = np.argmin(costs, axis=0)
+    starts = np.flatnonzero(np.diff(winners, prepend=-1)).tolist()
     intervals: list[LoadInterval] = []
     crossovers: list[Estimate] = []
-    from_per_s = low
-    for column, winner in enumerate(winners):
-        each, end = ordered[winner], float(ends[column])
-        count = each.machines[max(1, math.ceil(end / each.unit.low - 1e-9)) - 1]
-        cost = float(costs[winner, column])
-        if column and winner == winners[column - 1]:
-            last = intervals[-1]
-            intervals[-1] = replace(
-                last,
-                to_per_s=end,
-                most_machines=max(last.most_machines, count),
-                most_usd_per_hour=max(last.most_usd_per_hour, cost),
+    for start, end in pairwise([*starts, len(ends)]):
+        winner = winners[start]
+        layout, won = ordered[winner].layout, slice(start, end)
+        counts = [ordered[winner].machines[k] for k in units[winner, won]]
+        usd = costs[winner][won]
+        intervals.append(
+            LoadInterval(
+                from_per_s=float(ends[start - 1]) if start else low,
+                to_per_s=float(ends[end - 1]),
+                instance=layout.instance.instance_type,
+                tensor_parallel=layout.tensor_parallel,
+                copies=layout.copies,
+                fewest_machines=counts[0],
+                most_machines=max(counts),
+                least_usd_per_hour=float(usd[0]),
+                most_usd_per_hour=float(usd.max()),
             )
-        else:
-            if column:
-                exhausted, k = bounds[from_per_s]
-                crossovers.append(exhausted.unit.times(k))
-            layout = each.layout
-            kind = (layout.instance.instance_type, layout.tensor_parallel, layout.copies)
-            intervals.append(LoadInterval(from_per_s, end, *kind, count, count, cost, cost))
-        from_per_s = end
+        )
+        if start:
+            exhausted, k = bounds[intervals[-1].from_per_s]
+            crossovers.append(exhausted.unit.times(k))
     return Variation(tuple(intervals), tuple(crossovers))
 
 

@@ -62,11 +62,6 @@ def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
     return in_groups(profile, setup.parallelism, prompts_alone=cell.output_tokens == 1)
 
 
-def model_of(profile: EngineProfile, cell: MeasuredLevel) -> PricedSteps:
-    """The step-time model of one copy."""
-    return planned_model_for(cell.setup, profile)
-
-
 def slots_for(profile: EngineProfile, cell: MeasuredLevel) -> int:
     """Sequences that one copy lets run together. Raises CapacityError where none fits."""
     if cell.max_sequences is not None:
@@ -115,7 +110,7 @@ def predict_cell(
     """
     if cell.prefill is not None:
         return _pooled(profile, cell, slower)
-    model = model_of(profile, cell)
+    model = planned_model_for(cell.setup, profile)
     profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
     if cell.rate_per_s is not None:
@@ -205,8 +200,8 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
     prompts = replace(cell, setup=pool.setup, prefill=None, output_tokens=1)
     worker = profile_of(profile, prompts)
     return TwoPools(
-        _steady(model_of(profile, prompts), prompts),
-        _steady(model_of(profile, cell), cell, slots_for(profile, cell)),
+        _steady(planned_model_for(prompts.setup, profile), prompts),
+        _steady(planned_model_for(cell.setup, profile), cell, slots_for(profile, cell)),
         prefill_workers=pool.workers,
         decode_workers=cell.replicas,
         step_tokens=worker.max_prefill_tokens,
@@ -389,7 +384,7 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     settings = profile_of(profile, cell)
     joins_late = settings.max_waiting_tokens and not settings.chunked_prefill
     steady = replace(
-        _steady(model_of(profile, cell), cell, slots),
+        _steady(planned_model_for(cell.setup, profile), cell, slots),
         join_steps=settings.max_waiting_tokens - 1 if joins_late else 0,
         step_tokens=max(settings.max_prefill_tokens, cell.input_tokens + cell.output_tokens),
     )
@@ -420,4 +415,4 @@ def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPredic
     if waiting:
         return "kv_memory"
     rows = math.ceil(mean_batch(cell, predicted))
-    return _steady(model_of(profile, cell), cell).binding(rows)
+    return _steady(planned_model_for(cell.setup, profile), cell).binding(rows)

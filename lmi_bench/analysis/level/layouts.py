@@ -42,7 +42,6 @@ EngineKey = tuple[CopyKey, int]
 
 _DEGREES = (1, 2, 4, 8, 16)
 _ROUNDS = 3
-_OWN_IDS = 2**32  # token ids of a request's own text begin at a multiple of this
 _SALT = 7_919  # so that a level's lengths and its arrivals are different draws
 
 
@@ -196,20 +195,9 @@ class Workload:
     def requests(self, seed: int) -> Callable[[int], PlannedRequest]:
         """The request of a number: equal ones, or kinds drawn by their shares."""
         if not self.kinds:
-            cached, own = self.cached_tokens, self.input_tokens - self.cached_tokens
-
-            def equal(number: int) -> PlannedRequest:
-                """With a cached share of the prompt that all have in common."""
-                ids = range(cached), range((number + 2) * _OWN_IDS, (number + 2) * _OWN_IDS + own)
-                return PlannedRequest(
-                    number,
-                    0.0,
-                    self.input_tokens,
-                    self.output_tokens,
-                    prompt_token_ids=[*ids[0], *ids[1]] if cached else (),
-                )
-
-            return equal
+            shared = range(self.cached_tokens)  # of each prompt, whose other text is its own
+            lengths = self.input_tokens, self.output_tokens
+            return lambda number: PlannedRequest(number, 0.0, *lengths, prompt_token_ids=shared)
         ends = list(accumulate(kind.share for kind in self.kinds))
 
         def drawn(number: int) -> PlannedRequest:

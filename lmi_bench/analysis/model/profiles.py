@@ -290,13 +290,6 @@ def _same_version(one: str, other: str) -> bool:
     return all(left == right for left, right in zip(own, low, strict=False))
 
 
-def unidentified_note(names: Sequence[str]) -> tuple[str, ...]:
-    """The note on parameters that a fit did not identify; empty without any."""
-    if not names:
-        return ()
-    return (f"not identified by the profile's cells, so near their priors: {', '.join(names)}",)
-
-
 def profile_to_json(profile: EngineProfile) -> str:
     """The profile as a JSON document that `profile_from_json` reads back unchanged."""
     document = {"schema": PROFILE_SCHEMA, **asdict(replace(profile, levels=()))}

@@ -79,7 +79,7 @@ class StepParts:
     gap_s                  kernel time beyond reads and arithmetic
     host_s                 launch of the step, at the same time as the GPU part
     host_per_sequence_s    bookkeeping of the batch; host_per_prompt_token_s: of the prompts
-    total_s                the step; binding: the part that limits it
+    total_s                the step
     """
 
     weights_s: float
@@ -91,7 +91,12 @@ class StepParts:
     host_per_sequence_s: float
     host_per_prompt_token_s: float
     total_s: float
-    binding: Binding
+
+    @property
+    def binding(self) -> Binding:
+        """The part that takes most of the step."""
+        seconds = self.seconds_by_limit()
+        return max(seconds, key=lambda part: seconds[part])
 
     def seconds_by_limit(self) -> dict[Binding, float]:
         """The step's seconds by what they go to; gaps between kernels go to nothing."""
@@ -327,7 +332,6 @@ class StepTimeModel:
         prompt_s = costs.host_token_s * step.prefill_tokens
         prompt_s += costs.host_prompt_s * step.prefill_sequences
         compute_s = linear_s + attention_s
-        binding = self._binding(host_s, row_s + prompt_s, weights_s + kv_s, compute_s, all_reduce_s)
         return StepParts(
             weights_s=weights_s,
             kv_s=kv_s + costs.attention.row_s * rows,
@@ -338,7 +342,6 @@ class StepTimeModel:
             host_per_sequence_s=row_s,
             host_per_prompt_token_s=prompt_s,
             total_s=total_s,
-            binding=binding,
         )
 
     def _of_shape(self, step: StepShape) -> Seconds[float]:
@@ -353,17 +356,6 @@ class StepTimeModel:
             drafted,
             drafted / rows if rows else 1.0,
         )
-
-    @staticmethod
-    def _binding(
-        host_s: float, serial_s: float, memory_s: float, compute_s: float, all_reduce_s: float
-    ) -> Binding:
-        gpu_s = max(memory_s, compute_s) + all_reduce_s
-        if host_s > gpu_s or serial_s > gpu_s:
-            return "host"
-        if all_reduce_s > max(memory_s, compute_s):
-            return "link"
-        return "bandwidth" if memory_s >= compute_s else "compute"
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step."""

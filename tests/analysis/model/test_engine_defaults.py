@@ -10,7 +10,7 @@ import pytest
 from lmi_bench.analysis.fit.fit import prior_fit
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.fit.unstated import as_assumed
-from lmi_bench.analysis.level.cells import model_of, predict_cell, profile_of, slots_for
+from lmi_bench.analysis.level.cells import predict_cell, profile_of, slots_for
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.model.builtin_profiles import (
@@ -21,7 +21,7 @@ from lmi_bench.analysis.model.builtin_profiles import (
     VLLM_0_19,
     prior_of_engine,
 )
-from lmi_bench.analysis.model.capacity import scheduler_config_for
+from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
@@ -122,7 +122,7 @@ def served(profile, cell):
         LevelSpec(0, Load(concurrency=cell.concurrency), num_requests=cell.num_requests),
         lambda i: PlannedRequest(i, 0.0, cell.input_tokens, cell.output_tokens),
         config,
-        model_of(profile, cell),
+        planned_model_for(cell.setup, profile),
     )
     return float(np.mean([r.token_times_s[0] - r.sent_s for r in run.records]))
 
