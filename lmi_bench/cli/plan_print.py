@@ -275,10 +275,11 @@ def _shown(value: Any) -> str:
 
 
 def _verified_row(each: Verified) -> dict[str, str]:
+    figure = each.figure
     return {
         "figure": each.name,
-        "predicted": _shown(each.predicted),
-        "interval": "" if each.low is None else f"{_shown(each.low)} to {_shown(each.high)}",
+        "predicted": "" if figure is None else _shown(figure.value),
+        "interval": "" if figure is None else f"{_shown(figure.low)} to {_shown(figure.high)}",
         "measured": _shown(each.measured),
         "verdict": each.verdict,
     }

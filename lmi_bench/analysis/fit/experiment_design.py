@@ -3,6 +3,7 @@
 By parameters and shared model error together, from predictions only."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +28,14 @@ def choose_cells(
     fit      what is known already; its measured cells count as measured
     wanted   cells that are to be predicted
     """
-    known: dict[int, tuple[list[Observation], NDArray[np.float64]]] = {}
 
+    @cache
     def row(cell: MeasuredLevel) -> tuple[list[Observation], NDArray[np.float64]]:
-        if id(cell) not in known:
-            profile = fit.profile
-            throughput = predict_cell(profile, cell, smooth=True).throughput_tokens_per_s
-            growth = None if cell.rate_per_s is None else growth_with_step_times(profile, cell)
-            items = [observe(cell, metric, throughput, growth) for metric in metrics]
-            known[id(cell)] = items, derivatives(profile, cell, fit.names, metrics)
-        return known[id(cell)]
+        profile = fit.profile
+        throughput = predict_cell(profile, cell, smooth=True).throughput_tokens_per_s
+        growth = None if cell.rate_per_s is None else growth_with_step_times(profile, cell)
+        items = [observe(cell, metric, throughput, growth) for metric in metrics]
+        return items, derivatives(profile, cell, fit.names, metrics)
 
     def rows(cells: Sequence[MeasuredLevel]) -> tuple[list[Observation], NDArray[np.float64]]:
         found = [row(cell) for cell in cells]

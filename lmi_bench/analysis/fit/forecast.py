@@ -108,7 +108,7 @@ class SimulatedForecast(_AtLoad):
 
 def forecast(fit: Fit, cell: MeasuredLevel) -> Forecast:
     """The forecast of a load. Raises InputError where it cannot run."""
-    sure = Uncertainty.of(fit, cell, list(FIGURE_METRICS.values()))
+    sure = Uncertainty.of(fit, cell)
     predicted = predict_cell(fit.profile, cell)
     values = {
         key: shown_value(metric, predicted.value(metric)) for key, metric in FIGURE_METRICS.items()
@@ -240,8 +240,7 @@ def _uncertainty(
         cached_tokens=min(round(prefix_hit * input_tokens), input_tokens - 1),
     )
     load = under_load(mean, profile, spec.load)
-    spread = len(set(lengths)) > 1
-    return Uncertainty.of(profile, load, list(FIGURE_METRICS.values()), spread=spread)
+    return Uncertainty.of(profile, load, spread=len(set(lengths)) > 1)
 
 
 def _value(level: Level, key: str) -> float | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lmi_bench.analysis.fit.fit import fit_of_profile
 from lmi_bench.analysis.fit.from_run import mean_lengths, profile_for_run, run_model
-from lmi_bench.analysis.fit.uncertainty import FIGURE_METRICS, Uncertainty
+from lmi_bench.analysis.fit.uncertainty import Uncertainty
 from lmi_bench.analysis.model.builtin_profiles import shipped_profile
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
@@ -27,7 +27,6 @@ def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | 
     profile = profile_for_run(profile, run)
     workload = run.manifest.scenario.workload
     is_drawn = not (workload.input_tokens and workload.output_tokens)
-    metrics = list(FIGURE_METRICS.values())
     found = []
     for line in lines:
         each: Uncertainty | None = None
@@ -44,7 +43,7 @@ def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | 
                 start_left_out=bool(line.start_requests),
             )
             fit = fit_of_profile(profile, [cell])
-            each = Uncertainty.of(fit, cell, metrics, spread=is_drawn)
+            each = Uncertainty.of(fit, cell, spread=is_drawn)
         found.append(each)
     return found
 

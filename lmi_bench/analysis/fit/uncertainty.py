@@ -120,7 +120,6 @@ class Uncertainty:
         cls,
         profile: EngineProfile | Fit,
         cell: MeasuredLevel,
-        metrics: Sequence[Metric] = MEASURED,
         *,
         spread: bool = False,
     ) -> Uncertainty:
@@ -134,7 +133,7 @@ class Uncertainty:
         predicted = predict_cell(fit.profile, cell)
         lasting = _lasting(cell)
         return cls(
-            factors=_factors(fit, cell, predicted, metrics, spread=spread),
+            factors=_factors(fit, cell, predicted, MEASURED, spread=spread),
             capacity_tokens_per_s=_capacity(fit, lasting),
             load_share=None if cell.rate_per_s is None else load_share(fit, lasting),
             withheld=why_withheld(fit, cell),
@@ -169,12 +168,25 @@ def metric_of(metric: str, statistic: str) -> Metric:
 
 
 def why_withheld(fit: Fit, cell: MeasuredLevel) -> str | None:
-    """Why latencies are withheld at the load; None where they are not."""
-    lasting = _lasting(cell)
-    if not latency_withheld(fit, lasting):
+    """Why an open loop's latencies are withheld; None where they are not.
+
+    They are if the load may exceed the capacity, unless that copy was calibrated on at such a load.
+    """
+    if cell.rate_per_s is None:
+        return None
+    share = load_share(fit, _lasting(cell))
+    if share <= LATENCY_LOAD_LIMIT + _ROUNDING:
+        return None
+    least = 1 / _busy_step(fit, _lasting(cell)).up
+    if share <= max(LATENCY_LOAD_LIMIT, least) + _ROUNDING or any(
+        known.rate_per_s is not None
+        and _copy(known) == _copy(cell)
+        and load_share(fit, known) > LATENCY_LOAD_LIMIT
+        for known in fit.cells
+    ):
         return None
     return (
-        f"the load is {load_share(fit, lasting):.0%} of the predicted capacity and may exceed it: "
+        f"the load is {share:.0%} of the predicted capacity and may exceed it: "
         "a small capacity error is a large latency error"
     )
 
@@ -370,24 +382,6 @@ def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> F
     """The factor of one figure with users that send one request each."""
     level = replace(cell, load=Load(users), arrivals_s=(), num_requests=users)
     return _factors(fit, level, predict_cell(fit.profile, level), [metric])[metric]
-
-
-def latency_withheld(fit: Fit, cell: MeasuredLevel) -> bool:
-    """Whether an open loop is too near its capacity for a prediction of its latency.
-
-    It is if the load may exceed the capacity, unless that copy was calibrated on at such a load.
-    """
-    if cell.rate_per_s is None or load_share(fit, cell) <= LATENCY_LOAD_LIMIT + _ROUNDING:
-        return False
-    least = 1 / _busy_step(fit, cell).up
-    if load_share(fit, cell) <= max(LATENCY_LOAD_LIMIT, least) + _ROUNDING:
-        return False
-    return not any(
-        known.rate_per_s is not None
-        and _copy(known) == _copy(cell)
-        and load_share(fit, known) > LATENCY_LOAD_LIMIT
-        for known in fit.cells
-    )
 
 
 def _copy(cell: MeasuredLevel) -> tuple[Any, ...]:

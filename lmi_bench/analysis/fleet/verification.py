@@ -5,7 +5,7 @@ A measured figure is inside or outside the interval. The measured level alone ju
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from scipy.stats import binom
@@ -16,6 +16,7 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.slo import METRICS, STATISTICS
 
 _THROUGHPUT = "throughput_tokens_per_s"
+_ENDS = ("predicted", "low", "high")
 _OUTSIDE, _BY_CHANCE = 0.2, 0.05  # share outside an 80 % interval; chance that counts as none
 
 
@@ -24,20 +25,19 @@ class Verified:
     """One figure: predicted with its interval, and measured."""
 
     name: str
-    predicted: float | None
-    low: float | None
-    high: float | None
+    figure: Estimate | None
     measured: float | None
 
     @property
     def verdict(self) -> str:
         """`inside` or `outside` the interval; `unknown` without a prediction or measurement."""
-        if self.low is None or self.high is None or self.measured is None:
+        if self.figure is None or self.measured is None:
             return "unknown"
-        return "inside" if self.low <= self.measured <= self.high else "outside"
+        return "inside" if self.figure.low <= self.measured <= self.figure.high else "outside"
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "verdict": self.verdict}
+        figure = dict.fromkeys(_ENDS) if self.figure is None else self.figure.to_json()
+        return {"name": self.name, **figure, "measured": self.measured, "verdict": self.verdict}
 
 
 def contradicts(figures: Sequence[Verified]) -> bool:
@@ -60,13 +60,7 @@ def compare_figures(
             name = f"{metric}_{statistic}_ms"
             if name in candidate.figures:
                 measured = line.of(metric).value(statistic)
-                yield _verified(name, candidate.figures[name], measured)
-
-
-def _verified(name: str, figure: Estimate | None, measured: float | None) -> Verified:
-    if figure is None:
-        return Verified(name, None, None, None, measured)
-    return Verified(name, figure.value, figure.low, figure.high, measured)
+                yield Verified(name, candidate.figures[name], measured)
 
 
 def _throughput(figure: Estimate | None, question: Question, line: Level, share: float) -> Verified:
@@ -84,4 +78,4 @@ def _throughput(figure: Estimate | None, question: Question, line: Level, share:
         variance = (gaps + (spread / total if total else 0.0)) / requests
         half = Z80 * figure.value * math.sqrt(variance)
         figure = Estimate(figure.value, figure.value - half, figure.value + half)
-    return _verified(_THROUGHPUT, None if figure is None else figure.times(share), measured)
+    return Verified(_THROUGHPUT, None if figure is None else figure.times(share), measured)

@@ -8,9 +8,9 @@ the engine's own prefix cache instead, for the fleets that are best
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import accumulate, count
 
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.engine.scheduling.prefix_cache import block_digest
@@ -90,14 +90,9 @@ class _Digested:
 
 def _digested(request: PlannedRequest) -> _Digested:
     ids = [*request.prompt_token_ids, *[0] * (request.output_tokens - 1)]
-    return _Digested(request.input_tokens, request.output_tokens, tuple(_chain(ids)))
-
-
-def _chain(ids: Sequence[int]) -> Iterator[bytes]:
-    digest = b""
-    for end in range(UNIT, len(ids) + 1, UNIT):
-        digest = block_digest(digest, ids[end - UNIT : end])
-        yield digest
+    blocks = (ids[end - UNIT : end] for end in range(UNIT, len(ids) + 1, UNIT))
+    digests = tuple(accumulate(blocks, block_digest, initial=b""))[1:]
+    return _Digested(request.input_tokens, request.output_tokens, digests)
 
 
 def _replayed(stream: Sequence[_Digested], cache_tokens: float) -> list[CachedLengths]:

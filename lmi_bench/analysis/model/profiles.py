@@ -76,10 +76,6 @@ class StepParameters:
                 raise InputError(f"profile parameter {item.name} must be above 0, got {value:g}")
 
 
-_TUPLES = (
-    "accelerators", "vendors", "notes", "models", "shared_head_dims", "architectures", "dtypes",
-    "formats",
-)  # fmt: skip
 HOST_PREFIX: Final = "host_factor:"  # of a free parameter that is the slowness of a host
 PARAMETER_NAMES: tuple[str, ...] = tuple(item.name for item in fields(StepParameters))
 
@@ -294,8 +290,6 @@ def profile_to_json(profile: EngineProfile) -> str:
     """The profile as a JSON document that `profile_from_json` reads back unchanged."""
     document = {"schema": PROFILE_SCHEMA, **asdict(replace(profile, levels=()))}
     document["levels"] = [cell_to_json(cell) for cell in profile.levels]
-    document["log_sd"] = dict(profile.log_sd)
-    document["host_factors"] = dict(profile.host_factors)
     document["fitted_cells"] = " ".join(profile.fitted_cells)
     if not profile.capture:
         del document["capture"]
@@ -319,22 +313,24 @@ def profile_from_json(text: str) -> EngineProfile:
 
 def profile_from_document(document: Mapping[str, Any]) -> EngineProfile:
     """The profile in a decoded document; raises ValueError, KeyError or TypeError for another."""
-    values = dict(document)
+    values: dict[str, Any] = {"accelerators": (), "vendors": ()}
+    values |= {name: _as_tuple(value) for name, value in document.items()}
     check_types(StepParameters, values["parameters"], "parameters")
     for shares in (values["parameters"], values["log_sd"]):  # one share for both in older files
         if "narrow_share" in shares:
             shares.setdefault("narrow_read_share", shares["narrow_share"])
     values["parameters"] = StepParameters(**values["parameters"])
     values["kv_layout"] = KvLayout(values["kv_layout"])
-    for name in _TUPLES:
-        values[name] = tuple(values.get(name, ()))
-    values["fitted_lengths"] = tuple(map(tuple, values.get("fitted_lengths", ())))
     values["fitted_cells"] = tuple(values.get("fitted_cells", "").split())
     if values.get("machine") is not None:
         values["machine"] = MeasuredMachine(**values["machine"])
     values["levels"] = tuple(
         cell_from_json(each, values.get("machine")) for each in values.get("levels", ())
     )
-    values["log_correlation"] = tuple(tuple(row) for row in values["log_correlation"])
     check_types(EngineProfile, values, "the profile")
     return EngineProfile(**values)
+
+
+def _as_tuple(value: Any) -> Any:
+    """A list, with the lists in it, as a tuple; anything else as it is."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

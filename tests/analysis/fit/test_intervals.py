@@ -320,7 +320,7 @@ def test_where_the_load_may_exceed_the_capacity_latencies_reach_to_those_of_slow
     lasting = replace(level, load=Load(rate_per_s=1.0), num_requests=300)
     rate = 0.7 * capacity_tokens_per_s(fit.profile, lasting) / level.output_tokens
     cell = replace(lasting, load=Load(rate_per_s=rate))
-    sure = Uncertainty.of(fit, cell, ["tpot_mean_s", TTFT])
+    sure = Uncertainty.of(fit, cell)
     slower = 1 / sure.capacity_tokens_per_s.low * sure.capacity_tokens_per_s.value
     assert slower > 1 / 0.7
     late = predict_cell(fit.profile, replace(cell, num_requests=300), slower=slower)

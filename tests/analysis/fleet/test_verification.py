@@ -46,5 +46,6 @@ def test_four_of_five_draws_of_the_planned_load_are_inside(burstiness, kinds):
 )
 def test_one_or_two_misses_of_eleven_are_chance(outside, of, wanted):
     """Binomial with 0.2: two or more of eleven in 68 %, six or more in 1.2 %."""
-    rows = [Verified(str(k), 1.0, 0.9, 1.1, 2.0 if k < outside else 1.0) for k in range(of)]
-    assert contradicts([*rows, Verified("unknown", None, None, None, 1.0)]) is wanted
+    one = Estimate(1.0, 0.9, 1.1)
+    rows = [Verified(str(k), one, 2.0 if k < outside else 1.0) for k in range(of)]
+    assert contradicts([*rows, Verified("unknown", None, 1.0)]) is wanted
