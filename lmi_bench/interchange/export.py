@@ -29,7 +29,9 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
         folder.mkdir(parents=True, exist_ok=True)
         match export_format:
             case "json":
-                return [_write_json(run, folder)]
+                path = folder / "run.json"
+                path.write_text(json.dumps(_content(run), indent=2) + "\n", encoding="utf-8")
+                return [path]
             case "llm-d":
                 files = []
                 for number, report in enumerate(llm_d_reports(run)):
@@ -60,13 +62,10 @@ def _write_tables(run: Run, folder: Path, export_format: Literal["csv", "parquet
     return files
 
 
-def _write_json(run: Run, folder: Path) -> Path:
-    content: dict[str, Any] = {
+def _content(run: Run) -> dict[str, Any]:
+    return {
         "manifest": run.manifest.to_json(),
         "levels": [level.to_json() for level in run.levels],
         "knees": None if run.knees is None else [knee.to_json() for knee in run.knees],
         "slo_answer": None if run.slo_answer is None else run.slo_answer.to_json(),
     }
-    path = folder / "run.json"
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return path

@@ -10,14 +10,11 @@ from lmi_bench.report.table import Cell, Field, Table, field, table_of
 
 _EMULATED = "emulated"
 _WORST = 3
-_STAGES = (
-    ("load_s", "loading, s"),
-    ("quality_s", "quality, s"),
-    ("sweep_s", "sweep, s"),
-    ("prepare_s", "weights, s"),
-    ("devices", "devices"),
-    ("device_s", "device-seconds"),
-)
+STAGES = {
+    "load_s": "loading, s", "quality_s": "quality, s", "sweep_s": "sweep, s",
+    "prepare_s": "weights, s", "devices": "devices", "device_s": "device-seconds",
+}  # fmt: skip
+"""Seconds of a variant's stages, with their titles; prepare_s: of writing quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +54,6 @@ class VariantLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class JobTimes:
-    """Seconds of each stage of a variant; prepare_s: of writing quantized weights."""
-
-    load_s: float
-    quality_s: float
-    sweep_s: float
-    prepare_s: float
-    devices: int
-    device_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class VariantResult:
     """A variant, as `optimize.json` keeps it: the fields are its keys.
 
@@ -78,6 +63,7 @@ class VariantResult:
     throughput_ratios  to the baseline, by level: ratio and its 95 % interval
     undecided          levels whose ratio is no further from 1 than that of equal engines, or of the
                        products of equal weights
+    job                what it took, by the names in `STAGES`
     """
 
     name: str
@@ -90,7 +76,7 @@ class VariantResult:
     levels: Sequence[VariantLevel]
     throughput_ratios: Mapping[str, Sequence[float | None]]
     usd_per_1m_output: float | None
-    job: JobTimes
+    job: Mapping[str, float]
     saved: str | None
     undecided: Sequence[str] = ()
 
@@ -132,8 +118,8 @@ def _products(results: Sequence[VariantResult]) -> Table | None:
 
 def _jobs(results: Sequence[VariantResult]) -> Table:
     stages = (
-        field(title, lambda each, key=key: number(getattr(each.job, key)))  # type: ignore[misc]
-        for key, title in _STAGES
+        field(title, lambda each, key=key: number(each.job[key]))  # type: ignore[misc]
+        for key, title in STAGES.items()
     )
     note = "Loading holds calibration unless an earlier job left its factors; speculation has none."
     return table_of("What the job took", (_VARIANT, *stages), results, note)

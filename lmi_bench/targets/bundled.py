@@ -268,32 +268,3 @@ def model_folder(model: str, rope_scaling: str | None = None) -> Path:
     if rope_scaling is None:
         return folder
     return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))
-
-
-def measure_layer_errors(
-    model: str, settings: EngineSection, listener: Listener = SILENT
-) -> dict[str, float]:
-    """Relative error of each matrix's outputs after rounding, by its name in the checkpoint."""
-    from lmi_bench.engine.torch_backend.quantization.export import layer_errors
-
-    return layer_errors(
-        model_folder(model),
-        quantizing.quantize_settings(settings),
-        dtype=settings.dtype or "bfloat16",
-        tell=listener.progress,
-    )
-
-
-def save_quantized(
-    model: str, settings: EngineSection, out: Path, listener: Listener = SILENT
-) -> int:
-    """Write a model with quantized weights as a new folder; returns the bytes of its tensors."""
-    from lmi_bench.engine.torch_backend.quantization.export import export_quantized
-
-    return export_quantized(
-        model_folder(model),
-        out,
-        quantizing.quantize_settings(settings),
-        dtype=settings.dtype or "bfloat16",
-        tell=listener.progress,
-    )

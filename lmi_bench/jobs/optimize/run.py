@@ -39,7 +39,6 @@ from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import held_out_text, make_new_folder
 from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import (
-    JobTimes,
     VariantLevel,
     VariantMemory,
     VariantQuality,
@@ -47,9 +46,10 @@ from lmi_bench.report.optimization import (
     optimization_tables,
 )
 from lmi_bench.report.view import build_view
-from lmi_bench.targets.bundled import measure_layer_errors, open_torch_engine, save_quantized
+from lmi_bench.targets.bundled import model_folder, open_torch_engine
 from lmi_bench.targets.parts import EngineParts, close_all
 from lmi_bench.targets.prompts import find_tokenizer
+from lmi_bench.targets.quantizing import quantize_settings
 
 _WINDOW_TOKENS: Final = 256
 
@@ -168,19 +168,16 @@ _MOST_SWEEPS = 3  # of a variant, while one of its levels is invalid
 class MeasuredVariant:
     """Measurements of one variant.
 
-    load_s, quality_s, sweep_s  duration of each stage; prepare_s: of writing quantized weights
-    rounds                      its sweeps; none if its arithmetic is only emulated
-    product_s                   duration of a decode step's matrix products, by sequences
+    stages_s   duration of each stage, by the names in `STAGES`
+    rounds     its sweeps; none if its arithmetic is only emulated
+    product_s  duration of a decode step's matrix products, by sequences
     """
 
     name: str
     settings: EngineSection
     parts: EngineParts
     quality: Quality
-    load_s: float
-    quality_s: float
-    sweep_s: float = 0.0
-    prepare_s: float = 0.0
+    stages_s: dict[str, float]
     rounds: list[Run] = field(default_factory=list)
     product_s: dict[int, float] = field(default_factory=dict)
     layer_errors: dict[str, float] = field(default_factory=dict)
@@ -230,7 +227,8 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
             _keep_artefacts(recipe, variant, each, folder, listener)
         measured.append(each)
     # the baseline against itself: what the machine alone does to a ratio
-    measured.append(replace(measured[0], name=BASELINE_AGAIN, rounds=[], sweep_s=0.0))
+    again = {**measured[0].stages_s, "sweep_s": 0.0}
+    measured.append(replace(measured[0], name=BASELINE_AGAIN, rounds=[], stages_s=again))
     _sweep_in_rounds(recipe, measured, folder, listener)
     results = [_result(each, measured[0], recipe.evaluate) for each in measured]
     results = [replace(each, undecided=undecided_levels(each, results)) for each in results]
@@ -329,7 +327,8 @@ def _measure(
     quality = measure_quality(parts, data.text_ids, data.prompts)
     quality_s = time.monotonic() - start_s
     listener.note(f"{name}: perplexity {quality.perplexity:.3f}")
-    return MeasuredVariant(name, settings, parts, quality, load_s, quality_s, product_s=product_s)
+    stages_s = {"load_s": load_s, "quality_s": quality_s, "sweep_s": 0.0, "prepare_s": 0.0}
+    return MeasuredVariant(name, settings, parts, quality, stages_s, product_s=product_s)
 
 
 def _sweep_in_rounds(
@@ -348,7 +347,7 @@ def _sweep_in_rounds(
             name = each.name if rounds == 1 else f"{each.name}-round-{number}"
             start_s = time.monotonic()
             run = _sweep(_scenario(recipe, each.settings), folder, name, listener)
-            each.sweep_s += time.monotonic() - start_s
+            each.stages_s["sweep_s"] += time.monotonic() - start_s
             if run is not None:
                 each.rounds.append(run)
 
@@ -393,13 +392,18 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
 def _keep_artefacts(
     recipe: Recipe, variant: Variant, each: MeasuredVariant, folder: Path, listener: Listener
 ) -> None:
+    from lmi_bench.engine.torch_backend.quantization.export import export_quantized, layer_errors
+
     start_s = time.monotonic()
-    each.layer_errors = measure_layer_errors(recipe.model, each.settings, listener)
+    model, scheme = model_folder(recipe.model), quantize_settings(each.settings)
+    options: dict[str, Any] = {"dtype": each.settings.dtype or "bfloat16"}
+    options["tell"] = listener.progress
+    each.layer_errors = layer_errors(model, scheme, **options)
     if variant.save:
         each.saved = folder / f"{variant.name}-model"
-        saved_bytes = save_quantized(recipe.model, each.settings, each.saved, listener)
+        saved_bytes = export_quantized(model, each.saved, scheme, **options)
         listener.note(f"{variant.name}: {saved_bytes:,} bytes in {each.saved}")
-    each.prepare_s = time.monotonic() - start_s
+    each.stages_s["prepare_s"] = time.monotonic() - start_s
 
 
 def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) -> VariantResult:
@@ -412,7 +416,7 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
     devices = each.parts.tensor_parallel * len(each.parts.executors)
     quantized = each.parts.quantized
     errors = each.layer_errors
-    stages_s = (each.load_s, each.quality_s, each.sweep_s, each.prepare_s)
+    device_s = sum(each.stages_s.values()) * devices
     return VariantResult(
         name=each.name,
         engine=each.settings.model_dump(mode="json", exclude_unset=True),
@@ -444,7 +448,7 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
         ],
         throughput_ratios=_ratios(base, each),
         usd_per_1m_output=usd_per_1m_tokens(evaluate.usd_per_hour, best),
-        job=JobTimes(*stages_s, devices, device_s=sum(stages_s) * devices),
+        job={**each.stages_s, "devices": devices, "device_s": device_s},
         saved=None if each.saved is None else each.saved.name,
     )
 

@@ -10,7 +10,7 @@ from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Layer
 from lmi_bench.report.optimization import (
-    JobTimes,
+    STAGES,
     VariantMemory,
     VariantQuality,
     VariantResult,
@@ -69,7 +69,7 @@ def result(name, ms, *, emulated=False):
         levels=(),
         throughput_ratios={},
         usd_per_1m_output=None,
-        job=JobTimes(1.0, 1.0, 1.0, 1.0, 1, 1.0),
+        job=dict.fromkeys(STAGES, 1.0),
         saved=None,
     )
 

@@ -11,7 +11,7 @@ from lmi_bench.core.listener import SILENT
 from lmi_bench.jobs.optimize import run as optimize
 from lmi_bench.jobs.optimize.recipe import parse_recipe
 from lmi_bench.report.optimization import (
-    JobTimes,
+    STAGES,
     VariantMemory,
     VariantQuality,
     VariantResult,
@@ -73,7 +73,7 @@ def variant(name, ratio=None, *, weight_bytes=1000, products_ms=1.0):
         levels=(),
         throughput_ratios={} if ratio is None else {"concurrency 2": [ratio, 0.9 * ratio, ratio]},
         usd_per_1m_output=None,
-        job=JobTimes(1.0, 1.0, 1.0, 1.0, 1, 1.0),
+        job=dict.fromkeys(STAGES, 1.0),
         saved=None,
     )
 
