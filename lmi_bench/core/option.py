@@ -85,7 +85,7 @@ def is_within(value: float, limits: str) -> bool:
     [True, False, False]
     """
     words = limits.replace(" to ", " at most ")
-    found = re.findall(r"(at least|above|at most|below|) ?(\d[\d.]*)", words)
+    found = re.findall(rf"({'|'.join(_COMPARED)}) ?(-?\d[\d.]*)", words)
     return math.isfinite(value) and all(
         _COMPARED[word](value, float(limit)) for word, limit in found
     )
@@ -112,8 +112,8 @@ def default_note(option: Option, default: Any) -> str:
 
 
 _COMPARED: Final[Mapping[str, Callable[[float, float], bool]]] = {
-    "": operator.ge, "at least": operator.ge, "above": operator.gt, "at most": operator.le,
-    "below": operator.lt,
+    "at least": operator.ge, "above": operator.gt, "more than": operator.gt,
+    "at most": operator.le, "below": operator.lt, "less than": operator.lt, "": operator.ge,
 }  # fmt: skip
 REQUIRED: Final = object()
 """The value of a field that has to be stated."""

@@ -143,7 +143,11 @@ def check_settings(
             (traps if is_trap else mistakes).append(line)
     if in_vllm and settings.get("option.pipeline_parallel_degree", "1") != "1":
         mistakes.append("option.pipeline_parallel_degree: LMI accepts only 1 with vLLM")
-    mistakes += _conflicts(settings, era)
+    if rolling not in _ROLLING_OF_ERA[era]:
+        names = ", ".join(_ROLLING_OF_ERA[era])
+        absent = f"does not exist {ERAS[era]}; there is {names}"
+        mistakes.append(f"option.rolling_batch={rolling} {absent}")
+    mistakes += _by_rules("mistake", settings, era)
     if in_vllm and settings.get("option.dtype", "") in ("fp16", "float16", "half"):
         mistakes += _float16_problems(settings.get("option.model_id", ""))
     traps += _by_rules("trap", settings, era) if not runs_java else ()
@@ -186,15 +190,6 @@ def _unknown(name: str, in_vllm: Mapping[str, Argument], vllm: str) -> tuple[boo
     if near:
         return False, f"unknown key {name}{near}"
     return True, f"{name} has no effect: neither LMI nor vLLM {vllm} knows it"
-
-
-def _conflicts(settings: Mapping[str, str], era: str) -> Iterator[str]:
-    """Settings that a container's validator rejects."""
-    rolling = settings.get("option.rolling_batch", "auto").lower()
-    if rolling not in _ROLLING_OF_ERA[era]:
-        names = ", ".join(_ROLLING_OF_ERA[era])
-        yield f"option.rolling_batch={rolling} does not exist {ERAS[era]}; there is {names}"
-    yield from _by_rules("mistake", settings, era)
 
 
 def _by_rules(kind: str, settings: Mapping[str, str], era: str) -> Iterator[str]:

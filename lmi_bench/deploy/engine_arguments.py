@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from lmi_bench.catalog.tables import read_rows
+from lmi_bench.core.option import is_within
 from lmi_bench.deploy.option_table import value_problem
+
+_WORDS = {"[": "at least", "(": "more than", "]": "at most", ")": "less than"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +44,9 @@ class Argument:
     def _outside(self, value: str) -> str | None:
         if not self.range or value_problem("float", (), value) is not None:
             return None
-        low, high = self.range[1:-1].split(",")
-        number, ends = float(value), []
-        fits = True
-        if low:
-            closed = self.range[0] == "["
-            fits = number >= float(low) if closed else number > float(low)
-            ends.append(f"{'at least' if closed else 'more than'} {low}")
-        if high:
-            closed = self.range[-1] == "]"
-            fits &= number <= float(high) if closed else number < float(high)
-            ends.append(f"{'at most' if closed else 'less than'} {high}")
-        return None if fits else f"expected {' and '.join(ends)}"
+        ends = zip(self.range[:1] + self.range[-1:], self.range[1:-1].split(","), strict=True)
+        limits = " and ".join(f"{_WORDS[sign]} {end}" for sign, end in ends if end)
+        return None if is_within(float(value), limits) else f"expected {limits}"
 
 
 @cache

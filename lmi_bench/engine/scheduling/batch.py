@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
@@ -60,6 +61,19 @@ class BatchEntry:
     def begins(self) -> bool:
         """True if the sequence starts or restarts in this step."""
         return self.first_position == len(self.cached_token_ids)
+
+    def check(self, output: "StepOutput") -> None:
+        """Raise EngineError if the executor's output is not one that this entry can have."""
+        count = len(output.token_ids)
+        if self.kind is StepKind.VERIFY:
+            right = count <= self.draft_length + 1
+        else:
+            right = count == self.samples
+        if not right or output.seq_id != self.seq_id:
+            raise EngineError(
+                f"the executor returned {count} tokens of sequence {output.seq_id} for the "
+                f"{self.kind} of sequence {self.seq_id}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,30 @@ class SchedulerConfig:
                 "recompute_on_join needs policy rolling without chunked_prefill and prefix_caching"
             )
 
+    def check_fits(self, seq_id: int, num_prompt_tokens: int, max_new_tokens: int) -> None:
+        """Raise InputError for an empty prompt, CapacityError for a request that can never run."""
+        if num_prompt_tokens < 1:
+            raise InputError(f"request {seq_id} has an empty prompt: send at least 1 token")
+        longest = self.max_input_tokens
+        if longest is not None and num_prompt_tokens > longest:
+            raise CapacityError(
+                f"request {seq_id} has {num_prompt_tokens:,} input tokens but the engine accepts "
+                f"at most {longest:,}: shorten the prompt or raise max_input_tokens"
+            )
+        needed = num_prompt_tokens + max_new_tokens
+        sizes = f"(prompt {num_prompt_tokens:,} + output {max_new_tokens:,})"
+        if needed > self.max_model_len:
+            raise CapacityError(
+                f"request {seq_id} needs {needed:,} tokens {sizes} but the engine accepts at most "
+                f"{self.max_model_len:,}: send less or raise max_model_len"
+            )
+        if needed > self.cache_tokens:
+            raise CapacityError(
+                f"the KV cache holds {self.cache_tokens:,} tokens but request {seq_id} needs "
+                f"{needed:,} {sizes}: send less, or raise the KV blocks from {self.num_blocks:,} "
+                f"to at least {-(-needed // self.block_size):,}"
+            )
+
     @property
     def max_running(self) -> int:
         """Most sequences in a batch under this policy."""

@@ -29,9 +29,7 @@ from lmi_bench.engine.scheduling.batch import (
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.join_rule import JoinRule
-from lmi_bench.engine.scheduling.request_limits import check_fits
 from lmi_bench.engine.scheduling.residents import Residents
-from lmi_bench.engine.scheduling.results import accept, check_output
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.sequence import Sequence
 from lmi_bench.engine.scheduling.stats import SchedulerStats
@@ -130,7 +128,7 @@ class Scheduler:
         are already in the engine.
         """
         num_prompt_tokens = len(prompt_token_ids)
-        check_fits(self.config, seq_id, num_prompt_tokens, sampling.max_new_tokens)
+        self.config.check_fits(seq_id, num_prompt_tokens, sampling.max_new_tokens)
         limit = self.config.max_concurrent_requests
         if limit is not None and self.num_running + self.num_waiting >= limit:
             raise OverloadedError(
@@ -210,7 +208,7 @@ class Scheduler:
         committed: list[CommittedTokens] = []
         ended = False
         for entry, seq, output in zip(batch.entries, members, outputs, strict=True):
-            check_output(entry, output)
+            entry.check(output)
             seq.num_in_flight -= 1
             if entry.samples:
                 seq.num_pending -= 1
@@ -225,7 +223,7 @@ class Scheduler:
                 self._residents.cache_full_blocks(seq, computed)
                 self._residents.free_outside_window(seq, computed)
                 continue
-            gained = accept(seq, output, entry.draft_length, self.stats)
+            gained = seq.accept(output, entry.draft_length, self.stats)
             committed.append(gained)
             self._residents.cache_full_blocks(seq, min(computed, seq.num_tokens))
             if gained.finish_reason is not None:

@@ -3,8 +3,10 @@
 from collections import abc
 from dataclasses import dataclass, field
 
+from lmi_bench.engine.scheduling.batch import CommittedTokens, StepOutput
 from lmi_bench.engine.scheduling.prefix_cache import block_digest
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.stats import SchedulerStats
 
 
 @dataclass(eq=False, slots=True)
@@ -98,6 +100,30 @@ class Sequence:
             if token_id in sampling.stop_token_ids:
                 return "stop_sequence"
         return "length" if num_output_tokens >= sampling.max_new_tokens else None
+
+    def accept(self, output: StepOutput, drafted: int, stats: SchedulerStats) -> CommittedTokens:
+        """Append an output's tokens, up to one that ends the sequence, and count them."""
+        outputs = self.output_token_ids
+        token_ids, logprobs, ranked = output.token_ids, output.logprobs, output.top_logprobs
+        reason = None
+        for count, token_id in enumerate(token_ids, start=1):
+            outputs.append(token_id)
+            reason = self.end_reason(token_id, len(outputs))
+            if reason is not None:
+                token_ids = token_ids[:count]
+                logprobs = None if logprobs is None else logprobs[:count]
+                ranked = None if ranked is None else ranked[:count]
+                break
+        # one of the output tokens is the model's own, not a draft token
+        held = min(len(token_ids), len(output.token_ids) - 1) if drafted else 0
+        if drafted:
+            stats.drafts += 1
+            self.num_accepted += len(output.token_ids) - 1
+            self.num_rejected += len(output.token_ids) <= drafted
+        stats.generation_tokens += len(token_ids)
+        stats.drafted_tokens += drafted
+        stats.accepted_tokens += held
+        return CommittedTokens(self.seq_id, token_ids, logprobs, reason, drafted, held, ranked)
 
     def restart(self) -> None:
         """Discard what was computed; all tokens so far are computed again at readmission."""
