@@ -6,11 +6,14 @@ from typing import Any
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.slo import parse_slo
 
+_NO_ADAPTERS = "plan LoRA adapters; sweep --adapters measures them"
+_TEXT_ALONE = "plan or measure {}, only text generation by decoder models"
 _OTHER_WORK = {
-    "--lora": "LoRA adapters", "--lora-adapters": "LoRA adapters",
-    "--rerank": "rerankers", "--image-size": "images", "--audio": "audio",
+    "--lora": _NO_ADAPTERS, "--lora-adapters": _NO_ADAPTERS,
+    "--rerank": _TEXT_ALONE.format("rerankers"), "--image-size": _TEXT_ALONE.format("images"),
+    "--audio": _TEXT_ALONE.format("audio"),
 }  # fmt: skip
-"""Options that other tools have for what is not planned or measured here."""
+"""Options that other tools have for what is not done here."""
 
 
 def check_purpose(args: Sequence[str]) -> None:
@@ -18,10 +21,7 @@ def check_purpose(args: Sequence[str]) -> None:
     for arg in args:
         what = _OTHER_WORK.get(arg.partition("=")[0])
         if what is not None:
-            raise InputError(
-                f"{arg}: lmi-bench does not plan or measure {what}, only text generation by "
-                "decoder models"
-            )
+            raise InputError(f"{arg}: lmi-bench does not {what}")
 
 
 def missing_options(params: Sequence[Any], args: Sequence[str]) -> str:

@@ -166,7 +166,7 @@ def test_colours_are_off_where_they_are_not_wanted():
             ("compare-accelerators", "--model", "no-such-model", "--isl", "0"),
             ("2 mistakes", "--input-tokens", "'no-such-model'"),
         ),
-        (("recommend", "--lora", "8"), ("does not plan or measure LoRA adapters",)),
+        (("recommend", "--lora", "8"), ("does not plan LoRA adapters", "sweep --adapters")),
     ],
 )
 def test_all_that_is_wrong_is_said_at_once(run, args, lines):
