@@ -237,11 +237,13 @@ def _dialogue(
 ) -> Iterator[tuple[PlannedRequest, float]]:
     """The requests of a conversation, each with the seconds until the next one."""
     dialogue = prompts.begin(spec, session, session * _MOST_TURNS)
-    request = dialogue.next(None)
-    while request is not None:
+    following = dialogue.begin()
+    while following:
+        request = following[0].request
         tokens = request.output_tokens
-        yield request, tokens * PlannedPrompts.ANSWER_S + dialogue.pause_s
-        request = dialogue.next(Exchange(0.0, (0.0,), (tokens,), token_ids=(0,) * tokens))
+        reply = Exchange(0.0, (0.0,), (tokens,), token_ids=(0,) * tokens)
+        following = dialogue.after(request, reply)
+        yield request, tokens * PlannedPrompts.ANSWER_S + sum(each.pause_s for each in following)
 
 
 def _turns(

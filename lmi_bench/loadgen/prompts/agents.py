@@ -27,7 +27,7 @@ SessionOf = Callable[[int], Session]  # a session by its number
 class Play:
     """A session in progress: the requests that are still to be sent, by their number in it."""
 
-    waiting: dict[int, tuple[PlannedRequest, set[int], float]]
+    waiting: dict[int, tuple[Following, set[int]]]
 
     def begin(self) -> list[Following]:
         """The requests that wait for none."""
@@ -35,14 +35,13 @@ class Play:
 
     def after(self, request: PlannedRequest, _reply: Exchange | None) -> list[Following]:
         """The requests whose last awaited answer this one is."""
-        for _, awaited, _ in self.waiting.values():
+        for _, awaited in self.waiting.values():
             awaited.discard(request.turn)
         return self._ready()
 
     def _ready(self) -> list[Following]:
-        ready = [number for number, (_, awaited, _) in self.waiting.items() if not awaited]
-        found = [self.waiting.pop(number) for number in ready]
-        return [Following(request, wait_s) for request, _, wait_s in found]
+        ready = [number for number, (_, awaited) in self.waiting.items() if not awaited]
+        return [self.waiting.pop(number)[0] for number in ready]
 
 
 @dataclass(eq=False)
@@ -91,7 +90,7 @@ class AgentSessions:
         for session, first_number in sessions:
             play = self.begin(level, session, first_number)
             self._prepared[level_place(level), session] = play
-            tokens -= sum(request.input_tokens for request, _, _ in play.waiting.values())
+            tokens -= sum(each.request.input_tokens for each, _ in play.waiting.values())
             if tokens < 0:
                 return
 
@@ -104,9 +103,11 @@ class AgentSessions:
         return Play(
             {
                 turn: (
-                    self._planned(level, session, turn, first_number + turn - first),
+                    Following(
+                        self._planned(level, session, turn, first_number + turn - first),
+                        each.wait_s if turn > first or not first else 0.0,
+                    ),
                     {number for number in each.after if number >= first},
-                    each.wait_s if turn > first or not first else 0.0,
                 )
                 for turn, each in enumerate(recorded)
                 if turn >= first

@@ -30,7 +30,7 @@ NumTurns = Callable[[int], int]  # turns of a conversation, by its number
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A request, sent `pause_s` after the last answer that it waits for."""
+    """A request, or what it adds to a conversation, `pause_s` after the last awaited answer."""
 
     request: PlannedRequest
     pause_s: float = 0.0
@@ -46,55 +46,33 @@ class Talk(Protocol):
         """The requests that this answer was the last to be awaited for."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTurn:
-    """The words that a turn adds, as a request, sent `pause_s` after the previous answer."""
-
-    said: PlannedRequest
-    pause_s: float = 0.0
-
-
 @dataclass(eq=False, slots=True)
 class Dialogue:
-    """One conversation in progress."""
+    """One conversation in progress; `turns`: the words that each turn adds."""
 
     session: int
-    turns: Sequence[PlannedTurn]
+    turns: Sequence[Following]
     tokenizer: Tokenizer | None = None
     _place: int = 0
-    _asked: PlannedRequest | None = None
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds between the last answer and the next turn."""
-        return self.turns[self._place].pause_s if self._place < len(self.turns) else 0.0
 
     def begin(self) -> list[Following]:
         """The first turn."""
-        return self._following(None)
+        return self.after(None, None)
 
-    def after(self, _request: PlannedRequest, reply: Exchange | None) -> list[Following]:
-        """The turn after this answer."""
-        return self._following(reply)
-
-    def _following(self, reply: Exchange | None) -> list[Following]:
-        pause_s = self.pause_s
-        request = self.next(reply)
-        return [] if request is None else [Following(request, pause_s)]
-
-    def next(self, reply: Exchange | None) -> PlannedRequest | None:
-        """The next turn's request after this reply; None after the last turn."""
+    def after(self, request: PlannedRequest | None, reply: Exchange | None) -> list[Following]:
+        """The turn after this request's answer; none after the last."""
         if self._place == len(self.turns):
-            return None
-        said = self.turns[self._place].said
-        request = replace(said, session=self.session, turn=self._place, of_turns=len(self.turns))
-        if not request.messages and said.prompt_text:
-            request = replace(request, messages=(("user", said.prompt_text),))
-        if self._asked is not None and reply is not None:
-            request = self._after(self._asked, reply, request)
+            return []
+        turn = self.turns[self._place]
+        said = replace(
+            turn.request, session=self.session, turn=self._place, of_turns=len(self.turns)
+        )
+        if not said.messages and said.prompt_text:
+            said = replace(said, messages=(("user", said.prompt_text),))
+        if request is not None and reply is not None:
+            said = self._after(request, reply, said)
         self._place += 1
-        self._asked = request
-        return request
+        return [Following(said, turn.pause_s)]
 
     def _after(
         self, asked: PlannedRequest, reply: Exchange, said: PlannedRequest
@@ -150,10 +128,10 @@ class MadeUpDialogues:
     def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
         """A conversation; its requests are numbered from `first_number`."""
         draw = random.Random(f"{self.seed}/pauses/{session}")
-        turns = [PlannedTurn(self.first.request(level, first_number))]
+        turns = [Following(self.first.request(level, first_number))]
         for place in range(1, self.num_turns(session)):
             said = self.later.request(level, first_number + place)
-            turns.append(PlannedTurn(said, self.pauses.draw(draw)))
+            turns.append(Following(said, self.pauses.draw(draw)))
         return Dialogue(session, turns, self.tokenizer)
 
 
@@ -179,9 +157,8 @@ class RecordedDialogues:
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """The first turn of a conversation, for the warm-up."""
-        request = self.begin(level, number, number).next(None)
-        assert request is not None  # a conversation has a turn
-        return replace(request, session=None)
+        (first,) = self.begin(level, number, number).begin()
+        return replace(first.request, session=None)
 
     def num_turns(self, session: int) -> int:
         return len(self._shuffled[session % len(self._shuffled)].turns)
@@ -196,7 +173,7 @@ class RecordedDialogues:
                 salt = f"[{self.salt}-{level_place(level)}-{session}]"
                 system = f"{salt} {system}".strip()
             said = self._request(first_number + place, system, turn.asked, turn.answered)
-            turns.append(PlannedTurn(said, self.pauses.draw(draw) if place else 0.0))
+            turns.append(Following(said, self.pauses.draw(draw) if place else 0.0))
         return Dialogue(session, turns, self.tokenizer)
 
     def _request(self, number: int, system: str, asked: str, answered: str) -> PlannedRequest:
