@@ -268,3 +268,18 @@ def model_folder(model: str, rope_scaling: str | None = None) -> Path:
     if rope_scaling is None:
         return folder
     return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))
+
+
+def round_weights(
+    model: str, settings: EngineSection, out: Path | None, listener: Listener = SILENT
+) -> tuple[dict[str, float], int]:
+    """Relative error of each matrix's outputs after rounding, by its name in the checkpoint.
+
+    out  new folder for the model with the rounded weights, whose bytes are returned; None: none
+    """
+    from lmi_bench.engine.torch_backend.quantization.export import export_quantized, layer_errors
+
+    folder, scheme = model_folder(model), quantizing.quantize_settings(settings)
+    options: dict[str, Any] = {"dtype": settings.dtype or "bfloat16", "tell": listener.progress}
+    errors = layer_errors(folder, scheme, **options)
+    return errors, 0 if out is None else export_quantized(folder, out, scheme, **options)

@@ -46,10 +46,9 @@ from lmi_bench.report.optimization import (
     optimization_tables,
 )
 from lmi_bench.report.view import build_view
-from lmi_bench.targets.bundled import model_folder, open_torch_engine
+from lmi_bench.targets.bundled import open_torch_engine, round_weights
 from lmi_bench.targets.parts import EngineParts, close_all
 from lmi_bench.targets.prompts import find_tokenizer
-from lmi_bench.targets.quantizing import quantize_settings
 
 _WINDOW_TOKENS: Final = 256
 
@@ -392,17 +391,12 @@ def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
 def _keep_artefacts(
     recipe: Recipe, variant: Variant, each: MeasuredVariant, folder: Path, listener: Listener
 ) -> None:
-    from lmi_bench.engine.torch_backend.quantization.export import export_quantized, layer_errors
-
     start_s = time.monotonic()
-    model, scheme = model_folder(recipe.model), quantize_settings(each.settings)
-    options: dict[str, Any] = {"dtype": each.settings.dtype or "bfloat16"}
-    options["tell"] = listener.progress
-    each.layer_errors = layer_errors(model, scheme, **options)
-    if variant.save:
-        each.saved = folder / f"{variant.name}-model"
-        saved_bytes = export_quantized(model, each.saved, scheme, **options)
-        listener.note(f"{variant.name}: {saved_bytes:,} bytes in {each.saved}")
+    out = folder / f"{variant.name}-model" if variant.save else None
+    each.layer_errors, saved_bytes = round_weights(recipe.model, each.settings, out, listener)
+    if out is not None:
+        each.saved = out
+        listener.note(f"{variant.name}: {saved_bytes:,} bytes in {out}")
     each.stages_s["prepare_s"] = time.monotonic() - start_s
 
 
