@@ -37,7 +37,13 @@ from benchmarks.support.accuracy_tables import (  # noqa: E402
 )
 from lmi_bench.analysis.fit.discrepancy import ERRORS, ErrorConstants  # noqa: E402
 from lmi_bench.analysis.fit.uncertainty import Estimate  # noqa: E402
-from lmi_bench.analysis.fit.validation import Judged, PriorRule, judge, validate  # noqa: E402
+from lmi_bench.analysis.fit.validation import (  # noqa: E402
+    Judged,
+    PriorRule,
+    fitted_rows,
+    judge,
+    validate,
+)
 from lmi_bench.analysis.model.measured_level import MeasuredLevel  # noqa: E402
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters  # noqa: E402
 from lmi_bench.targets.profiles import find_profile  # noqa: E402
@@ -171,7 +177,7 @@ def limits_of(judged: Sequence[Judged], figure: str) -> list[float]:
 
 def judged_by(table: Table, cells: int, prior: PriorRule | None = None) -> list[Judged]:
     if prior is not None:
-        return validate(table.rows, calibrate_cells=cells, prior=prior)[0]
+        return validate(table.rows, fitted_rows(table.rows, calibrate_cells=cells, prior=prior))[0]
     fitted = fitted_with(table.name, cells)
     return [judge(fitted.fit, row, row.number in fitted.chosen) for row in fitted.rows]
 

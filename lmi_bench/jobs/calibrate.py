@@ -31,10 +31,10 @@ from lmi_bench.analysis.fit.validation import (
     Judged,
     LoadUnderSlo,
     accuracy_of,
+    fitted_rows,
     loads_under,
-    problems_of,
+    rows_of_profile,
     setup_key,
-    validate_profile,
 )
 from lmi_bench.analysis.fit.validation import validate as judge
 from lmi_bench.analysis.level.cells import can_run
@@ -391,17 +391,18 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
     rows = _rows(settings, profile, listener)
     if profile is None:
         on = settings.calibrate_on
-        judged, warnings = judge(
+        fitted = fitted_rows(
             rows,
             calibrate_cells=settings.calibrate_cells or 0,
             calibrate_on=None if on is None else read_table(on),
             seed=settings.seed,
         )
+        judged, warnings = judge(rows, fitted)
     else:
-        judged = validate_profile(profile, rows)
+        judged, problems = judge(rows, [rows_of_profile(profile, rows)])
         engines = sorted({row.engine for row in rows})
         warnings = [text for text in map(profile.warning_for_engine, engines) if text]
-        warnings += problems_of(judged)
+        warnings += problems
     under = [entry for limit in limits for entry in loads_under(judged, *limit)]
     if not settings.slo:  # closed loops have no limit unless one is stated
         under = [entry for entry in under if entry.is_rate]
@@ -463,7 +464,8 @@ def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
 def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accuracy]:
     profile = SHIPPED[table.profile]
     own = [row for row in rows if row.engine in table.engines]
-    judged = [replace(row, calibrated=False) for row in validate_profile(profile, own)]
+    found, _ = judge(own, [rows_of_profile(profile, own)])
+    judged = [replace(row, calibrated=False) for row in found]
     for name, is_fitted in (("fitted models", True), ("other models", False)):
         part = [row for row in judged if row.row.cell and _is_known(profile, row) == is_fitted]
         for figure in FIGURES:

@@ -197,10 +197,8 @@ def _accelerator(name: str) -> Accelerator:
 def _dtype(text: str) -> str:
     """The number format that a table's word means; FP16 where it has none."""
     word = text.strip().lower()
-    for pattern, dtype in _DTYPES:
-        if re.search(pattern, word):
-            return dtype
-    return word or "float16"
+    known = (dtype for pattern, dtype in _DTYPES if re.search(pattern, word))
+    return next(known, word or "float16")
 
 
 def _cell(row: Row, whole: bool) -> MeasuredLevel:

@@ -83,24 +83,9 @@ class FittedRows:
 
 
 def validate(
-    rows: Sequence[TableRow],
-    *,
-    calibrate_cells: int = 0,
-    calibrate_on: Sequence[TableRow] | None = None,
-    seed: int = 0,
-    prior: PriorRule = prior_for,
+    rows: Sequence[TableRow], fitted: Iterable[FittedRows]
 ) -> tuple[list[Judged], list[str]]:
-    """Every row judged, in order, and warnings.
-
-    calibrate_cells  number of cells to choose and calibrate on, distributed over the table's
-                     engines, since each is fitted alone
-    calibrate_on     measured rows to calibrate on instead
-    seed             0 chooses among all cells, another among a random part of them
-    prior            the profile from which an engine's fit starts, by its name and cells
-    """
-    fitted = fitted_rows(
-        rows, calibrate_cells=calibrate_cells, calibrate_on=calibrate_on, seed=seed, prior=prior
-    )
+    """Every row as the fits judge it, in order, and warnings: rows without a prediction first."""
     judged: dict[int, Judged] = {}
     warnings: list[str] = []
     for group in fitted:
@@ -108,7 +93,9 @@ def validate(
         for row in group.rows:
             judged[row.number] = judge(group.fit, row, row.number in group.chosen)
     found = [judged.get(row.number) or _without_figures(row) for row in rows]
-    return found, [*problems_of(found), *warnings]
+    problems = [(each.row.number + 2, each.row.problem) for each in found]
+    lines = [f"line {line}: {problem}" for line, problem in problems if problem is not None]
+    return found, [*lines, *warnings]
 
 
 def fitted_rows(
@@ -119,7 +106,14 @@ def fitted_rows(
     seed: int = 0,
     prior: PriorRule = prior_for,
 ) -> Iterator[FittedRows]:
-    """The fit of each engine and its rows as it predicts them; arguments as in `validate`."""
+    """The fit of each engine and its rows as it predicts them.
+
+    calibrate_cells  number of cells to choose and calibrate on, distributed over the table's
+                     engines, since each is fitted alone
+    calibrate_on     measured rows to calibrate on instead
+    seed             0 chooses among all cells, another among a random part of them
+    prior            the profile from which an engine's fit starts, by its name and cells
+    """
     usable = _usable(rows)
     engines = Counter(row.engine for row in usable)
     shares = _shares(
@@ -145,10 +139,7 @@ def fitted_rows(
         if calibrate_on is None:  # a line that repeats a chosen one is not chosen itself
             chosen = {row.number for row in known}
         else:
-            seen = {_identity(cell) for cell in _cells(known)}
-            chosen = {
-                row.number for row in group if row.cell is not None and _identity(row.cell) in seen
-            }
+            chosen = _among(group, _cells(known))
         group = [_as_fitted(fit, row) for row in group]
         yield FittedRows(fit, tuple(group), frozenset(chosen), tuple(warnings))
 
@@ -165,28 +156,20 @@ def _without_figures(row: TableRow) -> Judged:
     return Judged(row, calibrated=False, regime=None, figures=dict.fromkeys(FIGURES))
 
 
-def problems_of(judged: Sequence[Judged]) -> list[str]:
-    """A line for each row without a prediction, and why."""
-    return [
-        f"line {row.row.number + 2}: {row.row.problem}"
-        for row in judged
-        if row.row.problem is not None
-    ]
-
-
-def validate_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> list[Judged]:
-    """Every row judged by a profile as it is; those among its own levels count as calibrated.
+def rows_of_profile(profile: EngineProfile, rows: Sequence[TableRow]) -> FittedRows:
+    """The rows as a profile predicts them as it is; those among its own levels are calibrated on.
 
     Raises InputError where no row can be used.
     """
-    usable = [_with_measured_limits(profile, row) for row in _usable(rows)]
+    usable = tuple(_with_measured_limits(profile, row) for row in _usable(rows))
     fit = fit_of_profile(profile, _cells(usable))
-    seen = {_identity(cell) for cell in fit.cells}
-    judged = {
-        row.number: judge(fit, row, row.cell is not None and _identity(row.cell) in seen)
-        for row in usable
-    }
-    return [judged.get(row.number) or _without_figures(row) for row in rows]
+    return FittedRows(fit, usable, frozenset(_among(usable, fit.cells)), ())
+
+
+def _among(rows: Sequence[TableRow], cells: Sequence[MeasuredLevel]) -> set[int]:
+    """The numbers of the rows that are among the cells."""
+    seen = {_identity(cell) for cell in cells}
+    return {row.number for row in rows if row.cell is not None and _identity(row.cell) in seen}
 
 
 def _with_measured_limits(base: EngineProfile, row: TableRow) -> TableRow:

@@ -71,18 +71,15 @@ def four_steps(instances: Sequence[Instance], workload: Workload) -> list[FourSt
     """Every accelerator of the machines, the cheapest bandwidth first, without a price last."""
     best: dict[str, FourSteps] = {}
     for row in (_steps_of(instance, workload) for instance in instances):
-        known = best.setdefault(row.accelerator, row)
-        if _order(row) < _order(known):
-            best[row.accelerator] = row
+        known = best.get(row.accelerator, row)
+        # machines that hold the model first, then the cheapest device
+        best[row.accelerator] = min(
+            (known, row), key=lambda each: (not each.holds, _device_price(each.machine))
+        )
     return sorted(
         best.values(),
         key=lambda row: math.inf if row.usd_per_hour_gb_s is None else row.usd_per_hour_gb_s,
     )
-
-
-def _order(row: FourSteps) -> tuple[bool, float]:
-    """Machines that hold the model first, then the cheapest device."""
-    return not row.holds, _device_price(row.machine)
 
 
 def _device_price(instance: Instance) -> float:
@@ -196,11 +193,9 @@ def best_by_machine(figures: Sequence[MachineFigures], *, by: str) -> list[Machi
         return math.inf if cost is None else cost
 
     best: dict[str, MachineFigures] = {}
-    for each in figures:
-        name = each.layout.instance.instance_type
-        if name not in best or key(each) < key(best[name]):
-            best[name] = each
-    return sorted((each for each in best.values() if math.isfinite(key(each))), key=key)
+    for each in sorted(figures, key=key):
+        best.setdefault(each.layout.instance.instance_type, each)
+    return [each for each in best.values() if math.isfinite(key(each))]
 
 
 def sharding(figures: Sequence[MachineFigures]) -> list[tuple[MachineFigures, MachineFigures]]:

@@ -63,10 +63,7 @@ class MeasuredLoad:
         if self.cut_short:
             return "missed"
         verdicts = [_verdict(self.records, slo) for slo in slos]
-        for worst in _WORST_FIRST:
-            if worst in verdicts:
-                return worst
-        return "kept"
+        return next((worst for worst in _WORST_FIRST if worst in verdicts), "kept")
 
 
 def settled(records: Sequence[RequestRecord]) -> tuple[RequestRecord, ...]:

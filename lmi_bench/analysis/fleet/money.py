@@ -17,7 +17,7 @@ machine; `az:K` spreads K * ceil(N0 / (K - 1)) machines evenly over K zones, one
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from lmi_bench.analysis.level.layouts import Layout, Rejection
 from lmi_bench.catalog.instances import Instance
@@ -100,18 +100,11 @@ class Purchase:
 ON_DEMAND = Purchase()
 
 
-@dataclass(frozen=True, slots=True)
-class HoursCost:
+class HoursCost(NamedTuple):
     """Cost of a period in USD; unused_usd: of committed machines while they were not needed."""
 
-    committed_usd: float
-    on_demand_usd: float
+    total_usd: float
     unused_usd: float
-
-    @property
-    def total_usd(self) -> float:
-        """Committed and on-demand machines."""
-        return self.committed_usd + self.on_demand_usd
 
 
 def cost_of_hours(
@@ -123,11 +116,9 @@ def cost_of_hours(
     76.0
     """
     rate = price_usd_per_hour * (1 - discount)
-    return HoursCost(
-        committed_usd=committed * rate * len(needed),
-        on_demand_usd=sum(max(0.0, number - committed) for number in needed) * price_usd_per_hour,
-        unused_usd=sum(max(0.0, committed - number) for number in needed) * rate,
-    )
+    on_demand = sum(max(0.0, number - committed) for number in needed)
+    unused = sum(max(0.0, committed - number) for number in needed)
+    return HoursCost(committed * rate * len(needed) + on_demand * price_usd_per_hour, unused * rate)
 
 
 def break_even_utilisation(discount: float) -> float:
@@ -246,13 +237,6 @@ def parse_availability(text: str) -> Availability:
     raise InputError(
         f"--availability {text}: write none, n+1, or az:K with K zones of at least 2 (az:3)"
     )
-
-
-def failure_unit(*, copies: int, tensor_parallel: int, instance_type: str) -> str:
-    """The unit that fails at once with this layout, for people."""
-    if copies == 1:
-        return f"one {instance_type}: its copy of the model"
-    return f"one {instance_type}: its {copies} copies at TP {tensor_parallel} fail together"
 
 
 _MILLION = 1e6
@@ -382,6 +366,9 @@ def fleet_cost(
     usd_per_hour = purchase.usd_per_hour(instance, machines)
     without_spares = purchase.usd_per_hour(instance, needed)
     priced = instance.price_usd_per_hour is not None
+    fails = "its copy of the model"
+    if layout.copies > 1:
+        fails = f"its {layout.copies} copies at TP {layout.tensor_parallel} fail together"
     return Cost(
         purchase=purchase.describe(),
         discount=discount,
@@ -401,10 +388,6 @@ def fleet_cost(
             if usd_per_hour is None or without_spares is None
             else usd_per_hour - without_spares
         ),
-        failure_unit=failure_unit(
-            copies=layout.copies,
-            tensor_parallel=layout.tensor_parallel,
-            instance_type=instance.instance_type,
-        ),
+        failure_unit=f"one {instance.instance_type}: {fails}",
         usd_per_1m_output_tokens_at_capacity=usd_per_1m_tokens(usd_per_hour, capacity_tokens_per_s),
     )

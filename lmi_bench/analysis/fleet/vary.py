@@ -175,12 +175,12 @@ def _by_price(request: RecommendRequest, answer: Recommendation) -> Iterator[Ans
     for rival in answer.candidates[1:]:
         other = cost_of(request, rival)
         if rival.instance != best.instance and other is not None:
+            up, down = other / cost - 1, 1 - cost / other
             yield AnswerChange(
                 "price",
-                {"winner_up": other / cost - 1, "rival_down": 1 - cost / other},
-                f"price: {rival.instance} (TP {rival.tensor_parallel}) wins if "
-                f"{best.instance} becomes {other / cost - 1:.0%} dearer, or itself "
-                f"{1 - cost / other:.0%} cheaper",
+                {"winner_up": up, "rival_down": down},
+                f"price: {rival.instance} (TP {rival.tensor_parallel}) wins if {best.instance} "
+                f"becomes {up:.0%} dearer, or itself {down:.0%} cheaper",
             )
             return
 

@@ -4,8 +4,8 @@ Simulated targets and the recommender both use them, so they plan with the same 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from lmi_bench.analysis.model.engine_defaults import as_set
@@ -206,8 +206,7 @@ def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -
     shape, instance = setup.shape, setup.instance
     plan = memory_plan_for(setup, profile, input_tokens=max_total_tokens - 1, output_tokens=1)
     if plan.problem is not None:
-        fits = partial(_fits, setup, profile, max_total_tokens)
-        degrees = filter(fits, possible_degrees(shape, instance.num_accelerators))
+        degrees = _fitting_degrees(setup, profile, max_total_tokens)
         way_out = ", ".join(f"--tp {degree}" for degree in degrees)
         way_out = f"; {way_out} would fit" if way_out else ""
         raise CapacityError(f"{instance.instance_type}: {plan.problem}{way_out}")
@@ -285,15 +284,15 @@ def step_time_model_for(setup: Setup, profile: EngineProfile) -> StepTimeModel:
 
 def smallest_degree(setup: Setup, profile: EngineProfile, max_total_tokens: int) -> int:
     """The smallest tensor-parallel degree that holds such requests; 1 if none does."""
-    degrees = possible_degrees(setup.shape, setup.instance.num_accelerators)
-    fits = partial(_fits, setup, profile, max_total_tokens)
-    return next(filter(fits, degrees), 1)
+    return next(_fitting_degrees(setup, profile, max_total_tokens), 1)
 
 
-def _fits(setup: Setup, profile: EngineProfile, max_total_tokens: int, degree: int) -> bool:
-    setup = replace(setup, tensor_parallel=degree)
-    plan = memory_plan_for(setup, profile, input_tokens=max_total_tokens - 1, output_tokens=1)
-    return plan.problem is None
+def _fitting_degrees(setup: Setup, profile: EngineProfile, max_total_tokens: int) -> Iterator[int]:
+    for degree in possible_degrees(setup.shape, setup.instance.num_accelerators):
+        split = replace(setup, tensor_parallel=degree)
+        lengths = {"input_tokens": max_total_tokens - 1, "output_tokens": 1}
+        if memory_plan_for(split, profile, **lengths).problem is None:
+            yield degree
 
 
 def device_problem(profile: EngineProfile, accelerator: Accelerator) -> str | None:

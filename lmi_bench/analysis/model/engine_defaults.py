@@ -74,7 +74,5 @@ def _by_memory(rule: str, device: Accelerator) -> tuple[int, int]:
     if rule == V1:
         large = device.memory_bytes >= _LARGE_BYTES and not device.name.startswith("A100")
         return _V1_LARGE if large else _V1_SMALL
-    for below, tokens in _SGLANG_TOKENS:
-        if device.memory_bytes < below:
-            return tokens, 0
-    return _V1_LARGE[0], 0
+    fitting = (tokens for below, tokens in _SGLANG_TOKENS if device.memory_bytes < below)
+    return next(fitting, _V1_LARGE[0]), 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ Amount = TypeVar("Amount", float, NDArray[np.floating])
 """A number, or an array with one value for each step."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepColumns:
+class StepColumns(NamedTuple):
     """Many steps, one a row, shape (rows,), with the names and units of StepShape.
 
     repeat  number of equal steps in the row; the other columns describe one of them
@@ -44,14 +43,7 @@ class StepColumns:
     @property
     def counts(self) -> tuple[Column, Column, Column, Column, Column, Column]:
         """The columns but `repeat`, in the order of `step_sum`."""
-        return (
-            self.decode_sequences,
-            self.decode_context_tokens,
-            self.prefill_sequences,
-            self.prefill_tokens,
-            self.prefill_context_pairs,
-            self.prefill_context_tokens,
-        )
+        return self[1:]
 
 
 class PricedSteps(Protocol):

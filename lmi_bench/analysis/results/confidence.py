@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 _NUM_BINS: Final = 10
 
 
@@ -65,20 +67,17 @@ class CalibrationTable:
 
 def calibration_table(results: Sequence[tuple[float, bool]]) -> CalibrationTable:
     """Ten rows of equal width from (confidence, whether the answer was right); not empty."""
-    bins: list[list[tuple[float, bool]]] = [[] for _ in range(_NUM_BINS)]
-    for value, right in results:
-        bins[min(_NUM_BINS - 1, max(0, math.ceil(value * _NUM_BINS) - 1))].append((value, right))
+    values, rights = np.array(results, dtype=np.float64).T
+    bins = np.clip(np.ceil(values * _NUM_BINS) - 1, 0, _NUM_BINS - 1)
     rows = tuple(
-        CalibrationRow(number / _NUM_BINS, (number + 1) / _NUM_BINS, *_summed(members))
-        for number, members in enumerate(bins)
-        if members
+        CalibrationRow(
+            low_frac=number / _NUM_BINS,
+            high_frac=(number + 1) / _NUM_BINS,
+            count=int(here.sum()),
+            mean_confidence=float(values[here].mean()),
+            right_frac=float(rights[here].mean()),
+        )
+        for number in range(_NUM_BINS)
+        if (here := bins == number).any()
     )
-    count, mean_confidence, _ = _summed(results)
-    return CalibrationTable(rows, count, sum(right for _, right in results), mean_confidence)
-
-
-def _summed(results: Sequence[tuple[float, bool]]) -> tuple[int, float, float]:
-    """Number of answers, their mean confidence, and the share that is right."""
-    count = len(results)
-    mean = math.fsum(value for value, _ in results) / count
-    return count, mean, sum(right for _, right in results) / count
+    return CalibrationTable(rows, len(results), int(rights.sum()), float(values.mean()))

@@ -16,7 +16,7 @@ from lmi_bench.analysis.fit.fit import derivatives, fit_cells, prior_fit
 from lmi_bench.analysis.fit.forecast import forecast
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import estimates
-from lmi_bench.analysis.fit.validation import accuracies, loads_under, validate
+from lmi_bench.analysis.fit.validation import accuracies, fitted_rows, loads_under, validate
 from lmi_bench.analysis.level.cells import (
     capacity_tokens_per_s,
     growth_with_step_times,
@@ -44,6 +44,10 @@ METRICS = ("throughput_tokens_per_s", "tpot_mean_s")
 WITH_TTFT = (*METRICS, "ttft_mean_s")
 
 
+def validated(rows, **options):
+    return validate(rows, fitted_rows(rows, **options))
+
+
 def cell(users=0, *, rate=None, instance="ml.g5.12xlarge", tp=4, model="llama-2-7b", **more):
     return MeasuredLevel(
         Setup(find_model(model), find_instance(instance), tp, "float16"),
@@ -68,7 +72,7 @@ def measured(profile, plain, factor=1.0):
 def jumpstart():
     """The cells of Llama 2 7B."""
     rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")[:95]
-    return [validate(rows, calibrate_cells=8, seed=seed)[0] for seed in (0, 1)]
+    return [validated(rows, calibrate_cells=8, seed=seed)[0] for seed in (0, 1)]
 
 
 def test_eight_chosen_cells_foretell_the_other_eighty_seven(jumpstart):
@@ -258,7 +262,7 @@ def test_what_keeps_users_waiting_is_named(users, limit, expected):
 )
 def test_six_cells_foretell_the_closed_loop_on_h100():
     rows = read_table(Path(os.environ["LMI_BENCH_TABLES"]) / "h100_vllm_closed_loop.csv")
-    judged, _ = validate(rows, calibrate_cells=6)
+    judged, _ = validated(rows, calibrate_cells=6)
     entries = {e.figure: e for e in accuracies(judged) if e.slice_name == "all"}
     assert entries["throughput_tokens_per_s"].median <= 0.06
     assert entries["tpot_ms"].median <= 0.06
@@ -278,7 +282,7 @@ def test_the_highest_rate_under_a_limit_is_the_highest_that_keeps_it(tmp_path):
         + line.format(4, 1000, 60, 9)
         + line.format(9, 2e3, 70, 40)
     )
-    judged, _ = validate(read_table(path))
+    judged, _ = validated(read_table(path))
     (found,) = loads_under(judged, "tpot_ms", 20.0)
     assert found.measured == 4
     assert found.predicted in (4, 9)
@@ -292,7 +296,7 @@ def test_a_level_that_was_measured_did_fit_whatever_the_memory_plan_says(tmp_pat
         "model,instance,tp,input_tokens,output_tokens,concurrency,throughput_tokens_per_s\n"
         "Llama 2 7B,ml.p4d.24xlarge,8,5500,500,4,90\n"
     )
-    judged, _ = validate(read_table(path))
+    judged, _ = validated(read_table(path))
     assert judged[0].to_json()["predicted_throughput_tokens_per_s"] > 0
 
 
@@ -305,7 +309,7 @@ def test_a_line_kept_out_of_fits_is_judged_and_never_calibrated_on():
     ]
     kept_out = [row for row in rows if not row.fits]
     assert {row.cell.setup.shape.name for row in kept_out} == {"llama-2-13b"}
-    for judged, _ in (validate(rows, calibrate_cells=100), validate(rows, calibrate_on=rows)):
+    for judged, _ in (validated(rows, calibrate_cells=100), validated(rows, calibrate_on=rows)):
         assert len(judged) == len(rows) == len(kept_out) + 9
         assert [row.row.number for row in judged if row.calibrated] == [
             row.number for row in rows if row.fits
@@ -319,10 +323,10 @@ def test_the_cells_to_calibrate_on_are_so_many_in_all(tmp_path):
     heading = lines[0] + ",engine"
     body = [f"{line},{engine}" for line in lines[1:6] for engine in ("tgi 1", "tgi 1", "vllm 0.2")]
     path.write_text("\n".join([heading, *body]), encoding="utf-8")
-    judged, _ = validate(read_table(path), calibrate_cells=8)
+    judged, _ = validated(read_table(path), calibrate_cells=8)
     assert sum(row.calibrated for row in judged) == 8
     assert {row.row.engine for row in judged if row.calibrated} == {"tgi 1", "vllm 0.2"}
-    many, _ = validate(read_table(path), calibrate_cells=1000)
+    many, _ = validated(read_table(path), calibrate_cells=1000)
     assert all(row.calibrated for row in many)
 
 
@@ -336,7 +340,7 @@ def test_every_line_that_can_run_gets_every_figure_whatever_its_columns_lack(tmp
         "x,4,Nobody 9B,256,ml.g5.2xlarge,256,1\n",
         encoding="utf-8",
     )
-    judged, warnings = validate(read_table(path))
+    judged, warnings = validated(read_table(path))
     contents = [
         {key: value for key, value in row.to_json().items() if not key.startswith("measured_")}
         for row in judged
@@ -354,14 +358,14 @@ def test_a_model_that_no_cell_was_of_is_a_slice_of_its_own(tmp_path):
         replace(row, cell=replace(row.cell, setup=replace(row.cell.setup, shape=another)))
         for row in read_table(PUBLISHED / "jumpstart_concurrency.csv")[9:12]
     ]
-    judged, _ = validate(other, calibrate_on=rows)
+    judged, _ = validated(other, calibrate_on=rows)
     assert {entry.rows for entry in accuracies(judged) if entry.slice_name == "other model"} == {3}
 
 
 def test_calibration_cells_that_name_no_engine_are_of_the_table_s(tmp_path):
     rows = read_table(PUBLISHED / "jumpstart_concurrency.csv")[:12]
     named = [replace(row, engine="tgi 1.1") for row in rows]
-    judged, warnings = validate(named, calibrate_on=rows[:8])
+    judged, warnings = validated(named, calibrate_on=rows[:8])
     assert sum(row.calibrated for row in judged) == 8
     assert any("name no engine" in text for text in warnings)
 

@@ -20,7 +20,7 @@ from lmi_bench.analysis.fit.discrepancy import (
 from lmi_bench.analysis.fit.fit import fit_cells, fit_of_profile, prior_fit
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import Z80, Uncertainty, estimates, octaves_beyond
-from lmi_bench.analysis.fit.validation import validate
+from lmi_bench.analysis.fit.validation import fitted_rows, validate
 from lmi_bench.analysis.level.cells import capacity_tokens_per_s, predict_cell
 from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
@@ -47,6 +47,10 @@ HEAD = (
     "throughput_tokens_per_s,ttft_ms,itl_ms,engine\n"
 )
 LINE = "Llama 3.1 8B,H100,1,float16,512,256,{},{},{},{},vllm 0.9\n"
+
+
+def validated(rows, **options):
+    return validate(rows, fitted_rows(rows, **options))
 
 
 def cell(users=1, *, prompt=256, answer=256, machine="ml.g5.12xlarge", degree=4):
@@ -284,7 +288,7 @@ def test_levels_of_an_open_loop_beyond_capacity_have_wide_intervals_instead_of_n
     path = tmp_path / "open.csv"
     rates = (4, 40, 100)
     path.write_text(HEAD + "".join(LINE.format(f"rate={r}/s", 256 * r, 60, 9) for r in rates))
-    judged, _ = validate(read_table(path))
+    judged, _ = validated(read_table(path))
     widths = []
     for row in judged:
         said = row.figures["ttft_ms"]

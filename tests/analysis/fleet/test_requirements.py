@@ -8,15 +8,17 @@ from dataclasses import replace
 import pytest
 
 from lmi_bench.analysis.fleet.money import (
+    NO_SPARES,
+    ON_DEMAND,
     Availability,
     Purchase,
     Requirements,
-    failure_unit,
+    fleet_cost,
     parse_availability,
 )
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
-from lmi_bench.analysis.level.layouts import Workload
+from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
@@ -62,7 +64,10 @@ def test_an_unknown_availability_names_the_forms(text):
 
 
 def test_eight_copies_on_one_machine_fail_together():
-    assert "8 copies" in failure_unit(copies=8, tensor_parallel=1, instance_type="ml.p4d.24xlarge")
+    layout = Layout(find_instance("ml.p4d.24xlarge"), 1)
+    of = {"needed": 1, "machines": 1, "capacity_tokens_per_s": 1.0}
+    cost = fleet_cost(layout, ON_DEMAND, NO_SPARES, **of)
+    assert cost.failure_unit == "one ml.p4d.24xlarge: its 8 copies at TP 1 fail together"
 
 
 def test_the_cost_of_spares_is_a_line_of_its_own():

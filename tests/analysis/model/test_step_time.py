@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -283,7 +283,7 @@ def test_parts_numbers_counts_and_arrays_give_one_time(setup):
     step_model = step_time_model_for(Setup(find_model(name), instance, degree, dtype), profile)
     chance = Random(name)
     steps = [some_step(chance) for _ in range(200)]
-    names = [item.name for item in fields(StepColumns) if item.name != "repeat"]
+    names = StepColumns._fields[1:]
     values = ([float(getattr(step, name)) for step in steps] for name in names)
     columns = StepColumns(np.ones(len(steps)), *map(np.array, values))
     explained_s = [step_model.explain(step).total_s for step in steps]
