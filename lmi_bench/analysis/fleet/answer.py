@@ -156,6 +156,11 @@ class Candidate(JsonValue):
         """Whether every SLO is expected to hold."""
         return all(outlook.confidence != "missed" for outlook in self.slos)
 
+    def rejected(self, reason: str) -> Rejection:
+        """This candidate as a layout that is out."""
+        setting = self.setting.describe() or None
+        return Rejection(self.instance, self.tensor_parallel, self.copies, reason, setting=setting)
+
     def to_json(self) -> dict[str, Any]:
         """The candidate as plain values; a figure is `{predicted, low, high}`, with a `reason` if
         it is withheld."""

@@ -237,7 +237,7 @@ def split_by_budget(
         if problem is None:
             kept.append(each)
         else:
-            rejected.append(Rejection(each.instance, each.tensor_parallel, each.copies, problem))
+            rejected.append(each.rejected(problem))
     return kept, rejected
 
 

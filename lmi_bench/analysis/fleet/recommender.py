@@ -337,13 +337,7 @@ def _slo_reason(request: RecommendRequest, copy: CopyCapacity) -> str:
 
 def _missed(candidate: Candidate) -> Rejection:
     broken = _predicted(outlook for outlook in candidate.slos if outlook.confidence == "missed")
-    return Rejection(
-        candidate.instance,
-        candidate.tensor_parallel,
-        candidate.copies,
-        broken or "the SLO cannot be foreseen at the planned rate",
-        setting=candidate.setting.describe() or None,
-    )
+    return candidate.rejected(broken or "the SLO cannot be foreseen at the planned rate")
 
 
 def _predicted(outlooks: Iterable[SloOutlook]) -> str:

@@ -20,6 +20,7 @@ from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
+from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.catalog.instances import all_instances, find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -104,6 +105,13 @@ def test_a_budget_rejects_with_both_numbers():
     assert {c.instance for c in answer.candidates} == {"ml.g5.2xlarge"}
     reasons = [r.reason for r in answer.rejected if r.instance_type == "ml.p4d.24xlarge"]
     assert any("USD 25.25 an hour, more than --max-usd-per-hour 20" in r for r in reasons)
+
+
+def test_a_fleet_over_the_budget_is_named_with_its_engine_s_setting():
+    narrow = EngineSetting(kv_dtype="float8")
+    answer = ask(requirements=Requirements(max_usd_per_hour=20.0), settings=(AS_STATED, narrow))
+    too_dear = [each for each in answer.rejected if "over the budget" in each.reason]
+    assert {each.setting for each in too_dear} == {None, "float8 cache"}
 
 
 def test_a_budget_out_of_reach_names_the_nearest_and_exits_99():
