@@ -177,10 +177,8 @@ def simulated_forecast(
             overhead_s=outside,
         )
     level = summarise_level(run)
-    lengths = []
-    for number in range(spec.num_requests or level.sent):
-        planned = request(number)
-        lengths.append((planned.input_tokens, planned.output_tokens))
+    planned = map(request, range(spec.num_requests or level.sent))
+    lengths = [(each.input_tokens, each.output_tokens) for each in planned]
     hit = hit_share(run.records) if prefix_caching else None
     sure = _uncertainty(setup, profile, spec, lengths, 0.0 if hit is None else hit.value)
     offered = (spec.rate_per_s or 0.0) * fmean(output for _, output in lengths)

@@ -274,10 +274,8 @@ class _Run:
         else:
             while self._wanted and now_s - self._wanted[0][0] >= policy.stabilization_s:
                 self._wanted.popleft()
-            recent = [
-                after - was for at_s, was, after in self.events if now_s - at_s < policy.up_period_s
-            ]
-            before = machines - sum(recent)
+            recent = [each for each in self.events if now_s - each[0] < policy.up_period_s]
+            before = machines - sum(after - was for _, was, after in recent)
             asked = policy.wanted(totals, machines, before)
             self._wanted.append((now_s, asked))
             wanted = asked if asked >= machines else min(machines, max(n for _, n in self._wanted))

@@ -57,10 +57,9 @@ def worst_ratio(latency_s: Callable[[str, str], float], slos: Sequence[Slo]) -> 
     )
 
 
-def unloaded_ratio(steady: SteadyState, slos: Sequence[Slo]) -> float:
-    """`worst_ratio` of a lone request."""
-    alone = alone_of(steady)
-    return worst_ratio(lambda metric, stat: alone.latency_s(metric, stat, 1.0), slos)
+def closed_ratio(steady: SteadyState, slos: Sequence[Slo], batch: float) -> float:
+    """`worst_ratio` of a mean batch in closed form."""
+    return worst_ratio(lambda metric, stat: steady.latency_s(metric, stat, batch), slos)
 
 
 def alone_of(steady: SteadyState) -> SteadyState:
@@ -70,16 +69,12 @@ def alone_of(steady: SteadyState) -> SteadyState:
 
 def screen_batch(steady: SteadyState, slos: Sequence[Slo]) -> float:
     """Largest mean batch that keeps the SLOs, in closed form; 0 if none does."""
-
-    def keeps(batch: float) -> bool:
-        return worst_ratio(lambda m, stat: steady.latency_s(m, stat, batch), slos) <= 1
-
     most = steady.batch_at(_NEAR_SATURATION * steady.saturated_rate_per_s)
     if not steady.open_loop:
         most = float(steady.slots)
-    if keeps(most):
+    if closed_ratio(steady, slos, most) <= 1:
         return most
-    return bisect(keeps, 0.0, most, _SEARCH_STEPS)[0]
+    return bisect(lambda b: closed_ratio(steady, slos, b) <= 1, 0.0, most, _SEARCH_STEPS)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +206,7 @@ class CopySimulation:
         steady, observed = self.plan.steady, self.at_rate(rate_per_s)
         if observed is not None:
             return worst_ratio(observed.statistic_s, slos)
-        batch = steady.batch_at(rate_per_s)
-        return worst_ratio(lambda metric, stat: steady.latency_s(metric, stat, batch), slos)
+        return closed_ratio(steady, slos, steady.batch_at(rate_per_s))
 
     def _run_rate(self, rate_per_s: float, late: Sequence[LateAnswers] = ()) -> "Latencies | None":
         ramp_requests = self._ramp_requests(rate_per_s)

@@ -171,22 +171,6 @@ def why_first(request: RecommendRequest, ranked: list[Candidate]) -> str:
     return text
 
 
-def pareto(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """Indices of the points that no other point dominates; smaller is better.
-
-    >>> pareto([(1.0, 9.0), (2.0, 3.0), (3.0, 3.0), (4.0, 1.0)])
-    [0, 1, 3]
-    """
-    return [
-        index
-        for index, point in enumerate(points)
-        if not any(
-            all(a <= b for a, b in zip(other, point, strict=True)) and other != point
-            for other in points
-        )
-    ]
-
-
 def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates on the frontier of cost and ms/token (p90), the cheapest first.
 
@@ -198,8 +182,11 @@ def frontier(request: RecommendRequest, candidates: Sequence[Candidate]) -> list
         latency = candidate.figures.get("latency_per_token_p90_ms")
         if cost is not None and latency is not None and math.isfinite(cost):
             points.setdefault((cost, latency.value), candidate)
-    known = sorted(points)
-    return [points[known[index]] for index in pareto(known)]
+    front: list[tuple[float, ...]] = []
+    for point in sorted(points):  # of those that cost no more, none is as fast
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    return [points[point] for point in front]
 
 
 def _budgets(

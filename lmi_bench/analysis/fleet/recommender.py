@@ -28,6 +28,7 @@ from lmi_bench.analysis.fleet.candidates import (
 from lmi_bench.analysis.fleet.decisive import MOST_MACHINES, decisive_measurements
 from lmi_bench.analysis.fleet.measured_load import Verdict, pooled
 from lmi_bench.analysis.fleet.money import NO_REQUIREMENTS, NO_SPARES
+from lmi_bench.analysis.fleet.operating_point import closed_ratio
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Rejection, split_layouts
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
@@ -355,7 +356,7 @@ def _nearest(request: RecommendRequest, layouts: Sequence[Planned]) -> Candidate
     layout, copy = min(
         layouts,
         key=lambda pair: (
-            operating_point.unloaded_ratio(pair[1].plan.steady, request.slos),
+            closed_ratio(operating_point.alone_of(pair[1].plan.steady), request.slos, 1.0),
             pair[0].instance.price_usd_per_hour or math.inf,
         ),
     )

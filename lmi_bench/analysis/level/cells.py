@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -117,10 +117,8 @@ def predict_cell(
         parts = [_open_loop(profile, cell, _slowed(model.pricer(), slower))]
     else:
         parts = _closed_loops(profile, cell, model, slots, smooth=smooth)
-    weights = np.concatenate([part.count for part in parts])
-    e2e_s = np.concatenate([part.e2e_s for part in parts])
-    ttft_s = np.concatenate([part.ttft_s for part in parts])
-    tokens = np.concatenate([part.tokens for part in parts])
+    columns = [(part.count, part.e2e_s, part.ttft_s, part.tokens) for part in parts]
+    weights, e2e_s, ttft_s, tokens = map(np.concatenate, zip(*columns, strict=True))
     throughput = float(weights.sum()) * cell.output_tokens / max(part.wall_s for part in parts)
     if cell.start_left_out and cell.num_requests >= 2 * cell.concurrency:
         counted = ~np.concatenate([part.at_start for part in parts])
@@ -184,7 +182,9 @@ def _closed_loops(
     )
     overhead_s = profile.parameters.request_overhead_s
     parts = []
-    for users in _shares(cell.concurrency, cell.replicas):
+    each, more = divmod(cell.concurrency, cell.replicas)
+    for index in range(min(cell.replicas, cell.concurrency)):
+        users = each + (index < more)  # as even as whole users allow
         requests = max(1, round(cell.num_requests * users / cell.concurrency))
         if cell.length_spread and not smooth:
             parts.append(_followed(profile, cell, model.pricer(), users, requests))
@@ -361,12 +361,6 @@ def _traced(
         trace.sent < 0,
         float(at_s[-1]) + overhead_s * requests / users,
     )
-
-
-def _shares(users: int, replicas: int) -> Iterator[int]:
-    """Users of each copy with any, as even as whole users allow."""
-    for index in range(min(replicas, users)):
-        yield users // replicas + (1 if index < users % replicas else 0)
 
 
 def mean_batch(cell: MeasuredLevel, predicted: CellPrediction) -> float:

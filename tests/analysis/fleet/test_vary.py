@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.analysis.fit.uncertainty import Estimate
-from lmi_bench.analysis.fleet.ranking import pareto
+from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.fleet.vary import Stairs, compare_stairs, parse_range, vary_rate
@@ -112,5 +114,14 @@ def test_without_a_staircase_there_is_no_winner():
         compare_stairs([], 1.0, 2.0)
 
 
-def test_a_point_that_is_worse_in_both_is_not_on_the_frontier():
-    assert pareto([(1.0, 9.0), (2.0, 3.0), (3.0, 3.5), (4.0, 1.0), (1.0, 9.0)]) == [0, 1, 3, 4]
+def test_a_fleet_that_is_worse_in_both_is_not_on_the_frontier():
+    """Nor one as dear and slower, or as fast and dearer; of equal ones the first stays."""
+
+    def fleet(cost, latency):
+        figures = {"latency_per_token_p90_ms": Estimate(latency, latency, latency)}
+        return SimpleNamespace(usd_per_1m_output_tokens=cost, figures=figures)
+
+    points = [(2.0, 3.0), (1.0, 9.0), (3.0, 3.5), (3.0, 3.0), (4.0, 1.0), (2.0, 5.0), (1.0, 9.0)]
+    fleets = [fleet(*point) for point in points]
+    found = frontier(SimpleNamespace(objective="cost"), fleets)
+    assert [id(each) for each in found] == [id(fleets[place]) for place in (1, 0, 4)]
