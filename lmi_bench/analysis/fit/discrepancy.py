@@ -103,12 +103,8 @@ class ErrorConstants:
 
     def widened(self, metric: Metric, *, blind: bool) -> float:
         """Conformal factor on the width of a figure's interval."""
-        names = (
-            ("widen", "blind_widen")
-            if metric != "ttft_mean_s"
-            else ("ttft_widen", "ttft_blind_widen")
-        )
-        return float(getattr(self, names[blind]))
+        name = "blind_widen" if blind else "widen"
+        return float(getattr(self, f"ttft_{name}" if metric == "ttft_mean_s" else name))
 
 
 def _shipped() -> ErrorConstants:

@@ -167,7 +167,7 @@ def play_day(
     curve: LoadCurve, scaling: Scaling, start_up: StartUp, *, step_s: float = STEP_S
 ) -> DayResult:
     """Simulate one day, after an uncounted day that gives it its first state."""
-    start_s, paid_after_s = start_up.total_s, start_up.unpaid_s
+    start_s, paid_after_s = start_up.total_s, start_up.detection_s
     times = np.arange(0.0, 2 * DAY_S, step_s)
     rates = curve.rates_at(times + step_s / 2)
     first_day_steps = len(times) // 2

@@ -32,7 +32,10 @@ _ENGINE_S, _LAYER_S, _PEERS_S = 10.0, 1.5, 60.0
 
 @dataclass(frozen=True, slots=True)
 class StartUp:
-    """Seconds between the growth of a load and a new machine that serves, to be measured."""
+    """Seconds between the growth of a load and a new machine that serves, to be measured.
+
+    detection_s  before the launch, so not billed
+    """
 
     detection_s: float
     provisioning_s: float
@@ -51,11 +54,6 @@ class StartUp:
         """start_s: all parts, one after the other."""
         return float(sum(getattr(self, item.name) for item in fields(self)))
 
-    @property
-    def unpaid_s(self) -> float:
-        """The part before the launch, which is not billed."""
-        return self.detection_s
-
 
 _PARTS = tuple(item.name.removesuffix("_s") for item in fields(StartUp))
 
@@ -66,7 +64,7 @@ def parse_start_up(text: str) -> StartUp:
     >>> parse_start_up("460").total_s
     460.0
     >>> parts = "detection=60,provisioning=180,image=120,weights=60,compile=30,warm_up=10"
-    >>> parse_start_up(parts).unpaid_s
+    >>> parse_start_up(parts).detection_s
     60.0
 
     Raises InputError with the missing or unknown parts.

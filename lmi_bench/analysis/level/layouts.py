@@ -303,9 +303,8 @@ def with_prefix_hits(plan: CopyPlan) -> CopyPlan:
         rate_per_s = fleet_per_s / copies
         lengths = traffic.lengths(rate_per_s, copies, config.cache_tokens)
         shared = traffic.shared_tokens(rate_per_s, copies)
-        cached = round(fmean(found for _, _, found in lengths))
-        prompt = max(1, round(fmean(prompt for prompt, _, _ in lengths)))
-        output = max(1, round(fmean(output for _, output, _ in lengths)))
+        prompt, output, cached = (round(fmean(each)) for each in zip(*lengths, strict=True))
+        prompt, output = max(1, prompt), max(1, output)
         workload = replace(
             plan.workload, input_tokens=prompt, output_tokens=output, cached_tokens=cached
         )
@@ -346,9 +345,9 @@ def plan_copy(
     """The scheduler and the speed of one copy; raises InputError with the reason if impossible."""
     setting, degree = layout.setting, layout.tensor_parallel
     split = setting.parallelism(layout.instance, degree)
-    problem = parallelism_problem(workload.shape, split, degree)
-    if problem is None:
-        problem = tensor_parallel_problem(workload.shape, degree // split.attention_groups)
+    problem = parallelism_problem(workload.shape, split, degree) or tensor_parallel_problem(
+        workload.shape, degree // split.attention_groups
+    )
     if problem is None and not layout.fits:
         copies = max(1, layout.copies)
         problem = (

@@ -85,7 +85,7 @@ def test_an_estimated_start_up_is_near_published_ones(
         num_layers=layers,
         tensor_parallel=degree,
     )
-    ratio = (estimate.total_s - estimate.unpaid_s) / published_s
+    ratio = (estimate.total_s - estimate.detection_s) / published_s
     assert 1 / DOUBT < ratio < DOUBT
 
 
