@@ -7,17 +7,15 @@ blocks are freed, and its prompt and output so far are recomputed later. The old
 preempted while another runs, and `add` rejects a request that could not run alone, so every request
 finishes.
 
-A batch may be planned before the previous one is committed; a token not yet known is then
-LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last batch, and nothing
-is preempted before every batch is committed: until then `plan` returns Idle.
+A batch is committed before the next one is planned. A sequence that ends while its batch is in
+flight keeps its blocks until that commit.
 """
 
-from collections import abc, deque
+from collections import abc
 from typing import Final
 
 from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 from lmi_bench.engine.scheduling.batch import (
-    LAST_SAMPLED,
     BatchEntry,
     CommittedTokens,
     Idle,
@@ -49,7 +47,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
         self._waiting = WaitingQueue()
         self._residents = Residents(config)
-        self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
+        self._in_flight: tuple[StepBatch, list[Sequence]] | None = None
         self._released: list[int] = []
         self._next_index = 0
         self._next_step_id = 0
@@ -152,16 +150,15 @@ class Scheduler:
         return seq
 
     def plan(self, now_s: float) -> StepBatch | WaitUntil | Idle:
-        """The step to run now, or how long to wait for one."""
+        """The step to run now, or how long to wait for one; EngineError while a step runs."""
+        if self._in_flight is not None:
+            raise EngineError(f"step {self._in_flight[0].step_id} is not committed yet")
         entries: list[BatchEntry] = []
         members: list[Sequence] = []
-        if self._drafter is not None and self._in_flight:
-            return _IDLE  # the number of accepted draft tokens is known only after the commit
-        if self.config.recompute_on_join and not self._clear_for_newcomer():
-            return _IDLE
+        if self.config.recompute_on_join:
+            self._clear_for_newcomer()
         if self._mixes_prefill:
-            if not self._make_room():
-                return _IDLE
+            self._make_room()
             decode = self._plan_decode(entries, members)
             prefill = self._plan_prefill(entries, members, now_s)
         else:
@@ -170,8 +167,7 @@ class Scheduler:
             if self.num_running > before:
                 self._join.admitted(before)
             if not entries:
-                if not self._make_room():
-                    return _IDLE
+                self._make_room()
                 decode = self._plan_decode(entries, members)
                 self._join.after_decoding(1)
         if not entries:
@@ -184,7 +180,7 @@ class Scheduler:
         )
         self._released.clear()
         self._next_step_id += 1
-        self._in_flight.append((batch, members))
+        self._in_flight = (batch, members)
         self.stats.count_steps(batch.shape, self._batch_slots)
         self.stats.count_cache(*self._residents.slots())
         return batch
@@ -192,29 +188,26 @@ class Scheduler:
     def commit(
         self, batch: StepBatch, outputs: abc.Sequence[StepOutput], now_s: float
     ) -> list[CommittedTokens]:
-        """Process the results of the oldest batch in flight; `now_s` is the end of its step.
+        """Process the results of the batch in flight; `now_s` is the end of its step.
 
         Returns each sequence's new tokens, in batch order; sequences that have ended meanwhile
         get none. Raises EngineError if the outputs do not match this batch.
         """
-        if not self._in_flight or self._in_flight[0][0] is not batch:
-            raise EngineError(f"step {batch.step_id} is not the oldest step in flight")
+        if self._in_flight is None or self._in_flight[0] is not batch:
+            raise EngineError(f"step {batch.step_id} is not the step in flight")
         if len(outputs) != len(batch.entries):
             raise EngineError(
                 f"step {batch.step_id} has {len(batch.entries)} entries, "
                 f"the executor returned {len(outputs)} outputs"
             )
-        _, members = self._in_flight.popleft()
+        (_, members), self._in_flight = self._in_flight, None
         committed: list[CommittedTokens] = []
         ended = False
         for entry, seq, output in zip(batch.entries, members, outputs, strict=True):
             entry.check(output)
-            seq.num_in_flight -= 1
-            if entry.samples:
-                seq.num_pending -= 1
+            seq.in_flight = False
             if seq.finish_reason is not None:  # it ended while this step ran
-                if not seq.num_in_flight:
-                    self._release(seq)
+                self._release(seq)
                 continue
             computed = entry.first_position + len(entry.token_ids)
             if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are overwritten
@@ -229,8 +222,7 @@ class Scheduler:
             if gained.finish_reason is not None:
                 ended = True
                 seq.finish_reason = gained.finish_reason
-                if not seq.num_in_flight:
-                    self._release(seq)
+                self._release(seq)
             else:
                 self._residents.free_outside_window(seq, computed)
         if ended:
@@ -240,7 +232,7 @@ class Scheduler:
     def finish(self, seq_id: int, reason: str) -> None:
         """End a sequence now (stop string, cancellation); no effect if it has ended.
 
-        Its blocks are freed now, or at the commit of its last batch in flight.
+        Its blocks are freed now, or at the commit of its batch in flight.
         """
         seq = self._sequences.get(seq_id)
         if seq is None or seq.finish_reason is not None:
@@ -251,7 +243,7 @@ class Scheduler:
             del self._sequences[seq_id]
             return
         self._residents.remove(seq)
-        if not seq.num_in_flight:
+        if not seq.in_flight:
             self._release(seq)
 
     def decode_shape(self) -> StepShape:
@@ -273,7 +265,7 @@ class Scheduler:
         if not residents.running or residents.num_filling:
             return 0
         windowed_cache = self.config.prefix_caching and self.config.attention_window is not None
-        if self._in_flight or self._drafter is not None or windowed_cache:
+        if self._drafter is not None or windowed_cache:
             return 0  # blocks that a window frees on the way decide which cached ones go
         most = min(seq.num_left for seq in residents.running) - 1
         if self._next_to_admit() is not None:
@@ -326,7 +318,7 @@ class Scheduler:
 
     def _start_dynamic_batch(self, now_s: float) -> None:
         """Start a batch if it is full or its oldest request has waited long enough."""
-        if self._residents.running or self._in_flight:
+        if self._residents.running:
             return
         self._batch_slots = 0
         at_s = self._batch_leaves_s()
@@ -347,7 +339,7 @@ class Scheduler:
 
     def _nothing_to_run(self) -> WaitUntil | Idle:
         is_dynamic = self.config.policy is BatchingPolicy.DYNAMIC
-        at_s = self._batch_leaves_s() if is_dynamic and not self._in_flight else None
+        at_s = self._batch_leaves_s() if is_dynamic else None
         return _IDLE if at_s is None else WaitUntil(at_s)
 
     def _plan_prefill(
@@ -393,9 +385,8 @@ class Scheduler:
             )
             members.append(seq)
             seq.num_computed += count
-            seq.num_in_flight += 1
+            seq.in_flight = True
             if last_chunk:
-                seq.num_pending += 1
                 self._residents.num_filling -= 1
             budget -= count
             rows += 1
@@ -415,37 +406,28 @@ class Scheduler:
             if not seq.admitted:  # the step is full
                 return
 
-    def _make_room(self) -> bool:
-        """Ensure one more token slot for each decoding sequence, by preemption if necessary.
-
-        False: blocks are missing, and batches in flight must be committed before a preemption.
-        """
+    def _make_room(self) -> None:
+        """Ensure one more token slot for each decoding sequence, by preemption if necessary."""
         while self._residents.missing_blocks():
-            if self._in_flight:
-                return False
             self._send_back_youngest()
             self.stats.preemptions += 1
-        return True
 
-    def _clear_for_newcomer(self) -> bool:
+    def _clear_for_newcomer(self) -> None:
         """Return the whole batch to the queue if a waiting request can join it.
 
         The batch precedes the new request there, so all are admitted and recomputed together: in
         one step, or in several before the next decode if the batch has more than
-        max_rolling_batch_prefill_tokens. False: batches in flight must be committed first.
+        max_rolling_batch_prefill_tokens.
         """
         residents = self._residents
         if not residents.running:
             self._join.decoded = 0
         if residents.num_filling or not self._join.decoded or self._next_to_admit() is None:
-            return True
-        if self._in_flight:
-            return False
+            return
         while residents.running:
             self._send_back_youngest()
         self._join.decoded = 0
         self.stats.rebuilt_batches += 1
-        return True
 
     def _send_back_youngest(self) -> None:
         seq = self._residents.running[-1]
@@ -461,11 +443,11 @@ class Scheduler:
         rows = tokens = context = 0
         spare = self._residents.spare_blocks() if self._drafter is not None else 0
         for seq in self._residents.decoding():
-            position, pending = seq.num_computed, seq.num_pending
+            position = seq.num_computed
             new_block_ids: tuple[int, ...] = ()
             if position == seq.slot_capacity:
                 new_block_ids = self._residents.grow(seq, 1)
-            token_ids: tuple[int, ...] = (LAST_SAMPLED if pending else seq.output_token_ids[-1],)
+            token_ids: tuple[int, ...] = (seq.output_token_ids[-1],)
             kind, drafted = StepKind.DECODE, 0
             if self._drafter is not None and seq.num_left > 1:
                 draft = self._drafter(seq, seq.num_left - 1)[: seq.num_left - 1]
@@ -477,13 +459,12 @@ class Scheduler:
                 if draft:
                     kind, drafted = StepKind.VERIFY, len(draft)
                     token_ids += draft
-            sampling, generated = seq.sampling, len(seq.output_token_ids) + pending
+            sampling, generated = seq.sampling, len(seq.output_token_ids)
             step = (kind, token_ids, position, new_block_ids)
             entries.append(BatchEntry(seq.seq_id, *step, True, sampling, drafted, generated))
             members.append(seq)
             seq.num_computed = position + 1 + drafted
-            seq.num_pending = pending + 1
-            seq.num_in_flight += 1
+            seq.in_flight = True
             rows += 1
             tokens += 1 + drafted
             context += position + 1 + drafted

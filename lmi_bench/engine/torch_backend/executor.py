@@ -75,8 +75,6 @@ class Ranks(Protocol):
 class RanksExecutor(ModelNumbers):
     """Runs the steps of one model on its ranks, from one thread."""
 
-    max_in_flight = 1  # on a CPU, planning takes less than 1 % of a step
-
     def __init__(self, numbers: ModelNumbers, ranks: Ranks, worker: ThreadPoolExecutor) -> None:
         super().__init__(**vars(numbers))
         self._ranks = ranks
