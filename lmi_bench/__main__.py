@@ -1,15 +1,35 @@
 """The command `lmi-bench`, and `python -m lmi_bench`."""
 
+import os
+import signal
 import sys
+import threading
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while it is still being loaded ends it without a traceback."""
+    """Run the command line; Ctrl-C while it is loaded or ends leaves no traceback."""
     try:
         from lmi_bench.cli.main import main as run
     except KeyboardInterrupt:
         sys.exit(130)  # EXIT_INTERRUPTED; where it is defined may not be loaded yet
-    run()
+    sys.unraisablehook = _interrupt_again
+    try:
+        run()
+    finally:  # Python's own end would print a KeyboardInterrupt of its last moments
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
+    """Send a Ctrl-C once more that came in a destructor, where Python ignores it."""
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        threading.Timer(0.01, _interrupt).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def _interrupt() -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:  # else the command has ended
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -70,10 +70,14 @@ def main() -> None:
         typer.echo(f"error: {where}{exc.strerror}; make room and try again", err=True)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        _end_interrupted()
     except Exception as exc:  # noqa: BLE001 - the last resort
         _fail_unexpectedly(exc)
+
+
+def _end_interrupted() -> NoReturn:
+    typer.echo("interrupted", err=True)
+    sys.exit(EXIT_INTERRUPTED)
 
 
 def _fail_unexpectedly(exc: Exception) -> NoReturn:
@@ -81,6 +85,11 @@ def _fail_unexpectedly(exc: Exception) -> NoReturn:
     import tempfile
     import traceback
 
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):  # wrapped by what it interrupted
+            _end_interrupted()
+        cause = cause.__cause__ or cause.__context__
     with tempfile.NamedTemporaryFile(
         "w", prefix="lmi-bench-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:

@@ -7,7 +7,6 @@ would wait for ever raises instead of hanging.
 """
 
 import asyncio
-import contextlib
 import math
 import selectors
 import time
@@ -97,13 +96,5 @@ def is_virtual() -> bool:
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in virtual time, like `asyncio.run`."""
-    with contextlib.closing(VirtualLoop()) as loop:
-        try:
-            return loop.run_until_complete(main)
-        finally:
-            pending = asyncio.all_tasks(loop)
-            for task in pending:
-                task.cancel()
-            if pending:
-                loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)

@@ -139,6 +139,65 @@ def test_ctrl_c_before_the_commands_are_loaded_is_no_traceback():
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_ctrl_c_that_a_library_wraps_is_no_fault():
+    """Python 3.11 makes a RuntimeError of what interrupts the making of a class."""
+    program = (
+        "import lmi_bench.cli.main\n"
+        "from lmi_bench.__main__ import main\n"
+        "def app(arguments):\n"
+        "    try:\n"
+        "        raise KeyboardInterrupt\n"
+        "    except KeyboardInterrupt as exc:\n"
+        "        raise RuntimeError('in __set_name__') from exc\n"
+        "lmi_bench.cli.main.app = app\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost():
+    """Python prints and ignores what a destructor or a weak reference's callback raises."""
+    program = (
+        "import signal, threading\n"
+        "import lmi_bench.cli.main\n"
+        "from lmi_bench.__main__ import main\n"
+        "class Last:\n"
+        "    def __del__(self):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "def app(arguments):\n"
+        "    Last()\n"
+        "    assert threading.Event().wait(60)\n"
+        "lmi_bench.cli.main.app = app\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_ctrl_c_while_python_ends_is_no_traceback():
+    """It comes when the command is done, and Python waits for the last threads."""
+    program = (
+        "import os, signal, sys, threading\n"
+        "sys.argv[1:] = ['--version']\n"
+        "from lmi_bench.__main__ import main\n"
+        "thread = threading.main_thread()\n"
+        "def interrupt():\n"
+        "    thread.join()\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=interrupt).start()\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_ctrl_c_again_and_again_leaves_a_run_that_goes_on_with_each_level_once(tmp_path):
     """Whatever moment it hits: loading, warm-up, a level. 1.6 s a level, so three are not enough to
     finish what is interrupted at 1.7 s at the latest."""
