@@ -11,6 +11,7 @@ from typing import Any
 from lmi_bench.core.errors import InputError, file_reason
 
 LOCK = ".lock"
+UNFINISHED = ".new"  # how the name of a file ends that is being written
 
 
 def lock_folder(path: Path) -> int | None:
@@ -124,15 +125,20 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
 
 
+def is_unfinished(name: str, of: str) -> bool:
+    """Whether a kill left a file of this name while the other one was written."""
+    return name.startswith(f"{of}.") and name.endswith(UNFINISHED)
+
+
 def _replace(path: Path, data: bytes) -> None:
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         with unfinished.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)  # half a file would use up scarce disk space
         raise

@@ -22,7 +22,14 @@ from typing import Any, Self
 
 import orjson
 
-from lmi_bench.core.durable import LOCK, append_and_sync, drop_torn_tail, lock_folder, write_whole
+from lmi_bench.core.durable import (
+    LOCK,
+    append_and_sync,
+    drop_torn_tail,
+    is_unfinished,
+    lock_folder,
+    write_whole,
+)
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions, without_collection
@@ -262,7 +269,7 @@ def is_unstarted(path: Path) -> bool:
     if not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}
-    known = {LOCK, REQUESTS, LEVELS, MANIFEST + ".new"}
+    known = {LOCK, REQUESTS, LEVELS, *(name for name in names if is_unfinished(name, MANIFEST))}
     return LOCK in names and names <= known
 
 

@@ -223,6 +223,24 @@ def test_a_disk_that_is_full_from_the_beginning_or_at_the_end_is_one_line(tmp_pa
     RunStore.resume(path, _manifest()).close()
 
 
+@pytest.mark.parametrize(
+    "left", [(LOCK,), (LOCK, "manifest.json.0a1b2c3d.new"), (LOCK, "levels.jsonl")]
+)
+def test_a_run_killed_before_its_manifest_begins_anew(tmp_path, left):
+    for name in left:
+        (tmp_path / name).touch()
+    RunStore.create(tmp_path, _manifest()).close()
+    assert load_run(tmp_path).levels == []
+
+
+@pytest.mark.parametrize("left", [("notes.txt",), (LOCK, "notes.txt"), ("manifest.json.new",)])
+def test_a_folder_with_anything_else_is_refused(tmp_path, left):
+    for name in left:
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match="exists: name another folder"):
+        RunStore.create(tmp_path, _manifest())
+
+
 def test_secrets_are_never_written(tmp_path):
     secret, custom = "sk-abcdefghijklmnop1234", "s3cr3t-value-of-mine"
     target = {

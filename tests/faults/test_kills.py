@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.kills import JOBS, kill_once, levels_of, prepare, undisturbed
 from lmi_bench.core.run_store import load_run
-from tests.end_to_end.commands import command, environment
+from tests.end_to_end.commands import command, environment, lmi_bench
 
 KILLS = {"sweep": 3, "matrix": 3, "report": 2}
 
@@ -74,3 +74,12 @@ def test_a_disk_that_fills_up_in_mid_sweep_is_one_line_and_the_run_resumes(tmp_p
     (levels,) = levels_of(left / "whole").values()
     assert sorted(number for number, *_ in levels) == [0, 1, 2, 3, 4]
     assert json.loads((left / "whole" / "knees.json").read_text())
+
+
+def test_a_sweep_killed_between_its_folder_and_the_lock_resumes(tmp_path):
+    (tmp_path / "run").mkdir()
+    args = ("sweep", "sim:ml.g5.2xlarge", "--model", "qwen3-8b", "--isl", "64", "--osl", "16")
+    args += ("--concurrency", "1", "--out", tmp_path / "run")
+    lmi_bench(*args, expect=2)
+    lmi_bench(*args, "--resume")
+    assert len(load_run(tmp_path / "run").levels) == 1

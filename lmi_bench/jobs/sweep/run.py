@@ -270,6 +270,8 @@ def _open_store(
         store = RunStore.resume(folder, manifest, secrets=bench.secrets)
         listener.note(f"resuming {folder}: {len(store.levels)} level(s) are finished")
         return store
+    if resume and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()  # a kill came before the lock
     if resume and folder.exists() and not is_unstarted(folder):
         raise InputError(
             f"{folder} exists but is no run ({MANIFEST} is missing), so --resume cannot continue "
