@@ -141,7 +141,7 @@ def summarise_level(run: LevelRun) -> Level:
         # of answers over sockets; an engine in this process always gives a reason
         without_finish_reason=(unfinished if run.check.receiver else 0) or None,
         sessions=_sessions(run, columns) if spec.load.sessions else None,
-        ttft_split=ttft_split(run),
+        ttft_split=ttft_split(run, columns),
         max_in_flight=spec.max_in_flight,
         held=_held(run.records),
         requests_by_replica=_by_replica(run.records),

@@ -6,59 +6,50 @@ subtracted from what is measured on another, never one clock's reading from the 
 clocks need not agree.
 """
 
-from collections.abc import Sequence
-from statistics import fmean
+import numpy as np
 
-from lmi_bench.core.records import LevelRun, RequestRecord
+from lmi_bench.analysis.results.columns import Columns
+from lmi_bench.core.records import LevelRun
 from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
 from lmi_bench.core.units import MS_PER_S
 
 MAX_OTHERS_FRAC = 0.02
 """Share by which the server may have counted other requests than ours: its means are then ours."""
 
+_Server = tuple[float, float | None, float, str]
+"""Queue, prefill (None: not stated) and the whole that they are part of, ms; the source."""
 
-def ttft_split(run: LevelRun) -> TtftSplit | None:
+
+def ttft_split(run: LevelRun, columns: Columns) -> TtftSplit | None:
     """The parts of the mean TTFT; None where the server states none, or served others too."""
-    answered = [
-        each for each in run.records if each.ok and each.exchange.streamed and each.token_times_s
-    ]
-    if not answered:
+    ttft_s, rows = columns.values_s("ttft_from_sent", open_loop=False, counted_only=False)
+    if not ttft_s.size:
         return None
-    found = _of_answers(answered) or _of_metrics(run.server, len(answered))
+    found = _of_answers(run, rows.tolist()) or _of_metrics(run.server, ttft_s.size)
     if found is None:
         return None
-    queue_ms, prefill_ms, server_ms, source = found
-    stated_ms = server_ms - queue_ms if prefill_ms is None else prefill_ms
-    known = source == "metrics" and prefill_ms is not None
-    ttft_ms = fmean(each.token_times_s[0] - each.sent_s for each in answered) * MS_PER_S
-    late_ms = fmean(each.sent_s - each.due_s for each in answered) * MS_PER_S
+    queue_ms, stated_ms, server_ms, source = found
+    prefill_ms = server_ms - queue_ms if stated_ms is None else stated_ms
+    known = source == "metrics" and stated_ms is not None
+    late_s = (columns.sent_s - columns.due_s)[rows] if run.spec.load.is_open else np.zeros(1)
     return TtftSplit(
-        client_ms=late_ms if run.spec.load.is_open else 0.0,
-        network_ms=ttft_ms - server_ms,
+        client_ms=float(late_s.mean()) * MS_PER_S,
+        network_ms=float(ttft_s.mean()) * MS_PER_S - server_ms,
         queue_ms=queue_ms,
-        prefill_ms=stated_ms,
-        other_ms=round(server_ms - queue_ms - stated_ms, 6) + 0.0 if known else None,
+        prefill_ms=prefill_ms,
+        other_ms=round(server_ms - queue_ms - prefill_ms, 6) + 0.0 if known else None,
         bound_ms=run.check.ttft_error_bound_ms,
-        requests=len(answered),
+        requests=ttft_s.size,
         source=source,
     )
 
 
-_Server = tuple[
-    float, float | None, float, str
-]  # queue, prefill, what they are part of, ms; source
-
-
-def _of_answers(answered: Sequence[RequestRecord]) -> _Server | None:
-    stages = [
-        (exchange.queue_s, exchange.prefill_s)
-        for each in answered
-        if (exchange := each.exchange).queue_s is not None and exchange.prefill_s is not None
-    ]
-    if len(stages) < len(answered):
-        return None
-    queue_ms, prefill_ms = (fmean(each) * MS_PER_S for each in zip(*stages, strict=True))
-    return queue_ms, prefill_ms, queue_ms + prefill_ms, "answers"
+def _of_answers(run: LevelRun, rows: list[int]) -> _Server | None:
+    exchanges = [run.records[row].exchange for row in rows]
+    stages_s = np.array([(each.queue_s, each.prefill_s) for each in exchanges], dtype=float)
+    queue_ms, prefill_ms = (stages_s.mean(axis=0) * MS_PER_S).tolist()
+    whole_ms = queue_ms + prefill_ms  # not a number where an answer states none
+    return (queue_ms, prefill_ms, whole_ms, "answers") if whole_ms >= 0 else None
 
 
 def _of_metrics(server: ServerMetrics | None, answers: int) -> _Server | None:
