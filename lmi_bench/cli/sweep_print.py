@@ -174,9 +174,7 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
     axis = sweep_curve(levels).axis
     print_table(
-        "Knee by rule (* recommended)",
-        knee_rows(axis, knees),
-        left=("rule", "what binds", "why"),
+        "Knee by rule (* recommended)", knee_rows(axis, knees), left=("rule", "what binds", "why")
     )
     print_table(
         "Conversations",

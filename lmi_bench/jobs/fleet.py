@@ -33,12 +33,7 @@ from lmi_bench.analysis.fleet.day import (
 from lmi_bench.analysis.fleet.day import plan_day as plan
 from lmi_bench.analysis.fleet.money import best_commitment, cost_of_hours
 from lmi_bench.analysis.fleet.presets import Preset, presets
-from lmi_bench.analysis.fleet.start_up import (
-    DOUBT,
-    StartUp,
-    estimated_start_up,
-    parse_start_up,
-)
+from lmi_bench.analysis.fleet.start_up import DOUBT, StartUp, estimated_start_up, parse_start_up
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.profiles import EngineProfile

@@ -11,12 +11,7 @@ from lmi_bench.analysis.fleet.money import parse_availability
 from lmi_bench.analysis.fleet.ranking import frontier
 from lmi_bench.analysis.fleet.recommender import recommend as rank
 from lmi_bench.analysis.fleet.request import LONE_REQUEST, Objective, RecommendRequest, Routing
-from lmi_bench.analysis.fleet.vary import (
-    AnswerChange,
-    parse_range,
-    sensitivity,
-    vary_rate,
-)
+from lmi_bench.analysis.fleet.vary import AnswerChange, parse_range, sensitivity, vary_rate
 from lmi_bench.analysis.level.layouts import Rejection, Workload
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
 from lmi_bench.analysis.model.checkpoint_dtype import narrow_dtype

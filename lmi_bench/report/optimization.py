@@ -151,11 +151,7 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
         field("KV tokens", lambda each: count(each.memory.kv_tokens_in_baseline_memory), "Memory"),
         *(speed(f"tok/s at {load}", load, "throughput_tokens_per_s") for load in loads),
         speed(f"ms/token at {first}", first, "latency_ms_per_token_mean"),
-        field(
-            "tok/s against the baseline",
-            lambda each: _ratio(each) or missing(each),
-            "Speed",
-        ),
+        field("tok/s against the baseline", lambda each: _ratio(each) or missing(each), "Speed"),
         field(
             "USD/1M out",
             lambda each: _EMULATED if each.emulated else usd(each.usd_per_1m_output),

@@ -117,11 +117,7 @@ class Uncertainty:
 
     @classmethod
     def of(
-        cls,
-        profile: EngineProfile | Fit,
-        cell: MeasuredLevel,
-        *,
-        spread: bool = False,
+        cls, profile: EngineProfile | Fit, cell: MeasuredLevel, *, spread: bool = False
     ) -> Uncertainty:
         """The uncertainty of a profile's or a fit's figures at a cell: model, machine and load.
 

@@ -16,11 +16,7 @@ from typing import Any
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Rejection, Workload, split_layouts
-from lmi_bench.analysis.model.memory import (
-    kv_bytes_per_sequence,
-    min_devices,
-    weight_bytes,
-)
+from lmi_bench.analysis.model.memory import kv_bytes_per_sequence, min_devices, weight_bytes
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
 from lmi_bench.analysis.model.step_costs import compute_dtype

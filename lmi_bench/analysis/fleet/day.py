@@ -231,11 +231,7 @@ class DayPlan:
 
 
 def plan_day(
-    curve: LoadCurve,
-    start_up: StartUp,
-    *,
-    capacity_per_s: float,
-    least_slo_share: float = 0.99,
+    curve: LoadCurve, start_up: StartUp, *, capacity_per_s: float, least_slo_share: float = 0.99
 ) -> DayPlan:
     """Whether to scale over the day or to keep the peak's machines all day.
 

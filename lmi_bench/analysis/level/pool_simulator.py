@@ -104,11 +104,7 @@ class _TwoPools(LevelRunner):
         self._transfer_s = transfer_s
         self._moving: list[tuple[float, int, SentRequest]] = []
         super().__init__(
-            spec,
-            requests,
-            [*self._prefill, *self._decode],
-            self._routers[0],
-            overhead_s=overhead_s,
+            spec, requests, [*self._prefill, *self._decode], self._routers[0], overhead_s=overhead_s
         )
 
     def _next_coming_s(self) -> float:

@@ -65,13 +65,7 @@ def simulate_level(
         step_time = step_time.real_steps
     engine = SimulatedEngine(scheduler_config, step_time, speculation)
     engines = [Replica(engine, number) for number in numbers]
-    level = LevelRunner(
-        spec,
-        requests,
-        engines,
-        router or RoundRobin(),
-        overhead_s=overhead_s,
-    )
+    level = LevelRunner(spec, requests, engines, router or RoundRobin(), overhead_s=overhead_s)
     level.run(starts_s(spec, requests, seed, spacing_s))
     return level.result()
 

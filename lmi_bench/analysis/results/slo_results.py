@@ -121,10 +121,7 @@ def request_values_ms(
 
 
 def level_slo(
-    line: Level,
-    records: Sequence[RequestRecord],
-    slo: Slo,
-    failures: FailureRule = "exclude",
+    line: Level, records: Sequence[RequestRecord], slo: Slo, failures: FailureRule = "exclude"
 ) -> SloResult:
     """Whether a level meets an SLO by its requests, or by its line where there are none."""
     if not records:

@@ -102,8 +102,7 @@ def bracket(trials: Sequence[Trial]) -> Bracket:
     from scipy.optimize import isotonic_regression  # 0.2 s to load
 
     pooled = isotonic_regression(
-        [one.log_ratio for one in trials],
-        weights=[1 / max(one.noise, 1e-6) ** 2 for one in trials],
+        [one.log_ratio for one in trials], weights=[1 / max(one.noise, 1e-6) ** 2 for one in trials]
     )
     passing = int(np.searchsorted(pooled.x, 0.0, side="right"))
     low = trials[passing - 1] if passing else None

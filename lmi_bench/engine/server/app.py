@@ -21,11 +21,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
-from lmi_bench.engine.server.failures import (
-    RefusedError,
-    failure_middleware,
-    without_expectations,
-)
+from lmi_bench.engine.server.failures import RefusedError, failure_middleware, without_expectations
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
 from lmi_bench.engine.server.metrics import add_metrics

@@ -18,10 +18,7 @@ from lmi_bench.engine.server.openai_request import ChatCall, CompletionCall, Mes
 from lmi_bench.engine.server.state import ServerState
 
 _DONE = b"data: [DONE]\n\n"
-_STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-}
+_STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
 class OpenAiReply(ABC):

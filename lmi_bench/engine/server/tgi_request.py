@@ -110,10 +110,7 @@ def check_values(body: TgiBody, limits: TgiLimits) -> None:
         (several and not sampled, "you must use sampling when `best_of` is > 1"),
         (_not_above_0(asked.temperature), f"`temperature` {above_0}"),
         (_not_above_0(asked.repetition_penalty), f"`repetition_penalty` {above_0}"),
-        (
-            not -2 <= asked.frequency_penalty <= 2,
-            "`frequency_penalty` must be >= -2.0 and <= 2.0",
-        ),
+        (not -2 <= asked.frequency_penalty <= 2, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
         (_not_a_share(asked.top_p), f"`top_p` {share}"),
         (_not_a_share(asked.typical_p), f"`typical_p` {share}"),
         (_not_above_0(asked.top_k), f"`top_k` {above_0}"),

@@ -9,14 +9,7 @@ from typing import Any, Final
 
 from lmi_bench.core.level import Level, Sessions, Spread
 from lmi_bench.core.units import MS_PER_S
-from lmi_bench.report.formats import (
-    MISSING,
-    count,
-    metric_title,
-    number,
-    share,
-    statistic_cell,
-)
+from lmi_bench.report.formats import MISSING, count, metric_title, number, share, statistic_cell
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.tables.levels import (
     COLUMNS,
@@ -52,9 +45,7 @@ def search_table(axis: str, lines: Lines) -> Table | None:
             numeric=False,
         ),
         field(
-            "SLOs",
-            lambda line: _MET if value_at(line, "search.passed") else _MISSED,
-            numeric=False,
+            "SLOs", lambda line: _MET if value_at(line, "search.passed") else _MISSED, numeric=False
         ),
     ]
     note = "A level is cut short as soon as no further answer can save it."

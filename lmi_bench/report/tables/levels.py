@@ -77,11 +77,7 @@ def value_at(value: Any, dotted: str) -> Any:
 
 
 def key_field(
-    key: str,
-    title: str,
-    group: str = "",
-    text: Callable[[Any], str] = number,
-    console: str = "",
+    key: str, title: str, group: str = "", text: Callable[[Any], str] = number, console: str = ""
 ) -> Field[Level]:
     """A number of the level by its dotted name."""
 
@@ -362,11 +358,7 @@ def slo_fields(
 
 
 def slo_table(
-    axis: str,
-    lines: Lines,
-    records: Records,
-    texts: Sequence[str],
-    limits: Sequence[str] = (),
+    axis: str, lines: Lines, records: Records, texts: Sequence[str], limits: Sequence[str] = ()
 ) -> Table | None:
     """The SLOs and limits of a run, level by level; None without any."""
     slos, goods = readable_slos(texts), readable_slos(limits)

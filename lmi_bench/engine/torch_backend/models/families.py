@@ -18,14 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.layers import (
-    ExpertMlp,
-    GatedMlp,
-    GeluMlp,
-    Linear,
-    Mlp,
-    RmsNorm,
-)
+from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Linear, Mlp, RmsNorm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
 from lmi_bench.engine.torch_backend.rotary import Rotary
