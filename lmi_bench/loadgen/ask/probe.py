@@ -20,6 +20,7 @@ from lmi_bench.wire.format import find_format
 
 GET_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 2**20
+_UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes of a certificate that nothing here vouches for
 TELL_AFTER_S = 2.0  # after this long, print what the program is waiting for
 _RESETS, _RESET_TRIES, _RESET_PAUSE_S = ("/reset_prefix_cache", "/flush_cache"), 4, 0.05
 OVERRUN_LINES, OVERRUN_S = 100, 10.0
@@ -197,6 +198,8 @@ class Probe:
                 hint = ": the port does not speak TLS; write http:// instead of https://"
             elif isinstance(exc, ssl.SSLCertVerificationError):
                 hint = f": {exc.verify_message}"
+                if exc.verify_code in _UNKNOWN_ISSUER:
+                    hint += "; SSL_CERT_FILE=FILE trusts the certificates in a PEM file"
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
             raise InputError(

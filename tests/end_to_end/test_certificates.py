@@ -1,0 +1,126 @@
+"""An endpoint over TLS: a bad certificate is one line, with nothing sent; a good one is used."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.end_to_end.commands import lmi_bench
+from tests.loadgen.aws.runtime_server import runtime_server
+
+
+def certificate(folder, *, host="localhost", days=1):
+    """A PEM file of a key and a self-signed certificate that ends so many days from now."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=10))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@contextmanager
+def over_tls(url, pem):
+    """An https address on this machine that passes all bytes on to a plain one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    to = urlsplit(url)
+    started, where = threading.Event(), []
+
+    async def pump(reader, writer):
+        try:
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def passed_on(reader, writer):
+        behind = await asyncio.open_connection(to.hostname, to.port)
+        await asyncio.gather(pump(reader, behind[1]), pump(behind[0], writer))
+
+    async def main():
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)  # refused handshakes are what is tested
+        server = await asyncio.start_server(passed_on, "127.0.0.1", 0, ssl=context)
+        where.extend((server.sockets[0].getsockname()[1], loop, stop))
+        started.set()
+        await stop.wait()
+        server.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert started.wait(60)
+    port, loop, stop = where
+    try:
+        yield f"https://localhost:{port}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
+
+
+def sweep(url, out, **more):
+    load = ("--isl", "8", "--osl", "4", "--concurrency", "1", "--requests-per-user", "3")
+    return lmi_bench("sweep", url, *load, "--out", out, **more)
+
+
+@pytest.mark.parametrize(
+    ("made", "is_trusted", "says"),
+    [
+        ({}, False, "self-signed certificate; SSL_CERT_FILE=FILE trusts"),
+        ({"days": -1}, True, "certificate has expired"),
+        ({"host": "example.org"}, True, "certificate is not valid for 'localhost'"),
+    ],
+    ids=["self-signed", "expired", "of another host"],
+)
+def test_a_bad_certificate_is_one_line(tmp_path, monkeypatch, made, is_trusted, says):
+    pem = certificate(tmp_path, **made)
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    with over_tls("http://127.0.0.1:9", pem) as url:
+        done = sweep(url, tmp_path / "run", expect=2)
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert line.startswith(f"error: TLS with {url.removeprefix('https://')} failed")
+    assert says in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_private_authority_is_trusted_by_its_file(tmp_path, monkeypatch):
+    pem = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    with runtime_server(signed=False) as plain, over_tls(plain, pem) as url:
+        done = sweep(url, tmp_path / "run")
+    assert "concurrency 1" in done.stderr
+    assert "Traceback" not in done.stderr
