@@ -47,13 +47,16 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.host import host_facts
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun
+from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.workload import LevelSpec
+from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.http.native_harvest import Receive, choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget, Timestamps
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
+from lmi_bench.loadgen.run.channel import Job
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
-from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -308,11 +311,25 @@ def measure(port: int, row: Row, rounds: int, options: argparse.Namespace) -> Re
         native=choose_receive(row.receive).library,
     )
     prompts = SyntheticPrompts([Lengths(64, options.tokens)], common_words, seed=1)
+    scenario = parse_scenario(
+        {
+            "target": f"http://127.0.0.1:{port}",
+            "protocol": "openai-chat",
+            "model": "truth-model",
+            "seed": 1,
+            "workload": {"input_tokens": 64, "output_tokens": options.tokens},
+            "client": {"timestamps": row.timestamps or options.timestamps, "receive": row.receive},
+        }
+    )
 
     async def main() -> None:
-        job = WorkerJob(open_target, prompts)
-        with open(os.devnull, "w") as nowhere, drawn_progress(nowhere) as on_progress:
-            async with open_target() as target, WorkerPool(job, row.workers) as workers:
+        job = Job(scenario.canonical(), {"tokenizer": None, "format": {}}, sample_of(prompts))
+        with (
+            open(os.devnull, "w") as nowhere,
+            drawn_progress(nowhere) as on_progress,
+            contextlib.closing(WorkerPool(job, row.workers)) as pool,
+        ):
+            async with open_target() as target:
                 await run_sweep(
                     [
                         LevelSpec(
@@ -326,7 +343,7 @@ def measure(port: int, row: Row, rounds: int, options: argparse.Namespace) -> Re
                     on_level=lambda run, _: runs.append(run),
                     on_progress=on_progress,
                     spacing_s=SPACING_S,
-                    workers=workers,
+                    workers=pool,
                 )
 
     call(port, "/truth/reset", "POST")

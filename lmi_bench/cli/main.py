@@ -34,6 +34,7 @@ _OTHER_NAMES = {"import_results": "import", "compile_steps": "compile"}  # Pytho
 for _command in _COMMANDS:
     _name = _command.__name__
     app.command(_OTHER_NAMES.get(_name, _name.replace("_", "-")), cls=Command)(_command)
+app.command(hidden=True)(sweep.worker)
 for _group in (setup.catalog, setup.explain, results.workload, deploy, bundled.profile):
     app.add_typer(_group)
     for _info in _group.registered_commands:

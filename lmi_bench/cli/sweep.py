@@ -6,14 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import run_job, show_result, terminal
+from lmi_bench.cli.console import note, run_job, show_result, terminal
 from lmi_bench.core import errors
-from lmi_bench.jobs.settings.sweep import SweepSettings
+from lmi_bench.core.option import Option
+from lmi_bench.jobs.settings.sweep import API_KEY, HEADER, SweepSettings
 
 if TYPE_CHECKING:
     from lmi_bench.jobs.matrix import MatrixResult
@@ -41,6 +42,18 @@ def sweep(settings: SweepSettings) -> None:
         raise typer.Exit(errors.EXIT_SLO_MISSED)
     if outcome.slo_outcome == "not measured":
         raise typer.Exit(errors.EXIT_BAD_INPUT)
+
+
+@spread_options
+def worker(
+    connect: Annotated[str | None, Option("Address of a sweep whose --hosts has join.")] = None,
+    api_key: Annotated[str | None, API_KEY] = None,
+    header: Annotated[tuple[str, ...], HEADER] = (),
+) -> None:
+    """Send a share of a sweep's levels; `sweep --hosts` starts it, or it dials in."""
+    from lmi_bench.jobs.worker import work
+
+    work(connect, api_key, header, note)
 
 
 def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult":

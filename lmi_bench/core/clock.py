@@ -7,10 +7,12 @@ would wait for ever raises instead of hanging.
 """
 
 import asyncio
+import contextlib
 import math
 import selectors
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from lmi_bench.core.errors import LmiBenchError
@@ -98,3 +100,15 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in virtual time, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+@contextlib.contextmanager
+def alarm(limit_s: float, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` in a thread of its own if the block takes longer."""
+    timer = threading.Timer(limit_s, act)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.json_value import JsonValue, Slot, key_of, slot_of, slots_by_field
+from lmi_bench.core.json_value import OPTIONAL, JsonValue, Slot, key_of, slot_of, slots_by_field
 from lmi_bench.core.load import Load
 from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
 from lmi_bench.core.workload import LevelSpec
@@ -104,6 +104,8 @@ class GeneratorReport(JsonValue):
     itl_p99_interval_ms  interval that contains the true ITL p99
     asked_load, achieved_load  requests a second, or users in flight while the level was full
     workers              processes that sent
+    clock_error_bound_ms  upper bound on how far the workers' hosts disagree about the time of an
+                         event; None: all workers have one clock
     valid                False if the offered load was missed; `reason`: the cause and what to do
     """
 
@@ -133,6 +135,7 @@ class GeneratorReport(JsonValue):
     itl_error_bound_ms: float | None = None
     itl_p50_error_bound_ms: float | None = None
     itl_p99_interval_ms: Sequence[float] | None = None
+    clock_error_bound_ms: float | None = field(default=None, metadata=OPTIONAL)
 
     def p99_bound(self, metric: Literal["ttft", "itl"]) -> tuple[float | None, float | None]:
         """Error bound of the metric's p99: in ms, and as a share of it; None: unknown."""

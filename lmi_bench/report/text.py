@@ -119,6 +119,9 @@ def generator_line(lines: Sequence[Level]) -> str | None:
     )
     readers = ", ".join(sorted({check.receiver for check in checks if check.receiver}))
     receiver = f", {readers} receiver" if readers else ""
+    apart_ms = max((check.clock_error_bound_ms or 0.0 for check in checks), default=0.0)
+    if apart_ms:  # of the hosts; a latency is a difference on one of them and has no such error
+        receiver += f"; the workers' clocks agree within {number(apart_ms)} ms"
     return f"the generator's own error: {', '.join(parts)}; {clocks}{receiver}"
 
 

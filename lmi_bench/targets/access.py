@@ -1,7 +1,8 @@
-"""Credentials for an endpoint: used, but never written to a file."""
+"""What opens an endpoint beside its scenario; credentials are never written to a file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED, redact
@@ -13,10 +14,14 @@ _LONG_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A key, and headers for every request."""
+    """A key, and headers for every request.
+
+    asked  the `Bench.asked` of another process, whose scenario it is: nothing is asked again
+    """
 
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    asked: Mapping[str, Any] | None = None
 
     def all_headers(self, protocol: str = AUTO) -> dict[str, str]:
         """Headers to send in a protocol; those that were stated override its own."""

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +29,8 @@ class Bench:
     salted           True if each run's prompts must differ from those of every other run
     usd_per_hour     price of all instances, if known
     count_instances  counts the instances that answer now
-    open_target      opens a further connection to a remote server, for worker processes
+    asked            what a remote server has answered to the test requests, so that another process
+                     can open it without them (`Access`); None: no other process can
     metrics_url      where a remote server may publish its metrics
     cloudwatch       reads CloudWatch's metrics of an endpoint, for each of the given spans
     before_level     to be called before each level, such as to empty the server's cache
@@ -48,7 +48,7 @@ class Bench:
     salted: bool = True
     usd_per_hour: float | None = None
     count_instances: Callable[[], int | None] | None = None
-    open_target: Callable[[], AbstractAsyncContextManager[Target]] | None = None
+    asked: Mapping[str, Any] | None = None
     metrics_url: str | None = None
     cloudwatch: Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None = None
     before_level: Callable[[], None] | None = None

@@ -44,17 +44,15 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     """A URL; what the scenario leaves open is found by asking the server. Raises InputError if no
     known protocol is answered, or the workload does not fit."""
     headers = access.all_headers(scenario.protocol)
-    scenario, answer, notes = _ask(scenario, headers, listener)
-    probe = Probe(scenario.target, headers, tell=listener.note)
-    found = answer if isinstance(answer, Discovery) else None
-    tokenizers = (scenario.model, found.tokenizer if found else None)
+    if access.asked is None:
+        scenario, asked, found, notes = _ask(scenario, headers, listener)
+    else:
+        asked, found, notes = access.asked, None, ()
+    tokenizers = (scenario.model, asked["tokenizer"])
     tokenizer = _first_tokenizer(tokenizers)
-    wire_format = answer.wire_format or find_format(scenario.protocol, stream=scenario.stream)
-    if scenario.protocol == OpenAiCompletionsFormat.name and tokenizer is not None:
-        token_ids = takes_token_ids(probe, model=scenario.model, stream=scenario.stream)
-        wire_format = OpenAiCompletionsFormat(token_ids=token_ids)
-        if not token_ids:
-            notes += ("the server takes no token ids: prompts are sent as text",)
+    wire_format = find_format(scenario.protocol, stream=scenario.stream)
+    if asked["format"]:
+        wire_format = type(wire_format)(**asked["format"])
     facts: dict[str, Any] = {
         "kind": "http",
         "url": scenario.target,
@@ -86,22 +84,24 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     parts = urllib.parse.urlsplit(scenario.target)
     host = parts.netloc.rpartition("@")[2]
     metrics_url = urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))
-    bench = replace(bench, metrics_url=metrics_url, metrics_headers=headers)
-    if not scenario.client.reset_prefix_cache:
+    bench = replace(bench, metrics_url=metrics_url, metrics_headers=headers, asked=asked)
+    if not scenario.client.reset_prefix_cache or access.asked is not None:
         return bench
+    probe = Probe(scenario.target, headers, tell=listener.note)
     probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
     return replace(bench, before_level=probe.reset_prefix_cache)
 
 
 def _ask(
     scenario: Scenario, headers: Mapping[str, str], listener: Listener
-) -> tuple[Scenario, Accepted, tuple[str, ...]]:
-    """The scenario with the server's protocol, model and control of lengths; its answer; notes. The
-    answer is a Discovery if the protocol or the model was to be found."""
+) -> tuple[Scenario, Mapping[str, Any], Discovery | None, tuple[str, ...]]:
+    """The scenario with the server's protocol, model and control of lengths; `Bench.asked`; what
+    was found if the protocol or the model was to be found; notes."""
     url, protocol, model = scenario.target, scenario.protocol, scenario.model
     asked: dict[str, Any] = {"stream": scenario.stream, "headers": headers, "tell": listener.note}
     overrides: dict[str, Any] = {}
     answer: Accepted
+    found: Discovery | None = None
     if AUTO in (protocol, model):
         answer = found = discover(
             url,
@@ -127,13 +127,24 @@ def _ask(
             **asked,
         )
         notes = answer.notes
+        has_tokenizer = _first_tokenizer((model,)) is not None
     protocol = overrides.get("protocol", protocol)
     for name in scenario.client.adapters or () if protocol not in ("lmi", "tgi") else ():
         accepts(url, protocol=protocol, model=name, **asked)  # a wrong name is reported at once
     if scenario.workload.ignore_eos and not answer.forces_length:
         overrides["workload.ignore_eos"] = False
         notes += (_NOT_FORCED,)
-    return scenario.with_overrides(overrides) if overrides else scenario, answer, notes
+    options: dict[str, Any] = {}
+    if isinstance(answer.wire_format, OpenAiChatFormat):
+        options["length_field"] = answer.wire_format.length_field
+    scenario = scenario.with_overrides(overrides) if overrides else scenario
+    if protocol == OpenAiCompletionsFormat.name and has_tokenizer:
+        probe = Probe(url, headers, tell=listener.note)
+        options["token_ids"] = takes_token_ids(probe, model=scenario.model, stream=scenario.stream)
+        if not options["token_ids"]:
+            notes += ("the server takes no token ids: prompts are sent as text",)
+    tokenizer = found.tokenizer if found else None
+    return scenario, {"tokenizer": tokenizer, "format": options}, found, notes
 
 
 def fitted_lengths(scenario: Scenario, max_model_len: int | None, *, exact: bool) -> dict[str, int]:
@@ -201,21 +212,17 @@ def endpoint_bench(
             f"no tokenizer of {scenario.model} on this machine: prompts are words, about one token "
             "each; the server's own counts are recorded if it states them",
         )
-    plain = functools.partial(
-        open_target,
-        model=scenario.model,
-        stream=scenario.stream,
-        native=receive.library,
-        seed=scenario.seed,
-        **client.model_dump(exclude={"receive", "retries", "reset_prefix_cache"}),
-    )
-    opened: Callable[[], HttpTarget | RetryingTarget] = plain
-    if client.retries is not None:
-        opened = functools.partial(_retrying, plain)  # not a lambda, which cannot be pickled
 
     async def run_in(main: Main) -> Any:
-        async with opened() as target:
-            return await main(target)
+        target = open_target(
+            model=scenario.model,
+            stream=scenario.stream,
+            native=receive.library,
+            seed=scenario.seed,
+            **client.model_dump(exclude={"receive", "retries", "reset_prefix_cache"}),
+        )
+        async with target if client.retries is None else RetryingTarget(target) as sender:
+            return await main(sender)
 
     return Bench(
         scenario=scenario,
@@ -228,13 +235,8 @@ def endpoint_bench(
         secrets=secrets,
         spacing_s=SPACING_S,
         salted=not scenario.workload.reuse_prompts,
-        open_target=opened,
     )
 
 
 def _first_tokenizer(names: Sequence[str | None]) -> Tokenizer | None:
     return next((t for name in names if name and (t := find_tokenizer(name))), None)
-
-
-def _retrying(open_target: Callable[[], HttpTarget]) -> RetryingTarget:
-    return RetryingTarget(open_target())

@@ -2,11 +2,10 @@
 
 import os
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
+from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import EXIT_FAILED, InputError
 
 SPIN_COUNT: Final = "3000"
@@ -22,16 +21,14 @@ def wait_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-@contextmanager
-def loading_deadline(model: str, limit_s: float | None) -> Iterator[None]:
+def loading_deadline(model: str, limit_s: float | None) -> AbstractContextManager[None]:
     """End the process with one line if the block takes longer than `limit_s`.
 
     The process exits at once because the threads that read weights cannot be interrupted. Rank
     processes end with it, since their pipes close.
     """
     if limit_s is None:
-        yield
-        return
+        return nullcontext()
     if limit_s <= 0:
         raise InputError(f"model_loading_timeout must be above 0 seconds, got {limit_s:g}")
 
@@ -41,10 +38,4 @@ def loading_deadline(model: str, limit_s: float | None) -> Iterator[None]:
         sys.stderr.flush()
         os._exit(EXIT_FAILED)
 
-    timer = threading.Timer(limit_s, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return alarm(limit_s, give_up)

@@ -30,7 +30,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         settings.custom_attributes,
     )
     aws = open_aws_access(settings.endpoint_url)
-    found = _facts(aws, invocation)
+    found = EndpointFacts({}, **access.asked) if access.asked else _facts(aws, invocation)
     if found.component is not None:
         invocation = replace(invocation, inference_component=found.component)
     protocol = found.protocol if scenario.protocol == AUTO else scenario.protocol
@@ -67,6 +67,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         usd_per_hour=found.price_usd_per_hour,
         count_instances=found.count_instances,
         cloudwatch=_cloudwatch(aws, invocation, found),
+        asked={"component": found.component},
     )
 
 

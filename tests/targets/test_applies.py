@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import pytest
@@ -13,8 +12,9 @@ from lmi_bench.core.option import settings_of
 from lmi_bench.core.scenario import ClientSection, EngineSection, SageMakerSection, parse_scenario
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.jobs.settings.sweep import SweepSettings
+from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.targets import bundled
-from lmi_bench.targets.access import NO_ACCESS
+from lmi_bench.targets.access import NO_ACCESS, Access
 from lmi_bench.targets.applies import (
     Kind,
     idle_beside_engine,
@@ -240,15 +240,31 @@ def test_a_setting_of_connections_changes_what_is_sent(name, monkeypatch, tmp_pa
     assert usual != changed
 
 
+def test_another_process_opens_the_same_server_without_asking_it():
+    """From the scenario and the answers that this one has; the server may be away meanwhile."""
+    with runtime_server(signed=False) as url:
+        bench = open_bench(parse_scenario({"target": url}), NO_ACCESS)
+    again = open_bench(parse_scenario(bench.scenario.canonical()), Access(asked=bench.asked))
+    assert sent_by(again) == sent_by(bench)
+    older = {"tokenizer": None, "format": {"length_field": "max_tokens"}}
+    chat = bench.scenario.with_overrides({"protocol": "openai-chat"})
+    assert "max_tokens" in str(sent_by(open_bench(chat, Access(asked=older))))
+
+
 def sent_by(bench):
     """What a bench's own connection is made with."""
-    made = bench.open_target
-    found = []
-    while isinstance(made, functools.partial):
-        kept = {key: value for key, value in made.keywords.items() if key != "count_tokens"}
-        found += [made.func.__name__, flat(kept), flat(made.args[1:])]
-        made = made.args[0] if made.args and callable(made.args[0]) else None
-    return found
+    made = []
+
+    def record(target, *args, _init=HttpTarget.__init__, **keywords):
+        _init(target, *args, **keywords)
+        made.extend([flat(args[1:]), flat(keywords | {"count_tokens": None})])
+
+    async def kind(target):
+        return type(target).__name__
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HttpTarget, "__init__", record)
+        return [bench.run(kind), *made]
 
 
 def test_options_are_named_as_the_command_line_has_them():

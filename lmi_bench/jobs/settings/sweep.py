@@ -89,6 +89,8 @@ class ClientSettings:
     """The load generator: how it sends, takes its times, and watches the server.
 
     workers  Number of sending processes, or auto: more when a core is busy.
+    hosts    Hosts that send, with commas: local, USER@HOST (ssh) or join (dials in); NAME*4 for 4.
+    listen   Address for hosts that join.
     metrics_url  Metrics page of a replica; repeatable.
     cloudwatch_wait  Maximum wait in seconds for CloudWatch after a SageMaker sweep.
     """
@@ -97,6 +99,8 @@ class ClientSettings:
     COMMON: ClassVar = ()  # all are under --help-all
 
     workers: str = option(value="auto")
+    hosts: str | None = option(default="this one")
+    listen: str = option(value="127.0.0.1:7711")
     sending: Stated = Stated(
         ClientFields,
         (
@@ -140,7 +144,7 @@ class SweepSettings:
 
     def beside_scenario(self) -> list[str]:
         """Names of the stated settings that a scenario cannot hold."""
-        beside = ("header", "workers", "cloudwatch_wait", "step_trace")
+        beside = ("header", "workers", "hosts", "cloudwatch_wait", "step_trace")
         found = [each.name for each in stated(self) if each.name in beside]
         return [name for name in found if name != "workers" or self.client.workers != "1"]
 

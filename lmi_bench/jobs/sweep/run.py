@@ -18,7 +18,7 @@ from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
+from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts, read_manifest
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import MANIFEST, RunStore, is_unstarted, load_run
 from lmi_bench.core.scenario import (
@@ -44,6 +44,8 @@ from lmi_bench.jobs.sweep.limits import (
     read_share,
 )
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
+from lmi_bench.loadgen.prompts.prompts import Prompts
+from lmi_bench.loadgen.run.hosts import parse_address, parse_hosts
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
@@ -54,6 +56,7 @@ from lmi_bench.targets.open import open_bench
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace
+    from lmi_bench.loadgen.run.worker_pool import WorkerPool
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?")  # an address without its http://
 
 
@@ -108,7 +111,12 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         slo=SloOptions(
             tuple(parse_goodput(goodput)) if goodput else (), read_failures(limits.failures)
         ),
-        client=watch.Client(read_workers(client.workers), client.metrics_url),
+        client=watch.Client(
+            read_workers(client.workers),
+            client.metrics_url,
+            () if client.hosts is None else parse_hosts(client.hosts),
+            parse_address(client.listen, "--listen"),
+        ),
         trace=settings.run.step_trace,
         cloudwatch_wait_s=watch.DEFAULT_WAIT_S if wait_s is None else wait_s,
         max_time=limits.max_time,
@@ -185,7 +193,9 @@ def _measure(
 ) -> SweepResult:
     """Run the levels and save their results in the folder."""
     budget, scenario = options.budget, bench.scenario
-    bench.prompts("")  # reads the data set before the folder is made
+    kept = read_manifest(folder / MANIFEST) if resume and (folder / MANIFEST).exists() else None
+    salt = bench.new_salt() if kept is None else kept.salt or ""
+    prompts = bench.prompts(salt)  # reads the data set before the folder is made
     time_box = TimeBox(_max_time_s(scenario, options.max_time), note=listener.note)
     rule = level_rule(scenario, time_box)
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
@@ -200,16 +210,12 @@ def _measure(
     )
     server = watch.open_server_watch(bench, options.client)
     limits = [str(limit) for limit in options.slo.limits]
-    with _open_store(folder, bench, limits, listener, resume=resume) as store:
+    with (
+        watch.open_pool(bench, options.access, salt, prompts, options.client, listener) as pool,
+        _open_store(folder, bench, limits, salt, listener, resume=resume) as store,
+    ):
         on_folder(folder)
-        for line in (f"target: {bench.title}", *bench.notes):
-            listener.note(line)
-        if time_box.max_s is not None:
-            limit = clock_text(time_box.max_s)
-            picked = f"levels are picked for {limit} at most (--max-time)"
-            listed = f"levels that would end after {limit} are left out"
-            listener.note(picked if rule.total is None else listed)
-        _run_levels(bench, store, rule, spend, options.client, server, time_box, listener)
+        _run_levels(bench, prompts, store, rule, spend, pool, server, time_box, listener)
         # once, and from the files: a resumed run has levels that this process never saw, and a
         # later report computes from the same rounded times
         run = load_run(folder)
@@ -256,14 +262,14 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
 
 
 def _open_store(
-    folder: Path, bench: Bench, limits: list[str], listener: Listener, *, resume: bool
+    folder: Path, bench: Bench, limits: list[str], salt: str, listener: Listener, *, resume: bool
 ) -> RunStore:
     manifest = Manifest(
         scenario=RunScenario.from_json(bench.scenario.canonical()),
         scenario_hash=bench.scenario.hash(),
         target=TargetFacts.from_json(bench.facts),
         commands=[["lmi-bench", *sys.argv[1:]]],
-        salt=bench.new_salt(),
+        salt=salt,
         goodput=limits,
     )
     if resume and (folder / MANIFEST).exists():
@@ -282,18 +288,24 @@ def _open_store(
 
 def _run_levels(
     bench: Bench,
+    prompts: Prompts,
     store: RunStore,
     rule: LevelRule,
     spend: Spend,
-    client: watch.Client,
+    pool: WorkerPool | None,
     server: ServerWatch | None,
     time_box: TimeBox,
     listener: Listener,
 ) -> None:
     scenario = bench.scenario
-    prompts = bench.prompts(store.manifest.salt or "")
-    pool = watch.open_pool(bench, prompts, client)
     on_progress, on_level = _heard(listener, rule, time_box)
+    for line in (f"target: {bench.title}", *bench.notes):
+        listener.note(line)
+    if time_box.max_s is not None:
+        limit = clock_text(time_box.max_s)
+        picked = f"levels are picked for {limit} at most (--max-time)"
+        listed = f"levels that would end after {limit} are left out"
+        listener.note(picked if rule.total is None else listed)
 
     async def send_levels(target: Target) -> None:
         await run_sweep(
@@ -313,11 +325,7 @@ def _run_levels(
             before_level=bench.before_level,
         )
 
-    try:
-        bench.run(send_levels)
-    finally:
-        if pool is not None:
-            pool.close()
+    bench.run(send_levels)
 
 
 def _heard(

@@ -2,20 +2,26 @@
 
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
+from lmi_bench.core.redaction import redact
 from lmi_bench.core.server_metrics import CloudWatch
+from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.aws.cloudwatch import level_spans
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.worker_pool import WorkerJob, WorkerPool
+from lmi_bench.loadgen.run.channel import Job
+from lmi_bench.loadgen.run.hosts import JOIN, Host
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
 from lmi_bench.loadgen.watch.host_cpu import HostCpu
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
+from lmi_bench.targets.access import Access
 from lmi_bench.targets.bench import Bench
 
 DEFAULT_WAIT_S = 120.0  # CloudWatch has the values of a minute one to two minutes later
@@ -25,32 +31,49 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The number of sending processes, and the metrics pages to read.
+    """The sending processes, and the metrics pages to read.
 
-    workers       auto: as many as the levels need
+    workers       number of processes here; auto: as many as the levels need
+    hosts         where processes send instead; listen: address for those that dial in
     metrics_urls  of the server's replicas; empty: the target's own /metrics, if it has one
     """
 
     workers: int | Literal["auto"] = "auto"
     metrics_urls: tuple[str, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    listen: tuple[str, int] = ("127.0.0.1", 0)
 
 
 AUTO_CLIENT = Client()
 
 
-def open_pool(bench: Bench, prompts: Prompts, client: Client) -> WorkerPool | None:
-    """The worker processes; None if this process sends alone.
+@contextmanager
+def open_pool(
+    bench: Bench, access: Access, salt: str, prompts: Prompts, client: Client, listener: Listener
+) -> Iterator[WorkerPool | None]:
+    """The worker processes, those on other hosts at work; None if this process sends alone.
 
-    Raises InputError if several are stated and the target cannot be given to other processes.
+    salt  of the prompts
+    Raises InputError that names the host that cannot be used.
     """
-    if client.workers == 1 or bench.open_target is None:
-        return None
-    try:
-        return WorkerPool(WorkerJob(bench.open_target, prompts), client.workers)
-    except InputError:
-        if client.workers == "auto":
-            return None
-        raise
+    if (client.workers == 1 and not client.hosts) or bench.asked is None:
+        yield None
+        return
+    scenario = bench.scenario.canonical()
+    if JOIN in client.hosts and redact(scenario) != scenario:
+        raise InputError(
+            "--hosts join: the scenario holds a secret, such as a password in the address, which "
+            "is not sent over the network: set LMI_BENCH_API_KEY or --header, on both sides"
+        )
+    headers = bench.metrics_headers or access.headers  # of a URL with the key; others take none
+    job = Job(scenario, bench.asked, sample_of(prompts), salt, headers)
+    with closing(
+        WorkerPool(job, client.workers, hosts=client.hosts, listen=client.listen, listener=listener)
+    ) as pool:
+        if client.hosts:
+            listener.note("workers: " + ", ".join(host.name for host in client.hosts))
+            pool.open()
+        yield pool
 
 
 def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
@@ -59,15 +82,15 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     Raises InputError for an option that does not fit the target.
     """
     load = bench.scenario.load
-    if client.workers not in (1, "auto") and (
+    several = "--hosts" if client.hosts else f"--workers {client.workers}"
+    if (client.hosts or client.workers not in (1, "auto")) and (
         load.max_sessions is not None
         or load.max_in_flight is not None
         or isinstance(bench.scenario.client.connections, int)
     ):
-        raise InputError(
-            f"--workers {client.workers}: a cap on requests needs a single process; leave "
-            "--workers out"
-        )
+        raise InputError(f"{several}: a cap on requests needs a single process; leave it out")
+    if client.hosts and client.workers != "auto":
+        raise InputError("--hosts and --workers: write local*4 among the hosts for four here")
     urls = client.metrics_urls
     headers: dict[str, str] = {}
     for url in urls:

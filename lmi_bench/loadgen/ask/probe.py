@@ -3,15 +3,16 @@
 import contextlib
 import http.client
 import ssl
-import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
@@ -142,17 +143,10 @@ class Probe:
                 f"{self.url} broke off the answer to POST {path}: {exc!r}"
             ) from exc
 
-    @contextlib.contextmanager
-    def _announced(self, what: str, limit_s: float) -> Iterator[None]:
+    def _announced(self, what: str, limit_s: float) -> AbstractContextManager[None]:
         """Announce the wait if the block takes long."""
         text = f"waiting for {self.authority} to answer {what}, {limit_s:g} s at most"
-        timer = threading.Timer(TELL_AFTER_S, self._tell, (text,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+        return alarm(TELL_AFTER_S, lambda: self._tell(text))
 
     def _root(self) -> str:
         """The path prefix before the API's own paths, such as `/openai` in `/openai/v1`."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +37,6 @@ class AwsAccess:
     is_aws: bool
     credentials: Any = field(repr=False)
     session: Any = field(repr=False)
-
-    def __reduce__(self) -> "tuple[Callable[[str], AwsAccess], tuple[str]]":
-        """Another process resolves the chain itself: no key is sent, and credentials refresh."""
-        return open_aws_access, (self.runtime_url,)
 
     def client(self, service: str) -> Any:
         """botocore's client of another service, with short time-outs. AWS_ENDPOINT_URL_<SERVICE>

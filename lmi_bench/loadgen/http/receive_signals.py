@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 
-def _floats() -> array[float]:
-    return array("d")
+def _floats(*parts: Iterable[float]) -> MutableSequence[float]:
+    return array("d", chain(*parts))
+
+
+def _counts(*parts: Iterable[int]) -> MutableSequence[int]:
+    return array("q", chain(*parts))
 
 
 @dataclass(slots=True)
@@ -35,16 +40,16 @@ class ReceiveSignals:
 
     timestamps: str = "loop"
     receiver: str = ""
-    delays_s: array[float] = field(default_factory=_floats)
-    times_s: array[float] = field(default_factory=_floats)
-    late_s: array[float] = field(default_factory=_floats)
-    events: array[int] = field(default_factory=lambda: array("q"))
+    delays_s: MutableSequence[float] = field(default_factory=_floats)
+    times_s: MutableSequence[float] = field(default_factory=_floats)
+    late_s: MutableSequence[float] = field(default_factory=_floats)
+    events: MutableSequence[int] = field(default_factory=_counts)
     merged: int = 0
     without_stamp: int = 0
     clock_steps: int = 0
     counted_by: Counter[str] = field(default_factory=Counter)
-    connect_s: array[float] = field(default_factory=_floats)
-    tls_s: array[float] = field(default_factory=_floats)
+    connect_s: MutableSequence[float] = field(default_factory=_floats)
+    tls_s: MutableSequence[float] = field(default_factory=_floats)
 
     @property
     def tokens(self) -> int:
@@ -62,14 +67,14 @@ class ReceiveSignals:
         return ReceiveSignals(
             timestamps=self.timestamps if self.timestamps == other.timestamps else "mixed",
             receiver=self.receiver if self.receiver == other.receiver else "mixed",
-            delays_s=self.delays_s + other.delays_s,
-            times_s=self.times_s + other.times_s,
-            late_s=self.late_s + other.late_s,
-            events=self.events + other.events,
+            delays_s=_floats(self.delays_s, other.delays_s),
+            times_s=_floats(self.times_s, other.times_s),
+            late_s=_floats(self.late_s, other.late_s),
+            events=_counts(self.events, other.events),
             merged=self.merged + other.merged,
             without_stamp=self.without_stamp + other.without_stamp,
             clock_steps=max(self.clock_steps, other.clock_steps),
             counted_by=self.counted_by + other.counted_by,
-            connect_s=self.connect_s + other.connect_s,
-            tls_s=self.tls_s + other.tls_s,
+            connect_s=_floats(self.connect_s, other.connect_s),
+            tls_s=_floats(self.tls_s, other.tls_s),
         )

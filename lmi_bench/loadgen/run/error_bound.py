@@ -130,7 +130,7 @@ def unsure_shares(signals: ReceiveSignals) -> tuple[float, float]:
     hidden = np.zeros(times.size, dtype=bool)
     hidden[:-1] = _within(signals) & (np.diff(times) == 0)
     hidden &= (late > UNSURE_S) & np.isfinite(late)
-    events = np.asarray(signals.events)
+    events = np.asarray(signals.events, dtype=np.int64)
     starts = np.cumsum(events) - events
     first = hidden[starts[events > 0]]
     return float(hidden.mean()), float(first.mean())
@@ -139,6 +139,6 @@ def unsure_shares(signals: ReceiveSignals) -> tuple[float, float]:
 def _within(signals: ReceiveSignals) -> NDArray[np.bool_]:
     """Which neighbours in `times_s` belong to one stream; shape (tokens - 1,)."""
     within = np.ones(max(0, signals.tokens - 1), dtype=bool)
-    ends = np.cumsum(np.asarray(signals.events)) - 1
+    ends = np.cumsum(np.asarray(signals.events, dtype=np.int64)) - 1
     within[ends[(ends >= 0) & (ends < within.size)]] = False
     return within

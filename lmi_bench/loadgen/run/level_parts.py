@@ -64,18 +64,26 @@ WHOLE = Share()
 
 @dataclass(frozen=True, slots=True)
 class LevelPart:
-    """One process's part of a level; its times are relative to the common start."""
+    """One process's part of a level; its times are relative to the common start.
+
+    sender  the process's name, if there are several
+    fault   why it cannot be trusted, besides what its own records show
+    """
 
     records: tuple[RequestRecord, ...]
     signals: ReceiveSignals
     watch: LoopWatch
     stopped_by: str | None
+    sender: str | None = None
+    fault: str | None = None
 
 
 def merge_parts(
     spec: LevelSpec, attempt: int, parts: Sequence[LevelPart], *, max_error_share: float | None
 ) -> LevelRun:
     """Merge the parts of a level: all records in request order, judged as a whole.
+
+    Each of several processes is also judged alone: one that is in doubt makes the level invalid.
 
     max_error_share  share of failed requests above which the level counts as stopped by errors
     """
@@ -103,4 +111,12 @@ def merge_parts(
         connect_s=tuple(signals.connect_s),
         tls_s=tuple(signals.tls_s),
     )
-    return replace(run, check=check_level(spec, records, watch, signals, workers=len(parts)))
+    check = check_level(spec, records, watch, signals, workers=len(parts))
+    for part in (part for part in parts if part.sender):
+        reason = check_level(spec, part.records, part.watch, part.signals).reason
+        reason = reason and f"{reason} ({part.sender})"
+        if part.fault is not None:
+            reason = f"client: {part.sender}: {part.fault}"
+        if reason is not None:
+            return replace(run, check=replace(check, valid=False, reason=reason))
+    return replace(run, check=check)

@@ -78,7 +78,7 @@ class LevelOrder:
 class Progress:
     """Progress of a level, for display.
 
-    state       "warm-up", "running" or "finished"
+    state       "warm-up", "running", "decoding" (all answers have come) or "finished"
     total       requests of the level; None if only its duration is fixed
     tokens      tokens so far, or reads if answers are decoded later
     """
@@ -113,6 +113,7 @@ class LevelRunner:
         self._prompts = prompts
         self._is_decided = rules.watcher(spec)
         self._on_progress = on_progress
+        self.watch = LoopWatch()
         self._guard = StallGuard() if order.timeout_s is None else None
         limits = [n for n in (spec.max_in_flight, self._resolved.max_connections) if n]
         self._max_in_flight = min(limits, default=None)
@@ -153,11 +154,10 @@ class LevelRunner:
             await level.open_level(self._connections())
         await self._warm_up()
         before = None if engine is None else engine.engine_stats()
-        watch = LoopWatch()
         gc.collect()
         with without_collection():  # its pauses would show in the latencies
             self._start_s = await start()
-            with watch.watching():
+            with self.watch.watching():
                 self._report("running")
                 if self._spec.load.sessions:
                     measured = await self._sessions()
@@ -165,6 +165,7 @@ class LevelRunner:
                     measured = await self._closed()
                 else:
                     measured = await self._open()
+        self._report("decoding")
         records = tuple(item.record().shifted(self._start_s) for item in measured)
         signals = ReceiveSignals() if level is None else level.end_level()
         self._errors = sum(not record.ok for record in records)
@@ -172,7 +173,7 @@ class LevelRunner:
         self._report("finished")
         if engine is not None and before is not None:
             self._engine = engine.engine_stats().since(before)
-        return LevelPart(records, signals, watch, self._stopped_by)
+        return LevelPart(records, signals, self.watch, self._stopped_by)
 
     def stop(self, reason: str) -> None:
         """Send nothing more; requests in flight finish."""

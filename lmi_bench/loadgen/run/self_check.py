@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,13 @@ MIN_BOUND_S = 0.001
 """Bounds below this never make a level invalid."""
 
 
+@dataclass(slots=True)
 class LoopWatch:
     """Lag of the loop's heartbeat and share of a core that its thread took."""
 
-    def __init__(self) -> None:
-        self.lags_s: list[float] = []
-        self.cpu_share = 0.0
-        self.virtual = False
+    lags_s: list[float] = field(default_factory=list)
+    cpu_share: float = 0.0
+    virtual: bool = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -67,6 +67,12 @@ class LoopWatch:
             elapsed_s = loop.time() - start_s
             if elapsed_s > 0:
                 self.cpu_share = (time.thread_time() - cpu_s) / elapsed_s
+
+    def late_frac(self) -> float:
+        """Share of the last second or more that the heartbeat was late; 0.0 before one is over."""
+        beats = round(1 / HEARTBEAT_S)
+        late_s = sum(self.lags_s[-beats:])
+        return late_s / (late_s + 1.0) if len(self.lags_s) >= beats else 0.0
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()

@@ -61,7 +61,8 @@ async def run_sweep(
     levels      a list, or a rule that picks the next level from the finished ones
     store       saves each level when it ends; None: nothing is written to disk
     spacing_s   seconds between the first sends of a closed loop's users
-    workers     processes for the levels that one process cannot send; each opens its own target
+    workers     processes for the levels that one process cannot send, or for all levels; each opens
+                its own target
     before_level  called in a thread after a level's warm-up, before its first request
 
     Raises the target's own errors; a failed request is a record. Cancelled during a level, it
@@ -75,10 +76,11 @@ async def run_sweep(
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
         order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
-        pool = None if _needs_one_process(spec, target, rules) else workers
+        has_hosts = workers is not None and bool(workers.hosts)
+        pool = workers if has_hosts or not _needs_one_process(spec, target, rules) else None
         count = 1 if pool is None else pool.count_for(spec, finished)
         async with _observed(server, before_level) as before_start:
-            if pool is not None and count > 1:
+            if pool is not None and (count > 1 or has_hosts):
                 run = await pool.run_level(order, attempt, count, on_progress, before_start)
             else:
                 runner = LevelRunner(order, target, prompts, on_progress)

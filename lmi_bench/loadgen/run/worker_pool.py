@@ -1,187 +1,167 @@
-"""Worker processes: one level's plan over several cores, its samples merged exactly.
+"""The sweep's side of its workers: one level's plan over several processes, merged exactly.
 
 One core carries some 80,000 token events a second. Beyond it the plan is split by number
-(`level_parts.Share`); all workers begin at one time of CLOCK_MONOTONIC, which is one clock for the
-whole machine, so their times need no conversion.
+(`level_parts.Share`) over processes here or on other hosts (`hosts`). All begin at one instant,
+each by its own CLOCK_MONOTONIC; the offsets of other hosts' clocks are measured before, during and
+after each level (`host_clock`), and their error is part of the level's report. Latencies are
+differences on one host and need no common clock.
 
-A worker and the sweep send each other messages over a pipe, between levels and a few times a second
-within one. The sweep handles Ctrl-C: a worker ends when it closes the pipe.
+While a level runs each worker is pinged four times a second: one that is gone, that does not
+answer, whose clock has stepped or that gets too little of a core is named within two seconds.
 """
 
 import asyncio
 import contextlib
 import math
-import multiprocessing
-import pickle
-import signal
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.clock import alarm
+from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.host import usable_cores
 from lmi_bench.core.level import Level
+from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.records import LevelRun
+from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.http.receive import run_on_sockets
-from lmi_bench.loadgen.prompts.prompts import Prompts
+from lmi_bench.loadgen.run.channel import (
+    Channel,
+    ClosedError,
+    Job,
+    Message,
+    Ping,
+    Ready,
+    Start,
+    Stop,
+)
+from lmi_bench.loadgen.run.host_clock import HostClock
+from lmi_bench.loadgen.run.hosts import JOIN, LOCAL, PIPE_SECRET, Host, Launched, let_in
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
-from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress
-from lmi_bench.loadgen.run.target import Target
+from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress
 
 MAX_CORE_SHARE = 0.6
 """Share of a core above which `auto` takes another worker: beyond some 0.8 times become late."""
+START_LIMIT_S = 60.0  # of a process
 START_DELAY_S = 0.05
-"""Seconds from the moment when all workers are ready to the level's start, so that the message
-reaches each before."""
-_JOIN_S = 2.0
+"""Least time from the moment when all workers are ready to the level's start, so that the message
+reaches each before; over a network four round trips."""
+PING_EVERY_S = 0.25
+SILENT_S = 1.5
+"""Time without an answer after which a worker counts as lost."""
+PINGS, PING_GAP_S = 8, 0.01
+"""Pings of a host's clock before and after a level."""
+MAX_LATE_FRAC = 0.3
+"""Share of a second that a worker's loop may be late before it is named."""
+_LOST = "the level in flight is lost; continue with --resume"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerJob:
-    """What every worker sends to, and what it sends; must be picklable."""
-
-    open_target: Callable[[], AbstractAsyncContextManager[Target]]
-    prompts: Prompts
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """All workers are ready: the level begins at this time of CLOCK_MONOTONIC, seconds."""
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Another worker has reached a stop rule's limit: send nothing more."""
-
-    reason: str
-
-
-class Ready:
-    """The worker's connections are open and its warm-up is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The level cannot go on."""
-
-    message: str
-
-
-Answer = Ready | Progress | LevelPart | Failed
-
-
-def _tell(pipe: Connection, answer: Answer) -> None:
-    """Send `answer`; if the sweep has ended, the closed pipe ends the worker."""
-    with contextlib.suppress(OSError):
-        pipe.send(answer)
-
-
-def worker_main(pipe: Connection, job: WorkerJob) -> None:
-    """Serve levels until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(asyncio.CancelledError):
-        run_on_sockets(_serve(pipe, job))
-
-
-async def _serve(pipe: Connection, job: WorkerJob) -> None:
-    orders: asyncio.Queue[Any] = asyncio.Queue()
-    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
-    assert serving is not None
-
-    def receive() -> None:
-        try:
-            orders.put_nowait(pipe.recv())
-        except (EOFError, OSError):  # the sweep is gone
-            loop.remove_reader(pipe.fileno())
-            serving.cancel()
-
-    loop.add_reader(pipe.fileno(), receive)
-    async with job.open_target() as target:
-        while True:
-            order = await orders.get()
-            if not isinstance(order, LevelOrder):
-                continue  # a stop that came when the level had ended here
-            try:
-                await _run_level(pipe, orders, order, target, job.prompts)
-            except* LmiBenchError as group:
-                _tell(pipe, Failed(str(group.exceptions[0])))
-
-
-async def _run_level(
-    pipe: Connection,
-    orders: asyncio.Queue[Any],
-    order: LevelOrder,
-    target: Target,
-    prompts: Prompts,
-) -> None:
-    loop = asyncio.get_running_loop()
-
-    stopping: asyncio.Task[None] | None = None
-
-    async def start() -> float:
-        nonlocal stopping
-        _tell(pipe, Ready())
-        message = await orders.get()
-        stopping = asyncio.create_task(stop_when_asked())
-        await asyncio.sleep(message.at_s - loop.time())
-        return float(message.at_s)
-
-    async def stop_when_asked() -> None:
-        runner.stop((await orders.get()).reason)
-
-    def on_progress(state: Progress) -> None:
-        if state.state == "running":
-            _tell(pipe, state)
-
-    runner = LevelRunner(order, target, prompts, on_progress)
-    try:
-        part = await runner.run_part(start)
-    finally:
-        if stopping is not None:
-            stopping.cancel()
-    _tell(pipe, part)
-
-
+@dataclass(eq=False)
 class _Worker:
-    """One process and our end of its pipe."""
+    """Our end of one worker.
 
-    def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
-        self.process = process
-        self.pipe = pipe
-        self.answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+    sending   it is due to answer within `SILENT_S`
+    in_level  its clock must not step
+    fault     a step of its clock in this level
+    """
 
-    def receive(self) -> None:
-        """The worker's message; None if it has exited."""
-        try:
-            self.answers.put_nowait(self.pipe.recv())
-        except (EOFError, OSError):
-            asyncio.get_running_loop().remove_reader(self.pipe.fileno())
-            self.answers.put_nowait(None)
+    number: int
+    channel: Channel
+    clock: HostClock
+    tell: Callable[[str], None]
+    answers: asyncio.Queue[Message | LmiBenchError] = field(default_factory=asyncio.Queue)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    sending: bool = False
+    in_level: bool = False
+    is_short_of_core: bool = False
+    fault: str | None = None
+
+    def order(self, order: LevelOrder) -> None:
+        """Have it prepare a level."""
+        self.channel.listen(self._heard)
+        self.channel.send(order)
+
+    def begin(self, at_s: float) -> None:
+        """Have it begin the level at this time of ours."""
+        self.sending = self.in_level = True
+        self.is_short_of_core, self.fault = False, None
+        self.channel.send(Start(at_s + self.clock.begin_level()))
+
+    async def ask_time(self) -> None:
+        """Ping it until it is heard; raises LmiBenchError if it is silent."""
+        if not self.answers.empty():
+            return  # such as its end, which `expect` tells
+        self.heard.clear()
+        self.channel.send(Ping(asyncio.get_running_loop().time()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_S):
+                await self.heard.wait()
+        if not self.heard.is_set():  # after a time without reads both may hold
+            name = self.channel.name
+            raise LmiBenchError(f"{name} has not answered for {SILENT_S:g} s: {_LOST}")
+
+    def _heard(self, message: Message | LmiBenchError) -> None:
+        self.heard.set()
+        if not isinstance(message, Ping):
+            self.answers.put_nowait(message)
+            return
+        now_s, name = asyncio.get_running_loop().time(), self.channel.name
+        step_s = self.clock.add(message.sent_s, message.at_s, now_s)
+        if step_s and self.in_level and self.fault is None:
+            self.fault = f"its clock has stepped by {s_to_ms(step_s):,.0f} ms or more"
+            self.tell(f"{name}: {self.fault}: the level is invalid")
+        if message.late_frac > MAX_LATE_FRAC and self.sending and not self.is_short_of_core:
+            self.is_short_of_core = True
+            share = f"its loop was late for {message.late_frac:.0%} of a second"
+            self.tell(f"{name} gets too little of a core: {share}")
+
+    async def expect(self, *kinds: type[Message]) -> Message:
+        """Its next message; raises an error that names it if it has failed or ended."""
+        answer = await self.answers.get()
+        if isinstance(answer, ClosedError):
+            raise LmiBenchError(f"{answer}: {_LOST}")
+        if isinstance(answer, LmiBenchError):
+            raise answer
+        if not isinstance(answer, kinds):
+            raise LmiBenchError(f"{self.channel.name} sent {type(answer).__name__} out of turn")
+        return answer
+
+    async def part(self, on_progress: Callable[[int, Progress], None]) -> LevelPart:
+        """Its part of the level, when it has sent it."""
+        while isinstance(answer := await self.expect(Progress, LevelPart), Progress):
+            self.sending = self.sending and answer.state == "running"
+            if answer.state == "running":
+                on_progress(self.number, answer)
+        assert isinstance(answer, LevelPart)
+        self.sending = False
+        return answer
 
 
 class WorkerPool:
-    """Processes that send levels together; an async context manager.
+    """Processes that send levels together, until `close`.
 
-    count  workers of every level, or "auto": as many as the level before shows to be needed. A
-           level has at most one a user, and auto at most one a core
+    count    workers of every level, or "auto": as many as the level before shows to be needed. A
+             level has at most one a user, and auto at most one a core
+    hosts    where they run, and send all levels; empty: here, and a single one is not needed
+    listen   address for those that dial in
+    listener hears who is awaited, is refused, or cannot be trusted
     """
 
-    def __init__(self, job: WorkerJob, count: int | Literal["auto"] = "auto") -> None:
-        try:
-            pickle.dumps(job)
-        except (pickle.PicklingError, TypeError, AttributeError) as exc:
-            raise InputError(
-                f"this target cannot be handed to worker processes ({exc}): leave --workers out"
-            ) from exc
+    def __init__(
+        self,
+        job: Job,
+        count: int | Literal["auto"] = "auto",
+        *,
+        hosts: Sequence[Host] = (),
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        listener: Listener = SILENT,
+    ) -> None:
         self._job = job
-        self._count = count
-        self._workers: list[_Worker] = []
+        self.hosts = hosts
+        self._count = len(hosts) or count
+        self._listen = listen
+        self._listener = listener
+        self._workers: dict[int, _Worker] = {}
 
     def count_for(self, spec: LevelSpec, finished: Sequence[Level]) -> int:
         """Workers that a level should have, after the finished levels' lines."""
@@ -189,6 +169,35 @@ class WorkerPool:
         if self._count != "auto":
             return min(self._count, most)
         return min(_needed(spec, finished), usable_cores(), most)
+
+    def open(self, count: int | None = None) -> None:
+        """Have this many workers, all that are stated by default; waits until each has the target.
+
+        Raises InputError that names the host that cannot be used; the pool is then to be closed.
+        """
+        numbers = range(len(self._workers), len(self.hosts) if count is None else count)
+        hosts = {n: self.hosts[n] if self.hosts else LOCAL for n in numbers}
+        launched = []
+        for n, host in hosts.items():
+            if host != JOIN:
+                launched.append(Launched(host, f"worker {n} ({host.name})"))
+                self._add(n, launched[-1], host)
+        for each in launched:
+            with alarm(START_LIMIT_S, each.process.kill):
+                each.greet(PIPE_SECRET)
+        joining = [n for n, host in hosts.items() if host == JOIN]
+        for n, channel in let_in(self._listen, joining, self._listener):
+            self._add(n, channel, JOIN)
+        names = dict.fromkeys(self._job.headers, "")  # of headers whose values a pipe alone carries
+        for n, host in hosts.items():
+            job = replace(self._job, headers=names) if host == JOIN else self._job
+            self._workers[n].channel.send(job)
+        for n in numbers:
+            self._workers[n].channel.receive(Ready)
+
+    def _add(self, number: int, channel: Channel, host: Host) -> None:
+        clock = HostClock(shared=host == LOCAL)
+        self._workers[number] = _Worker(number, channel, clock, self._listener.warn)
 
     async def run_level(
         self,
@@ -200,17 +209,25 @@ class WorkerPool:
     ) -> LevelRun:
         """Send a level with `count` workers.
 
-        Raises LmiBenchError when a worker dies: the level is then lost, and the pool starts over.
+        Raises LmiBenchError when a worker is lost: the level is then lost, and the pool starts
+        over.
         """
-        limit = order.rules.max_error_share
-        order = replace(order, rules=replace(order.rules, watch=None))  # which no pipe can carry
+        order = replace(order, rules=replace(order.rules, watch=None))  # which no message can carry
         try:
-            self._spawn(count)
-            parts = await self._collect(self._workers[:count], order, on_progress, before_start)
+            self.open(max(count, len(self._workers)))
+            workers = [self._workers[number] for number in range(count)]
+            parts = await self._collect(workers, order, on_progress, before_start)
+            await _measure_clocks(workers)
         except BaseException:
             self.close()
             raise
-        return merge_parts(order.spec, attempt, parts, max_error_share=limit)
+        for place, worker in enumerate(workers):
+            worker.in_level = False
+            fault = parts[place].fault or worker.fault
+            parts[place] = replace(parts[place], sender=worker.channel.name, fault=fault)
+        run = merge_parts(order.spec, attempt, parts, max_error_share=order.rules.max_error_share)
+        bound_ms = s_to_ms(max(worker.clock.error_s for worker in workers)) or None
+        return replace(run, check=replace(run.check, clock_error_bound_ms=bound_ms))
 
     async def _collect(
         self,
@@ -219,83 +236,59 @@ class WorkerPool:
         on_progress: Callable[[Progress], None],
         before_start: Callable[[], Awaitable[None]] | None,
     ) -> list[LevelPart]:
-        count = len(workers)
-        for index, worker in enumerate(workers):
-            worker.pipe.send(replace(order, share=Share(index, count)))
         for worker in workers:
-            await self._expect(worker, Ready)
+            worker.order(replace(order, share=Share(worker.number, len(workers))))
+        for worker in workers:
+            await worker.expect(Ready)
         if before_start is not None:
             await before_start()
-        start = Start(asyncio.get_running_loop().time() + START_DELAY_S)
+        await _measure_clocks(workers)
+        delay_s = max(START_DELAY_S, 4 * max(worker.clock.round_trip_s for worker in workers))
+        at_s = asyncio.get_running_loop().time() + delay_s
         for worker in workers:
-            worker.pipe.send(start)
+            worker.begin(at_s)
         states: dict[int, Progress] = {}
-        stopped = False
 
-        async def part_of(index: int, worker: _Worker) -> LevelPart:
-            nonlocal stopped
-            while True:
-                answer = await self._expect(worker, Progress, LevelPart)
-                if isinstance(answer, LevelPart):
-                    return answer
-                assert isinstance(answer, Progress)
-                states[index] = answer
-                on_progress(_sum(states.values(), order.spec))
-                if answer.stopped_by is not None and not stopped:
-                    stopped = True
-                    for other in workers:
-                        other.pipe.send(Stop(answer.stopped_by))
+        def on_state(number: int, state: Progress) -> None:
+            if state.stopped_by and not any(each.stopped_by for each in states.values()):
+                for other in workers:
+                    other.channel.send(Stop(state.stopped_by))
+            states[number] = state
+            on_progress(_sum(states.values(), order.spec))
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part_of(i, worker)) for i, worker in enumerate(workers)]
+            watching = [group.create_task(_watch(worker)) for worker in workers]
+            tasks = [group.create_task(worker.part(on_state)) for worker in workers]
+            await asyncio.wait(tasks)
+            for each in watching:
+                each.cancel()
         return [task.result() for task in tasks]
 
-    async def _expect(self, worker: _Worker, *kinds: type[Answer]) -> Answer:
-        answer = await worker.answers.get()
-        if answer is None:
-            worker.process.join(_JOIN_S)
-            raise LmiBenchError(
-                f"worker process {worker.process.pid} died (exit code {worker.process.exitcode}): "
-                "the level in flight is lost; continue with --resume"
-            )
-        if isinstance(answer, Failed):
-            raise LmiBenchError(answer.message)
-        if not isinstance(answer, kinds):
-            raise LmiBenchError(f"a worker sent {type(answer).__name__} at the wrong moment")
-        return answer
-
-    def _spawn(self, count: int) -> None:
-        """Have this many processes. Spawned, not forked: a fork would copy the loop and its
-        sockets."""
-        context = multiprocessing.get_context("spawn")
-        loop = asyncio.get_running_loop()
-        while len(self._workers) < count:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=worker_main, args=(theirs, self._job), daemon=True)
-            process.start()
-            theirs.close()
-            worker = _Worker(process, ours)
-            self._workers.append(worker)
-            loop.add_reader(ours.fileno(), worker.receive)
-
     def close(self) -> None:
-        """End the workers: close their pipes, and terminate those that do not exit."""
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
-            worker.pipe.close()
-        for worker in workers:
-            worker.process.join(0.2)
-            if worker.process.is_alive():
-                worker.process.terminate()
-                worker.process.join(_JOIN_S)
+        """End the workers: close their channels, and terminate those that do not exit."""
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.channel.close()
+        for worker in workers.values():
+            if isinstance(worker.channel, Launched):
+                worker.channel.end()
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
+async def _measure_clocks(workers: Sequence[_Worker]) -> None:
+    """Ping the workers whose clock is not ours."""
+    others = [worker for worker in workers if not worker.clock.shared]
+    for _ in range(PINGS if others else 0):
+        async with asyncio.TaskGroup() as group:
+            for worker in others:
+                group.create_task(worker.ask_time())
+        await asyncio.sleep(PING_GAP_S)
+
+
+async def _watch(worker: _Worker) -> None:
+    """Ping a worker while it sends; raises LmiBenchError if it does not answer."""
+    while worker.sending:
+        await worker.ask_time()
+        await asyncio.sleep(PING_EVERY_S)
 
 
 def _needed(spec: LevelSpec, finished: Sequence[Level]) -> int:

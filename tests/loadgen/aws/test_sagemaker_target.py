@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import pickle
 
 import boto3
 import pytest
@@ -11,13 +10,15 @@ from botocore.exceptions import ClientError
 
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.typed_json import decode, encode
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.aws.access import Signer, open_aws_access
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.run.channel import Job
 from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
-from lmi_bench.loadgen.run.worker_pool import WorkerJob
+from lmi_bench.targets.access import Access
 from lmi_bench.targets.open import open_bench
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import document, serving
@@ -323,21 +324,20 @@ def test_credentials_that_expire_are_fetched_before_a_level_and_in_passing():
 
 
 @pytest.mark.parametrize("retries", [None, "aws-standard"])
-def test_a_worker_opens_the_endpoint_from_what_is_pickled_and_signs_itself(retries):
-    """The pickle holds no key: the other process resolves the boto3 chain itself."""
+def test_a_worker_opens_the_endpoint_from_its_job_and_signs_itself(retries):
+    """The job holds no AWS key: the other process resolves the boto3 chain itself."""
     with runtime_server() as url:
         endpoint = {"target": "sagemaker:mine", "protocol": "lmi", "model": "toy"}
         sagemaker, client = {"endpoint_url": url}, {"retries": retries}
         bench = open_bench(parse_scenario(endpoint | {"sagemaker": sagemaker, "client": client}))
-        assert bench.open_target is not None
-        pickled = pickle.dumps(WorkerJob(bench.open_target, bench.prompts("salt")))
-        job = pickle.loads(pickled)
+        sent = encode(Job(bench.scenario.canonical(), bench.asked, ""))
+        job = decode(Job, sent)
+        again = open_bench(parse_scenario(dict(job.scenario)), Access(asked=job.asked))
 
-        async def main():
-            async with job.open_target() as target:
-                await target.open_level(1)
-                return await target.send(REQUEST)
+        async def main(target):
+            await target.open_level(1)
+            return await target.send(REQUEST)
 
-        exchange = run_on_sockets(main())
-    assert SECRET_KEY.encode() not in pickled
+        exchange = again.run(main)
+    assert SECRET_KEY.encode() not in sent
     assert len(exchange.token_times_s) == 6

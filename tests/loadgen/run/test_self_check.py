@@ -204,3 +204,12 @@ def test_virtual_time_has_no_lag():
 
 def test_a_level_without_records_is_no_division_by_zero():
     assert check_level(CLOSED, [], LoopWatch(), ReceiveSignals()).valid
+
+
+def test_the_late_share_is_of_the_last_second_and_unknown_before_one_is_over():
+    watch = LoopWatch([0.01] * 99)
+    assert watch.late_frac() == 0.0
+    watch.lags_s.append(0.01)  # 100 beats of 10 ms, each as late again
+    assert watch.late_frac() == pytest.approx(0.5)
+    watch.lags_s.extend([0.0] * 100)
+    assert watch.late_frac() == 0.0

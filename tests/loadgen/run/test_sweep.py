@@ -187,8 +187,8 @@ def test_progress_tells_how_far_it_is():
     """Two users, two rounds of a second: what ends at one instant is told once."""
     seen = []
     _sweep(_levels(2, warmup=1), Server(), on_progress=seen.append)
-    assert [p.state for p in seen] == ["warm-up", "running", "running", "running", "finished"]
-    assert [p.done for p in seen] == [0, 0, 1, 3, 4]
+    assert [p.state for p in seen] == ["warm-up", *["running"] * 3, "decoding", "finished"]
+    assert [p.done for p in seen] == [0, 0, 1, 3, 4, 4]
     last = seen[-1]
     assert (last.label, last.total, last.tokens, last.errors) == ("concurrency 2", 4, 16, 0)
     assert last.elapsed_s == pytest.approx(2.0)

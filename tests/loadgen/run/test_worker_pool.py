@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-import multiprocessing
-import operator
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,19 +24,24 @@ from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.lengths import parse_seconds
 from lmi_bench.core.load import Load
+from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.workload import LevelSpec, of_sessions
+from lmi_bench.jobs.worker import sample_of
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.dialogues import MadeUpDialogues
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
-from lmi_bench.loadgen.run.level_runner import LevelOrder, StopRules
+from lmi_bench.loadgen.run.channel import Job, Ready, Start
+from lmi_bench.loadgen.run.hosts import LOCAL, PIPE_SECRET, Launched
+from lmi_bench.loadgen.run.level_runner import LevelOrder, Progress, StopRules
 from lmi_bench.loadgen.run.sweep import run_sweep
-from lmi_bench.loadgen.run.worker_pool import Ready, Start, WorkerJob, WorkerPool, worker_main
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
 from tests.levels import level_of
 
 SUPPORT = Path(__file__).parents[3] / "benchmarks" / "support"
 TTFT_MS, ITL_MS, TOKENS = 60.0, 5.0, 16
+WORKLOAD = {"input_tokens": 16, "output_tokens": TOKENS}
 PROMPTS = SyntheticPrompts([Lengths(16, TOKENS)], common_words, seed=0)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the truth server needs epoll")
@@ -67,17 +71,21 @@ def url(tmp_path_factory):
         process.wait()
 
 
-def _job(url, prompts=PROMPTS):
-    chat = find_format("openai-chat")
-    return WorkerJob(functools.partial(HttpTarget, url, chat, model="m"), prompts)
+def _job(url, prompts=PROMPTS, **workload):
+    stated = {"target": url, "protocol": "openai-chat", "model": "m"}
+    scenario = parse_scenario(stated | {"workload": WORKLOAD | workload})
+    return Job(scenario.canonical(), {"tokenizer": None, "format": {}}, sample_of(prompts))
 
 
-def _sweep(url, levels, count, prompts=PROMPTS, **options):
+def _target(url):
+    return HttpTarget(url, find_format("openai-chat"), model="m")
+
+
+def _sweep(url, levels, count, prompts=PROMPTS, workload=None, **options):
     runs, states = [], []
 
     async def main():
-        job = _job(url, prompts)
-        async with job.open_target() as target, WorkerPool(job, count) as pool:
+        async with _target(url) as target:
             await run_sweep(
                 levels,
                 target,
@@ -88,11 +96,12 @@ def _sweep(url, levels, count, prompts=PROMPTS, **options):
                 on_progress=states.append,
                 spacing_s=SPACING_S,
                 workers=pool,
-                stop_rules=StopRules(watch=lambda _spec: None),  # no pipe can carry it
+                stop_rules=StopRules(watch=lambda _spec: None),  # no message can carry it
                 **options,
             )
 
-    run_on_sockets(main())
+    with closing(WorkerPool(_job(url, prompts, **(workload or {})), count)) as pool:
+        run_on_sockets(main())
     return runs, states
 
 
@@ -144,12 +153,11 @@ def test_an_open_loop_is_split_request_by_request(url):
 @pytest.mark.parametrize("load", [Load(concurrency=4), Load(rate_per_s=20.0, arrivals="constant")])
 def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
     """Nine of three turns: all 27 requests once, turn after turn with the pause between them."""
-    first, later = (SyntheticPrompts([Lengths(8, TOKENS)], common_words, seed=n) for n in (1, 2))
-    turns_of = functools.partial(operator.getitem, [3] * 9)  # workers get it by name
-    source = MadeUpDialogues(first, later, turns_of, parse_seconds("0.05"), seed=0)
+    words = [SyntheticPrompts([Lengths(16, TOKENS)], common_words, seed=0) for _ in range(2)]
+    source = MadeUpDialogues(*words, lambda _: 3, parse_seconds("0.05"), seed=0)
     spec = LevelSpec(0, load, num_requests=1)
-    spec = of_sessions(spec, turns_of, num_sessions=9)
-    (run,), _ = _sweep(url, [spec], 2, source)
+    spec = of_sessions(spec, lambda _: 3, num_sessions=9)
+    (run,), _ = _sweep(url, [spec], 2, source, {"turns": "3", "think_s": "0.05"})
     assert run.check.workers == 2
     assert [record.request_id for record in run.records] == list(range(27))
     assert all(record.ok for record in run.records)
@@ -162,7 +170,7 @@ def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
 
 async def _endless(url, pool):
     """A level that only its end from outside ends."""
-    async with _job(url).open_target() as target:
+    async with _target(url) as target:
         await run_sweep(
             [LevelSpec(0, Load(concurrency=4), duration_s=60.0)],
             target,
@@ -175,13 +183,13 @@ async def _endless(url, pool):
 
 def test_a_worker_that_dies_ends_the_level_with_its_exit_code(url):
     async def main():
-        async with WorkerPool(_job(url), 2) as pool:
+        with closing(WorkerPool(_job(url), 2)) as pool:
 
             async def kill():
                 while len(pool._workers) < 2:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(1.0)
-                os.kill(pool._workers[1].process.pid, signal.SIGKILL)
+                os.kill(pool._workers[1].channel.process.pid, signal.SIGKILL)
 
             killing = asyncio.create_task(kill())
             try:
@@ -189,7 +197,7 @@ def test_a_worker_that_dies_ends_the_level_with_its_exit_code(url):
             finally:
                 await killing
 
-    with pytest.raises(LmiBenchError, match=r"died \(exit code -9\)"):
+    with pytest.raises(LmiBenchError, match=r"worker 1 \(local\) died \(exit code -9\)"):
         run_on_sockets(main())
 
 
@@ -199,38 +207,53 @@ def test_a_cancelled_level_leaves_no_process_behind_and_none_complains(url, capf
         task = asyncio.create_task(_endless(url, pool))
         while len(pool._workers) < 2:
             await asyncio.sleep(0.01)
-        processes = [worker.process for worker in pool._workers]
+        processes = [worker.channel.process for worker in pool._workers.values()]
         await asyncio.sleep(1.0)  # both are at work
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return [(process.is_alive(), process.exitcode) for process in processes]
+        return [process.poll() for process in processes]
 
-    for alive, exit_code in run_on_sockets(main()):
-        assert not alive
-        assert exit_code in (0, -signal.SIGTERM)  # a worker that is slow to end is terminated
+    for exit_code in run_on_sockets(main()):
+        assert exit_code in (0, -signal.SIGKILL)  # a worker that is slow to end is killed
     assert capfd.readouterr().err == ""
 
 
-def test_a_worker_whose_sweep_hears_nothing_goes_on_in_silence_until_the_pipe_closes(url, capfd):
-    ours, theirs = multiprocessing.Pipe()
-    worker = multiprocessing.get_context("spawn").Process(
-        target=worker_main, args=(theirs, _job(url))
-    )
-    worker.start()
+def test_a_worker_whose_sweep_hears_nothing_goes_on_in_silence_until_the_pipe_closes(url):
+    launched = Launched(LOCAL, "worker 0")
+    launched.greet(PIPE_SECRET)
+    channel = launched
+    channel.send(_job(url))
+    channel.receive(Ready)
     spec = LevelSpec(0, Load(concurrency=2), num_requests=2000, warmup_requests=0)
-    ours.send(LevelOrder(spec, StopRules(max_error_share=None), None, SPACING_S, 0))
-    assert isinstance(ours.recv(), Ready)
-    with socket.socket(fileno=os.dup(ours.fileno())) as deaf:
+    channel.send(LevelOrder(spec, StopRules(max_error_share=None), None, SPACING_S, 0))
+    channel.receive(Ready)
+    with socket.socket(fileno=os.dup(channel._source.fileno())) as deaf:
         deaf.shutdown(socket.SHUT_RD)  # whatever the worker sends from now on fails
-    ours.send(Start(time.monotonic()))
+    channel.send(Start(time.monotonic()))
     time.sleep(1.0)
-    assert worker.is_alive()
-    ours.close()
-    theirs.close()
-    worker.join(10)
-    assert worker.exitcode == 0
-    assert capfd.readouterr().err == ""
+    assert launched.process.poll() is None
+    channel.close()
+    assert launched.process.wait(10) == 0
+    launched._said.seek(0)
+    assert launched._said.read() == b""
+    launched.end()
+
+
+def test_a_worker_whose_start_comes_late_says_so_with_its_part(url):
+    launched = Launched(LOCAL, "worker 0")
+    launched.greet(PIPE_SECRET)
+    launched.send(_job(url))
+    launched.receive(Ready)
+    spec = LevelSpec(0, Load(concurrency=1), num_requests=2)
+    launched.send(LevelOrder(spec, StopRules(max_error_share=None), None, 0.0, 0))
+    launched.receive(Ready)
+    launched.send(Start(time.monotonic() - 1))
+    while isinstance(part := launched._next(), Progress):
+        pass
+    launched.close()
+    launched.end()
+    assert re.fullmatch(r"the start reached it 1,0\d\d ms late", part.fault)
 
 
 def test_auto_takes_another_worker_when_a_core_is_nearly_full():
@@ -244,6 +267,82 @@ def test_auto_takes_another_worker_when_a_core_is_nearly_full():
     )
 
 
-def test_a_target_that_cannot_be_handed_over_is_refused():
-    with pytest.raises(InputError, match="leave --workers out"):
-        WorkerPool(WorkerJob(lambda: None, PROMPTS), 2)
+def test_a_worker_that_stops_answering_is_named_before_two_seconds_are_over(url):
+    """Stopped, not ended: only its silence tells."""
+
+    async def main():
+        with closing(WorkerPool(_job(url), 2)) as pool:
+
+            async def stop():
+                while len(pool._workers) < 2 or not pool._workers[0].sending:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.5)
+                os.kill(pool._workers[0].channel.process.pid, signal.SIGSTOP)
+
+            stopping = asyncio.create_task(stop())
+            try:
+                await _endless(url, pool)
+            finally:
+                await stopping
+
+    with pytest.raises(LmiBenchError, match=r"worker 0 \(local\) has not answered for 1\.\d s"):
+        run_on_sockets(main())
+
+
+def test_a_worker_that_waits_for_its_next_request_is_not_taken_for_lost(url):
+    """Between its two requests it has nothing to report for 2.4 s; its answers to pings count."""
+    spec = LevelSpec(0, Load(rate_per_s=0.4, arrivals="constant"), num_requests=3)
+    (run,), _ = _sweep(url, [spec], 2)
+    assert [record.ok for record in run.records] == [True] * 3
+
+
+def _open(job):
+    with closing(WorkerPool(job, hosts=(LOCAL,))) as pool:
+        pool.open()
+
+
+def test_a_worker_here_imports_nothing_from_the_working_directory(url, tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    _open(_job(url))
+
+
+def test_a_worker_with_other_prompts_is_refused_by_name(url):
+    """Its scenario has 17 tokens where this process sends 16, as with another data set."""
+    with pytest.raises(InputError, match=r"^worker 0 \(local\): this host makes other prompts"):
+        _open(_job(url, input_tokens=17))
+
+
+def test_a_target_that_a_worker_cannot_open_is_its_own_line(tmp_path):
+    job = _job("http://127.0.0.1:1", dataset=str(tmp_path / "none.jsonl"))
+    with pytest.raises(InputError, match=r"^worker 0 \(local\): cannot read the data set .*none"):
+        _open(job)
+
+
+def test_hosts_send_levels_of_a_single_user_too(url):
+    """The sweep's own process sends nothing: its target is never opened."""
+
+    async def main():
+        class Unused:
+            async def send(self, request):
+                raise AssertionError
+
+        runs = []
+        with closing(WorkerPool(_job(url), hosts=(LOCAL, LOCAL))) as pool:
+            pool.open()
+            spec = LevelSpec(0, Load(concurrency=1), num_requests=3, warmup_requests=0)
+            await run_sweep(
+                [spec],
+                Unused(),
+                None,
+                prompts=PROMPTS,
+                summarise=summarise_level,
+                on_level=lambda run, _: runs.append(run),
+                workers=pool,
+            )
+        return runs
+
+    (run,) = run_on_sockets(main())
+    assert [record.ok for record in run.records] == [True] * 3
+    assert run.check.workers == 1
+    assert run.check.clock_error_bound_ms is None  # all have this machine's clock

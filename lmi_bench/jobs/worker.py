@@ -1,0 +1,140 @@
+"""One worker of a sweep: it opens the sweep's target and sends its share of each level.
+
+It ends when its channel closes. While a level runs it answers pings at once, so the sweep knows
+its clock and whether it still gets a core.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.load import Load
+from lmi_bench.core.scenario import parse_scenario
+from lmi_bench.core.units import s_to_ms
+from lmi_bench.core.workload import LevelSpec
+from lmi_bench.loadgen.prompts.prompts import Prompts
+from lmi_bench.loadgen.run.channel import Channel, Failed, Job, Message, Ping, Ready, Start, Stop
+from lmi_bench.loadgen.run.hosts import PIPE_SECRET, dial, read_secret
+from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress
+from lmi_bench.loadgen.run.target import Target
+from lmi_bench.targets.access import Access, read_headers
+from lmi_bench.targets.open import open_bench
+
+_MOST_LATE_S = 0.001
+_SAMPLED = LevelSpec(0, Load(concurrency=1), num_requests=1)
+
+
+def sample_of(prompts: Prompts) -> str:
+    """A digest of one request, equal where lengths, words and files are the same."""
+    return hashlib.sha256(repr(prompts.request(_SAMPLED, -1)).encode()).hexdigest()
+
+
+def work(
+    connect: str | None, api_key: str | None, headers: Sequence[str], tell: Callable[[str], None]
+) -> None:
+    """Send levels until the sweep closes the connection.
+
+    connect  address of a sweep that listens; None: stdin and stdout lead to it
+    api_key, headers  of the target, which a sweep at a pipe states itself
+    tell     is given a line while a sweep is awaited
+    Raises InputError for another version or secret, or if the target cannot be opened here.
+    """
+    number = os.environ.get("JOB_COMPLETION_INDEX", "")  # of a pod of a Kubernetes Indexed Job
+    access = Access(api_key, read_headers(headers))
+    secret = PIPE_SECRET if connect is None else read_secret()
+    channel = _by_pipe() if connect is None else dial(connect, tell)
+    try:
+        channel.greet(secret, Ready(int(number) if number.isdecimal() else None))
+        job = channel.receive(Job)
+        try:
+            scenario = parse_scenario(dict(job.scenario))
+            if connect is None:
+                access = Access(headers=job.headers)
+            missing = job.headers.keys() - access.all_headers(scenario.protocol).keys()
+            if missing:
+                raise InputError(
+                    f"the sweep's requests have the headers {', '.join(sorted(missing))}, which no "
+                    "message holds: set LMI_BENCH_API_KEY or --header for `worker` too"
+                )
+            bench = open_bench(scenario, replace(access, asked=job.asked))
+            prompts = bench.prompts(job.salt)
+            if sample_of(prompts) != job.sample:
+                raise InputError(
+                    "this host makes other prompts than the sweep's: put the model's tokenizer and "
+                    "the workload's files at the same paths here"
+                )
+        except LmiBenchError as exc:
+            channel.send(Failed(str(exc), exc.exit_code))
+            raise
+        bench.run(lambda target: _serve(channel, target, prompts))
+    finally:
+        channel.close()
+
+
+def _by_pipe() -> Channel:
+    """The channel over stdin and stdout; what is printed from now on goes to stderr."""
+    if sys.stdin.isatty():
+        raise InputError("sweep --hosts starts its workers itself; use --connect to dial in")
+    source = Connection(os.dup(sys.stdin.fileno()), writable=False)
+    sink = Connection(os.dup(sys.stdout.fileno()), readable=False)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return Channel(source, sink, "the sweep", "worker")
+
+
+async def _serve(channel: Channel, target: Target, prompts: Prompts) -> None:
+    """Send levels until the channel closes."""
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+    orders: asyncio.Queue[LevelOrder | Start] = asyncio.Queue()
+    runner: LevelRunner  # of the last order; before one nothing is asked
+
+    def heard(message: Message | LmiBenchError) -> None:
+        if isinstance(message, Ping):
+            at_s = time.monotonic()
+            channel.send(Ping(message.sent_s, at_s, runner.watch.late_frac()))
+        elif isinstance(message, Stop):
+            runner.stop(message.reason)
+        elif isinstance(message, LevelOrder | Start):
+            orders.put_nowait(message)
+        elif serving is not None:  # the sweep is gone
+            serving.cancel()
+
+    async def send_level(order: LevelOrder) -> None:
+        nonlocal runner
+        fault: str | None = None
+
+        async def start() -> float:
+            nonlocal fault
+            channel.send(Ready())
+            message = await orders.get()
+            assert isinstance(message, Start)
+            late_s = loop.time() - message.at_s
+            if late_s > _MOST_LATE_S:
+                fault = f"the start reached it {s_to_ms(late_s):,.0f} ms late"
+            await asyncio.sleep(-late_s)
+            return message.at_s
+
+        def on_progress(state: Progress) -> None:
+            if state.state in ("running", "decoding"):
+                channel.send(state)
+
+        runner = LevelRunner(order, target, prompts, on_progress)
+        part = await runner.run_part(start)
+        channel.send(replace(part, fault=fault))
+
+    channel.listen(heard)
+    channel.send(Ready())
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            order = await orders.get()
+            assert isinstance(order, LevelOrder)
+            try:
+                await send_level(order)
+            except* LmiBenchError as group:
+                channel.send(Failed(str(group.exceptions[0])))

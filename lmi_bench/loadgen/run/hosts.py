@@ -1,0 +1,200 @@
+"""Where workers run, and how they are started: a process here, over ssh, or one that dials in."""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lmi_bench.core.clock import alarm
+from lmi_bench.core.errors import InputError, LmiBenchError
+from lmi_bench.core.listener import Listener
+from lmi_bench.loadgen.run.channel import Channel, Role
+
+LEAST_SECRET = 16  # characters: who listens to a greeting may try shorter ones one by one
+PIPE_SECRET = ""  # nobody else has access to a pipe
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+_HOST = re.compile(r"([^-:*][^:*]*)(?::([^*]+))?(?:\*([1-9]\d*))?")
+_WHY = {
+    127: "lmi-bench is not found: install it, or write HOST:PATH",
+    255: "ssh does not get there without a question",
+}
+"""By the exit code: of the shell there, and of ssh."""
+_GREETING_S = 10.0  # time limit of a worker that has dialled in
+_DIAL_S = 300.0  # a cluster may start the sweep after its workers
+_END_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One worker's place; without a command its worker dials in with `worker --connect`."""
+
+    name: str
+    command: tuple[str, ...] = ()
+
+
+_PROGRAM = f"import sys; sys.path = {sys.path!r}; from lmi_bench.cli.main import main; main()"
+LOCAL = Host("local", (sys.executable, "-c", _PROGRAM, "worker"))
+"""It imports from where this process does, not from the working directory."""
+JOIN = Host("join")
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """The hosts of a comma list: local, join, or [USER@]HOST[:PATH of lmi-bench there]; each may
+    be repeated, as join*4. Raises InputError.
+
+    >>> [host.name for host in parse_hosts("local*2,ada@gpu1:/opt/bin/lmi-bench")]
+    ['local', 'local', 'ada@gpu1']
+    """
+    found: list[Host] = []
+    for each in text.split(","):
+        word = _HOST.fullmatch(each.strip())
+        if word is None:
+            raise InputError(
+                f"--hosts {text}: write local, join, HOST or USER@HOST with commas between them, "
+                "and NAME*4 for four workers there"
+            )
+        name, path, count = word.groups()
+        ssh = (*_SSH, "--", name, f"{shlex.quote(path or 'lmi-bench')} worker")
+        host = {"local": LOCAL, "join": JOIN}.get(name, Host(name, ssh))
+        found += [host] * int(count or 1)
+    return tuple(found)
+
+
+def parse_address(text: str, option: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`; raises InputError that names the option."""
+    host, _, port = text.rpartition(":")
+    if not host.strip("[]") or not port.isdecimal() or int(port) >= 2**16:
+        raise InputError(f"{option} {text}: write HOST:PORT, such as 127.0.0.1:7711")
+    return host.strip("[]"), int(port)
+
+
+def read_secret() -> str:
+    """The secret that workers which dial in share with the sweep; raises InputError."""
+    secret = os.environ.get("LMI_BENCH_SECRET", "").strip()
+    if len(secret) < LEAST_SECRET:
+        raise InputError(
+            f"set the variable LMI_BENCH_SECRET to the same {LEAST_SECRET} characters or more for "
+            "the sweep and its workers, such as those of: openssl rand -hex 16"
+        )
+    return secret
+
+
+class Launched(Channel):
+    """A worker that is started here or over ssh."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        if shutil.which(host.command[0]) is None:
+            raise InputError(f"{name}: {host.command[0]} is not found here")
+        ours, theirs = socket.socketpair()
+        both = Connection(ours.detach())
+        super().__init__(both, both, name, "sweep")
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - until `end`
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603 - our own program, or ssh
+                host.command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._said.fileno(),
+                start_new_session=True,
+            )
+
+    def why_ended(self) -> str:
+        """Its exit code and its last words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(2 * _END_S)
+        code = self.process.returncode
+        self._said.seek(0)
+        lines = self._said.read().decode("utf-8", "replace").strip().splitlines()
+        words = f": {lines[-1]}" if lines else ""
+        why = f": {_WHY[code]}" if code in _WHY else f" died (exit code {code})"
+        return f"{self.name}{why}{words}"
+
+    def end(self) -> None:
+        """Wait for its exit after `close`; end one that does not exit."""
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # such as one that is stopped
+            self.process.kill()
+            self.process.wait()
+        self._said.close()
+
+
+def let_in(
+    address: tuple[str, int], numbers: Collection[int], listener: Listener
+) -> Iterator[tuple[int, Channel]]:
+    """Each worker that dials in and has the secret, with its number, until all have come.
+
+    numbers   of the workers that are awaited
+    listener  hears where, and of each connection that is refused
+    """
+    if not numbers:
+        return
+    secret, free = read_secret(), set(numbers)
+    try:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        door = socket.create_server(address, family=family)
+    except OSError as exc:
+        raise InputError(f"--listen {_shown(address)}: {exc.strerror or exc}") from exc
+    with door:
+        at = _shown(door.getsockname())
+        while free:
+            listener.note(f"waiting for {len(free)} worker(s): lmi-bench worker --connect {at}")
+            peer, place = door.accept()
+            channel = _over(peer, _shown(place), "sweep")
+            try:
+                with peer, alarm(_GREETING_S, partial(peer.shutdown, socket.SHUT_RDWR)):
+                    number = channel.greet(secret).number
+                number = min(free) if number is None else number
+                if number not in free:
+                    raise InputError(f"{channel.name}: there is no free place for number {number}")
+            except LmiBenchError as exc:
+                listener.warn(f"a worker is refused: {exc}")
+                channel.close()
+                continue
+            free.remove(number)
+            channel.name = f"worker {number} ({channel.name})"
+            yield number, channel
+
+
+def dial(address: str, tell: Callable[[str], None]) -> Channel:
+    """Connect to a sweep that listens, now or within a few minutes. Raises InputError."""
+    place = parse_address(address, "--connect")
+    end_s = time.monotonic() + _DIAL_S
+    tell(f"connecting to the sweep at {address}")
+    while True:
+        try:
+            with socket.create_connection(place, timeout=_GREETING_S) as peer:
+                peer.setblocking(True)
+                return _over(peer, f"the sweep at {address}", "worker")
+        except OSError as exc:
+            if time.monotonic() > end_s:
+                raise InputError(f"--connect {address}: {exc.strerror or exc}") from exc
+        time.sleep(1.0)
+
+
+def _over(peer: socket.socket, name: str, role: Role) -> Channel:
+    """A channel that sends small messages at once, and notices within half a minute that the other
+    host is gone."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+    both = Connection(os.dup(peer.fileno()))
+    return Channel(both, both, name, role)
+
+
+def _shown(place: tuple[Any, ...]) -> str:
+    host = f"[{place[0]}]" if ":" in place[0] else place[0]
+    return f"{host}:{place[1]}"
