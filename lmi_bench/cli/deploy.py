@@ -9,11 +9,18 @@ import typer
 
 from lmi_bench.cli.command import spread_options
 from lmi_bench.cli.console import note, print_table, run_job, say, warn
+from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.deploy import INSTANCE, DeploySettings, LimitsSettings
+from lmi_bench.jobs.settings.deploy import (
+    INSTANCE,
+    SECRET_COMMAND,
+    DeploySettings,
+    LimitsSettings,
+    Loadgen,
+)
 
 deploy = typer.Typer(
     name="deploy",
@@ -60,6 +67,21 @@ def write(settings: DeploySettings) -> None:
     for trap in bundle.traps:
         warn(trap)
     say(f"{settings.out}: {', '.join(bundle.files)}")
+
+
+@deploy.command()
+@spread_options
+def loadgen(
+    settings: Loadgen,
+    out: Annotated[Path, Option("YAML file.", ("--out", "-o"))],
+) -> None:
+    """Write a load generator for Kubernetes: a sweep, and an Indexed Job of pods that send for it.
+
+    Workers and sweep know each other by a secret that the file does not hold.
+    """
+    write_text(out, settings.manifest())
+    say(f"{out}: a sweep and {settings.workers} workers, which need once:")
+    say(SECRET_COMMAND)
 
 
 @deploy.command()

@@ -20,7 +20,7 @@ from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy.checks import check_settings, era_of
 from lmi_bench.deploy.images import Image, ami_of, choose_image
-from lmi_bench.deploy.kubernetes import SECRET, PodImage, kubernetes_files
+from lmi_bench.deploy.kubernetes import PodImage, kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
@@ -32,7 +32,7 @@ from lmi_bench.deploy.server_settings import (
     unsupported_settings,
     vllm_arguments,
 )
-from lmi_bench.deploy.settings import LONGEST_WAIT_S, EndpointSettings, Server
+from lmi_bench.deploy.settings import LONGEST_WAIT_S, SECRET, EndpointSettings, Server
 from lmi_bench.deploy.variables import PREFIXES
 
 PROPERTIES: Final = "serving.properties"

@@ -17,14 +17,13 @@ from lmi_bench.catalog.templates import PlainDumper, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
 from lmi_bench.deploy.plan import DeploymentPlan
-from lmi_bench.deploy.settings import PROMETHEUS
+from lmi_bench.deploy.settings import PROMETHEUS, SECRET
 
 _PORT: Final = 8000
 _HOST_SHARE: Final = 0.8  # of the host's memory for pods; the node's own services use the rest
 _SHM_GIB_PER_DEVICE: Final = 2
 _PROBE_S: Final = 10
 _COOL_DOWN_S: Final = 300
-SECRET: Final = "lmi-bench-secrets"  # noqa: S105 - the name of a Secret
 _WAITING: Final = {
     "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
     "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),

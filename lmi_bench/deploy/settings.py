@@ -10,6 +10,7 @@ from lmi_bench.core.redaction import redact_text
 
 REGION: Final = Option("AWS region.")
 ACCOUNT: Final = Option("Account of the region's image registry.", default="AWS's in that region")
+SECRET: Final = "lmi-bench-secrets"  # noqa: S105 - the name of a Secret
 PROMETHEUS: Final = "http://prometheus-server.monitoring.svc:80"
 _ENDPOINT: Final = "SageMaker endpoint"
 LAYOUT: Final = "Layout"

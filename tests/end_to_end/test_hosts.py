@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.end_to_end.commands import command, environment, lmi_bench
 from tests.loadgen.aws.runtime_server import runtime_server
@@ -279,3 +280,31 @@ def test_a_lost_worker_and_ctrl_c_leave_a_run_that_goes_on_and_no_process(tmp_pa
         assert len(levels.read_text().splitlines()) == 1
         lmi_bench(*args, "--out", run, "--resume")
     assert [json.loads(line)["level"] for line in levels.read_text().splitlines()] == [0, 1]
+
+
+def test_the_commands_of_an_indexed_job_make_one_run(tmp_path):
+    """As its pods would, with their numbers set by hand and this machine's address."""
+    run, file = tmp_path / "run", tmp_path / "loadgen.yaml"
+    with runtime_server(step_s=0.02) as url:
+        write = ("deploy", "loadgen", "--image", "lmi", "--workers", "2", "--out", file)
+        said = lmi_bench(*write, "--", url, *SMALL).stdout
+        assert "--from-file=LMI_BENCH_SECRET=/dev/stdin" in said
+        commands = {}
+        for each in yaml.safe_load_all(file.read_text()):
+            if each["kind"] == "Job":
+                (container,) = each["spec"]["template"]["spec"]["containers"]
+                commands[each["metadata"]["name"]] = container["command"][1:]
+        here = {"0.0.0.0:7711": "127.0.0.1:0", "/runs/run": str(run)}
+        given = [here.get(word, word) for word in commands["loadgen"]]
+        sweep = _start(*given, LMI_BENCH_SECRET=SECRET)
+        here = {"loadgen:7711": _address(sweep)}
+        given = [here.get(word, word) for word in commands["loadgen-workers"]]
+        pods = [
+            _start(*given, JOB_COMPLETION_INDEX=str(n), LMI_BENCH_SECRET=SECRET) for n in range(2)
+        ]
+        heard = sweep.communicate(timeout=120)[1]
+        for pod in pods:
+            pod.communicate(timeout=60)
+    assert [each.returncode for each in (sweep, *pods)] == [0, 0, 0], heard
+    assert _level(run)["generator"]["workers"] == 2
+    assert sorted(_numbers(run)) == list(range(16))

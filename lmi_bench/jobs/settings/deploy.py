@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, Settings, option
+from lmi_bench.deploy.loadgen import SECRET_COMMAND as SECRET_COMMAND
+from lmi_bench.deploy.loadgen import Loadgen as Loadgen
 from lmi_bench.deploy.settings import LAYOUT, NOTHING, PROMETHEUS, EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings import planning
 

@@ -1,7 +1,8 @@
-"""Writes kubernetes.json.gz: the schemas of the five kinds that deploy/kubernetes.py writes.
+"""Writes kubernetes.json.gz: the schemas of the kinds that kubernetes.py and loadgen.py write.
 
     python make.py DEFINITIONS.json KEDA_CRD.yaml KSERVE_CRD.yaml LWS_CRD.yaml
     python make.py kubernetes.json.gz LWS_CRD.yaml      replaces or adds one kind
+    python make.py kubernetes.json.gz DEFINITIONS.json  replaces or adds Kubernetes' own kinds
 
 DEFINITIONS: _definitions.json of v1.37.0-local-strict in kubernetes-validate 1.37.0 (PyPI), from
 Kubernetes' OpenAPI document; the CRDs: keda.sh_scaledobjects.yaml of kedacore/keda at 8b4f083 and
@@ -21,6 +22,8 @@ import yaml
 KINDS = {
     "Deployment": "io.k8s.api.apps.v1.Deployment",
     "Service": "io.k8s.api.core.v1.Service",
+    "PersistentVolumeClaim": "io.k8s.api.core.v1.PersistentVolumeClaim",
+    "Job": "io.k8s.api.batch.v1.Job",
 }
 POD_TEMPLATE = "#/$defs/io.k8s.api.core.v1.PodTemplateSpec"
 NEEDLESS = ("description", "x-kubernetes-group-version-kind", "x-kubernetes-validations", "format")
@@ -56,16 +59,18 @@ def used(definitions, name, found):
         used(definitions, text.partition('"')[0].rpartition("/")[2], found)
 
 
-def main(definitions, *crds):
+def main(*paths):
     found, kinds = {}, {}
-    if definitions.endswith(".gz"):
-        found, kinds = json.loads(gzip.decompress(Path(definitions).read_bytes())).values()
-    else:
-        definitions = json.loads(Path(definitions).read_text())["$defs"]
-        for kind, name in KINDS.items():
-            used(definitions, name, found)
-            kinds[kind] = {"$ref": f"#/$defs/{name}"}
-    for path in crds:
+    for path in paths:
+        if path.endswith(".gz"):
+            found, kinds = json.loads(gzip.decompress(Path(path).read_bytes())).values()
+            continue
+        if path.endswith(".json"):
+            text = Path(path).read_text().replace("_definitions.json#", "#")
+            for kind, name in KINDS.items():
+                used(json.loads(text)["$defs"], name, found)
+                kinds[kind] = {"$ref": f"#/$defs/{name}"}
+            continue
         spec = yaml.safe_load(Path(path).read_text())["spec"]
         version = next(each for each in reversed(spec["versions"]) if each["served"])
         schema = strict(version["schema"]["openAPIV3Schema"])
@@ -77,7 +82,7 @@ def main(definitions, *crds):
         kinds[spec["names"]["kind"]] = schema
     content = json.dumps({"$defs": found, "kinds": kinds}, separators=(",", ":"))
     out = Path(__file__).with_name("kubernetes.json.gz")
-    out.write_bytes(gzip.compress(content.replace("_definitions.json#", "#").encode(), mtime=0))
+    out.write_bytes(gzip.compress(content.encode(), mtime=0))
     print(out, out.stat().st_size)
 
 

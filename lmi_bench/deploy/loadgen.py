@@ -1,0 +1,59 @@
+"""A load generator on Kubernetes: a sweep, and an Indexed Job of workers that dial in to it."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from lmi_bench.catalog.templates import PlainDumper, filled
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.option import REQUIRED, Settings, option
+from lmi_bench.deploy.settings import SECRET
+
+SECRET_COMMAND: Final = (
+    f"openssl rand -hex 16 | kubectl create secret generic {SECRET} "
+    "--from-file=LMI_BENCH_SECRET=/dev/stdin"
+)
+_PORT: Final = 7711
+_NAMES: Final = ("service", "claim", "sweep", "workers")
+_OWN: Final = ("--hosts", "--listen", "--workers", "--out", "-o", "--resume")
+
+
+@dataclass(frozen=True, slots=True)
+class Loadgen(Settings):
+    """What to write. Raises InputError for arguments that the file states, or that are secrets.
+
+    sweep  Arguments of the sweep, after --: its target and load.
+    image  Image with lmi-bench of this version.
+    workers  Number of sending pods.
+    name  Name of the objects.
+    """
+
+    sweep: tuple[str, ...] = option(value=REQUIRED, argument=True, metavar="-- SWEEP...")
+    image: str = option(value=REQUIRED)
+    workers: int = option(value=4, must="at least 1")
+    name: str = option(value="loadgen")
+
+    def _check(self) -> None:
+        for name in (argument.partition("=")[0] for argument in self.sweep):
+            if name in (*_OWN, "--api-key", "--header", "-H"):
+                raise InputError(
+                    f"{name}: leave it out. The file states where the workers and the run are; a "
+                    f"key is not written into files, but taken from the Secret {SECRET}"
+                )
+
+    def manifest(self) -> str:
+        """The file for `kubectl apply`."""
+        join = ("--hosts", f"join*{self.workers}", "--listen", f"0.0.0.0:{_PORT}")
+        run = (*join, "--out", "/runs/run", "--resume")
+        values: dict[str, Any] = {
+            "name": self.name,
+            "workers_name": f"{self.name}-workers",
+            "image": self.image,
+            "workers": self.workers,
+            "secret": SECRET,
+            "sweep_command": ["lmi-bench", "sweep", *self.sweep, *run],
+            "worker_command": ["lmi-bench", "worker", "--connect", f"{self.name}:{_PORT}"],
+        }
+        objects = filled("deploy/loadgen.yaml", _NAMES, values).values()
+        return yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, width=100)
