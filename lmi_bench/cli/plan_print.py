@@ -28,7 +28,6 @@ from lmi_bench.jobs.calibrate import (
     Calibration,
     ShippedErrors,
     Validation,
-    errors_of,
 )
 from lmi_bench.jobs.fleet import AcceleratorComparison, PlannedDay, PlayedPolicy
 from lmi_bench.jobs.predict import Prediction
@@ -191,7 +190,7 @@ def print_validation(validation: Validation) -> None:
         note("no measured line is left to judge: each was calibrated on or cannot be used")
     print_table(
         "Errors on lines that were not calibrated on, and 80 % intervals",
-        [_in_percent({"slice": entry.slice_name, **errors_of(entry)}) for entry in found],
+        [_in_percent(entry.to_json()) for entry in found],
         left=("slice", "figure"),
     )
     print_table(

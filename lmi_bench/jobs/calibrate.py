@@ -352,19 +352,6 @@ _TABLES = (
 )
 
 
-def errors_of(entry: Accuracy) -> dict[str, Any]:
-    """The errors of one figure; shares are 0 to 1."""
-    return {
-        "figure": entry.figure,
-        "lines": entry.rows,
-        "silent": entry.silent or None,
-        "median": entry.median,
-        "p90": entry.p90,
-        "covered": entry.coverage,
-        "half-width": entry.half_width,
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class ShippedErrors:
     """The errors of the shipped profiles, each with its profile and table.
@@ -377,10 +364,10 @@ class ShippedErrors:
 
     def to_json(self) -> list[dict[str, Any]]:
         """As `validate --json` writes it without a table."""
+        rows = [(table, entry.to_json()) for table, entry in self.errors]
         return [
-            {"profile": table.profile, "table": table.file, "lines of": entry.slice_name}
-            | errors_of(entry)
-            for table, entry in self.errors
+            {"profile": table.profile, "table": table.file, "lines of": row.pop("slice"), **row}
+            for table, row in rows
         ]
 
 

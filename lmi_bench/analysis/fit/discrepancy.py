@@ -107,14 +107,10 @@ class ErrorConstants:
         return float(getattr(self, f"ttft_{name}" if metric == "ttft_mean_s" else name))
 
 
-def _shipped() -> ErrorConstants:
-    text = (files("lmi_bench.catalog") / "data" / "planner_errors.json").read_text("utf-8")
-    values = json.loads(text)
-    values.pop("about")
-    return ErrorConstants(**values)
-
-
-_SHIPPED: Final = _shipped()
+_FILE = files("lmi_bench.catalog") / "data" / "planner_errors.json"
+_VALUES: Final[dict[str, Any]] = json.loads(_FILE.read_text("utf-8"))
+del _VALUES["about"]
+_SHIPPED: Final = ErrorConstants(**_VALUES)
 ERRORS: Final[ContextVar[ErrorConstants]] = ContextVar("ERRORS", default=_SHIPPED)
 """The constants in use; a judgement of a table sets those estimated without that table."""
 

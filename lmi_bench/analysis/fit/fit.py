@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +34,7 @@ from lmi_bench.analysis.model.profiles import (
     HOST_PREFIX,
     PARAMETER_NAMES,
     EngineProfile,
+    ProfileKey,
     log_value,
     with_logs,
 )
@@ -273,27 +274,17 @@ def fit_of_profile(profile: EngineProfile, cells: Sequence[MeasuredLevel]) -> Fi
     if not profile.levels:
         return fit
     scales = ErrorScales(profile.error_scale, profile.ttft_error_scale)
-    key = _Fitted(profile.levels, fit.names, repr(replace(profile, levels=())), profile)
-    known = _at_levels(key)
+    rest = repr(replace(profile, levels=()))  # some fields are dicts
+    known = _at_levels(ProfileKey((profile.levels, rest), profile), fit.names)
     plain = measured_covariance(known[0], scales, offsets=False)
     gain = profile.log_covariance(fit.names, fit.prior_sd) @ np.linalg.solve(plain, known[2]).T
     start = fit.profile, fit.names, fit.prior_sd, fit.covariance
     return Fit(*start, scales, profile.levels, *known, gain)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    """A profile with levels as a cache key; rest: its other fields, of which some are dicts."""
-
-    levels: tuple[MeasuredLevel, ...]
-    names: tuple[str, ...]
-    rest: str
-    profile: EngineProfile = field(compare=False)
-
-
 @lru_cache(maxsize=32)
-def _at_levels(key: _Fitted) -> _Figures:
-    return _figures_of(key.profile, key.names, key.levels)
+def _at_levels(known: ProfileKey, names: tuple[str, ...]) -> _Figures:
+    return _figures_of(known.profile, names, known.profile.levels)
 
 
 def _metrics(cell: MeasuredLevel) -> list[Metric]:
@@ -344,7 +335,8 @@ def _fit_steps(
     step = _OPEN_STEP if any(cell.rate_per_s is not None for cell in cells) else _STEP
 
     def jacobian(z: FloatArray) -> FloatArray:
-        return _differences(residuals, z, step / prior.sd)
+        base, steps = residuals(z), step / prior.sd  # forward differences
+        return np.array([residuals(z + moved) - base for moved in np.diag(steps)]).T / steps
 
     most = np.array([math.log(_MOST_SHARE) if n.endswith("_share") else np.inf for n in names])
     upper = np.maximum((most - start) / prior.sd, 1e-3)
@@ -371,19 +363,6 @@ def _fit_steps(
     ]
     best = min(fits, key=lambda fit: float(fit.cost))
     return with_logs(base, names, start + best.x * prior.sd)
-
-
-def _differences(
-    function: Callable[[FloatArray], FloatArray], at: FloatArray, steps: FloatArray
-) -> FloatArray:
-    """Forward differences, shape (values, parameters)."""
-    base = function(at)
-    columns = []
-    for index, step in enumerate(steps):
-        moved = at.copy()
-        moved[index] += step
-        columns.append((function(moved) - base) / step)
-    return np.array(columns).T
 
 
 def _robust(errors: FloatArray) -> FloatArray:

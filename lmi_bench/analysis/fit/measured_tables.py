@@ -13,8 +13,9 @@ columns and empty fields are ignored.
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from lmi_bench.analysis.fit import inferencex_tables
@@ -82,25 +83,21 @@ def read_table(path: Path) -> list[TableRow]:
     if missing:
         raise InputError(f"{path} has no column {', '.join(missing)}: it is not a table of levels")
     if all(name in rows[0] for name in inferencex_tables.COLUMNS):
-        return [_inferencex_row(number, row) for number, row in enumerate(rows)]
+        engine_of, cell_of = inferencex_tables.engine_of, inferencex_tables.cell_of
+        return [_table_row(number, row, engine_of(row), cell_of) for number, row in enumerate(rows)]
     latencies = [_number(row, "latency_ms_per_token") for row in rows]
     known = [value for value in latencies if value is not None]
     whole = bool(known) and all(value == int(value) for value in known)
-    return [_table_row(number, row, whole) for number, row in enumerate(rows)]
+    engines = [" ".join((row.get("engine") or "").lower().split()) for row in rows]
+    read = partial(_cell, whole=whole)
+    return [_table_row(n, row, engines[n], read) for n, row in enumerate(rows)]
 
 
-def _inferencex_row(number: int, row: Row) -> TableRow:
-    engine = inferencex_tables.engine_of(row)
+def _table_row(
+    number: int, row: Row, engine: str, cell_of: Callable[[Row], MeasuredLevel]
+) -> TableRow:
     try:
-        return TableRow(number, engine, inferencex_tables.cell_of(row))
-    except (InputError, ValueError) as exc:
-        return TableRow(number, engine, None, str(exc))
-
-
-def _table_row(number: int, row: Row, whole: bool) -> TableRow:
-    engine = " ".join((row.get("engine") or "").lower().split())
-    try:
-        cell = _cell(row, whole)
+        cell = cell_of(row)
     except (InputError, ValueError) as exc:
         return TableRow(number, engine, None, str(exc))
     return TableRow(

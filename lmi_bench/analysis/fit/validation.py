@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from lmi_bench.analysis.level.cells import can_run, predict_cell, regime_of, slo
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.core.errors import CapacityError, InputError
+from lmi_bench.core.json_value import JsonValue, key_of
 from lmi_bench.core.units import s_to_ms
 
 PriorRule = Callable[[str, Sequence[MeasuredLevel]], EngineProfile]
@@ -322,23 +323,24 @@ def _as_published(figure: Estimate, cut_s: float) -> Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
+class Accuracy(JsonValue):
     """The accuracy of one figure over the rows of one slice that were not calibrated on.
 
-    rows           number that state the figure; silent: of them, those without a prediction
+    rows           number that state the figure; silent: of them, those without a prediction, or
+                   None for none
     median, p90    of |predicted / measured - 1|
     coverage       share of the intervals that contain the measured figure
     half_width     median of (high - low) / 2 / predicted
     """
 
-    slice_name: str
+    slice_name: str = field(metadata=key_of("slice"))
     figure: str
-    rows: int
-    silent: int
+    rows: int = field(metadata=key_of("lines"))
+    silent: int | None
     median: float
     p90: float
-    coverage: float
-    half_width: float
+    coverage: float = field(metadata=key_of("covered"))
+    half_width: float = field(metadata=key_of("half-width"))
 
 
 def accuracies(judged: Sequence[Judged]) -> list[Accuracy]:
@@ -380,7 +382,7 @@ def accuracy_of(name: str, figure: str, rows: Sequence[Judged]) -> Accuracy | No
         slice_name=name,
         figure=figure,
         rows=len(stated),
-        silent=len(stated) - len(known),
+        silent=len(stated) - len(known) or None,
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
         coverage=float(np.mean([e.low <= measured <= e.high for e, measured in known])),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +25,7 @@ from lmi_bench.analysis.model.capacity import (
 )
 from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
-from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.profiles import EngineProfile, ProfileKey
 from lmi_bench.analysis.model.setup import ROUTED_S, Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.analysis.results.quantiles import counted_quantile
@@ -57,7 +57,7 @@ def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
     """The profile with its scheduler settings for the cell's model and machine."""
     setup = cell.setup
     if profile.defaults:
-        cache_tokens = _cache_tokens(setup, _Memory.of(profile))
+        cache_tokens = _cache_tokens(setup, _memory_of(profile))
         profile = as_set(profile, setup.shape, setup.instance.accelerator, cache_tokens)
     return in_groups(profile, setup.parallelism, prompts_alone=cell.output_tokens == 1)
 
@@ -66,35 +66,28 @@ def slots_for(profile: EngineProfile, cell: MeasuredLevel) -> int:
     """Sequences that one copy lets run together. Raises CapacityError where none fits."""
     if cell.max_sequences is not None:
         return cell.max_sequences
-    return _slots(cell.setup, cell.input_tokens, cell.output_tokens, _Memory.of(profile))
+    return _slots(cell.setup, cell.input_tokens, cell.output_tokens, _memory_of(profile))
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """A profile as a cache key: equal to all profiles with the same number of slots."""
-
-    key: tuple[object, ...]
-    profile: EngineProfile = field(compare=False)
-
-    @classmethod
-    def of(cls, profile: EngineProfile) -> _Memory:
-        memory: tuple[object, ...] = (
-            *(profile.memory_share, profile.reserve_bytes, profile.kv_layout),
-            *(profile.reserves_activations, profile.cache_tokens, profile.reserve_bytes_per_token),
-        )
-        limits = (profile.max_batch_size, profile.block_size, profile.defaults)
-        return cls((*memory, *limits, profile.max_prefill_tokens), profile)
+def _memory_of(profile: EngineProfile) -> ProfileKey:
+    """Equal for all profiles with the same number of slots."""
+    memory: tuple[object, ...] = (
+        *(profile.memory_share, profile.reserve_bytes, profile.kv_layout),
+        *(profile.reserves_activations, profile.cache_tokens, profile.reserve_bytes_per_token),
+    )
+    limits = (profile.max_batch_size, profile.block_size, profile.defaults)
+    return ProfileKey((*memory, *limits, profile.max_prefill_tokens), profile)
 
 
 @lru_cache(maxsize=4096)
-def _cache_tokens(setup: Setup, memory: _Memory) -> float:
+def _cache_tokens(setup: Setup, memory: ProfileKey) -> float:
     """Tokens that the cache of one copy holds; 0 where the weights do not fit."""
     plan = memory_plan_for(setup, memory.profile, input_tokens=1, output_tokens=1)
     return max(0.0, plan.kv_budget_bytes) / kv_bytes_of(setup, setup.shape.max_positions)
 
 
 @lru_cache(maxsize=4096)
-def _slots(setup: Setup, input_tokens: int, output_tokens: int, memory: _Memory) -> int:
+def _slots(setup: Setup, input_tokens: int, output_tokens: int, memory: ProfileKey) -> int:
     config = scheduler_config_for(setup, memory.profile, input_tokens + output_tokens)
     return slots_of(config, input_tokens, output_tokens)
 
@@ -114,7 +107,8 @@ def predict_cell(
     profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
     if cell.rate_per_s is not None:
-        parts = [_open_loop(profile, cell, _slowed(model.pricer(), slower))]
+        price = model.pricer()
+        parts = [_open_loop(profile, cell, lambda *counts: slower * price(*counts))]
     else:
         parts = _closed_loops(profile, cell, model, slots, smooth=smooth)
     columns = [(part.count, part.e2e_s, part.ttft_s, part.tokens) for part in parts]
@@ -244,12 +238,6 @@ def can_run(profile: EngineProfile, cell: MeasuredLevel) -> bool:
     except InputError:
         return False
     return True
-
-
-def _slowed(price: Pricer, factor: float) -> Pricer:
-    if factor == 1.0:
-        return price
-    return lambda *counts: factor * price(*counts)
 
 
 def growth_with_step_times(profile: EngineProfile, cell: MeasuredLevel) -> dict[Metric, float]:

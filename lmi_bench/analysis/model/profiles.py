@@ -286,6 +286,14 @@ def _same_version(one: str, other: str) -> bool:
     return all(left == right for left, right in zip(own, low, strict=False))
 
 
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """A profile as a key of caches: equal to all profiles with an equal `key`."""
+
+    key: tuple[object, ...]
+    profile: EngineProfile = field(compare=False)
+
+
 def profile_to_json(profile: EngineProfile) -> str:
     """The profile as a JSON document that `profile_from_json` reads back unchanged."""
     document = {"schema": PROFILE_SCHEMA, **asdict(replace(profile, levels=()))}
