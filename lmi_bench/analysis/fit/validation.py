@@ -326,8 +326,7 @@ def _as_published(figure: Estimate, cut_s: float) -> Estimate:
 class Accuracy(JsonValue):
     """The accuracy of one figure over the rows of one slice that were not calibrated on.
 
-    rows           number that state the figure; silent: of them, those without a prediction, or
-                   None for none
+    rows           number that state the figure; silent: of them, those without a prediction
     median, p90    of |predicted / measured - 1|
     coverage       share of the intervals that contain the measured figure
     half_width     median of (high - low) / 2 / predicted
@@ -336,11 +335,15 @@ class Accuracy(JsonValue):
     slice_name: str = field(metadata=key_of("slice"))
     figure: str
     rows: int = field(metadata=key_of("lines"))
-    silent: int | None
+    silent: int
     median: float
     p90: float
     coverage: float = field(metadata=key_of("covered"))
     half_width: float = field(metadata=key_of("half-width"))
+
+    def to_json(self) -> dict[str, Any]:
+        """The errors of one figure; shares are 0 to 1."""
+        return {**super(Accuracy, self).to_json(), "silent": self.silent or None}
 
 
 def accuracies(judged: Sequence[Judged]) -> list[Accuracy]:
@@ -382,7 +385,7 @@ def accuracy_of(name: str, figure: str, rows: Sequence[Judged]) -> Accuracy | No
         slice_name=name,
         figure=figure,
         rows=len(stated),
-        silent=len(stated) - len(known) or None,
+        silent=len(stated) - len(known),
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
         coverage=float(np.mean([e.low <= measured <= e.high for e, measured in known])),
