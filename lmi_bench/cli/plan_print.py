@@ -182,7 +182,11 @@ def print_validation(validation: Validation) -> None:
     chosen = [row for row in judged if row.calibrated]
     print_table(
         f"Calibrated on {plural(len(chosen), 'line')}",
-        [_calibrated_row(row.row) for row in chosen],
+        [
+            {"line": row.row.number + 2, **_setup_row(row.row), "load": _load(row.row.cell)}
+            for row in chosen
+            if row.row.cell is not None
+        ],
         left=("engine", "model", "machine"),
     )
     found = accuracies(judged)
@@ -237,11 +241,6 @@ def _under_slo_row(entry: LoadUnderSlo) -> dict[str, Any]:
         "measured": shown(entry.measured),
         "predicted": f"{shown(entry.predicted)} ({shown(entry.low)} to {shown(entry.high)})",
     }
-
-
-def _calibrated_row(row: TableRow) -> dict[str, Any]:
-    assert row.cell is not None
-    return {"line": row.number + 2, **_setup_row(row), "load": _load(row.cell)}
 
 
 def _setup_row(row: TableRow) -> dict[str, Any]:

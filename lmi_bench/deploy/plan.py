@@ -185,11 +185,12 @@ def plan_from_recommendation(
     is_planned = degree == best.tensor_parallel
     copies = best.copies if is_planned else instance.num_accelerators // setup.devices
     batch = best.memory.mean_batch_per_copy
+    kinds = question.kinds or (question,)
     lengths = Lengths(
         question.input_tokens,
         question.output_tokens,
-        question.longest_prompt,
-        question.most_tokens,
+        max(kind.input_tokens for kind in kinds),
+        max(kind.input_tokens + kind.output_tokens for kind in kinds),
         batch,
         are_means=not question.kinds,
     )

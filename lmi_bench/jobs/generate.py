@@ -45,37 +45,12 @@ class ScoredToken:
     likeliest: tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """A generated text and its timing, over all requests.
-
-    seconds         in the engine; None with emulated arithmetic: its speed means nothing
-    first_token_s   from the first request to its first token
-    scores          of each token, if log-probabilities are wanted
-    finish_reason   `length`, `eos_token`, `stop_sequence` or `context_full`
-    stop_string     the stop text that ended it; None: a token or something else did
-    context_tokens  maximum length of a request with this model and cache
-    """
-
-    text: str
-    requests: int
-    tokens: int
-    seconds: float | None
-    first_token_s: float
-    scores: tuple[ScoredToken, ...]
-    finish_reason: str | None
-    stop_string: str | None
-    context_tokens: int
-    back_end_note: str
-    stats: SchedulerStats
-
-
 def generate(
     settings: GenerateSettings,
     listener: Listener = SILENT,
     *,
     on_text: Callable[[str], None] | None = None,
-) -> Generated:
+) -> "Generated":
     """Generate a text. Raises InputError before a model is loaded."""
     sampling = replace(
         settings.sampling,
@@ -84,23 +59,10 @@ def generate(
     )
     text = prompt_text(settings.prompt)
     parts, tokenizer = open_engine(settings, listener)
-    chain = _Chain(tokenizer, tokenizer.encode(text), settings.stop, on_text)
+    done = Generated(parts, tokenizer, tokenizer.encode(text), settings.stop, on_text)
     sampling = replace(sampling, eos_token_ids=tokenizer.eos_token_ids)
-    stats = asyncio.run(_generate(parts, chain, sampling, until_done=settings.until_done))
-    emulated = parts.quantized is not None and parts.quantized.emulated
-    return Generated(
-        text="".join(chain.written),
-        requests=chain.requests,
-        tokens=chain.tokens,
-        seconds=None if emulated else chain.seconds,
-        first_token_s=chain.first_token_s or 0.0,
-        scores=tuple(chain.scores),
-        finish_reason=chain.finish_reason,
-        stop_string=chain.stop_string,
-        context_tokens=parts.config.max_model_len,
-        back_end_note=parts.back_end_note,
-        stats=stats,
-    )
+    asyncio.run(_generate(parts, done, sampling, until_done=settings.until_done))
+    return done
 
 
 def open_engine(settings: GenerateSettings, listener: Listener) -> tuple[EngineParts, Tokenizer]:
@@ -136,11 +98,10 @@ def prompt_text(prompt: str) -> str:
 
 
 async def _generate(
-    parts: EngineParts, chain: "_Chain", sampling: SamplingParams, *, until_done: bool
-) -> SchedulerStats:
+    parts: EngineParts, chain: "Generated", sampling: SamplingParams, *, until_done: bool
+) -> None:
     """Send one request, or further ones until the text ends."""
-    token_ids = chain.prompt_ids
-    context_tokens = parts.config.max_model_len
+    token_ids, context_tokens = chain.prompt_ids, chain.context_tokens
     async with parts.engine() as engine:
         while True:
             room = context_tokens - len(token_ids)
@@ -159,10 +120,10 @@ async def _generate(
             if not until_done or chain.finish_reason != "length":
                 break
     chain.finish()
-    return engine.stats().done
+    chain.stats = engine.stats().done
 
 
-async def _one_request(engine: ServingEngine, prompt: Prompt, chain: "_Chain") -> list[int]:
+async def _one_request(engine: ServingEngine, prompt: Prompt, chain: "Generated") -> list[int]:
     generation = engine.submit(prompt.token_ids, prompt.sampling)
     token_ids: list[int] = []
     try:
@@ -184,37 +145,60 @@ async def _one_request(engine: ServingEngine, prompt: Prompt, chain: "_Chain") -
     stopped = chain.stop_string is not None
     chain.finish_reason = "stop_sequence" if stopped else generation.finish_reason
     if generation.finished_s is not None:
-        chain.seconds += generation.finished_s - generation.submitted_s
-    if chain.first_token_s is None and generation.first_token_s is not None:
+        chain.busy_s += generation.finished_s - generation.submitted_s
+    if not chain.first_token_s and generation.first_token_s is not None:
         chain.first_token_s = generation.first_token_s - generation.submitted_s
     return token_ids
 
 
-class _Chain:
-    """The text of all requests as one: a character or a stop text may span two requests."""
+class Generated:
+    """The text of all requests as one, and their timing.
+
+    A character or a stop text may span two requests.
+
+    first_token_s   from the first request to its first token
+    busy_s          in the engine
+    scores          of each token, if log-probabilities are wanted
+    finish_reason   `length`, `eos_token`, `stop_sequence` or `context_full`
+    context_tokens  maximum length of a request with this model and cache
+    """
+
+    stats: SchedulerStats
 
     def __init__(
         self,
+        parts: EngineParts,
         tokenizer: Tokenizer,
         prompt_ids: list[int],
         stop_strings: tuple[str, ...],
         on_text: Callable[[str], None] | None,
     ) -> None:
         self.prompt_ids = prompt_ids
-        self.written: list[str] = []
         self.scores: list[ScoredToken] = []
         self.requests = self.tokens = 0
-        self.seconds = 0.0
-        self.first_token_s: float | None = None
+        self.busy_s = self.first_token_s = 0.0
         self.finish_reason: str | None = None
+        self.context_tokens, self.back_end_note = parts.config.max_model_len, parts.back_end_note
+        self._emulated = parts.quantized is not None and parts.quantized.emulated
+        self._written: list[str] = []
         self._tokenizer = tokenizer
         self._decoder = tokenizer.detokenizer(prompt_ids)
         self._stops = StopStringFilter(stop_strings)
         self._on_text = on_text
 
     @property
+    def text(self) -> str:
+        """What was passed on."""
+        return "".join(self._written)
+
+    @property
+    def seconds(self) -> float | None:
+        """In the engine; None with emulated arithmetic: its speed means nothing."""
+        return None if self._emulated else self.busy_s
+
+    @property
     def stop_string(self) -> str | None:
-        """The stop text that ended it, if one did."""
+        """The stop text that ended it; None: a token or something else did."""
         return self._stops.matched
 
     def score(self, token_id: int, logprob: float, ranked: Ranked) -> None:
@@ -235,7 +219,7 @@ class _Chain:
             self._write(self._stops.flush())
 
     def _write(self, text: str) -> None:
-        self.written.append(text)
+        self._written.append(text)
         if self._on_text is not None:
             self._on_text(text)
 

@@ -39,6 +39,7 @@ from lmi_bench.targets.prompts import PlannedPrompts, repeats_text
 
 _DRAFT_TOKENS, _OWN_DRAFT_TOKENS = 4, 3
 _MOST_KINDS = 500
+_OF_A_TRACE = "a copy's capacity is that of a trace's lengths and mean rate, not its arrival times"
 _SEED = 20_261_121  # of lengths that are drawn from distributions
 
 
@@ -285,7 +286,7 @@ def _read(scenario: Scenario, source: str) -> ScenarioWorkload:
         rate_per_s=_rate(scenario),
         model=None if scenario.model == DEFAULT_MODEL else scenario.model,
         slos=scenario.slo,
-        notes=tuple(_notes(scenario)),
+        notes=() if scenario.workload.trace is None else (_OF_A_TRACE,),
         assumed="lengths" in scenario.unrecorded,
     )
 
@@ -333,8 +334,3 @@ def _rate(scenario: Scenario) -> float | None:
     if scenario.workload.trace is not None and scenario.load.concurrency is None:
         return read_trace(Path(scenario.workload.trace)).rate_per_s * max(scenario.load.speed)
     return None
-
-
-def _notes(scenario: Scenario) -> Iterator[str]:
-    if scenario.workload.trace is not None:
-        yield "a copy's capacity is that of a trace's lengths and mean rate, not its arrival times"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
-from lmi_bench.analysis.level.layouts import CopyPlan, Layout, Rejection, Workload, split_layouts
+from lmi_bench.analysis.level.layouts import Layout, Rejection, Workload, split_layouts
 from lmi_bench.analysis.model.memory import kv_bytes_per_sequence, min_devices, weight_bytes
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.roofline import critical_batch_size_without_cache
@@ -160,18 +160,15 @@ def machine_figures(
 ) -> tuple[list[MachineFigures], list[Rejection]]:
     """Every layout that can run, in closed form, and the others with their reasons."""
     possible, rejected = split_layouts(instances, workload, profile, degrees=None, open_loop=False)
-    return [_figures_of(layout, plan) for layout, plan in possible], rejected
-
-
-def _figures_of(layout: Layout, plan: CopyPlan) -> MachineFigures:
-    steady = plan.steady
-    return MachineFigures(
-        layout,
-        latency_ms_per_token=s_to_ms(steady.latency_s("latency_per_token", "p50", 1.0)),
-        throughput_tokens_per_s=(
-            layout.copies * steady.saturated_rate_per_s * steady.output_tokens
-        ),
-    )
+    figures = [
+        MachineFigures(
+            layout,
+            s_to_ms(plan.steady.latency_s("latency_per_token", "p50", 1.0)),
+            layout.copies * plan.steady.saturated_rate_per_s * plan.steady.output_tokens,
+        )
+        for layout, plan in possible
+    ]
+    return figures, rejected
 
 
 def best_by_machine(figures: Sequence[MachineFigures], *, by: str) -> list[MachineFigures]:

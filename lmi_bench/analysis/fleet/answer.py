@@ -237,17 +237,6 @@ class Question(JsonValue):
         """Whether a rate or users were stated; else one machine is loaded up to its limits."""
         return self.rate_per_s is not None or self.users is not None
 
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
-        return max((kind.input_tokens for kind in self.kinds), default=self.input_tokens)
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the longest request, input and output."""
-        sizes = (kind.input_tokens + kind.output_tokens for kind in self.kinds)
-        return max(sizes, default=self.input_tokens + self.output_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadInterval(JsonValue):

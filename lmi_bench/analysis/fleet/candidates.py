@@ -84,10 +84,6 @@ class CopyCapacity:
         near = [rate for rate, verdict in self.measured if verdict == "near"]
         return CapacityBelief.after(low, median, levels, near_per_s=near)
 
-    def load_limit_per_s(self, *, keeps_slos: bool) -> float:
-        """The highest rate to plan for."""
-        return self.belief(keeps_slos=keeps_slos).sure_per_s
-
     @property
     def kept_per_s(self) -> float:
         """The highest measured rate that kept the SLOs; 0 without one."""
@@ -116,7 +112,7 @@ def with_capacity(
 def machines_needed(request: RecommendRequest, layout: Layout, copy: CopyCapacity) -> int | None:
     """Machines for the load with every copy within its limits, without spare ones; None if no
     number is enough."""
-    per_copy = copy.load_limit_per_s(keeps_slos=bool(request.slos))
+    per_copy = copy.belief(keeps_slos=bool(request.slos)).sure_per_s
     if per_copy <= 0:
         return None
     # at least one user waits; arrivals may keep a copy busy for only a part of the time
@@ -126,19 +122,14 @@ def machines_needed(request: RecommendRequest, layout: Layout, copy: CopyCapacit
     if request.rate_per_s is not None:
         machines = math.ceil(request.rate_per_s / (per_copy * layout.copies) - 1e-9)
     elif request.users is not None:
-        machines = math.ceil(request.users / (_users_of(request, copy) * layout.copies) - 1e-9)
+        response_s = copy.plan.steady.latency_s("e2e", "mean", copy.concurrency)
+        users = copy.concurrency * (response_s + (request.think_time_s or 0.0)) / response_s
+        machines = math.ceil(request.users / (users * layout.copies) - 1e-9)
     least = request.requirements.min_throughput_tokens_per_s
     if least is not None:
         each = layout.copies * per_copy * request.workload.output_tokens
         machines = max(machines, math.ceil(least / each - 1e-9))
     return machines
-
-
-def _users_of(request: RecommendRequest, copy: CopyCapacity) -> float:
-    steady = copy.plan.steady
-    response_s = steady.latency_s("e2e", "mean", copy.concurrency)
-    think_s = request.think_time_s or 0.0
-    return copy.concurrency * (response_s + think_s) / response_s
 
 
 def operating_of(request: RecommendRequest, fleet: Fleet) -> Operating:
@@ -147,7 +138,7 @@ def operating_of(request: RecommendRequest, fleet: Fleet) -> Operating:
     steady = copy.plan.steady
     copies = request.availability.surviving(machines) * layout.copies
     if request.open_loop:
-        rate = copy.load_limit_per_s(keeps_slos=True)
+        rate = copy.belief(keeps_slos=True).sure_per_s
         if request.rate_per_s is not None:
             rate = request.rate_per_s / copies
         return Operating(rate, steady.batch_at(rate))

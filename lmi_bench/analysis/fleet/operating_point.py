@@ -169,12 +169,12 @@ class CopySimulation:
         """Whether the SLOs are kept; beyond saturation in closed form, with no growing queue."""
         if self._is_too_late(rate_per_s, slos):
             return False
-        if self._worst_ratio(rate_per_s, slos) > 1:
+        steady, observed = self.plan.steady, self.at_rate(rate_per_s)
+        if observed is None:
+            return closed_ratio(steady, slos, steady.batch_at(rate_per_s)) <= 1
+        if worst_ratio(observed.statistic_s, slos) > 1:
             return False
-        observed = self.at_rate(rate_per_s)
-        if observed is None or rate_per_s <= self.plan.steady.saturated_rate_per_s:
-            return True
-        return observed.keeps_up(rate_per_s)
+        return rate_per_s <= steady.saturated_rate_per_s or observed.keeps_up(rate_per_s)
 
     def _is_too_late(self, rate_per_s: float, slos: Sequence[Slo]) -> bool:
         """Whether so many first tokens are late that a level need not be followed to its end."""
@@ -201,12 +201,6 @@ class CopySimulation:
     def _ramp_requests(self, rate_per_s: float) -> int:
         """Requests of one cycle, by Little's law."""
         return math.ceil(self.plan.steady.batch_at(rate_per_s))
-
-    def _worst_ratio(self, rate_per_s: float, slos: Sequence[Slo]) -> float:
-        steady, observed = self.plan.steady, self.at_rate(rate_per_s)
-        if observed is not None:
-            return worst_ratio(observed.statistic_s, slos)
-        return closed_ratio(steady, slos, steady.batch_at(rate_per_s))
 
     def _run_rate(self, rate_per_s: float, late: Sequence[LateAnswers] = ()) -> "Latencies | None":
         ramp_requests = self._ramp_requests(rate_per_s)

@@ -112,7 +112,7 @@ def member_of(name: str, request: RecommendRequest, tell: Callable[[str, float],
     layouts, _ = prepare(request, tell)
     needs: dict[str, list[Need]] = {}
     for layout, copy in layouts:
-        per_copy = copy.load_limit_per_s(keeps_slos=bool(request.slos))
+        per_copy = copy.belief(keeps_slos=bool(request.slos)).sure_per_s
         if per_copy > 0:
             copies = math.ceil(request.rate_per_s / per_copy - 1e-9)
             need = Need(layout.tensor_parallel, copies)

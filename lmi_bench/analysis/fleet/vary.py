@@ -90,7 +90,7 @@ def _stairs_of(
     least = machines_needed(replace(request, load=Load(rate_per_s=1e-9)), layout, copy)
     if least is None or request.fleet_usd_per_hour(layout, 1) is None:
         return None
-    planned = copy.load_limit_per_s(keeps_slos=bool(request.slos)) * layout.copies
+    planned = copy.belief(keeps_slos=bool(request.slos)).sure_per_s * layout.copies
     steps = math.ceil(most_per_s / planned - 1e-9)
     if steps > _MOST_STAIRS:
         return None
