@@ -5,15 +5,16 @@ server's own metrics, energy.
 """
 
 import math
-from typing import Any, Final
+from typing import Any
 
+from lmi_bench.catalog.tables import Row
 from lmi_bench.core.level import Level, Sessions, Spread
-from lmi_bench.core.units import MS_PER_S
 from lmi_bench.report.formats import MISSING, count, metric_title, number, share, statistic_cell
 from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
 from lmi_bench.report.tables.levels import (
-    COLUMNS,
+    FORMATS,
     Lines,
+    fields_of,
     key_field,
     load_field,
     named_rows,
@@ -111,17 +112,9 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
             return Cell(MISSING, line.steady.reason or "", "na")
         return Cell(f"{(steady / whole - 1) * 100:+.1f} %")
 
-    window = (
-        ("throughput_tokens_per_s", "tok/s", number),
-        ("low", "95 % low", number),
-        ("high", "95 % high", number),
-        ("start_s", "from, s", number),
-        ("end_s", "to, s", number),
-        ("share", "of the level", share),
-    )
     fields = [
         key_field("throughput_tokens_per_s", "Whole level, tok/s"),
-        *(key_field(f"steady.{key}", title, "Steady window", text) for key, title, text in window),
+        *fields_of("steady"),
         field("Difference", change),
     ]
     note = (
@@ -138,20 +131,7 @@ def _turns_field(key: str, name: str, group: str, console: str) -> Field[Level]:
 
 
 _SESSIONS: tuple[Field[Level], ...] = (
-    key_field("sessions.started", "begun", "Conversations", count, "conversations"),
-    key_field("sessions.failed", "failed", "Conversations", count, "failed"),
-    key_field("sessions.turns_mean", "turns", "Conversations", number, "turns mean"),
-    key_field("sessions.finished", "finished", "Conversations", count, "finished"),
-    *(
-        key_field(
-            f"sessions.time_to_finish_ms.{name}",
-            name,
-            "Time to finish, s",
-            lambda ms: number(ms / MS_PER_S),
-            f"to finish s {name}",
-        )
-        for name in ("p50", "p90")
-    ),
+    *fields_of("sessions"),
     *(
         _turns_field(key, name, f"TTFT {turns}, ms", console)
         for key, turns in (("first_turn", "first turn"), ("later_turns", "later turns"))
@@ -176,20 +156,15 @@ def session_rows(levels: Lines) -> list[dict[str, str]]:
     return named_rows(_SESSIONS, [line for line in levels if line.sessions])
 
 
-_FORMATS: Final = {"count": count, "share": share, "number": number}
-_ENGINE: Final = [row for row in COLUMNS if row["of"] == "engine"]
-
-
 def engine_table(axis: str, lines: Lines) -> Table | None:
     """Statistics of the engine in the same process."""
     if not any(line.engine for line in lines):
         return None
-    fields = [
-        key_field(f"engine.{row['key']}", row["title"], "", _FORMATS[row["format"]])
-        for row in _ENGINE
-        if row["title"] and (row["page_always"] or any(row["key"] in _known(x) for x in lines))
-    ]
-    return per_level("The engine's slots and cache", axis, lines, fields)
+
+    def shown(row: Row) -> object:
+        return row["title"] and (row["page_always"] or any(row["key"] in _known(x) for x in lines))
+
+    return per_level("The engine's slots and cache", axis, lines, fields_of("engine", shown))
 
 
 def _known(line: Level) -> dict[str, Any]:
@@ -200,14 +175,11 @@ def _known(line: Level) -> dict[str, Any]:
 def engine_rows(levels: Lines) -> list[dict[str, str]]:
     """The same as console rows, without columns whose values are all missing or 0."""
     seen = [line for line in levels if line.engine]
-    formats = {**_FORMATS, "number": "{:.2f}".format}
-    fields = [
-        key_field(f"engine.{row['key']}", row["title"], "", formats[row["format"]], row["console"])
-        for row in _ENGINE
-        if row["console"]
-        and (row["console_always"] or any(_known(x).get(row["key"]) for x in seen))
-    ]
-    return named_rows(fields, seen)
+
+    def shown(row: Row) -> object:
+        return row["console_always"] or any(_known(x).get(row["key"]) for x in seen)
+
+    return named_rows(fields_of("engine", shown, {**FORMATS, "number": "{:.2f}".format}), seen)
 
 
 def server_table(axis: str, lines: Lines) -> Table | None:
@@ -222,12 +194,10 @@ def server_table(axis: str, lines: Lines) -> Table | None:
 
 def _known_fields(part: str, lines: Lines) -> list[Field[Level]]:
     """The columns of a part of a level that some level has a value for."""
-    return [
-        key_field(f"{part}.{row['key']}", row["title"], row["group"], _FORMATS[row["format"]])
-        for row in COLUMNS
-        if row["of"] == part
-        and any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
-    ]
+    return fields_of(
+        part,
+        lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines),
+    )
 
 
 def ttft_split_table(axis: str, lines: Lines) -> Table | None:
@@ -256,11 +226,7 @@ def power_table(axis: str, lines: Lines) -> Table | None:
         return Cell("too short to tell", "the level gave too few readings", "warn")
 
     fields = [
-        key_field("server.power.gpus", "GPUs", "", count),
-        key_field("server.power.mean_power_w", "Mean power, W"),
-        key_field("server.power.gpu_use_frac", "Use", "", share),
-        key_field("server.power.energy_j", "Energy, J"),
-        key_field("server.power.joules_per_output_token", "J per output token"),
+        *fields_of("server.power"),
         field("Reading", verdict, numeric=False),
     ]
     return per_level("Energy", axis, lines, fields)

@@ -7,14 +7,14 @@ from typing import Any, Final, Literal, cast
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
 from lmi_bench.analysis.results.slo_results import FailureRule, SloResult, goodput, level_slo
 from lmi_bench.analysis.results.sweep_curve import work_per_s
-from lmi_bench.catalog.tables import read_rows
+from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric
 from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
-from lmi_bench.core.units import format_figure, s_to_ms
+from lmi_bench.core.units import format_figure, ms_to_s, s_to_ms
 from lmi_bench.report.formats import (
     MISSING,
     NOT_SUPPORTED,
@@ -37,8 +37,8 @@ LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
 """Columns of `level_rows` that a narrow terminal leaves out; errors and state always stay."""
 
 COLUMNS: Final = read_rows("level_columns.csv", "report")
-"""Columns by the statistics that they are `of`. page_always and console_always: shown although all
-their values are missing or 0."""
+"""Columns by the part of a level that they are `of`: empty, the level itself; latency, its metrics.
+page_always and console_always: shown although all their values are missing or 0."""
 
 
 TTFT_PARTS: Final = {
@@ -86,6 +86,38 @@ def key_field(
         return MISSING if value is None else text(value)
 
     return field(title, cell, group, console=console)
+
+
+def _ms(seconds: float) -> str:
+    return number(s_to_ms(seconds))
+
+
+FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "number": number,
+    "count": count,
+    "share": share,
+    "s to ms": _ms,
+    "ms to s": lambda ms: number(ms_to_s(ms)),
+}
+
+
+def fields_of(
+    part: str,
+    shown: Callable[[Row], object] = bool,
+    formats: Mapping[str, Callable[[Any], str]] = FORMATS,
+) -> list[Field[Level]]:
+    """The columns of a part of a level, those whose row of `COLUMNS` is to be shown."""
+    return [
+        key_field(
+            f"{part}.{row['key']}".removeprefix("."),
+            row["title"],
+            row["group"],
+            formats[row["format"]],
+            row["console"],
+        )
+        for row in COLUMNS
+        if row["of"] == part and shown(row)
+    ]
 
 
 def level_state(line: Level) -> Cell:
@@ -231,18 +263,9 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
             fields = [_statistic_field(name, "", metric, name) for name in STATISTICS]
             fields.append(key_field(f"latency.{metric}.n", "n", "", count))
             tables.append(per_level(row["title"], axis, lines, fields))
-    keys = [
-        ("total_throughput_tokens_per_s", "Total tokens, tok/s"),
-        ("request_throughput_per_s", "Requests, req/s"),
-        ("mean_concurrency", "Mean concurrency"),
-        ("little_law_ratio", "Little's law ratio"),
-        ("wall_s", "Wall, s"),
-        ("input_tokens", "Input tokens"),
-        ("output_tokens", "Output tokens"),
-    ]
-    if any(line.reasoning_tokens for line in lines):
-        keys.append(("reasoning_tokens", "Reasoning tokens"))
-    rates = [key_field(key, title) for key, title in keys]
+    rates = fields_of(
+        "", lambda row: row["page_always"] or any(getattr(line, row["key"]) for line in lines)
+    )
     return (*tables, per_level("Rates, counts and Little's law", axis, lines, rates))
 
 
@@ -391,10 +414,6 @@ def _verdict_cell(result: SloResult) -> Cell:
     return Cell(f"{shown}MISS", over, "bad")
 
 
-def _ms(seconds: float) -> str:
-    return number(s_to_ms(seconds))
-
-
 def _bound_cell(check: GeneratorReport, name: Literal["ttft", "itl"]) -> Cell:
     """The largest error that the generator may have added to a quantile."""
     bound_ms, bound_frac = check.p99_bound(name)
@@ -427,13 +446,7 @@ def _generator_verdict(line: Level) -> Cell:
 
 _OWN_ERROR = "Own error, at most"
 _GENERATOR: LevelFields = (
-    *(
-        key_field(f"generator.dispatch_delay_{name}_s", name, "Dispatch delay, ms", _ms)
-        for name in ("p50", "p99", "max")
-    ),
-    key_field("generator.loop_lag_p99_s", "Loop lag p99, ms", "", _ms),
-    key_field("generator.receive_delay_p99_s", "Receive delay p99, ms", "", _ms),
-    key_field("generator.cpu_share", "Share of a core", "", share),
+    *fields_of("generator"),
     field("TTFT p99, ms", lambda line: _bound_cell(line.generator, "ttft"), _OWN_ERROR),
     field("ITL p99, ms", lambda line: _bound_cell(line.generator, "itl"), _OWN_ERROR),
     field("Reached share of the planned load", _load_reached_cell),
