@@ -107,7 +107,8 @@ class GpuModel:
             kernels=TritonStep,
             shapes=tuple(StaticShape(batch, MAX_TOKENS) for batch in BATCHES),
         )
-        return with_prepared_steps(eager, settings)
+        made = with_prepared_steps(eager, settings)
+        return made.forward, made.prepared
 
     def executor(self, forward: Forward) -> TorchExecutor:
         """For an engine; its close leaves the model as it is."""

@@ -19,33 +19,32 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.sagemaker import allowed_values, check_request
+from lmi_bench.deploy.settings import EndpointSettings, Server
 
 _MOST_TYPES: Final = 3
 _STEM: Final = 48  # a job's name has at most 63 characters
 _LEAST_REQUESTS: Final = 300
 _REQUESTS_PER_USER: Final = 10
+FRAMEWORKS: Final = {"lmi": "LMI", "vllm": "VLLM"}
+"""The jobs' names of the servers that they know."""
 _RECOMMEND: Final = "create_ai_recommendation_job"
 
 
 def job_files(
     plan: DeploymentPlan,
     answer: Recommendation,
-    *,
-    name: str,
-    role_arn: str,
-    output_uri: str,
-    weights_uri: str | None,
-    framework: str,
+    endpoint: EndpointSettings,
+    server: Server,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The files by name, and what they leave out.
 
-    name         of the endpoint; jobs and workload are named after it
-    output_uri   s3:// prefix for the jobs' results
-    weights_uri  s3:// prefix of the weights, without which no recommendation job can run
-    framework    LMI or VLLM
+    endpoint  jobs and workload are named after it
+    server    of a kind in `FRAMEWORKS`; without weights on S3 there is no recommendation job
 
     Raises InputError for what the service would refuse.
     """
+    assert endpoint.name is not None
+    name, weights_uri = endpoint.name, server.model_data_uri
     stem, types = name[:_STEM].rstrip("-"), _instance_types(answer)
     wanted = ["create_ai_workload_config", "create_ai_benchmark_job"]
     left_out: tuple[str, ...] = ()
@@ -59,11 +58,11 @@ def job_files(
         **{part: f"{stem}-{part}" for part in ("workload", "benchmark", "recommendation")},
         "aiperf": json.dumps(_workload(plan, answer.question)),
         "endpoint": name,
-        "role_arn": role_arn,
-        "output_uri": output_uri,
+        "role_arn": endpoint.role_arn,
+        "output_uri": endpoint.jobs_output_uri,
         "weights_uri": f"{(weights_uri or '').rstrip('/')}/",
         "metric": _metric(answer.question),
-        "framework": framework,
+        "framework": FRAMEWORKS[server.kind],
         "machines": types,
     }
     requests = filled("deploy/sagemaker.yaml", wanted, values)

@@ -150,17 +150,7 @@ def _kubernetes_bundle(
         words += ["--load-format", "runai_streamer"]
     pod = PodImage(server.kind, address, shlex.split(command), words, environment, secrets)
     assert endpoint.name is not None
-    assert endpoint.startup_s is not None
-    most = endpoint.max_instances
-    files = kubernetes_files(
-        plan,
-        pod,
-        name=endpoint.name.lower(),
-        startup_s=endpoint.startup_s,
-        most_machines=most,
-        target_per_copy=plan.scaling_target(endpoint.target_per_copy, most),
-        prometheus=server.prometheus,
-    )
+    files = kubernetes_files(plan, pod, endpoint, prometheus=server.prometheus)
     comments = f"# {plan.describe()}\n# {plan.basis}\n"
     files = {name: comments + text for name, text in files.items()}
     traps += _unsupported(plan, server.kind, image)

@@ -17,7 +17,7 @@ from lmi_bench.catalog.templates import PlainDumper, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
 from lmi_bench.deploy.plan import DeploymentPlan
-from lmi_bench.deploy.settings import PROMETHEUS, SECRET
+from lmi_bench.deploy.settings import SECRET, EndpointSettings
 
 _PORT: Final = 8000
 _HOST_SHARE: Final = 0.8  # of the host's memory for pods; the node's own services use the rest
@@ -58,21 +58,19 @@ class PodImage:
 def kubernetes_files(
     plan: DeploymentPlan,
     pod: PodImage,
+    endpoint: EndpointSettings,
     *,
-    name: str,
-    startup_s: int,
-    most_machines: int | None = None,
-    target_per_copy: float = 1.0,
-    prometheus: str = PROMETHEUS,
+    prometheus: str,
 ) -> dict[str, str]:
     """The files by name.
 
-    name             of every object
-    startup_s        time limit of a pod to become healthy
-    most_machines    of autoscaling; None: no autoscaling
-    target_per_copy  concurrent requests of a copy at which one more is started
-    prometheus       address that has the server's metrics
+    endpoint    the name of every object, the time limit of a pod to become healthy, autoscaling
+    prometheus  address that has the server's metrics
     """
+    startup_s, most_machines = endpoint.startup_s, endpoint.max_instances
+    assert endpoint.name is not None
+    assert startup_s is not None
+    name = endpoint.name.lower()
     copies, hosts = plan.instances * plan.copies, plan.hosts
     has_kserve = pod.server == "vllm" and hosts == 1 and not plan.weights.location.startswith("/")
     written = {
@@ -90,7 +88,7 @@ def kubernetes_files(
         "startup_probes": math.ceil(startup_s / _PROBE_S),
         "progress_s": startup_s + _COOL_DOWN_S,
         "cool_down_s": _COOL_DOWN_S,
-        "target": f"{target_per_copy:.1f}",
+        "target": f"{plan.scaling_target(endpoint.target_per_copy, most_machines):.1f}",
         "running_and_waiting": _in_replicas(pod.server, name),
         "prometheus": prometheus,
         "scaled_version": None if hosts == 1 else _GROUP_VERSION,

@@ -19,7 +19,7 @@ from lmi_bench.catalog.models import all_model_entries, find_model
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.deploy.aws_jobs import job_files
+from lmi_bench.deploy.aws_jobs import FRAMEWORKS, job_files
 from lmi_bench.deploy.bundle import PROPERTIES, Bundle, build_bundle, write_bundle
 from lmi_bench.deploy.checks import check_settings, container_of
 from lmi_bench.deploy.images import SERVERS, choose_image, find_image
@@ -103,20 +103,12 @@ def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -
     server, endpoint = settings.server, settings.endpoint
     if endpoint.jobs_output_uri is None:
         return bundle
-    framework = {"lmi": "LMI", "vllm": "VLLM"}.get(server.kind)
-    if server.is_kubernetes or framework is None:
+    if server.is_kubernetes or server.kind not in FRAMEWORKS:
         raise InputError("--aws-jobs needs SageMaker, and --server lmi or vllm")
     if settings.recommendation is None:
         raise InputError("--aws-jobs needs a recommendation: its lengths, load and machines")
-    files, left_out = job_files(
-        plan,
-        load_recommendation(settings.recommendation).answer,
-        name=bundle.name,
-        role_arn=endpoint.role_arn,
-        output_uri=endpoint.jobs_output_uri,
-        weights_uri=server.model_data_uri,
-        framework=framework,
-    )
+    answer = load_recommendation(settings.recommendation).answer
+    files, left_out = job_files(plan, answer, replace(endpoint, name=bundle.name), server)
     return replace(bundle, files={**bundle.files, **files}, traps=bundle.traps + left_out)
 
 

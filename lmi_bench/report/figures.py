@@ -18,12 +18,10 @@ FORMATS = ("png", "svg", "pdf")
 _INK, _MUTED, _GRID, _LIMIT = "#16191f", "#5b6472", "#e1e5ec", "#b3261e"
 # without a date, the same report gives the same bytes
 _NO_DATE: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_SIZE_INCHES = (7.2, 4.3)
+_SIZE_INCHES, _DOTS_PER_INCH = (7.2, 4.3), 160
 
 
-def write_figures(
-    view: ReportView, folder: Path, *, file_format: str = "png", dots_per_inch: int = 160
-) -> list[Path]:
+def write_figures(view: ReportView, folder: Path, *, file_format: str = "png") -> list[Path]:
     """Write the curves of a report into a folder and return their paths.
 
     Raises InputError for another format, or where the report has no run to draw.
@@ -47,7 +45,7 @@ def write_figures(
         _dress(axes)
         path = folder / f"{chart.name}.{file_format}"
         with rc_context({"svg.hashsalt": chart.name}):  # the same report gives the same ids
-            figure.savefig(path, dpi=dots_per_inch, metadata=_NO_DATE.get(file_format))
+            figure.savefig(path, dpi=_DOTS_PER_INCH, metadata=_NO_DATE.get(file_format))
         paths.append(path)
     return paths
 

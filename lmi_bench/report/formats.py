@@ -41,16 +41,16 @@ def count(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 
 
-def usd(value: float | None, *, per: str = "") -> str:
+def usd(value: float | None) -> str:
     """A price in USD, or that none is known.
 
-    >>> [usd(1.212), usd(0.0912), usd(None), usd(21.2, per="/h")]
-    ['$1.21', '$0.0912', 'no price', '$21.20/h']
+    >>> [usd(1.212), usd(0.0912), usd(None)]
+    ['$1.21', '$0.0912', 'no price']
     """
     if value is None:
         return "no price"
     places = 2 if abs(value) >= 0.1 or value == 0 else 4
-    return f"${value:,.{places}f}{per}"
+    return f"${value:,.{places}f}"
 
 
 def share(value: float | None) -> str:

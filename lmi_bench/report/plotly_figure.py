@@ -16,6 +16,7 @@ from typing import Any
 from lmi_bench.core.load import load_name
 from lmi_bench.core.units import format_figure
 from lmi_bench.report.charts import PALETTE, Chart, Series
+from lmi_bench.report.tables.levels import rule_title
 from lmi_bench.report.values import Curve
 
 _STYLES = {
@@ -176,7 +177,8 @@ def _knees_by_load(curve: Curve) -> dict[float, tuple[str, bool]]:
     recommended = {knee.load for knee in curve.knees if knee.recommended}
     titles: dict[float, list[str]] = {}
     for knee in curve.knees:
-        titles.setdefault(knee.load, []).append(knee.title)
+        if knee.load is not None:
+            titles.setdefault(knee.load, []).append(rule_title(knee))
     return {load: (" + ".join(found), load in recommended) for load, found in titles.items()}
 
 

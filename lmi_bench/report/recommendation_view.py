@@ -23,7 +23,7 @@ from lmi_bench.report.tables.fleets import (
     money,
     shown,
 )
-from lmi_bench.report.values import Facts, Headline, RecommendationView, RejectedGroup
+from lmi_bench.report.values import Facts, Headline, RecommendationView
 
 _PLACED = {
     "recommended", "nearest", "missed", "candidates", "rejected", "warnings", "accuracy",
@@ -256,16 +256,14 @@ def by_reason(rejected: Sequence[Rejection]) -> list[list[Rejection]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[RejectedGroup, ...]:
+def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[Table, ...]:
     fields: tuple[Field[Rejection], ...] = (
         field("Instance", lambda each: each.instance_type, numeric=False),
         field("TP", lambda each: count(each.tensor_parallel)),
         field("Reason", lambda each: each.reason, numeric=False),
     )
-    return tuple(
-        RejectedGroup(_shared_text(members), table_of("", fields, members))
-        for members in by_reason(rejected)
-    )
+    groups = by_reason(rejected)
+    return tuple(table_of(_shared_text(members), fields, members) for members in groups)
 
 
 def _shared_text(members: Sequence[Rejection]) -> str:

@@ -22,7 +22,7 @@ from lmi_bench.report.explore import levels_data
 from lmi_bench.report.formats import interval, minute, number, plain
 from lmi_bench.report.slo_text import search_headline, slo_headline
 from lmi_bench.report.tables import extras, levels
-from lmi_bench.report.values import THROUGHPUT, Band, Curve, Facts, Headline, KneeMark, RunView
+from lmi_bench.report.values import THROUGHPUT, Band, Curve, Facts, Headline, RunView
 
 _PLACED = {"target", "commands", "scenario", "host", "versions"}
 _FIRST = {
@@ -217,11 +217,7 @@ def _curve(
         loads=tuple(point.load for point in points),
         valid=tuple(point.usable for point in points),
         values={key: tuple(value(point, key) for point in points) for key in charted},
-        knees=tuple(
-            KneeMark(knee.rule, levels.rule_title(knee), knee.load, knee.recommended)
-            for knee in knees
-            if knee.load is not None and knee.axis == curve.axis
-        ),
+        knees=tuple(knee for knee in knees if knee.axis == curve.axis),
         slos=tuple(slos),
         ttft_parts={
             title: values

@@ -174,8 +174,7 @@ def render_markdown(view: ReportView) -> str:
         if advice.candidates is not None:
             parts.append(table_markdown(advice.candidates))
         parts += [
-            f"- {len(group.table.rows)} rejected: {_line(group.reason)}"
-            for group in advice.rejected
+            f"- {len(group.rows)} rejected: {_line(group.caption)}" for group in advice.rejected
         ]
     parts.append("## Definitions")
     parts.append(

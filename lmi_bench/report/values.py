@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi_bench.analysis.results.definitions import Definition
+from lmi_bench.core.findings import Knee
 from lmi_bench.core.slo import Slo
 from lmi_bench.report.table import Table
 
@@ -36,20 +37,11 @@ class Headline:
 
 
 @dataclass(frozen=True, slots=True)
-class KneeMark:
-    """A knee on a chart; its load is a level's or, for the theory, lies between two."""
-
-    rule: str
-    title: str
-    load: float
-    recommended: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Curve:
     """One run as series over its levels, each of the same length; None where there is no value.
 
     axis        "concurrency" or "rate_per_s"; loads in rising order
+    knees       over the same axis; their loads are levels' or, for the theory, between two
     simulated   predicted by the step-time model instead of measured
     values      THROUGHPUT -> tok/s, (key of levels.jsonl, statistic) -> ms; statistic "upper" is
                 the p90, or the slowest request where too few were sent
@@ -63,7 +55,7 @@ class Curve:
     loads: tuple[float, ...]
     valid: tuple[bool, ...]
     values: Mapping[tuple[str, str], tuple[float | None, ...]]
-    knees: tuple[KneeMark, ...] = ()
+    knees: tuple[Knee, ...] = ()
     slos: tuple[Slo, ...] = ()
     bands: Mapping[tuple[str, str], tuple[Band | None, ...]] = field(default_factory=dict)
     ttft_parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
@@ -101,18 +93,11 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedGroup:
-    """Candidates that were rejected for the same kind of reason."""
-
-    reason: str
-    table: Table
-
-
-@dataclass(frozen=True, slots=True)
 class RecommendationView:
     """One recommendation; its headline is bad where no candidate meets the SLOs.
 
     answer    what to read after the headline: cost, capacity, SLOs, attainment
+    rejected  candidates by kind of reason, which is the table's caption
     roof      roofline of a device of the fleet (`explore.fleet_roofline`)
     """
 
@@ -126,7 +111,7 @@ class RecommendationView:
     candidates: Table | None
     more_candidates: Table | None
     unlisted: int
-    rejected: tuple[RejectedGroup, ...]
+    rejected: tuple[Table, ...]
     loads: Table | None
     accuracy: Table | None
     provenance: tuple[Facts, ...]

@@ -529,15 +529,10 @@ def test_sagemakers_own_jobs_get_the_plans_load_and_machines():
     answer = replace(answer, question=question)
     own = {"weights": "s3://bucket/weights"}
     made = plan_from_recommendation(answer, "llama-2-13b", VLLM_0_12, **own)
-    files, left_out = job_files(
-        made,
-        answer,
-        name="a-name-as-long-as-endpoints-may-have-it-fifty-chars",
-        role_arn=ROLE,
-        output_uri="s3://bucket/out/",
-        weights_uri="s3://bucket/weights",
-        framework="LMI",
-    )
+    longest = "a-name-as-long-as-endpoints-may-have-it-50-letters"
+    endpoint = EndpointSettings(longest, ROLE, jobs_output_uri="s3://bucket/out/")
+    server = Server("lmi", model_data_uri="s3://bucket/weights")
+    files, left_out = job_files(made, answer, endpoint, server)
     assert left_out == ()
     spec = json.loads(files["create-ai-workload-config.json"])["AIWorkloadConfigs"]["WorkloadSpec"]
     asked = json.loads(spec["Inline"])["parameters"]
@@ -551,14 +546,7 @@ def test_sagemakers_own_jobs_get_the_plans_load_and_machines():
     archive = json.loads(files["create-ai-benchmark-job.json"])
     assert archive["AIWorkloadConfigIdentifier"] == job["AIWorkloadConfigIdentifier"]
     for weights in (None, "s3://bucket/model.tar.gz"):
-        _, left_out = job_files(
-            *(made, answer),
-            name="chat",
-            role_arn=ROLE,
-            output_uri="s3://bucket/out/",
-            weights_uri=weights,
-            framework="LMI",
-        )
+        _, left_out = job_files(made, answer, endpoint, Server("lmi", model_data_uri=weights))
         assert "needs the weights on S3" in left_out[0]
 
 

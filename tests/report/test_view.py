@@ -220,11 +220,11 @@ def test_candidates_and_rejections_are_grouped_and_unknown_keys_kept(recommendat
     (advice,) = build_view([], [recommendation]).recommendations
     assert advice.headline.tone == "good"
     assert advice.headline.value == "2 × ml.g5.12xlarge"
-    assert [len(group.table.rows) for group in advice.rejected] == [2, 1]
-    assert advice.rejected[0].reason == (
+    assert [len(group.rows) for group in advice.rejected] == [2, 1]
+    assert advice.rejected[0].caption == (
         "weights need 12.6 to 25.1 GiB, the instance has 14.6 to 22.0 GiB less 20 %"
     )
-    assert advice.rejected[1].reason == "no accelerator in the catalog"
+    assert advice.rejected[1].caption == "no accelerator in the catalog"
     assert ("Fitted on", "runs/a") in advice.provenance[0].items
     unpriced = texts(advice.candidates)[2]
     assert unpriced[0] == "1 x ml.trn1.32xlarge"
@@ -242,7 +242,7 @@ def test_numbers_that_all_reasons_share_stay_in_them(recommendation):
         for name, device in (("ml.trn1.2xlarge", "Trainium1"), ("ml.trn2.48xlarge", "Trainium2"))
     ]
     (advice,) = build_view([], [recommendation]).recommendations
-    assert advice.rejected[0].reason == "TGI 1.x (2023) does not run on Trainium1 or Trainium2"
+    assert advice.rejected[0].caption == "TGI 1.x (2023) does not run on Trainium1 or Trainium2"
 
 
 def test_slos_out_of_reach_name_the_nearest(recommendation):

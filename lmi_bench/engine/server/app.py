@@ -203,7 +203,6 @@ async def serve(
     *,
     on_ready: Callable[[Listening], None],
     engine: ServingEngine | None = None,
-    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish running requests; a second signal stops at once.
 
@@ -217,7 +216,7 @@ async def serve(
     if engine is not None:
         watching = asyncio.ensure_future(engine.failed())
         watching.add_done_callback(lambda _: stop.set())
-    async with listening(app, host, port, shutdown_timeout_s=shutdown_timeout_s) as where:
+    async with listening(app, host, port) as where:
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, stop.set)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from lmi_bench.engine.server.state import Histogram, ServerState
+from lmi_bench.engine.server.state import HISTOGRAMS, ServerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = (
@@ -58,19 +58,9 @@ def _request_lines(state: ServerState, label: str) -> Iterator[str]:
     yield from _head("request_success_total", "counter", "Requests that ended, by reason.")
     for reason, count in sorted(totals.finished.items()):
         yield f'vllm:request_success_total{{{label},finished_reason="{_escape(reason)}"}} {count}'
-    histograms: tuple[tuple[str, Histogram, str], ...] = (
-        ("time_to_first_token_seconds", totals.first_token_s, "Submitted to first token."),
-        ("inter_token_latency_seconds", totals.inter_token_s, "Between a request's tokens."),
-        ("e2e_request_latency_seconds", totals.end_to_end_s, "Submitted to end."),
-        ("request_queue_time_seconds", totals.queue_s, "Submitted to first step."),
-        ("request_prefill_time_seconds", totals.prefill_s, "First step to first token."),
-        ("request_decode_time_seconds", totals.decode_s, "First token to end."),
-        ("request_prompt_tokens", totals.prompt_tokens, "Prompt tokens per request."),
-        ("request_generation_tokens", totals.generation_tokens, "Output tokens per request."),
-    )
-    for name, histogram, help_text in histograms:
+    for name, help_text in HISTOGRAMS.items():
         yield from _head(name, "histogram", help_text)
-        yield from histogram.samples(f"vllm:{name}", label)
+        yield from totals.histograms[name].samples(f"vllm:{name}", label)
 
 
 def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 from urllib.parse import quote
 
 from lmi_bench.core.errors import CapacityError, InputError
@@ -49,40 +50,50 @@ class Histogram:
         yield f"{name}_count{{{label}}} {total}"
 
 
+HISTOGRAMS: Final = {
+    "time_to_first_token_seconds": "Submitted to first token.",
+    "inter_token_latency_seconds": "Between a request's tokens.",
+    "e2e_request_latency_seconds": "Submitted to end.",
+    "request_queue_time_seconds": "Submitted to first step.",
+    "request_prefill_time_seconds": "First step to first token.",
+    "request_decode_time_seconds": "First token to end.",
+    "request_prompt_tokens": "Prompt tokens per request.",
+    "request_generation_tokens": "Output tokens per request.",
+}
+"""vLLM's names of the histograms, with their help."""
+
+
 class RequestTotals:
     """Counts since the server started. `finished` has vLLM's names of the reasons."""
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
-        self.first_token_s = Histogram(SECONDS_BOUNDS)
-        self.inter_token_s = Histogram(SECONDS_BOUNDS)
-        self.end_to_end_s = Histogram(SECONDS_BOUNDS)
-        self.queue_s = Histogram(SECONDS_BOUNDS)
-        self.prefill_s = Histogram(SECONDS_BOUNDS)
-        self.decode_s = Histogram(SECONDS_BOUNDS)
-        self.prompt_tokens = Histogram(TOKENS_BOUNDS)
-        self.generation_tokens = Histogram(TOKENS_BOUNDS)
+        self.histograms = {
+            name: Histogram(SECONDS_BOUNDS if name.endswith("_seconds") else TOKENS_BOUNDS)
+            for name in HISTOGRAMS
+        }
 
     def add(self, answer: Answer) -> None:
         """Add a finished request; one that never ran has only an end-to-end latency."""
-        generation = answer.generation
+        generation, seen = answer.generation, self.histograms
         self.finished[openai_finish_reason(answer.finish_reason)] += 1
-        self.prompt_tokens.observe(len(answer.prompt.token_ids))
-        self.generation_tokens.observe(sum(len(event.token_ids) for event in generation.events))
+        tokens = sum(len(event.token_ids) for event in generation.events)
+        seen["request_prompt_tokens"].observe(len(answer.prompt.token_ids))
+        seen["request_generation_tokens"].observe(tokens)
         submitted_s, scheduled_s = generation.submitted_s, generation.first_scheduled_s
         first_s, finished_s = generation.first_token_s, generation.finished_s
         if finished_s is not None:
-            self.end_to_end_s.observe(finished_s - submitted_s)
+            seen["e2e_request_latency_seconds"].observe(finished_s - submitted_s)
         if scheduled_s is None:
             return
-        self.queue_s.observe(scheduled_s - submitted_s)
+        seen["request_queue_time_seconds"].observe(scheduled_s - submitted_s)
         if first_s is None or finished_s is None:
             return
-        self.first_token_s.observe(first_s - submitted_s)
-        self.prefill_s.observe(first_s - scheduled_s)
-        self.decode_s.observe(finished_s - first_s)
+        seen["time_to_first_token_seconds"].observe(first_s - submitted_s)
+        seen["request_prefill_time_seconds"].observe(first_s - scheduled_s)
+        seen["request_decode_time_seconds"].observe(finished_s - first_s)
         for earlier, later in pairwise(generation.events):
-            self.inter_token_s.observe(later.time_s - earlier.time_s)
+            seen["inter_token_latency_seconds"].observe(later.time_s - earlier.time_s)
 
 
 LOGGER = logging.getLogger(__name__)

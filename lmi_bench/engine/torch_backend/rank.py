@@ -29,18 +29,20 @@ from lmi_bench.engine.torch_backend.collectives import (
     SharedMemoryCollectives,
     Transport,
 )
-from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.measure import product_time_s
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, time_s
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
-from lmi_bench.engine.torch_backend.runner import ModelRunner
+from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static.build import (
+    SPARE_BLOCKS,
     Forwards,
     PreparedSteps,
     StepSettings,
-    make_forwards,
+    with_prepared_steps,
 )
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
 from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell
@@ -155,7 +157,8 @@ class RankWorker:
     collectives: Collectives | None = None
     runner: ModelRunner | None = None
     forwards: Forwards | None = field(default=None, init=False)
-    _make_forwards: Callable[..., Forwards] = field(init=False)
+    _model: Decoder = field(init=False)
+    _layout: KvLayoutShape = field(init=False)
 
     def ask(self, request: Request[T]) -> T:
         return request(self)
@@ -197,7 +200,7 @@ class RankWorker:
         place = self._place(settings.device)
         if place.type == "cuda":  # this thread's device, for kernels and captures
             torch.cuda.set_device(place)
-        model = build_model(
+        self._model = model = build_model(
             source.folder,
             source.spec,
             precision,
@@ -208,8 +211,7 @@ class RankWorker:
             strategy=settings.group_query_attention,
         )
         dtype = settings.cache_dtype(precision.stored)
-        layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
-        self._make_forwards = partial(make_forwards, model, layout, tell=self.tell)
+        self._layout = layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
         free_bytes = free_memory_bytes(place)
         return Room(free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized)
 
@@ -218,11 +220,14 @@ class RankWorker:
     ) -> tuple[int, PreparedSteps | None]:
         """Allocate the cache blocks and prepare decode steps; returns the cache's bytes, and the
         prepared steps."""
-        self.forwards = forwards = self._make_forwards(
-            num_blocks, settings=steps, tensor_parallel=self.degree, quantize=quantize
+        blocks = num_blocks + (SPARE_BLOCKS if steps.wanted else 0)
+        cache = KvCache(self._layout, blocks, self._model.norm.tensors[0].device)
+        eager = TorchForward(self._model, cache, num_blocks=num_blocks)
+        self.forwards = with_prepared_steps(
+            eager, steps, tensor_parallel=self.degree, quantize=quantize, tell=self.tell
         )
-        self.runner = ModelRunner(forwards.forward, sampling_seed=sampling_seed)
-        return forwards.eager.cache.nbytes, forwards.prepared
+        self.runner = ModelRunner(self.forwards.forward, sampling_seed=sampling_seed)
+        return cache.nbytes, self.forwards.prepared
 
     def run(self, batch: StepBatch) -> list[StepOutput]:
         return self._loaded().run(batch)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import step
@@ -109,28 +109,6 @@ class Forwards:
         return [] if self.static is None else compare_steps(self.static, self.eager)
 
 
-def make_forwards(
-    model: Decoder,
-    layout: KvLayoutShape,
-    num_blocks: int,
-    settings: StepSettings,
-    *,
-    tensor_parallel: int = 1,
-    quantize: str = "none",
-    tell: Tell | None = None,
-) -> Forwards:
-    """Allocate the cache, and prepare the decode steps that are wanted."""
-    spare = SPARE_BLOCKS if settings.wanted else 0
-    cache = KvCache(layout, num_blocks + spare, model.norm.tensors[0].device)
-    eager = TorchForward(model, cache, num_blocks=num_blocks)
-    if not settings.wanted:
-        return Forwards(eager)
-    static, prepared = with_prepared_steps(
-        eager, settings, tensor_parallel=tensor_parallel, quantize=quantize, tell=tell
-    )
-    return Forwards(eager, static, prepared)
-
-
 def with_prepared_steps(
     eager: TorchForward,
     settings: StepSettings,
@@ -138,12 +116,14 @@ def with_prepared_steps(
     tensor_parallel: int = 1,
     quantize: str = "none",
     tell: Tell | None = None,
-) -> tuple[StaticForward, PreparedSteps]:
-    """A forward that runs prepared decode steps, and other steps in `eager`, whose cache has
-    SPARE_BLOCKS more blocks than its sequences use.
+) -> Forwards:
+    """The wanted decode steps, and the others in `eager`, whose cache then has SPARE_BLOCKS
+    more blocks than its sequences use.
 
     Raises InputError if an artefact does not match or steps cannot be compiled here.
     """
+    if not settings.wanted:
+        return Forwards(eager)
     start_s = time.monotonic()
     model, cache = eager.model, eager.cache
     device = cache.keys[0].device
@@ -177,7 +157,7 @@ def with_prepared_steps(
         return operators.over(buffers, packages.get(buffers.shape))
 
     prepared = prepare_shapes(shapes, make_buffers, make_step, recorder)
-    return StaticForward(eager, prepared), PreparedSteps(
+    facts = PreparedSteps(
         shapes=tuple(sorted(prepared)),
         folder=None if artefact is None else artefact.folder,
         found=artefact is None or artefact.found,
@@ -185,6 +165,7 @@ def with_prepared_steps(
         ready_s=time.monotonic() - start_s,
         graph_bytes=recorder.held_bytes if captured else None,
     )
+    return Forwards(eager, StaticForward(eager, prepared), facts)
 
 
 def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:
