@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -151,15 +152,9 @@ def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration
     """Choose the first levels to measure of a model on a machine without any measurement."""
     assert settings.model is not None
     assert settings.instance is not None
-    plain = MeasuredLevel(
-        planned_setup(
-            settings.model, settings.instance, settings.tensor_parallel or 1, settings.dtype
-        ),
-        input_tokens=_FIRST_TOKENS,
-        output_tokens=_FIRST_TOKENS,
-        load=Load(1),
-        num_requests=1,
-    )
+    degree = settings.tensor_parallel or 1
+    setup = planned_setup(settings.model, settings.instance, degree, settings.dtype)
+    plain = MeasuredLevel(setup, _FIRST_TOKENS, _FIRST_TOKENS, Load(1), num_requests=1)
     fit = prior_fit(base, [plain])
     return Calibration(fit, base, False, _next(fit, settings.next_levels, [plain]))
 
@@ -310,14 +305,13 @@ class Validation:
 
     def to_json(self) -> list[dict[str, Any]]:
         """As `validate --json` writes it: each row with the loads under SLOs of its set-up."""
+        loads = defaultdict[Any, list[dict[str, Any]]](list)
+        for entry in self.under_slo:
+            loads[setup_key(entry.row)].append(entry.to_json())
         return [
-            {**row.to_json(), "under_slo": [entry.to_json() for entry in self._of(row.row)]}
-            for row in self.judged
+            {**each.to_json(), "under_slo": loads[setup_key(each.row)] if each.row.cell else []}
+            for each in self.judged
         ]
-
-    def _of(self, row: TableRow) -> list[LoadUnderSlo]:
-        known = self.under_slo if row.cell is not None else []
-        return [entry for entry in known if setup_key(entry.row) == setup_key(row)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,25 +97,24 @@ def planned_speculation(settings: DraftSettings) -> Speculation | None:
             )
         return None
     own = draft == OWN_LAYER
-    if own and acceptance is None:
-        return Speculation(draft_tokens or _OWN_DRAFT_TOKENS, ACCEPTANCE, own=True)
-    if acceptance is None:
+    usual = _OWN_DRAFT_TOKENS if own else _DRAFT_TOKENS
+    if acceptance is None and not own:
         raise InputError(
             f"--draft {draft}: add --draft-acceptance, the probability (0 to 1) that a drafted "
             "token is accepted, or a run of the bundled engine that measured it"
         )
     smaller = None if own or draft == NGRAM_DRAFT else find_model(draft)
-    if Path(acceptance).is_dir():
-        counted, run_tokens = _measured(Path(acceptance))
-        return Speculation(draft_tokens or run_tokens, counted, smaller, own=own)
-    try:
-        chance = float(acceptance)
-    except ValueError:
-        raise InputError(
-            f"--draft-acceptance {acceptance}: neither a number from 0 to 1 nor a run folder"
-        ) from None
-    count = draft_tokens or (_OWN_DRAFT_TOKENS if own else _DRAFT_TOKENS)
-    return Speculation(count, chance, smaller, own=own)
+    chance = ACCEPTANCE
+    if acceptance is not None and Path(acceptance).is_dir():
+        chance, usual = _measured(Path(acceptance))
+    elif acceptance is not None:
+        try:
+            chance = float(acceptance)
+        except ValueError:
+            raise InputError(
+                f"--draft-acceptance {acceptance}: neither a number from 0 to 1 nor a run folder"
+            ) from None
+    return Speculation(draft_tokens or usual, chance, smaller, own=own)
 
 
 def _measured(folder: Path) -> tuple[float, int]:

@@ -167,7 +167,10 @@ class Candidate(JsonValue):
         content: dict[str, Any] = {}
         for key, value in super(Candidate, self).to_json().items():
             if key == "figures":
-                content |= {name: self._figure_json(name) for name in self.figures}
+                for name, figure in self.figures.items():
+                    blank = {"predicted": None, "low": None, "high": None}
+                    reason = {"reason": self.withheld.get(name)}
+                    content[name] = blank | reason if figure is None else figure.to_json()
             elif key == "setting":
                 content |= {"engine": self.setting.describe() or None, key: self.setting.to_json()}
             elif key != "withheld":
@@ -177,12 +180,6 @@ class Candidate(JsonValue):
                 content["estimated"] = between is not None
                 content["price_range_usd_per_hour"] = None if between is None else list(between)
         return content
-
-    def _figure_json(self, name: str) -> dict[str, Any]:
-        figure = self.figures[name]
-        if figure is not None:
-            return figure.to_json()
-        return {"predicted": None, "low": None, "high": None, "reason": self.withheld[name]}
 
     @classmethod
     def from_json(cls, content: object, where: str = "a candidate") -> Self:

@@ -142,13 +142,11 @@ def ratio_by_blocks(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> t
     (0.5, 0.0)
     """
     ratio = float(sums.sum() / counts.sum())
-    parts, sizes = np.array_split(sums, _BLOCKS), np.array_split(counts, _BLOCKS)
-    left = np.array(
-        [
-            float(part.sum()) - ratio * float(size.sum())
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+    parts, sizes = (
+        np.array([each.sum() for each in np.array_split(values, _BLOCKS)])
+        for values in (sums, counts)
     )
+    left = parts - ratio * sizes
     mean_size = float(counts.sum()) / _BLOCKS
     variance = float(np.sum(left**2)) / (_BLOCKS * (_BLOCKS - 1))
     return ratio, math.sqrt(variance) / mean_size

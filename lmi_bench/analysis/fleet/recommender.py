@@ -177,22 +177,17 @@ def _far_behind(request: RecommendRequest, layouts: Sequence[Planned], key: Engi
     """Whether a simulated copy costs less than half; the closed form is accurate to 10 %."""
     if request.rate_per_s is None or request.objective != "cost":
         return False
-    costs = list(_costs(request, layouts))
-    others = [cost for (_, copy), cost in costs if copy.simulated]
-    mine = [cost for (layout, _), cost in costs if layout.engine_key == key]
-    return bool(others and mine) and min(mine) > _FAR * min(others)
-
-
-def _costs(
-    request: RecommendRequest, layouts: Sequence[Planned]
-) -> Iterator[tuple[Planned, float]]:
-    """The cost of each layout's fleet for the load, where a price is known."""
+    others, mine = list[float](), list[float]()
     for layout, copy in layouts:
         machines = machines_needed(request, layout, copy)
         if machines is not None and machines <= MOST_MACHINES:
             price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
             if price is not None:
-                yield (layout, copy), price
+                if copy.simulated:
+                    others.append(price)
+                if layout.engine_key == key:
+                    mine.append(price)
+    return bool(others and mine) and min(mine) > _FAR * min(others)
 
 
 def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], list[Rejection]]:

@@ -11,34 +11,17 @@ from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.level.simulator import (
     LevelRunner,
+    Pool,
     Replica,
     Requests,
     SentRequest,
-    SimulatedEngine,
     starts_s,
 )
-from lmi_bench.analysis.model.setup import Speculation
 from lmi_bench.analysis.model.speculation import SpeculativeModel
-from lmi_bench.core.errors import InputError
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.router import LeastOutstanding, Router
-from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Equal workers: their number, scheduler and step times."""
-
-    workers: int
-    config: SchedulerConfig
-    step_time: StepTime
-    speculation: Speculation | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise InputError(f"a pool needs at least 1 worker, got {self.workers}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,5 +124,4 @@ class _TwoPools(LevelRunner):
 
 
 def _replicas(pool: Pool, first: int) -> list[Replica]:
-    engine = SimulatedEngine(pool.config, pool.step_time, pool.speculation)
-    return [Replica(engine, first + number) for number in range(pool.workers)]
+    return [Replica(pool, first + number) for number in range(pool.workers)]

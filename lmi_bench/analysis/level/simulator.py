@@ -63,8 +63,8 @@ def simulate_level(
     numbers = range(replicas) if replicas > 1 else (None,)
     if isinstance(step_time, SpeculativeModel):
         step_time = step_time.real_steps
-    engine = SimulatedEngine(scheduler_config, step_time, speculation)
-    engines = [Replica(engine, number) for number in numbers]
+    pool = Pool(replicas, scheduler_config, step_time, speculation)
+    engines = [Replica(pool, number) for number in numbers]
     level = LevelRunner(spec, requests, engines, router or RoundRobin(), overhead_s=overhead_s)
     level.run(starts_s(spec, requests, seed, spacing_s))
     return level.result()
@@ -128,10 +128,17 @@ class SentRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedEngine:
+class Pool:
+    """Equal workers: their number, scheduler and step times."""
+
+    workers: int
     config: SchedulerConfig
     step_time: StepTime
-    speculation: Speculation | None
+    speculation: Speculation | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InputError(f"a pool needs at least 1 worker, got {self.workers}")
 
     def scheduler(self) -> Scheduler:
         """An empty scheduler."""
@@ -155,7 +162,7 @@ class Replica:
             for, or never
     """
 
-    def __init__(self, engine: SimulatedEngine, number: int | None) -> None:
+    def __init__(self, engine: Pool, number: int | None) -> None:
         """number: None for the only replica"""
         self.number = number
         self.scheduler = engine.scheduler()

@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.model.setup import Speculation
-from lmi_bench.analysis.model.step_time import Pricer, StepColumns, StepParts, StepTimeModel
+from lmi_bench.analysis.model.step_time import (
+    Pricer,
+    StepColumns,
+    StepParts,
+    StepTimeModel,
+    counts_of,
+)
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 
@@ -103,14 +109,7 @@ class SpeculativeModel:
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one token for every sequence, and of the step's prompts."""
-        return self.pricer()(
-            shape.decode_sequences,
-            shape.decode_context_tokens,
-            shape.prefill_sequences,
-            shape.prefill_tokens,
-            shape.prefill_context_pairs,
-            shape.prefill_context_tokens,
-        )
+        return self.pricer()(*counts_of(shape))
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
         """Seconds of each row, repeats included, shape (rows,)."""
@@ -120,7 +119,7 @@ class SpeculativeModel:
 
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts."""
-        price = self._target.price_drafted
+        drafted = self._target.drafted
         draft = None if self._draft is None else self._draft.pricer()
         more, gain = self._rows - 1, self._gain
 
@@ -131,14 +130,14 @@ class SpeculativeModel:
             every = self._rows * rows
             decode_s = 0.0
             if rows:
-                decode_s = price((rows, context_all, 0, 0, 0.0, 0), every)
+                decode_s = drafted((rows, context_all, 0, 0, 0.0, 0), every)[-1]
                 whole_s = decode_s
                 if draft is not None:
                     decode_s += more * draft(rows, context, 0, 0, 0.0, 0)
                 decode_s /= gain
             if not tokens:
                 return decode_s
-            step_s = price((rows, context_all, prompts, tokens, pairs, cached), every)
+            step_s = drafted((rows, context_all, prompts, tokens, pairs, cached), every)[-1]
             if rows:
                 step_s -= whole_s
             if draft is not None:

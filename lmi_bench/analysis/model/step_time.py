@@ -46,6 +46,13 @@ class StepColumns(NamedTuple):
         return self[1:]
 
 
+def counts_of(step: StepShape) -> tuple[int, int, int, int, int, int]:
+    """A step's counts in the order of `Pricer`."""
+    decode = step.decode_sequences, step.decode_context_tokens
+    prompts = step.prefill_sequences, step.prefill_tokens
+    return *decode, *prompts, step.prefill_context_pairs, step.prefill_context_tokens
+
+
 class PricedSteps(Protocol):
     """A model of step times, for closed forms, traces and simulations."""
 
@@ -315,7 +322,9 @@ class StepTimeModel:
         """The step's time by part."""
         costs, rows = self._costs, step.decode_sequences
         every = step.num_tokens
-        weights_s, linear_s, kv_s, attention_s, _, total_s = self._of_shape(step)
+        weights_s, linear_s, kv_s, attention_s, _, total_s = self.drafted(
+            counts_of(step), step.decode_tokens
+        )
         if costs.many is not None and every >= costs.many_rows:
             weights_s = costs.many.products.first_s
         all_reduce_s = costs.all_reduce_s + costs.all_reduce_token_s * every
@@ -336,23 +345,10 @@ class StepTimeModel:
             total_s=total_s,
         )
 
-    def _of_shape(self, step: StepShape) -> Seconds[float]:
-        rows, drafted = step.decode_sequences, step.decode_tokens
-        return self._seconds(
-            rows,
-            step.decode_context_tokens,
-            step.prefill_sequences,
-            step.prefill_tokens,
-            step.prefill_context_pairs,
-            step.prefill_context_tokens,
-            drafted,
-            drafted / rows if rows else 1.0,
-        )
-
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one step."""
         if shape.prefill_tokens or shape.decode_tokens != shape.decode_sequences:
-            return self._of_shape(shape)[-1]
+            return self.drafted(counts_of(shape), shape.decode_tokens)[-1]
         return self._price(shape.decode_sequences, shape.decode_context_tokens, 0, 0, 0.0, 0)
 
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
@@ -395,7 +391,9 @@ class StepTimeModel:
 
         return price
 
-    def price_drafted(self, counts: tuple[int, int, int, int, float, int], drafted: int) -> float:
-        """Seconds of a step in which the decoding sequences have `drafted` rows in all."""
+    def drafted(
+        self, counts: tuple[int, int, int, int, float, int], drafted: int
+    ) -> Seconds[float]:
+        """A step in which the decoding sequences have `drafted` rows in all; the last: its time."""
         rows = counts[0]
-        return self._seconds(*counts, drafted, drafted / rows if rows else 1.0)[5]
+        return self._seconds(*counts, drafted, drafted / rows if rows else 1.0)
