@@ -376,7 +376,18 @@ def print_accelerators(comparison: AcceleratorComparison, top: int) -> None:
         print_table(title, rows, left=("instance",))
     print_table(
         "Several copies against one copy over all devices, predicted",
-        [_sharding_row(best, whole) for best, whole in sharding(figures)[:top]],
+        [
+            {
+                "instance": best.layout.instance.instance_type,
+                "best layout": f"TP {best.layout.tensor_parallel} x {best.layout.copies}",
+                "tok/s": f"{best.throughput_tokens_per_s:,.0f}",
+                "tok/s of one copy": f"{whole.throughput_tokens_per_s:,.0f}",
+                "gain": f"{best.throughput_tokens_per_s / whole.throughput_tokens_per_s:.2f}",
+                "ms/token alone": format_figure(best.latency_ms_per_token),
+                "of one copy": format_figure(whole.latency_ms_per_token),
+            }
+            for best, whole in sharding(figures)[:top]
+        ],
         left=("instance", "best layout"),
     )
     if not figures and comparison.rejected:
@@ -415,19 +426,6 @@ def _machine_row(each: MachineFigures) -> dict[str, Any]:
         "tok/s full": f"{each.throughput_tokens_per_s:,.0f}",
         "USD/1M out": mark + format_figure(each.usd_per_1m_output),
         "USD/h": mark + format_figure(layout.instance.price_usd_per_hour),
-    }
-
-
-def _sharding_row(best: MachineFigures, whole: MachineFigures) -> dict[str, Any]:
-    layout = best.layout
-    return {
-        "instance": layout.instance.instance_type,
-        "best layout": f"TP {layout.tensor_parallel} x {layout.copies}",
-        "tok/s": f"{best.throughput_tokens_per_s:,.0f}",
-        "tok/s of one copy": f"{whole.throughput_tokens_per_s:,.0f}",
-        "gain": f"{best.throughput_tokens_per_s / whole.throughput_tokens_per_s:.2f}",
-        "ms/token alone": format_figure(best.latency_ms_per_token),
-        "of one copy": format_figure(whole.latency_ms_per_token),
     }
 
 

@@ -448,12 +448,12 @@ def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accurac
     found, _ = judge(own, [rows_of_profile(profile, own)])
     judged = [replace(row, calibrated=False) for row in found]
     for name, is_fitted in (("fitted models", True), ("other models", False)):
-        part = [row for row in judged if row.row.cell and _is_known(profile, row) == is_fitted]
+        part = [
+            row
+            for row in judged
+            if row.row.cell and (row.row.cell.setup.shape.name in profile.models) == is_fitted
+        ]
         for figure in FIGURES:
             entry = accuracy_of(name, figure, part)
             if entry is not None:
                 yield entry
-
-
-def _is_known(profile: EngineProfile, row: Judged) -> bool:
-    return row.row.cell is not None and row.row.cell.setup.shape.name in profile.models

@@ -25,7 +25,7 @@ from lmi_bench.core.durable import write_whole
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.json_value import JsonValue
 from lmi_bench.core.level import Level
-from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.redaction import REDACTED
@@ -99,18 +99,14 @@ class _Site:
     context: int
 
 
-class _Progress:
+class _Progress(Silent):
     """A listener without the notes of each sweep, which repeat those of the first opening."""
 
-    note = staticmethod(SILENT.note)
-
     def __init__(self, listener: Listener, place: str) -> None:
-        self._listener, self._place = listener, place
-        self.step, self.warn = listener.step, listener.warn
+        def progress(description: str, done: float, total: float | None) -> None:
+            listener.progress(description.replace("level 1/1", place), done, total)
 
-    def progress(self, description: str, done: float, total: float | None) -> None:
-        """The progress of one sweep as that of the capture."""
-        self._listener.progress(description.replace("level 1/1", self._place), done, total)
+        vars(self).update(step=listener.step, warn=listener.warn, progress=progress)
 
 
 def capture(

@@ -228,7 +228,8 @@ def _factors(
     queued = waits_for_slots(profile, cell)
     wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
     shift, left = fit.corrected(wanted, jacobian)
-    full = _cache_full(profile, cell)
+    full = cell.rate_per_s is None and profile.kv_layout is KvLayout.PAGED
+    full = full and cell.concurrency > cell.replicas * slots_for(profile, cell)
     guessed = _limit_is_guessed(profile, cell, predicted)
     transfer = transfer_sd(fit, cell)
     beyond = octaves_beyond(fit, cell)
@@ -314,12 +315,6 @@ def _limit_is_guessed(
     if cell.rate_per_s is None or profile.max_batch_size not in SCHEDULER_BATCHES[:-1]:
         return False
     return mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
-
-
-def _cache_full(profile: EngineProfile, cell: MeasuredLevel) -> bool:
-    if cell.rate_per_s is not None or profile.kv_layout is not KvLayout.PAGED:
-        return False
-    return cell.concurrency > cell.replicas * slots_for(profile, cell)
 
 
 def _unmeasured_sd(

@@ -43,9 +43,8 @@ class Judged:
         content: dict[str, Any] = {}
         for key in FIGURES:
             figure = self.figures.get(key)
-            for name in ("value", "low", "high"):
-                shown = "predicted" if name == "value" else name
-                content[f"{shown}_{key}"] = None if figure is None else getattr(figure, name)
+            shown = {} if figure is None else figure.to_json()
+            content |= {f"{name}_{key}": shown.get(name) for name in ("predicted", "low", "high")}
             content[f"measured_{key}"] = self.measured(key)
         return {**content, "calibrated": self.calibrated, "regime": self.regime}
 

@@ -66,12 +66,6 @@ def attainment(
     )
 
 
-def keeps(found: Attainment, slos: Sequence[Slo]) -> bool:
-    """Whether no SLO's statistic over all requests is above its limit."""
-    values = [(found.fifteen_minutes_ms.get(str(slo)), slo.limit_ms) for slo in slos]
-    return all(value is None or value <= limit for value, limit in values)
-
-
 def _worst_ms(
     columns: Columns, windows: Sequence[NDArray[np.bool_]], slo: Slo, *, open_loop: bool
 ) -> float | None:
@@ -159,7 +153,9 @@ class LongSimulation:
         rate_per_s = operating_of(self._request, fleet).rate_per_s
         if not self._request.open_loop or rate_per_s <= copy.kept_per_s * (1 + 1e-9):
             return None
-        if keeps(self.at(fleet), self._request.slos):
+        found_ms = self.at(fleet).fifteen_minutes_ms
+        slos = self._request.slos
+        if all((found_ms.get(str(slo)) or 0.0) <= slo.limit_ms for slo in slos):
             return None
         too_much_per_s = min(copy.too_much_per_s, rate_per_s)
         return layout.engine_key, replace(copy, too_much_per_s=too_much_per_s)

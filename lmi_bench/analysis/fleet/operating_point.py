@@ -187,9 +187,9 @@ class CopySimulation:
             return False
         key = (rate_per_s, *limits_s.items())
         if key not in self._late:
-            ramp_requests = self._ramp_requests(rate_per_s)
-            late = [
-                LateAnswers(ramp_requests, limit_s, _most_above(quantile, self.settled_requests))
+            ramp_requests, n = self._ramp_requests(rate_per_s), self.settled_requests
+            late = [  # of n values, so many may be above a limit that the (linear) quantile keeps
+                LateAnswers(ramp_requests, limit_s, n - math.floor(quantile * (n - 1)) - 1)
                 for quantile, limit_s in limits_s.items()
             ]
             try:
@@ -215,11 +215,6 @@ class CopySimulation:
         level = self.plan.simulate(spec, seed=self.seed)
         settled = level.records[ramp_requests:]
         return Latencies.of(settled, open_loop=True)
-
-
-def _most_above(quantile: float, number: int) -> int:
-    """Of so many values, how many may be above a limit that the (linear) quantile keeps."""
-    return number - math.floor(quantile * (number - 1)) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

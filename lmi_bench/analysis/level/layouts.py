@@ -361,8 +361,14 @@ def plan_copy(
     setup = layout.setup(workload)
     model = planned_model_for(setup, profile)
     config = scheduler_config_for(setup, profile, workload.most_tokens)
-    if setting.max_prefill_tokens is not None:
-        config = _with_prefill_tokens(config, setting.max_prefill_tokens, workload.longest_prompt)
+    if (tokens := setting.max_prefill_tokens) is not None:
+        longest = workload.longest_prompt
+        if not config.chunked_prefill and tokens < longest:
+            raise InputError(
+                f"prompts of {longest:,} tokens exceed {tokens:,} prompt tokens a step: split "
+                "them (chunked prefill) or allow more"
+            )
+        config = replace(config, max_rolling_batch_prefill_tokens=tokens)
     if workload.cached_tokens:
         config = replace(config, prefix_caching=True)
     plan = CopyPlan(
@@ -383,18 +389,6 @@ def plan_copy(
         ),
     )
     return with_prefix_hits(plan)
-
-
-def _with_prefill_tokens(
-    config: SchedulerConfig, tokens: int, longest_prompt: int
-) -> SchedulerConfig:
-    """The scheduler with that limit; raises InputError where a whole prompt is longer."""
-    if not config.chunked_prefill and tokens < longest_prompt:
-        raise InputError(
-            f"prompts of {longest_prompt:,} tokens exceed {tokens:,} prompt tokens a step: split "
-            "them (chunked prefill) or allow more"
-        )
-    return replace(config, max_rolling_batch_prefill_tokens=tokens)
 
 
 def slots_of(config: SchedulerConfig, input_tokens: int, output_tokens: int) -> int:

@@ -189,18 +189,17 @@ def _sides(run: Run) -> dict[tuple[str, float], _Side]:
     for line, records in zip(run.levels, run.records, strict=True):
         if line.valid:
             grouped.setdefault((line.load.axis, line.load.value), []).append(records)
-    return {(axis, load): _side(axis, each) for (axis, load), each in grouped.items()}
-
-
-def _side(axis: str, attempts: Sequence[Sequence[RequestRecord]]) -> _Side:
-    records = {
-        (attempt, record.request_id): record
-        for attempt, sent in enumerate(attempts)
-        for record in sent
-        if record.ok
-    }
-    wall_s = math.fsum(columns_of(each).wall_s for each in attempts)
-    return _Side(axis == "rate_per_s", records, wall_s, len(attempts))
+    sides = {}
+    for key, attempts in grouped.items():
+        answered = {
+            (attempt, record.request_id): record
+            for attempt, sent in enumerate(attempts)
+            for record in sent
+            if record.ok
+        }
+        wall_s = math.fsum(columns_of(each).wall_s for each in attempts)
+        sides[key] = _Side(key[0] == "rate_per_s", answered, wall_s, len(attempts))
+    return sides
 
 
 def _compare_level(key: tuple[str, float], a: _Side, b: _Side, *, seed: int) -> list[Difference]:

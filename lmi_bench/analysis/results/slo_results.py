@@ -263,13 +263,10 @@ class CertainMiss:
                 value_ms = float(own_ms.sum())
             self._over[place] += value_ms > slo.limit_ms
             self._sum_ms[place] += value_ms
-            certain |= self._is_lost(place, slo)
+            n = self._num_requests
+            if slo.statistic == "mean":
+                certain |= self._sum_ms[place] > slo.limit_ms * n
+            else:  # of n ordered values the quantile lies at or above the one of this index
+                index = math.floor(QUANTILES[slo.statistic] * (n - 1))
+                certain |= self._over[place] >= n - index
         return certain
-
-    def _is_lost(self, place: int, slo: Slo) -> bool:
-        n = self._num_requests
-        if slo.statistic == "mean":
-            return self._sum_ms[place] > slo.limit_ms * n
-        # of n ordered values the quantile lies at or above the one of this index
-        index = math.floor(QUANTILES[slo.statistic] * (n - 1))
-        return self._over[place] >= n - index
