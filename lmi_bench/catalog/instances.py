@@ -88,25 +88,26 @@ def bare_machine(accelerator: Accelerator, count: int) -> Instance:
     )
 
 
+_SUMMED: Final = (
+    *("num_accelerators", "vcpus", "host_memory_bytes", "network_bits_per_s"),
+    *("price_usd_per_hour", "ec2_price_usd_per_hour"),
+)
+
+
 def joined(instance: Instance, hosts: int) -> Instance:
     """`hosts` machines of one type as one, with the price of all; itself for one."""
     if hosts == 1:
         return instance
-    ec2, price = instance.ec2_price_usd_per_hour, instance.price_usd_per_hour
-    between, network = instance.price_range_usd_per_hour, instance.network_bits_per_s
+    between = instance.price_range_usd_per_hour
+    numbers = {name: getattr(instance, name) for name in _SUMMED}
     return replace(
         instance,
         instance_type=f"{hosts} x {instance.instance_type}",
-        num_accelerators=hosts * instance.num_accelerators,
-        vcpus=hosts * instance.vcpus,
-        host_memory_bytes=hosts * instance.host_memory_bytes,
-        price_usd_per_hour=price and hosts * price,
         price_range_usd_per_hour=between and (hosts * between[0], hosts * between[1]),
         rates_usd_per_hour=tuple(
             (kind, hosts * rate) for kind, rate in instance.rates_usd_per_hour
         ),
-        ec2_price_usd_per_hour=ec2 and hosts * ec2,
-        network_bits_per_s=network and hosts * network,
+        **{name: value and hosts * value for name, value in numbers.items()},
     )
 
 

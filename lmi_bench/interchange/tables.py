@@ -20,7 +20,7 @@ _COPIED_FIELDS = (
     *("valid", "stopped_by", "requests", "errors", "wall_s"),
     *("total_throughput_tokens_per_s", "request_throughput_per_s"),
 )
-_METRICS: tuple[Metric, ...] = (
+METRICS: tuple[Metric, ...] = (
     "ttft", "ttft_from_sent", "dispatch_delay", "itl", "tpot", "e2e", "e2e_from_sent",
     "latency_per_token",
 )  # fmt: skip
@@ -119,7 +119,7 @@ def _level_row(run: Run, line: Level) -> dict[str, Any]:
         "steady_throughput_tokens_per_s": line.steady.throughput_tokens_per_s,
         "mean_concurrency": line.mean_concurrency,
     }
-    for metric in _METRICS:
+    for metric in METRICS:
         name, unit = LATENCY_KEY[metric].split("_ms", 1)
         for statistic in STATISTICS:
             row[f"{name}_{statistic}_ms{unit}"] = line.of(metric).value(statistic)

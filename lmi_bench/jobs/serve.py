@@ -17,8 +17,8 @@ from lmi_bench.engine.chrome_trace import ChromeTrace
 from lmi_bench.engine.scheduling.stats import EngineStats
 from lmi_bench.engine.server import app as server
 from lmi_bench.engine.server.codec import Codec, PlainTokenizer
-from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters, load_formatters
-from lmi_bench.engine.server.lmi_routes import LMI_REPLIES
+from lmi_bench.engine.server.formatters import NO_FORMATTERS, load_formatters
+from lmi_bench.engine.server.lmi_routes import AS_TGI, LMI_REPLIES, Replies
 from lmi_bench.engine.server.openai_request import Message
 from lmi_bench.engine.server.openai_routes import ChatEncoder
 from lmi_bench.engine.server.sagemaker_routes import SignatureCheck, credentials_check
@@ -44,17 +44,7 @@ OnReady = Callable[[server.Listening, str], None]
 
 
 _BOUND = {"max_concurrent_requests": 4096}  # else a burst waits for longer than its clients do
-_AS_TGI = "tgi"
-_REPLIES = (*LMI_REPLIES, _AS_TGI)
-
-
-@dataclass(frozen=True, slots=True)
-class Replies:
-    """The container's answers: one of `_REPLIES`, whether they stream (None: as a request says)."""
-
-    kind: str
-    streams: bool | None
-    formatters: Formatters
+_REPLIES = (*LMI_REPLIES, AS_TGI)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +113,7 @@ def _resolved(
                 stated[setting] = value
                 listener.note(f"{variable}={value} from the environment")
         if replies is None and untranslated_variables(os.environ):
-            replies = _AS_TGI
+            replies = AS_TGI
             listener.note("SageMaker's paths answer as a TGI container's: in a list")
     engine = parse_scenario({"engine": {**_BOUND, **stated}}, source="serve").engine
     refuse_idle("bundled" if settings.instance is None else "simulated", options, engine)
@@ -166,10 +156,7 @@ async def _serve(
             max_model_len=min(parts.config.max_model_len, parts.config.cache_tokens),
             vocab_size=parts.shape.vocab_size,
             signature_check=check,
-            lmi_reply=LMI_REPLIES.get(replies.kind, LMI_REPLIES["rolling"]),
-            lmi_streams=replies.streams,
-            as_tgi=replies.kind == _AS_TGI,
-            formatters=replies.formatters,
+            replies=replies,
             overhead_s=parts.request_overhead_s,
             api_key=settings.api_key,
             encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),

@@ -41,25 +41,23 @@ class NativeForward:
         library: binding.StepLibrary,
         weights: NativeWeights,
         shape: ModelShape,
-        *,
-        block_size: int,
-        num_blocks: int,
-        threads: int,
         variant: str = "",
     ) -> None:
-        """variant  kernels, one of `library.variants()`; empty: the best"""
+        """weights  with their cache and threads
+
+        variant  kernels, one of `library.variants()`; empty: the best
+        """
         self.shape = shape
-        self.block_size = block_size
-        self.num_blocks = num_blocks
+        self.block_size: int = weights.model.block_size
+        self.num_blocks = weights.num_blocks
         self._library = library
         self._weights = weights
-        weights.model.threads = threads
         self._handle = library.open(weights.model, variant)
         if not self._handle:
             raise EngineError(
                 f"the native step (kernels {variant or 'the best'}) did not get memory or its "
-                f"{threads:,} threads from the system: lower --threads, raise the limit of "
-                "processes (ulimit -u, a container's pids), or use --backend torch"
+                f"{weights.model.threads:,} threads from the system: lower --threads, raise the "
+                "limit of processes (ulimit -u, a container's pids), or use --backend torch"
             )
 
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
@@ -202,15 +200,8 @@ def _load(
     free = free_memory_bytes(torch.device("cpu"))
     blocks, count = settings.blocks_in(free, layout.bytes_per_block), settings.threads_in_use
     cache_bytes = weights.take_cache(layout, blocks)
-    forward = NativeForward(
-        compiled,
-        weights,
-        shape,
-        block_size=settings.block_size,
-        num_blocks=blocks,
-        threads=count,
-        variant=variant,
-    )
+    weights.model.threads = count
+    forward = NativeForward(compiled, weights, shape, variant)
     numbers = ModelNumbers(
         model_shape=shape,
         block_size=settings.block_size,

@@ -41,8 +41,9 @@ def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
 class NativeWeights:
     """One model's weights and cache, and the C structures that point to them.
 
-    model   argument for `StepLibrary.open`; the caller sets `threads`
-    nbytes  bytes of matrices, embeddings and head
+    model       argument for `StepLibrary.open`; the caller sets `threads`
+    nbytes      bytes of matrices, embeddings and head
+    num_blocks  of the cache
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class NativeWeights:
         self._spec = spec
         self._dtype = dtype
         self._held: list[Tensor] = []
-        self.nbytes = 0
+        self.nbytes = self.num_blocks = 0
         self.layers = (binding.Layer * spec.num_layers)()
         precision = Precision(dtype, dtype)
         with Checkpoint(folder, progress) as checkpoint:
@@ -66,7 +67,7 @@ class NativeWeights:
 
     def take_cache(self, layout: KvLayoutShape, num_blocks: int) -> int:
         """Zeroed pages for every layer; returns their bytes."""
-        self.model.block_size = layout.block_size
+        self.model.block_size, self.num_blocks = layout.block_size, num_blocks
         self.model.cache_kind = KINDS[layout.dtype]
         size = num_blocks * layout.bytes_per_block // (2 * layout.num_layers)
         for layer in self.layers:

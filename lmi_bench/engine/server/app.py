@@ -22,8 +22,7 @@ from lmi_bench.core.units import MIB
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import RefusedError, failure_middleware, without_expectations
-from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
-from lmi_bench.engine.server.lmi_routes import LmiRoutes, RollingBatchReply
+from lmi_bench.engine.server.lmi_routes import AS_TGI, USUAL_REPLIES, LmiRoutes, Replies
 from lmi_bench.engine.server.metrics import add_metrics
 from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import (
@@ -70,10 +69,7 @@ def build_app(
     vocab_size: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     signature_check: SignatureCheck | None = None,
-    lmi_reply: type[RollingBatchReply] = RollingBatchReply,
-    lmi_streams: bool | None = None,
-    as_tgi: bool = False,
-    formatters: Formatters = NO_FORMATTERS,
+    replies: Replies = USUAL_REPLIES,
     encode_chat: ChatEncoder | None = None,
     unary_timeout_s: float = UNARY_TIMEOUT_S,
     overhead_s: float = 0.0,
@@ -83,11 +79,8 @@ def build_app(
 
     vocab_size       the model's; None: the codec's
     signature_check  for requests on SageMaker's paths; None accepts unsigned requests
-    lmi_reply        the reply format of a djl-serving version
-    lmi_streams      whether the LMI routes stream, whatever a body says; None: as it says
-    as_tgi           SageMaker's paths answer as a TGI container's
+    replies          of the LMI routes and SageMaker's paths
     encode_chat      applies the model's chat template; None: one line per message
-    formatters       functions that change the bodies of the LMI routes
     unary_timeout_s  timeout of SageMaker's InvokeEndpoint
     overhead_s       time that a simulated server spends on a request before the engine gets it
     api_key          that requests must have as a bearer token; None: any request is answered
@@ -106,11 +99,10 @@ def build_app(
     ]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     app[_SILENT], app[_IS_OPEN] = set(), api_key is None
-    lmi = LmiRoutes(state, lmi_reply, formatters, lmi_streams)
-    openai, tgi = OpenAiRoutes(state, encode_chat), TgiRoutes(state)
-    sagemaker = SageMakerRoutes(
-        lmi, openai, tgi if as_tgi else None, model_name, signature_check, unary_timeout_s
-    )
+    lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, encode_chat)
+    tgi, model = TgiRoutes(state), model_name
+    in_lmis_place = tgi if replies.kind == AS_TGI else None
+    sagemaker = SageMakerRoutes(lmi, openai, in_lmis_place, model, signature_check, unary_timeout_s)
     for routes in (lmi, openai, tgi, sagemaker):
         routes.add_to(app)
     add_metrics(app, state)

@@ -232,6 +232,24 @@ LMI_REPLIES: Mapping[str, type[RollingBatchReply]] = {
     "async": AsyncReply,
     "batched": BatchedReply,
 }
+AS_TGI = "tgi"
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """A container's answers.
+
+    kind        one of `LMI_REPLIES`; `AS_TGI`: SageMaker's paths answer as a TGI container's
+    streams     True: in lines, False: whole, whatever a body's `stream` says; None: as it says
+    formatters  functions that change the bodies
+    """
+
+    kind: str = "rolling"
+    streams: bool | None = None
+    formatters: Formatters = NO_FORMATTERS
+
+
+USUAL_REPLIES = Replies()
 
 
 def _engine_details(generation: Generation) -> dict[str, Any]:
@@ -248,15 +266,10 @@ def _engine_details(generation: Generation) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LmiRoutes:
-    """Handlers over one served model.
-
-    streams  True: in lines, False: whole, whatever a body's `stream` says; None: as it says
-    """
+    """Handlers over one served model."""
 
     state: ServerState
-    reply_type: type[RollingBatchReply] = RollingBatchReply
-    formatters: Formatters = NO_FORMATTERS
-    streams: bool | None = None
+    replies: Replies = USUAL_REPLIES
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_route("GET", "/ping", self.ping)
@@ -283,12 +296,13 @@ class LmiRoutes:
         self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
-        state = self.state
-        body = self.formatters.request(load_json_object(await request.read()), state.codec)
-        batched = self.reply_type is BatchedReply and not body.get("stream")
+        state, formatters, streams = self.state, self.replies.formatters, self.replies.streams
+        reply_type = LMI_REPLIES.get(self.replies.kind, RollingBatchReply)
+        body = formatters.request(load_json_object(await request.read()), state.codec)
+        batched = reply_type is BatchedReply and not body.get("stream")
         sent = body.get("inputs")
         texts = sent if batched and isinstance(sent, list) and sent else [sent]
-        fixed = {} if self.streams is None else {"stream": self.streams}
+        fixed = {} if streams is None else {"stream": streams}
         calls = [LmiCall.read(body | fixed | {"inputs": text}) for text in texts]
         answers: list[Answer] = []
         try:
@@ -303,7 +317,7 @@ class LmiRoutes:
                 answers.append(state.submit(Prompt(token_ids, sampling, stops, keeps_stop)))
             headers = state.ignored_header(calls[0].ignored)
             replies = [
-                self.reply_type(call, answer, state, self.formatters)
+                reply_type(call, answer, state, formatters)
                 for call, answer in zip(calls, answers, strict=True)
             ]
             if calls[0].stream:

@@ -5,6 +5,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any, ClassVar
 
 import orjson
@@ -224,27 +225,15 @@ class OpenAiRoutes:
         }
         return json_response({"object": "list", "data": [model]})
 
-    async def completions(
-        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
-    ) -> web.StreamResponse:
-        """Continue a prompt, at once or as server-sent events."""
-        call = CompletionCall.read(await request.read())
-        return await self._generate(request, call, CompletionReply, envelope)
-
-    async def chat(
-        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
-    ) -> web.StreamResponse:
-        """Answer a chat, at once or as server-sent events."""
-        call = ChatCall.read(await request.read())
-        return await self._generate(request, call, ChatReply, envelope)
-
     async def _generate(
         self,
-        request: web.Request,
-        call: OpenAiCall,
+        kind: type[OpenAiCall],
         reply_type: type[OpenAiReply],
-        envelope: streaming.Envelope,
+        request: web.Request,
+        envelope: streaming.Envelope = streaming.PLAIN,
     ) -> web.StreamResponse:
+        """Continue a prompt or answer a chat, at once or as server-sent events."""
+        call = kind.read(await request.read())
         state = self.state
         if call.model is not None and call.model != state.model_name:
             raise UnknownModelError(
@@ -266,6 +255,9 @@ class OpenAiRoutes:
             )
         finally:
             streaming.end_all(state, answers)
+
+    completions = partialmethod(_generate, CompletionCall, CompletionReply)
+    chat = partialmethod(_generate, ChatCall, ChatReply)
 
     async def _prompt(self, call: OpenAiCall) -> Prompt:
         state, cut = self.state, call.truncate_prompt_tokens

@@ -97,50 +97,37 @@ def packing_works(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and ops._is_mkldnn_bf16_supported())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RmsNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, with the mean in float32.
 
-    weight  shape (features,), or one row for each of several heads: (heads, head_dim)
+    tensors  the weight, shape (features,), or a row for each of several heads: (heads, head_dim)
     """
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight = weight
-        self.eps = eps
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The learned parameters."""
-        return (self._weight,)
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "RmsNorm":
-        """The same norm with other parameters, for a compiled step."""
-        return RmsNorm(tensors[0], self.eps)
+    tensors: tuple[Tensor, ...]
+    eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.to(_RMS_DTYPE)
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = scale.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
-        normed: Tensor = (wide * scale).to(x.dtype) * self._weight
+        normed: Tensor = (wide * scale).to(x.dtype) * self.tensors[0]
         return normed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450)."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450).
 
-    weight: Tensor
-    bias: Tensor
+    tensors  weight and bias
+    """
+
+    tensors: tuple[Tensor, ...]
     eps: float
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weight, self.bias)
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "LayerNorm":
-        return LayerNorm(tensors[0], tensors[1], self.eps)
-
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        weight, bias = self.tensors
+        return functional.layer_norm(x, weight.shape, weight, bias, self.eps)
 
 
 Norm = RmsNorm | LayerNorm

@@ -318,8 +318,8 @@ class WeightLoader:
         hidden, eps = self.spec.hidden_size, self.spec.norm_eps
         weight = self.tensor(f"{name}.weight", hidden)
         if self.spec.norm is NormKind.RMS:
-            return RmsNorm(weight, eps)
-        return LayerNorm(weight, self.tensor(f"{name}.bias", hidden), eps)
+            return RmsNorm((weight,), eps)
+        return LayerNorm((weight, self.tensor(f"{name}.bias", hidden)), eps)
 
     def vocabulary(self, embedding_name: str) -> tuple[Embedding, Head]:
         """Token embeddings in the stored format, and the output layer; tied ones share rows."""

@@ -12,15 +12,13 @@ from typing import Any
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import QUANTILES, STATISTICS, Level
+from lmi_bench.core.level import LATENCY_KEY, QUANTILES, STATISTICS, Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
+from lmi_bench.interchange.tables import METRICS
 
-LATENCY_KEYS = (
-    "ttft_ms", "ttft_from_sent_ms", "dispatch_delay_ms", "itl_ms", "tpot_ms", "e2e_ms",
-    "e2e_from_sent_ms", "latency_ms_per_token",
-)  # fmt: skip
+LATENCY_KEYS = tuple(LATENCY_KEY[metric] for metric in METRICS)
 _NUMBERS = (
     "requests", "errors", "output_tokens", "input_tokens", "wall_s", "throughput_tokens_per_s",
     "total_throughput_tokens_per_s", "request_throughput_per_s",

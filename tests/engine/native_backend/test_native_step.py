@@ -237,9 +237,8 @@ status = Path("/proc/self/status").read_text()
 taken_bytes = 1024 * int(re.search(r"VmSize:\\s+(\\d+) kB", status)[1])
 resource.setrlimit(resource.RLIMIT_AS, (taken_bytes + 2**29,) * 2)
 try:
-    NativeForward(
-        opened._library, opened._weights, opened.shape, block_size=16, num_blocks=4, threads=20
-    )
+    opened._weights.model.threads = 20
+    NativeForward(opened._library, opened._weights, opened.shape)
 except EngineError as exc:
     print(exc)
 """

@@ -7,6 +7,7 @@ import pytest
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.server.formatters import load_formatters
+from lmi_bench.engine.server.lmi_routes import Replies
 
 QUESTION = """
 from djl_python.input_parser import input_formatter
@@ -32,7 +33,7 @@ def load(tmp_path, text):
 
 def post(serve_toy, formatters, body):
     async def main():
-        async with serve_toy(app_options={"formatters": formatters}) as server:
+        async with serve_toy(app_options={"replies": Replies(formatters=formatters)}) as server:
             status, _, data = await server.post("/invocations", body)
             assert server.engine.stats().used_blocks == 0
             return status, [json.loads(line) for line in data.splitlines()]

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.engine.server.lmi_routes import LMI_REPLIES
+from lmi_bench.engine.server.lmi_routes import Replies
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format
@@ -17,7 +17,7 @@ REQUEST = PlannedRequest(0, 0.0, input_tokens=3, output_tokens=4, prompt_text="a
 
 @pytest.fixture(scope="module")
 def url():
-    with runtime_server(app_options={"lmi_reply": LMI_REPLIES["async"]}) as url:
+    with runtime_server(app_options={"replies": Replies("async")}) as url:
         yield url
 
 

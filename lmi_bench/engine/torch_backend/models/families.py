@@ -109,7 +109,7 @@ def _qk_norm(load: WeightLoader, prefix: str) -> RmsNorm:
     spec = load.spec
     query, key = (load.tensor(f"{prefix}.{name}_norm.weight", spec.head_dim) for name in "qk")
     weight = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)), dim=0)
-    return RmsNorm(weight, spec.norm_eps)
+    return RmsNorm((weight,), spec.norm_eps)
 
 
 def _mlp(load: WeightLoader, names: Names, prefix: str) -> Mlp:

@@ -100,7 +100,7 @@ def _with_calls(model: Decoder, norm_tensors: Sequence[Tensor]) -> Decoder:
     hidden = model.spec.hidden_size
 
     def filled(norm: Norm) -> Norm:
-        return norm.with_tensors([next(tensors) for _ in norm.tensors])
+        return replace(norm, tensors=tuple([next(tensors) for _ in norm.tensors]))
 
     layers = []
     for index, layer in enumerate(model.layers):
