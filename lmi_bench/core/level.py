@@ -88,6 +88,18 @@ class SteadyWindow(JsonValue):
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedStep(JsonValue):
+    """A moment from which on the time between tokens was another one.
+
+    at_s    seconds since the level's start
+    change  of the time between tokens, as a share: 0.2 is 20 % slower
+    """
+
+    at_s: float
+    change: float
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratorReport(JsonValue):
     """The load generator's check of itself during a level.
 
@@ -274,6 +286,7 @@ class Level(JsonValue):
     total_throughput_tokens_per_s: float | None = None
     request_throughput_per_s: float | None = None
     steady: SteadyWindow = SteadyWindow()
+    speed_step: SpeedStep | None = None
     valid: bool = True
     invalid_reason: str | None = None
     stopped_by: str | None = None
@@ -396,13 +409,13 @@ _OF_A_PRICE = (
 _KEYS = """
     level attempt stopped_by concurrency rate_per_s requests start_requests? errors errors_by_kind
     error_examples? output_tokens input_tokens wall_s throughput_tokens_per_s
-    total_throughput_tokens_per_s request_throughput_per_s steady valid invalid_reason ttft_ms
-    ttft_from_sent_ms ttft_answer_ms? reasoning_tokens? reasoning_token_share? dispatch_delay_ms
-    itl_ms tpot_ms e2e_ms e2e_from_sent_ms latency_ms_per_token mean_concurrency little_law_ratio
-    retries connect_ms tls_ms generator server? engine? unplanned_lengths? unequal_counts?
-    cached_prompt_frac? without_finish_reason? sessions? ttft_split? max_in_flight? held?
-    requests_by_replica? cached_prompt_expected? search? price_usd_per_hour? elapsed_s? spent_usd?
-    usd_per_1m_output_tokens? usd_per_1m_total_tokens? instances? started_at? ended_at?
+    total_throughput_tokens_per_s request_throughput_per_s steady speed_step? valid invalid_reason
+    ttft_ms ttft_from_sent_ms ttft_answer_ms? reasoning_tokens? reasoning_token_share?
+    dispatch_delay_ms itl_ms tpot_ms e2e_ms e2e_from_sent_ms latency_ms_per_token mean_concurrency
+    little_law_ratio retries connect_ms tls_ms generator server? engine? unplanned_lengths?
+    unequal_counts? cached_prompt_frac? without_finish_reason? sessions? ttft_split? max_in_flight?
+    held? requests_by_replica? cached_prompt_expected? search? price_usd_per_hour? elapsed_s?
+    spent_usd? usd_per_1m_output_tokens? usd_per_1m_total_tokens? instances? started_at? ended_at?
     imported_from? imported?
 """
 

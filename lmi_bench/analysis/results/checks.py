@@ -41,7 +41,7 @@ def check_level(line: Level) -> list[str]:
         )
     checks = (
         _check_failures, _check_start, _check_attempts, _check_lengths, _check_ends, _check_held,
-        _check_little, _check_single_request,
+        _check_little, _check_single_request, _check_steady,
     )  # fmt: skip
     texts = [text for check in checks for text in check(line)]
     if line.server is not None:
@@ -169,6 +169,17 @@ def _check_single_request(line: Level) -> Iterator[str]:
         yield (
             f"the endpoint stood idle {1 - mean:.0%} of the time between requests, so "
             f"{throughput:.4g} tok/s is below 1 / latency = {throughput / mean:.4g} tok/s"
+        )
+
+
+def _check_steady(line: Level) -> Iterator[str]:
+    """A step in the speed: the figures mix two servers."""
+    step = line.speed_step
+    if step is not None:
+        yield (
+            f"not steady: the time between tokens {'rose' if step.change > 0 else 'fell'} by "
+            f"{abs(step.change):.0%} at {step.at_s:.3g} s and stayed there: compilation, a cold "
+            "cache, throttling or another tenant; measure it again"
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmi_bench.analysis.results.columns import Columns, FloatArray, columns_of
+from lmi_bench.analysis.results.speed_step import speed_step
 from lmi_bench.analysis.results.ttft_split import ttft_split
 from lmi_bench.analysis.results.window import steady_window
 from lmi_bench.core.level import (
@@ -123,6 +124,7 @@ def summarise_level(run: LevelRun) -> Level:
         total_throughput_tokens_per_s=per_second(input_tokens + output_tokens),
         request_throughput_per_s=per_second(len(completed)),
         steady=steady_window(columns),
+        speed_step=speed_step(columns),
         valid=run.check.valid is not False,
         invalid_reason=run.check.reason if run.check.valid is False else None,
         stopped_by=run.stopped_by,
