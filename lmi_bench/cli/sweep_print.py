@@ -300,7 +300,7 @@ def print_comparison(comparison: "Comparison") -> None:
         [_difference_row(each) for each in comparison.differences],
         left=("metric",),
         whole=("level",),
-        give_way=("A", "B"),
+        give_way=("A", "B", "sees"),
     )
     counts = Counter(each.verdict for each in comparison.differences)
     say(f"{title}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
@@ -308,7 +308,7 @@ def print_comparison(comparison: "Comparison") -> None:
         say(_scaling_text(comparison.scaling))
     note(
         "intervals: 95 % each, paired bootstrap over requests; verdicts: 95 % for all together "
-        "(Holm); would see: the smallest change that 80 of 100 such comparisons claim. Runs vary "
+        "(Holm); sees: the smallest change that 80 of 100 such comparisons claim. Runs vary "
         "more than requests do: repeat them"
     )
 
@@ -334,7 +334,7 @@ def _difference_row(each: Difference) -> dict[str, str]:
         "change": f"{each.change:+.1%}" if known else MISSING,
         "95 %": f"{each.low:+.1%} to {each.high:+.1%}" if known else each.reason,
         "verdict": each.verdict,
-        "would see": MISSING if each.detectable is None else f"{each.detectable:.1%}",
+        "sees": MISSING if each.detectable is None else f"{each.detectable:.0%}",
     }
 
 
