@@ -187,8 +187,8 @@ class SessionFields(Fields):
     conversations  Recorded conversations: JSON lines of ShareGPT's `conversations` or `messages`.
     agents  Agent sessions, made up: default, or steps=uniform(6,18),fan_chance=0.15,...
         (docs/agents.md): tool calls with a growing context, sub-agents side by side.
-    agent_trace  Agent sessions, recorded: a file or folder of Weka's JSON. --concurrency counts
-        sessions.
+    agent_trace  Agent sessions, recorded: Weka's, Qwen-Bailian's or OTLP spans. --concurrency
+        counts sessions.
     idle_cap_s  Longest gap in seconds between the starts of a recorded session's requests.
     begins_within  First sessions: from their middle, with a primed cache, or from their beginning.
     think_s  Seconds between an answer and the next turn: a number, exponential(MEAN),

@@ -1,16 +1,23 @@
 """Agent sessions: requests that wait for each other's answers, recorded or made up.
 
-Recorded ones are Weka's: a JSON object for each session, in a file, in JSON lines or in a folder,
-with `requests` of `t` (s), `in`, `out` (tokens), `hash_ids` of blocks of `block_size` tokens and
-`api_time` (s), and, among them, `subagent` entries with requests of their own. A request waits for
-the one before it and for the sub-agents between the two, unless they were launched without waiting;
-the wait is the recorded time from the last of these answers to it.
+Recorded ones, in a file (JSON, JSON lines) or a folder of *.json, are of three kinds:
+
+Weka's: an object for each session, with `requests` of `t` (s), `in`, `out` (tokens), `hash_ids` of
+blocks of `block_size` tokens and `api_time` (s), and, among them, `subagent` entries with requests
+of their own. A request waits for the one before it and for the sub-agents between the two, unless
+they were launched without waiting.
+Qwen-Bailian's: a line for each request, with `chat_id`, `parent_chat_id` (whose answer it waits
+for), `timestamp` (s), `input_length`, `output_length`, `hash_ids` of blocks of 16 tokens.
+OpenTelemetry's (OTLP/JSON): a session is a trace, a request a span with `gen_ai.usage` of input and
+output tokens. It waits for those that ended last before it began.
+
+The wait is the recorded time from the last of these answers to the request.
 """
 
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +26,7 @@ from typing import Any, Final
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import LengthDistribution, Pauses, parse_lengths, parse_seconds
+from lmi_bench.core.traces import BAILIAN_BLOCK_TOKENS
 
 WEKA_BLOCK_TOKENS: Final = 64
 _LAUNCHED: Final = "async_launched"  # a sub-agent that its parent does not wait for
@@ -56,15 +64,25 @@ def read_sessions(path: Path, idle_cap_s: float | None = None) -> list[Session]:
     Raises InputError that names the file and what cannot be read of it.
     """
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    found = [
-        _weka(content, f"{file}: session {number}", idle_cap_s)
-        for file in files
-        for number, content in enumerate(json_values(read_text(file), file), start=1)
-    ]
-    sessions = [session for session in found if session]
+    sessions: list[Session] = []
+    for file in files:
+        entries = json_values(read_text(file), file)
+        read = next((kind for key, kind in _KINDS.items() if key in _keys(entries)), _weka)
+        try:
+            sessions += [_session(found, idle_cap_s) for found in read(entries) if found]
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
+            raise InputError(
+                f"{file} cannot be read as sessions of Weka's, Qwen-Bailian's or OpenTelemetry's "
+                f"kind: {exc!r}"
+            ) from exc
     if not sessions:
         raise InputError(f"{path} holds no session with a request")
     return sessions
+
+
+def _keys(entries: Sequence[Any]) -> Collection[str]:
+    """The keys of the first entry."""
+    return entries[0].keys() if entries and isinstance(entries[0], dict) else ()
 
 
 @dataclass(slots=True)
@@ -75,34 +93,65 @@ class _Recorded:
     took_s: float
     input_tokens: int
     output_tokens: int
-    hash_ids: Sequence[int]
+    parts: Parts
     after: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.start_s) or not math.isfinite(self.took_s):
+            raise ValueError("times must be finite")
 
-def _weka(content: Any, place: str, idle_cap_s: float | None) -> Session:
-    try:
-        entries, block = content["requests"], int(content.get("block_size", WEKA_BLOCK_TOKENS))
-        found: list[_Recorded] = []
-        _follow(entries, 0.0, (), found, 0)
-        with_ids = [each for each in found if each.hash_ids]
-        spare = [len(each.hash_ids) - each.input_tokens // block for each in with_ids]
-        misfits = sum(not 0 <= each <= 1 for each in spare)
-        if misfits > 0.01 * len(found):
-            raise ValueError(f"{misfits} requests do not fit blocks of {block} tokens")
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
-        raise InputError(
-            f"{place} is not one of Weka's (requests with t, in, out, hash_ids): {exc!r}"
-        ) from exc
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.took_s
+
+
+def _session(found: Sequence[_Recorded], idle_cap_s: float | None) -> Session:
     shifts_s = _shifts_s(found, idle_cap_s)
     requests = []
     for each in found:
-        parents = [found[number] for number in each.after]
-        ends_s = [p.start_s + p.took_s - shifts_s[p.start_s] for p in parents]
+        ends_s = [found[number].end_s - shifts_s[found[number].start_s] for number in each.after]
         wait_s = each.start_s - shifts_s[each.start_s] - max(ends_s, default=0.0)
-        parts = tuple((str(number), block) for number in each.hash_ids)
         tokens = each.input_tokens, each.output_tokens
-        requests.append(SessionRequest(*tokens, parts, each.after, max(0.0, wait_s)))
+        requests.append(SessionRequest(*tokens, each.parts, each.after, max(0.0, wait_s)))
     return tuple(requests)
+
+
+def _check_blocks(found: Sequence[_Recorded], block: int, place: str) -> None:
+    """Raise ValueError where the numbers of ids are not those of the prompts' blocks."""
+    with_ids = [each for each in found if each.parts]
+    misfits = sum(not 0 <= len(x.parts) - x.input_tokens // block <= 1 for x in with_ids)
+    if misfits > 0.01 * len(found):
+        raise ValueError(f"{place}: {misfits} requests do not fit blocks of {block} tokens")
+
+
+def _weka(entries: Sequence[Any]) -> Iterator[list[_Recorded]]:
+    for number, content in enumerate(entries, start=1):
+        found: list[_Recorded] = []
+        block = int(content.get("block_size", WEKA_BLOCK_TOKENS))
+        _follow(content["requests"], 0.0, (), found, block, 0)
+        _check_blocks(found, block, f"session {number}")
+        yield found
+
+
+def _bailian(entries: Sequence[Mapping[str, Any]]) -> Iterator[list[_Recorded]]:
+    """A parent that the file does not have leaves its children sessions of their own. Times of
+    answers are not recorded: a wait is the time from the parent's start."""
+    sessions: dict[str, list[_Recorded]] = {}
+    places: dict[str, tuple[str, int]] = {}
+    for row in sorted(entries, key=lambda row: float(row["timestamp"])):
+        chat, asked, answered = str(row["chat_id"]), int(row["input_length"]), row["output_length"]
+        root, *after = places.get(str(row["parent_chat_id"]), (chat,))
+        session = sessions.setdefault(root, [])
+        parts = tuple((f"/{number}", BAILIAN_BLOCK_TOKENS) for number in row.get("hash_ids") or ())
+        if asked > 0 and int(answered) > 0:
+            places[chat] = root, len(session)
+            at_s = float(row["timestamp"]) - (session[0].start_s if session else 0.0)
+            session.append(_Recorded(at_s, 0.0, asked, int(answered), parts, tuple(after)))
+    for session in sessions.values():
+        if session:
+            session[0].start_s = 0.0
+        _check_blocks(session, BAILIAN_BLOCK_TOKENS, "a conversation")
+        yield session
 
 
 def _follow(
@@ -110,12 +159,14 @@ def _follow(
     offset_s: float,
     before: tuple[int, ...],
     found: list[_Recorded],
+    block: int,
     depth: int,
 ) -> tuple[int, ...]:
     """Add an agent's requests; returns the numbers of those that its parent waits for.
 
     offset_s  start of the agent, if its times count from there
     before    the requests that its first one waits for
+    block     tokens of a block with an id
     """
     if depth > _MOST_NESTED:
         raise ValueError(f"sub-agents more than {_MOST_NESTED} deep")
@@ -126,21 +177,77 @@ def _follow(
             inner = entry["requests"]
             first_s = min((float(each["t"]) for each in inner), default=math.inf)
             starts_s = at_s if first_s < float(entry["t"]) else offset_s
-            ended = _follow(inner, starts_s, last, found, depth + 1)
+            ended = _follow(inner, starts_s, last, found, block, depth + 1)
             if entry.get("status") != _LAUNCHED:
                 waited |= set(ended)
             continue
         input_tokens, output_tokens = int(entry["in"]), int(entry["out"])
         took_s = float(entry.get("api_time") or 0.0)
-        if not math.isfinite(at_s) or not math.isfinite(took_s):
-            raise ValueError("times must be finite")
         if input_tokens > 0 and output_tokens > 0:
-            ids = [int(each) for each in entry.get("hash_ids") or ()]
+            parts = tuple((str(int(each)), block) for each in entry.get("hash_ids") or ())
             after = tuple(sorted(waited))
-            found.append(_Recorded(at_s, took_s, input_tokens, output_tokens, ids, after))
+            found.append(_Recorded(at_s, took_s, input_tokens, output_tokens, parts, after))
             last = (len(found) - 1,)
             waited = set(last)
     return tuple(waited)
+
+
+def _open_telemetry(entries: Sequence[Mapping[str, Any]]) -> Iterator[list[_Recorded]]:
+    """What prompts share is not recorded: one that has room for the longest prompt that it waits
+    for, and its answer, is taken to begin with both, as an agent's growing context does."""
+    spans = [
+        span
+        for entry in entries
+        for resource in entry["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+    parents = {span["spanId"]: span.get("parentSpanId") for span in spans}
+    calls = [(tokens, span) for span in spans if min(tokens := _usage(span)) > 0]
+    outer: set[str | None] = set()  # a framework's span around the client's has the same usage
+    for _, span in calls:
+        above = parents[span["spanId"]]
+        while above and above not in outer:
+            outer.add(above)
+            above = parents.get(above)
+    traces: dict[str, list[_Recorded]] = {}
+    begins_s: dict[str, float] = {}
+    for (asked, answered), span in sorted(calls, key=lambda c: int(c[1]["startTimeUnixNano"])):
+        if span["spanId"] in outer:
+            continue
+        start_s, end_s = (int(span[f"{at}TimeUnixNano"]) / 1e9 for at in ("start", "end"))
+        start_s -= begins_s.setdefault(span["traceId"], start_s)
+        found = traces.setdefault(span["traceId"], [])
+        ended = [number for number, each in enumerate(found) if each.end_s <= start_s]
+        latest_s = max((found[number].start_s for number in ended), default=0.0)
+        after = tuple(number for number in ended if found[number].end_s >= latest_s)
+        context: Parts = ()
+        for number in sorted(after, key=lambda number: found[number].input_tokens):
+            before = found[number]
+            if before.input_tokens + before.output_tokens <= asked:
+                context = (*before.parts, (f"answer{number}", before.output_tokens))
+        own = asked - sum(tokens for _, tokens in context)
+        parts = (*context, (f"own{len(found)}", own)) if own else context
+        took_s = end_s - begins_s[span["traceId"]] - start_s
+        found.append(_Recorded(start_s, took_s, asked, answered, parts, after))
+    yield from traces.values()
+
+
+def _usage(span: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens in and out of a span; 0 where it does not state them."""
+    stated = {each["key"]: each["value"] for each in span.get("attributes") or ()}
+
+    def tokens(*names: str) -> int:
+        found: Mapping[str, Any] = next((stated[n] for n in names if n in stated), {})
+        return int(found.get("intValue", found.get("doubleValue", 0)))
+
+    return (
+        tokens("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+        tokens("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    )
+
+
+_KINDS: Final = {"chat_id": _bailian, "resourceSpans": _open_telemetry}
 
 
 def _shifts_s(found: Sequence[_Recorded], idle_cap_s: float | None) -> dict[float, float]:

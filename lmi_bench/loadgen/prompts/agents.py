@@ -50,6 +50,7 @@ class AgentSessions:
 
     begins_within  True: the first session of each lane of a closed loop begins at a random request,
                    as if it had been going on; the warm-up primes the cache with what was before
+    recorded       number of sessions, after which they are played again; None: endless
     """
 
     sessions: SessionOf
@@ -58,6 +59,7 @@ class AgentSessions:
     salt: str = ""
     ignore_eos: bool = True
     begins_within: bool = False
+    recorded: int | None = None
     _prepared: dict[tuple[str, int], Play] = field(default_factory=dict)
 
     @classmethod
@@ -70,6 +72,7 @@ class AgentSessions:
             recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
             random.Random(f"{seed}/agents").shuffle(recorded)
             sessions = partial(_over_and_over, recorded)
+            options["recorded"] = len(recorded)
         return cls(sessions, text, seed, begins_within=workload.begins_within, **options)
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
@@ -143,6 +146,8 @@ class AgentSessions:
         )
         everywhere = f"{self.seed}/{self.salt}"
         own = f"{everywhere}/{level_place(level)}/{session}"
+        if self.recorded:  # what sessions share is new in each play of all of them
+            everywhere = f"{everywhere}/{level_place(level)}/play {session // self.recorded}"
         parts = [
             (tokens, random.Random(f"{everywhere if key[0] == '/' else own}/part {key}"))
             for key, tokens in each.parts

@@ -117,15 +117,21 @@ def test_idle_gaps_between_starts_are_shortened(tmp_path):
     ("content", "said"),
     [
         ({"requests": [call(0.0, [1, 2]) | {"in": 999}]}, "do not fit blocks of 64"),
-        ({"requests": [{"t": 0}]}, "is not one of Weka's"),
-        ({"requests": 3}, "is not one of Weka's"),
-        ([1], "is not one of Weka's"),
+        ({"requests": [{"t": 0}]}, "cannot be read as sessions of Weka's"),
+        ({"requests": 3}, "cannot be read as sessions of Weka's"),
+        ([1], "cannot be read as sessions of Weka's"),
         ({"requests": []}, "holds no session"),
         ({"requests": [call(float("nan"), [1])]}, "must be finite"),
-        ({"requests": [call(0, [1])], "block_size": 0}, "is not one of Weka's"),
+        ({"requests": [call(0, [1])], "block_size": 0}, "cannot be read as sessions of Weka's"),
         ({"requests": [call(0, [1])], "block_size": -64}, "do not fit blocks"),
-        ({"requests": [call(0, [1]) | {"in": float("inf")}]}, "is not one of Weka's"),
-        ({"requests": [call(0, [1]) | {"out": float("nan")}]}, "is not one of Weka's"),
+        (
+            {"requests": [call(0, [1]) | {"in": float("inf")}]},
+            "cannot be read as sessions of Weka's",
+        ),
+        (
+            {"requests": [call(0, [1]) | {"out": float("nan")}]},
+            "cannot be read as sessions of Weka's",
+        ),
     ],
 )
 def test_what_is_no_session_says_why(tmp_path, content, said):
@@ -133,6 +139,86 @@ def test_what_is_no_session_says_why(tmp_path, content, said):
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=said):
         read_sessions(path)
+
+
+def lines(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def chat(number, parent, at_s, asked, ids, answered=8):
+    return {"chat_id": number, "parent_chat_id": parent, "timestamp": at_s, "turn": 1,
+            "type": "text", "input_length": asked, "output_length": answered,
+            "hash_ids": ids}  # fmt: skip
+
+
+def test_a_bailian_trace_is_conversations_by_its_parents(tmp_path):
+    rows = [
+        chat(1, -1, 10.0, 40, [7, 8, 9]),
+        chat(2, -1, 11.0, 16, [7]),
+        chat(3, 1, 15.5, 64, [7, 8, 9, 10]),
+        chat(4, 1, 16.0, 50, [7, 8, 9, 11]),
+        chat(5, 99, 17.0, 16, [12]),  # its parent is before the file
+        chat(6, 3, 21.5, 70, [7, 8, 9, 10, 13]),
+    ]
+    sessions = read_sessions(lines(tmp_path / "b.jsonl", rows))
+    assert [[each.after for each in session] for session in sessions] == [
+        [(), (0,), (0,), (1,)], [()], [()]
+    ]  # fmt: skip
+    assert [each.wait_s for each in sessions[0]] == pytest.approx([0.0, 5.5, 6.0, 6.0])
+    assert sessions[0][3].parts[3:] == (("/10", 16), ("/13", 16))
+    with pytest.raises(InputError, match="do not fit blocks of 16"):
+        read_sessions(lines(tmp_path / "c.jsonl", [chat(1, -1, 0.0, 512, [1])]))
+
+
+def test_equal_ids_of_two_bailian_conversations_are_equal_text_until_they_are_played_again(
+    tmp_path,
+):
+    rows = [chat(1, -1, 0.0, 32, [7, 8]), chat(2, -1, 1.0, 32, [7, 9])]
+    source = sessions_of(agent_trace=str(lines(tmp_path / "b.jsonl", rows)))
+    spec = LevelSpec(0, Load(1), num_requests=1)
+    texts = [
+        source.begin(spec, session, 0).waiting[0][0].request.prompt_token_ids
+        for session in range(4)
+    ]
+    assert texts[0][:16] == texts[1][:16]
+    assert texts[0][16:] != texts[1][16:]
+    assert texts[2][:16] == texts[3][:16] != texts[0][:16]
+
+
+def span(number, parent, start_s, end_s, asked=0, answered=0, trace="t"):
+    usage = {"gen_ai.usage.input_tokens": asked, "gen_ai.usage.output_tokens": answered}
+    stated = [{"key": key, "value": {"intValue": str(value)}} for key, value in usage.items()]
+    return {"traceId": trace, "spanId": number, "parentSpanId": parent,
+            "startTimeUnixNano": str(int((1.7e9 + start_s) * 1e9)),
+            "endTimeUnixNano": str(int((1.7e9 + end_s) * 1e9)),
+            "attributes": stated if asked else []}  # fmt: skip
+
+
+def test_a_trace_of_spans_is_a_session_of_its_model_calls(tmp_path):
+    """A plan, two searches side by side, and a summary; a framework's span around the plan has its
+    usage, too, and a tool has none."""
+    spans = [
+        span("run", "", 0, 30),
+        span("chain", "run", 0, 2, 100, 10),
+        span("plan", "chain", 0, 2, 100, 10),
+        span("tool", "run", 2, 5),
+        span("left", "run", 5, 8, 150, 20),
+        span("right", "run", 5, 9, 90, 30),
+        span("sum", "run", 12, 14, 400, 50),
+        span("other", "", 3, 4, 70, 7, trace="u"),
+    ]
+    rows = [
+        {"resourceSpans": [{"scopeSpans": [{"spans": spans[:4]}]}]},
+        {"resourceSpans": [{"scopeSpans": [{"spans": spans[4:]}]}]},
+    ]
+    session, other = read_sessions(lines(tmp_path / "o.jsonl", rows))
+    assert [each.after for each in session] == [(), (0,), (0,), (1, 2)]
+    assert [each.wait_s for each in session] == pytest.approx([0, 3, 3, 3], abs=1e-6)
+    assert session[1].parts == (("own0", 100), ("answer0", 10), ("own1", 40))
+    assert session[2].parts == (("own2", 90),)  # shorter than what it waits for
+    assert session[3].parts == (*session[1].parts, ("answer1", 20), ("own3", 230))
+    assert [(each.input_tokens, each.output_tokens) for each in other] == [(70, 7)]
 
 
 def test_no_request_leaves_before_the_answers_it_waits_for_and_fans_leave_together(tmp_path):
