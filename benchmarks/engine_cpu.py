@@ -235,8 +235,8 @@ async def served(
         max_rolling_batch_size=len(prompts),
         max_rolling_batch_prefill_tokens=PREFILL_TOKENS,
     )
-    watched = Watched(executor._rank.runner._forward, prober, kind)
-    executor._rank.runner._forward = watched
+    watched = Watched(executor._ranks.runner._forward, prober, kind)
+    executor._ranks.runner._forward = watched
     decode: list[float] = []
     outside: list[float] = []
     ended_s = inside_s = probing_s = 0.0
@@ -260,7 +260,7 @@ async def served(
         watched.probe()
     finally:
         executor.close = executor_close
-        executor._rank.runner._forward = watched._forward
+        executor._ranks.runner._forward = watched._forward
     found = {"wall_s": wall_s, "offered": watched.offered, "probes": watched.probes}
     if decode:
         found["step_s"] = statistics.median(decode)
@@ -276,7 +276,7 @@ def bare(executor: Any, prompts: list[list[int]], tokens: int) -> float:
     """Seconds of the same work in a plain loop over the step."""
     from lmi_bench.engine.torch_backend.attention import SequenceRows
 
-    forward, size = executor._rank.runner._forward, executor.block_size
+    forward, size = executor._ranks.runner._forward, executor.block_size
     blocks = -(-(TOKENS + tokens) // size)
     tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(len(prompts))]
     at_once = max(1, PREFILL_TOKENS // TOKENS)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -71,14 +71,23 @@ class Ranks(Protocol):
     def ask_each(self, request: Request[T], progress: Progress | None = None) -> list[T]:
         """Send every rank a request and return all answers in rank order."""
 
+    def close(self) -> None:
+        """End the ranks' processes and their communication."""
 
-class RanksExecutor(ModelNumbers):
-    """Runs the steps of one model on its ranks, from one thread."""
 
-    def __init__(self, numbers: ModelNumbers, ranks: Ranks, worker: ThreadPoolExecutor) -> None:
+R = TypeVar("R", bound=Ranks)
+
+
+class RanksExecutor(ModelNumbers, Generic[R]):
+    """Runs the steps of one model on its ranks, from one thread, which may not be its own."""
+
+    def __init__(
+        self, numbers: ModelNumbers, ranks: R, worker: ThreadPoolExecutor, owns_worker: bool = True
+    ) -> None:
         super().__init__(**vars(numbers))
         self._ranks = ranks
         self._worker = worker
+        self._owns_worker = owns_worker
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Run one step in the worker thread. Raises EngineError if it fails."""
@@ -105,25 +114,19 @@ class RanksExecutor(ModelNumbers):
         cannot be timed apart. Call only while no step runs."""
         return await self._ask(partial(RankWorker.time_products, rows=rows))
 
+    async def close(self) -> None:
+        """Wait for the running step, then end the thread unless it is shared, and the ranks."""
+        if self._owns_worker:
+            await asyncio.to_thread(self._worker.shutdown)
+        await asyncio.to_thread(self._ranks.close)
+
     async def _ask(self, request: Request[T]) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, self._ranks.ask, request)
 
 
-class TorchExecutor(RanksExecutor):
+class TorchExecutor(RanksExecutor[RankWorker]):
     """Runs steps of one model in this process; see `load`."""
-
-    def __init__(
-        self,
-        numbers: ModelNumbers,
-        rank: RankWorker,
-        worker: ThreadPoolExecutor,
-        *,
-        owns_worker: bool = True,
-    ) -> None:
-        super().__init__(numbers, rank, worker)
-        self._rank = rank
-        self._owns_worker = owns_worker
 
     @classmethod
     def load(
@@ -157,13 +160,8 @@ class TorchExecutor(RanksExecutor):
     @property
     def step_counts(self) -> tuple[int, int] | None:
         """Numbers of prepared and other steps run; None without prepared steps."""
-        static = None if self._rank.forwards is None else self._rank.forwards.static
+        static = None if self._ranks.forwards is None else self._ranks.forwards.static
         return None if static is None else (static.static_steps, static.other_steps)
-
-    async def close(self) -> None:
-        """Wait for the running step, then end the worker thread unless it is shared."""
-        if self._owns_worker:
-            await asyncio.to_thread(self._worker.shutdown)
 
 
 def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:

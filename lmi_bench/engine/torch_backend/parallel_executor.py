@@ -30,7 +30,6 @@ from lmi_bench.engine.torch_backend.collectives import (
     works_here,
 )
 from lmi_bench.engine.torch_backend.executor import (
-    ModelNumbers,
     RanksExecutor,
     load_model,
     weights_name,
@@ -268,14 +267,9 @@ def measure_all_reduces(
     return [max(times_s) for times_s in zip(*by_rank, strict=True)]
 
 
-class ParallelExecutor(RanksExecutor):
+class ParallelExecutor(RanksExecutor[RankGroup]):
     """Runs steps of one model split over ranks; see `load`. Its numbers are of all ranks together:
     shared KV heads are counted on each, and memory that the ranks share once."""
-
-    def __init__(self, numbers: ModelNumbers, group: RankGroup, worker: ThreadPoolExecutor) -> None:
-        super().__init__(numbers, group, worker)
-        self._group = group
-        self.transport, self.process_ids = group.transport, group.process_ids
 
     @classmethod
     def load(
@@ -323,7 +317,7 @@ class ParallelExecutor(RanksExecutor):
             if not ended.done():
                 ended.set_result(rank)
 
-        sentinels = self._group.sentinels
+        sentinels = self._ranks.sentinels
         for rank, sentinel in sentinels.items():
             loop.add_reader(sentinel, tell, rank)
         try:
@@ -331,12 +325,7 @@ class ParallelExecutor(RanksExecutor):
         finally:
             for sentinel in sentinels.values():
                 loop.remove_reader(sentinel)
-        return await asyncio.to_thread(self._group.end_of, rank)
-
-    async def close(self) -> None:
-        """Wait for the running step, then end the ranks."""
-        await asyncio.to_thread(self._worker.shutdown)
-        await asyncio.to_thread(self._group.close)
+        return await asyncio.to_thread(self._ranks.end_of, rank)
 
 
 def _check_gpus(settings: LoadSettings, tensor_parallel: int) -> None:

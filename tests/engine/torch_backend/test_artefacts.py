@@ -154,7 +154,7 @@ def test_compiled_steps_give_transformers_tokens_and_are_found_again(make_llama,
     for position in range(9, 12):
         got += again.tokens(entry(1, (LAST_SAMPLED,), position))[0]
     assert resident_bytes() - before_bytes < again.executor.kv_cache_bytes / 8
-    forward = again.executor._rank.runner._forward
+    forward = again.executor._ranks.runner._forward
     asyncio.run(again.executor.close())
     assert got == llama.greedy(PROMPT, 4).token_ids
     assert forward.static_steps == 3

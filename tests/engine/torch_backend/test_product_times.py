@@ -38,7 +38,7 @@ class Counted:
 def test_every_product_of_a_layer_is_run_once_a_round(make_llama):
     """Four heads of 16 features, two of them with keys; a round to warm up and three to time."""
     steps = Steps(make_llama(num_key_value_heads=2).folder)
-    model = steps.executor._rank.forwards.eager.model
+    model = steps.executor._ranks.forwards.eager.model
     layer = model.layers[0]
     counted = [Counted(layer.attention.qkv), Counted(layer.attention.out), Counted(layer.mlp)]
     block = AttentionBlock(4, 2, counted[0], counted[1])

@@ -201,13 +201,13 @@ def test_a_step_that_would_spoil_the_cache_is_refused(steps, wrong, message):
 def test_steps_run_in_one_thread_that_is_not_the_loops(llama, monkeypatch):
     steps = Steps(llama.folder)
     threads = set()
-    run = steps.executor._rank.runner.run
+    run = steps.executor._ranks.runner.run
 
     def noted(batch):
         threads.add(threading.current_thread())
         return run(batch)
 
-    monkeypatch.setattr(steps.executor._rank.runner, "run", noted)
+    monkeypatch.setattr(steps.executor._ranks.runner, "run", noted)
     steps.run(entry(1, PROMPT, 0, (0, 1, 2)))
     steps.run(entry(1, (LAST_SAMPLED,), 9))
     asyncio.run(steps.executor.close())
@@ -229,7 +229,7 @@ def test_the_cache_takes_the_bytes_of_the_formula(make_llama, block_size, dtype,
     """2 * B * N * bytes * layers * kv_heads * head_dim, with one sequence that fills it."""
     model = make_llama(num_key_value_heads=2)
     executor = Steps(model.folder, num_blocks=10, block_size=block_size, dtype=dtype).executor
-    cache = executor._rank.runner._forward.cache
+    cache = executor._ranks.runner._forward.cache
     allocated = sum(pages.nbytes for pages in (*cache.keys, *cache.values))
     assert allocated == 2 * (10 * block_size) * width * 2 * 2 * 16
     assert executor.kv_cache_bytes == allocated

@@ -148,7 +148,7 @@ def test_prepared_steps_give_the_tokens_of_transformers(make_model, family, chan
         rows = [entry(i, (LAST_SAMPLED,), len(prompt) + done) for i, prompt in enumerate(prompts)]
         for i, tokens in zip((1, 2, 0), steps.tokens(*(rows[i] for i in (1, 2, 0))), strict=True):
             got[i].extend(tokens)
-    forward = steps.executor._rank.runner._forward
+    forward = steps.executor._ranks.runner._forward
     asyncio.run(steps.executor.close())
     assert got == [model.greedy(prompt, 6).token_ids for prompt in prompts]
     assert (forward.static_steps, forward.other_steps) == (5, 1)
@@ -190,7 +190,7 @@ def test_padding_spoils_no_sequences_block(llama):
     got = list(steps.tokens(entry(1, PROMPT, 0, (0, 1, 2)))[0])
     for position in range(9, 12):
         got += steps.tokens(entry(1, (LAST_SAMPLED,), position))[0]
-    cache = steps.executor._rank.runner._forward._otherwise.cache
+    cache = steps.executor._ranks.runner._forward._otherwise.cache
     asyncio.run(steps.executor.close())
     assert got == llama.greedy(PROMPT, 4).token_ids
     assert cache.num_blocks == 4

@@ -52,7 +52,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, plain_weights, family
         )
         for tokens, new in zip(got, step, strict=True):
             tokens.extend(new)
-    forward = steps.executor._rank.runner._forward
+    forward = steps.executor._ranks.runner._forward
     asyncio.run(steps.executor.close())
     assert got == [model.greedy(prompt, 3).token_ids for prompt in prompts]
     assert (forward.static_steps, forward.other_steps) == (2, 1)
