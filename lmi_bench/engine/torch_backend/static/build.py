@@ -24,7 +24,6 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 )
 from lmi_bench.engine.torch_backend.static.forward import (
     CudaGraphRecorder,
-    Recorder,
     Replay,
     StaticForward,
     StepBuffers,
@@ -143,8 +142,9 @@ def with_prepared_steps(
             folder = settings.out or default_folder(key)
             report = None if tell is None else partial(tell, "compiling decode steps")
             artefact = make_artefact(folder, key, shapes, operators.compile_into, report)
-    captured = settings.captured and device.type == "cuda"
-    recorder = CudaGraphRecorder(device) if captured else Recorder()
+    recorder = None
+    if settings.captured and device.type == "cuda":
+        recorder = CudaGraphRecorder(device)
     make_buffers = partial(
         StepBuffers, block_size=size, spare_block=eager.num_blocks, device=device
     )
@@ -156,14 +156,15 @@ def with_prepared_steps(
             return partial(kernels, buffers)
         return operators.over(buffers, packages.get(buffers.shape))
 
-    prepared = prepare_shapes(shapes, make_buffers, make_step, recorder)
+    record = (lambda step: step) if recorder is None else recorder.record
+    prepared = prepare_shapes(shapes, make_buffers, make_step, record)
     facts = PreparedSteps(
         shapes=tuple(sorted(prepared)),
         folder=None if artefact is None else artefact.folder,
         found=artefact is None or artefact.found,
         compile_s=0.0 if artefact is None else artefact.compile_s,
         ready_s=time.monotonic() - start_s,
-        graph_bytes=recorder.held_bytes if captured else None,
+        graph_bytes=None if recorder is None else recorder.held_bytes,
     )
     return Forwards(eager, StaticForward(eager, prepared), facts)
 

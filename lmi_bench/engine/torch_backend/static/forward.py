@@ -102,29 +102,21 @@ Replay = Callable[[], StepResult]
 """Runs a step over its buffers; the next call may overwrite the result."""
 
 
-class Recorder:
-    """Runs the step each time without recording: for `enforce_eager`, and on a CPU.
+class CudaGraphRecorder:
+    """Captures the step in a CUDA graph. All graphs share one memory pool, since only one runs at
+    a time: record the largest shape first.
 
     held_bytes  device memory of the recordings so far
     """
 
-    held_bytes = 0
-
-    def record(self, step: Callable[[], StepResult]) -> Replay:
-        """A function that repeats `step`, which must use only fixed memory."""
-        return step
-
-
-class CudaGraphRecorder(Recorder):
-    """Captures the step in a CUDA graph. All graphs share one memory pool, since only one runs at
-    a time: record the largest shape first."""
-
     def __init__(self, device: torch.device) -> None:
+        self.held_bytes = 0
         self._device = device
         self._pool: Any = None
 
-    def record(self, step: Callable[[], StepResult]) -> Replay:
-        """As `Recorder`. Raises EngineError for a step that cannot be captured."""
+    def record(self, step: Replay) -> Replay:
+        """A function that repeats `step`, which must use only fixed memory. Raises EngineError for
+        a step that cannot be captured."""
         try:
             return self._capture(step)
         except RuntimeError as exc:
@@ -134,7 +126,7 @@ class CudaGraphRecorder(Recorder):
                 "--graphs off, or leave more memory free with --memory-share"
             ) from exc
 
-    def _capture(self, step: Callable[[], StepResult]) -> Replay:
+    def _capture(self, step: Replay) -> Replay:
         make_stream: Any = torch.cuda.Stream
         beside = make_stream(self._device)
         beside.wait_stream(torch.cuda.current_stream(self._device))
@@ -222,14 +214,14 @@ def prepare_shapes(
     shapes: Sequence[StaticShape],
     make_buffers: Callable[[StaticShape], StepBuffers],
     make_step: Callable[[StepBuffers], Replay],
-    recorder: Recorder,
+    record: Callable[[Replay], Replay],
 ) -> dict[StaticShape, Prepared]:
     """Buffers and a recorded step over them for each shape, the largest first."""
     prepared = {}
     for shape in sorted(shapes, reverse=True):
         buffers = make_buffers(shape)
         with torch.inference_mode():
-            prepared[shape] = Prepared(buffers, recorder.record(make_step(buffers)))
+            prepared[shape] = Prepared(buffers, record(make_step(buffers)))
     return prepared
 
 
