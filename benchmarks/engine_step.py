@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from lmi_bench.engine.async_engine import AsyncEngine
-from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -73,7 +73,7 @@ def entries(rows: int, context: int, blocks: int, *, first: bool) -> tuple[Batch
             kind=StepKind.PREFILL if first else StepKind.DECODE,
             token_ids=[3 + (i * 7919 + p * 104729) % 31997 for p in range(context)]
             if first
-            else (3,),
+            else (LAST_SAMPLED,),
             first_position=0 if first else context,
             new_block_ids=tuple(range(i * blocks, (i + 1) * blocks)) if first else (),
             samples=True,

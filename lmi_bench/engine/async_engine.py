@@ -7,6 +7,7 @@ runs in real and in virtual time.
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -251,6 +252,8 @@ class AsyncEngine:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
+        overlap = self._executor.max_in_flight > 1
+        steps: deque[tuple[StepBatch, float, asyncio.Task[list[StepOutput]]]] = deque()
         async with asyncio.TaskGroup() as group:
             if isinstance(self._executor, WatchedExecutor):
                 group.create_task(_raise_when_lost(self._executor))
@@ -264,7 +267,16 @@ class AsyncEngine:
                 if isinstance(planned, StepBatch):
                     if planned.shape.prefill_sequences:
                         self._mark_scheduled(planned, start_s)
-                    self._commit(planned, start_s, await self._executor.execute(planned))
+                    if not overlap:
+                        self._commit(planned, start_s, await self._executor.execute(planned))
+                        continue
+                    task = group.create_task(self._executor.execute(planned))
+                    steps.append((planned, start_s, task))
+                    if len(steps) < self._executor.max_in_flight:
+                        continue
+                if steps:
+                    batch, start_s, task = steps.popleft()
+                    self._commit(batch, start_s, await task)
                 else:
                     await self._wait(planned.at_s if isinstance(planned, WaitUntil) else None)
 

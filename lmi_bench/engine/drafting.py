@@ -35,6 +35,8 @@ class DraftingExecutor:
     blocks and positions as the target. Closes both.
     """
 
+    max_in_flight = 1  # the draft starts from the previous step's token
+
     def __init__(self, target: Executor, draft: Executor) -> None:
         if target.block_size != draft.block_size:
             raise InputError(

@@ -9,17 +9,19 @@ from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 
 
 class Executor(Protocol):
-    """Runs steps, one after the other.
+    """Runs steps in the given order.
 
     It builds each sequence's block table from the batches' `new_block_ids` and knows nothing of
     queues or requests. `execute` must not block the event loop while it computes.
 
     Raises EngineError when it cannot continue.
 
-    block_size  tokens of one KV-cache block
+    block_size     tokens of one KV-cache block
+    max_in_flight  steps that may be submitted before the first of them ends: 1 or 2
     """
 
     block_size: int
+    max_in_flight: int
 
     async def execute(self, batch: StepBatch) -> list[StepOutput]:
         """Run one step; one output per entry, in batch order."""

@@ -23,6 +23,8 @@ class SimulatedExecutor:
                       are; each draw is a function of sequence and position
     """
 
+    max_in_flight = 1  # a step's predicted time includes the host's work
+
     def __init__(
         self, step_time: StepTime, *, block_size: int = 16, draft_acceptance: float = 0.0
     ) -> None:

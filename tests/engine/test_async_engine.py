@@ -41,6 +41,7 @@ class FailingAt:
     """Runs steps at once until step `at` raises."""
 
     block_size = 16
+    max_in_flight = 1
 
     def __init__(self, at: int, error: Exception) -> None:
         self.at, self.error, self.closed = at, error, False
@@ -383,3 +384,60 @@ def test_on_a_real_clock_it_runs_the_same():
     generation = asyncio.run(main())
     assert len(generation.events) == 3
     assert generation.finished_s - generation.submitted_s >= 0.029
+
+
+class TestOverlap:
+    """An executor that takes two steps at a time gets the second before the first has ended."""
+
+    class Pipelined(FailingAt):
+        max_in_flight = 2
+
+        def __init__(self, at=-1, error=None) -> None:
+            super().__init__(at, error)
+            self.active = self.most_active = 0
+            self.order = asyncio.Lock()
+
+        async def execute(self, batch):
+            self.active += 1
+            self.most_active = max(self.most_active, self.active)
+            try:
+                async with self.order:  # steps run one after the other
+                    return await super().execute(batch)
+            finally:
+                self.active -= 1
+
+    def test_two_steps_are_in_flight_and_the_tokens_are_all_there(self):
+        async def main():
+            executor = self.Pipelined()
+            running, scheduler = engine(executor)
+            async with running:
+                generations = [running.submit(range(10), tokens(n)) for n in (3, 6)]
+                for generation in generations:
+                    await generation.wait()
+                scheduler.audit()
+            return executor.most_active, [len(g.events) for g in generations]
+
+        assert run_virtual(main()) == (2, [3, 6])
+
+    def test_a_failure_ends_everything_and_leaves_no_task_behind(self):
+        async def main():
+            executor = self.Pipelined(3, RuntimeError("boom"))
+            running, _ = engine(executor)
+            async with running:
+                generation = running.submit(range(10), tokens(20))
+                with pytest.raises(EngineError, match="boom"):
+                    await generation.wait()
+            return executor.active, len(generation.events), len(asyncio.all_tasks())
+
+        assert run_virtual(main()) == (0, 3, 1)
+
+    def test_leaving_in_the_middle_ends_both_steps(self):
+        async def main():
+            executor = self.Pipelined()
+            running, _ = engine(executor)
+            async with running:
+                running.submit(range(10), tokens(50))
+                await asyncio.sleep(1.05)
+            return executor.active, executor.closed, len(asyncio.all_tasks())
+
+        assert run_virtual(main()) == (0, True, 1)

@@ -39,7 +39,7 @@ class Memory:
     """Writes ids into block slots; its next token is a function of what it reads back."""
 
     def __init__(self, rule, block_size) -> None:
-        self.rule, self.block_size = rule, block_size
+        self.rule, self.block_size, self.max_in_flight = rule, block_size, 1
         self.slots: dict[tuple[int, int], int] = {}
         self.tables: dict[int, list[int]] = {}
         self.closed = False

@@ -58,4 +58,4 @@ def test_log_probabilities_come_only_where_they_were_asked_for():
 
 def test_it_states_its_block_size_and_that_steps_do_not_overlap():
     executor = SimulatedExecutor(HundredthPerToken(), block_size=8)
-    assert executor.block_size == 8
+    assert (executor.block_size, executor.max_in_flight) == (8, 1)

@@ -13,6 +13,10 @@ from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 
+LAST_SAMPLED: Final = -1
+"""Placeholder for the token that this sequence's previous step sampled: an executor that keeps
+sampled tokens on its device need not wait for the host to read them."""
+
 DRAFTED: Final = -2
 """Placeholder for a token that the executor drafts with a draft model before verification."""
 
@@ -29,7 +33,8 @@ class StepKind(StrEnum):
 class BatchEntry:
     """One sequence's part of a step.
 
-    token_ids       ids to compute in this step, in order
+    token_ids       ids to compute in this step, in order; LAST_SAMPLED if the host has not yet
+                    seen the id
     first_position  position of token_ids[0]; everything before it is in the cache
     new_block_ids   blocks appended to the sequence's block table before this step; all blocks if
                     the sequence begins. A block outside every layer's window stays in the table

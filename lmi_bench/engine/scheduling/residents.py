@@ -92,8 +92,13 @@ class Residents:
         return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
 
     def decoding(self) -> abc.Iterator[Sequence]:
-        """Sequences without prompt left to compute, oldest first."""
-        return (seq for seq in self.running if seq.num_computed >= seq.tokens_to_fill)
+        """Sequences for which one more token can be planned, oldest first. Excludes those with
+        prompt left to compute and those whose last token is in flight."""
+        for seq in self.running:
+            if seq.num_computed >= seq.tokens_to_fill and not (
+                seq.num_pending and not seq.num_left
+            ):
+                yield seq
 
     def filling(self) -> list[Sequence]:
         """Sequences with prompt tokens left to compute, oldest first."""

@@ -7,15 +7,17 @@ blocks are freed, and its prompt and output so far are recomputed later. The old
 preempted while another runs, and `add` rejects a request that could not run alone, so every request
 finishes.
 
-A batch is committed before the next one is planned. A sequence that ends while its batch is in
-flight keeps its blocks until that commit.
+A batch may be planned before the previous one is committed; a token not yet known is then
+LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last batch, and nothing
+is preempted before every batch is committed: until then `plan` returns Idle.
 """
 
-from collections import abc
+from collections import abc, deque
 from typing import Final
 
 from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 from lmi_bench.engine.scheduling.batch import (
+    LAST_SAMPLED,
     BatchEntry,
     CommittedTokens,
     Idle,
@@ -47,7 +49,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
         self._waiting = WaitingQueue()
         self._residents = Residents(config)
-        self._in_flight: tuple[StepBatch, list[Sequence]] | None = None
+        self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
         self._released: list[int] = []
         self._next_index = 0
         self._next_step_id = 0
@@ -150,15 +152,16 @@ class Scheduler:
         return seq
 
     def plan(self, now_s: float) -> StepBatch | WaitUntil | Idle:
-        """The step to run now, or how long to wait for one; EngineError while a step runs."""
-        if self._in_flight is not None:
-            raise EngineError(f"step {self._in_flight[0].step_id} is not committed yet")
+        """The step to run now, or how long to wait for one."""
         entries: list[BatchEntry] = []
         members: list[Sequence] = []
-        if self.config.recompute_on_join:
-            self._clear_for_newcomer()
+        if self._drafter is not None and self._in_flight:
+            return _IDLE  # the number of accepted draft tokens is known only after the commit
+        if self.config.recompute_on_join and not self._clear_for_newcomer():
+            return _IDLE
         if self._mixes_prefill:
-            self._make_room()
+            if not self._make_room():
+                return _IDLE
             decode = self._plan_decode(entries, members)
             prefill = self._plan_prefill(entries, members, now_s)
         else:
@@ -167,7 +170,8 @@ class Scheduler:
             if self.num_running > before:
                 self._join.admitted(before)
             if not entries:
-                self._make_room()
+                if not self._make_room():
+                    return _IDLE
                 decode = self._plan_decode(entries, members)
                 self._join.after_decoding(1)
         if not entries:
@@ -180,7 +184,7 @@ class Scheduler:
         )
         self._released.clear()
         self._next_step_id += 1
-        self._in_flight = (batch, members)
+        self._in_flight.append((batch, members))
         self.stats.count_steps(batch.shape, self._batch_slots)
         self.stats.count_cache(*self._residents.slots())
         return batch
@@ -188,26 +192,29 @@ class Scheduler:
     def commit(
         self, batch: StepBatch, outputs: abc.Sequence[StepOutput], now_s: float
     ) -> list[CommittedTokens]:
-        """Process the results of the batch in flight; `now_s` is the end of its step.
+        """Process the results of the oldest batch in flight; `now_s` is the end of its step.
 
         Returns each sequence's new tokens, in batch order; sequences that have ended meanwhile
         get none. Raises EngineError if the outputs do not match this batch.
         """
-        if self._in_flight is None or self._in_flight[0] is not batch:
-            raise EngineError(f"step {batch.step_id} is not the step in flight")
+        if not self._in_flight or self._in_flight[0][0] is not batch:
+            raise EngineError(f"step {batch.step_id} is not the oldest step in flight")
         if len(outputs) != len(batch.entries):
             raise EngineError(
                 f"step {batch.step_id} has {len(batch.entries)} entries, "
                 f"the executor returned {len(outputs)} outputs"
             )
-        (_, members), self._in_flight = self._in_flight, None
+        _, members = self._in_flight.popleft()
         committed: list[CommittedTokens] = []
         ended = False
         for entry, seq, output in zip(batch.entries, members, outputs, strict=True):
             entry.check(output)
-            seq.in_flight = False
+            seq.num_in_flight -= 1
+            if entry.samples:
+                seq.num_pending -= 1
             if seq.finish_reason is not None:  # it ended while this step ran
-                self._release(seq)
+                if not seq.num_in_flight:
+                    self._release(seq)
                 continue
             computed = entry.first_position + len(entry.token_ids)
             if entry.kind is StepKind.VERIFY:  # positions of rejected tokens are overwritten
@@ -222,7 +229,8 @@ class Scheduler:
             if gained.finish_reason is not None:
                 ended = True
                 seq.finish_reason = gained.finish_reason
-                self._release(seq)
+                if not seq.num_in_flight:
+                    self._release(seq)
             else:
                 self._residents.free_outside_window(seq, computed)
         if ended:
@@ -232,7 +240,7 @@ class Scheduler:
     def finish(self, seq_id: int, reason: str) -> None:
         """End a sequence now (stop string, cancellation); no effect if it has ended.
 
-        Its blocks are freed now, or at the commit of its batch in flight.
+        Its blocks are freed now, or at the commit of its last batch in flight.
         """
         seq = self._sequences.get(seq_id)
         if seq is None or seq.finish_reason is not None:
@@ -243,7 +251,7 @@ class Scheduler:
             del self._sequences[seq_id]
             return
         self._residents.remove(seq)
-        if not seq.in_flight:
+        if not seq.num_in_flight:
             self._release(seq)
 
     def decode_shape(self) -> StepShape:
@@ -265,7 +273,7 @@ class Scheduler:
         if not residents.running or residents.num_filling:
             return 0
         windowed_cache = self.config.prefix_caching and self.config.attention_window is not None
-        if self._drafter is not None or windowed_cache:
+        if self._in_flight or self._drafter is not None or windowed_cache:
             return 0  # blocks that a window frees on the way decide which cached ones go
         most = min(seq.num_left for seq in residents.running) - 1
         if self._next_to_admit() is not None:
@@ -318,7 +326,7 @@ class Scheduler:
 
     def _start_dynamic_batch(self, now_s: float) -> None:
         """Start a batch if it is full or its oldest request has waited long enough."""
-        if self._residents.running:
+        if self._residents.running or self._in_flight:
             return
         self._batch_slots = 0
         at_s = self._batch_leaves_s()
@@ -339,7 +347,7 @@ class Scheduler:
 
     def _nothing_to_run(self) -> WaitUntil | Idle:
         is_dynamic = self.config.policy is BatchingPolicy.DYNAMIC
-        at_s = self._batch_leaves_s() if is_dynamic else None
+        at_s = self._batch_leaves_s() if is_dynamic and not self._in_flight else None
         return _IDLE if at_s is None else WaitUntil(at_s)
 
     def _plan_prefill(
@@ -385,8 +393,9 @@ class Scheduler:
             )
             members.append(seq)
             seq.num_computed += count
-            seq.in_flight = True
+            seq.num_in_flight += 1
             if last_chunk:
+                seq.num_pending += 1
                 self._residents.num_filling -= 1
             budget -= count
             rows += 1
@@ -406,28 +415,37 @@ class Scheduler:
             if not seq.admitted:  # the step is full
                 return
 
-    def _make_room(self) -> None:
-        """Ensure one more token slot for each decoding sequence, by preemption if necessary."""
+    def _make_room(self) -> bool:
+        """Ensure one more token slot for each decoding sequence, by preemption if necessary.
+
+        False: blocks are missing, and batches in flight must be committed before a preemption.
+        """
         while self._residents.missing_blocks():
+            if self._in_flight:
+                return False
             self._send_back_youngest()
             self.stats.preemptions += 1
+        return True
 
-    def _clear_for_newcomer(self) -> None:
+    def _clear_for_newcomer(self) -> bool:
         """Return the whole batch to the queue if a waiting request can join it.
 
         The batch precedes the new request there, so all are admitted and recomputed together: in
         one step, or in several before the next decode if the batch has more than
-        max_rolling_batch_prefill_tokens.
+        max_rolling_batch_prefill_tokens. False: batches in flight must be committed first.
         """
         residents = self._residents
         if not residents.running:
             self._join.decoded = 0
         if residents.num_filling or not self._join.decoded or self._next_to_admit() is None:
-            return
+            return True
+        if self._in_flight:
+            return False
         while residents.running:
             self._send_back_youngest()
         self._join.decoded = 0
         self.stats.rebuilt_batches += 1
+        return True
 
     def _send_back_youngest(self) -> None:
         seq = self._residents.running[-1]
@@ -443,11 +461,11 @@ class Scheduler:
         rows = tokens = context = 0
         spare = self._residents.spare_blocks() if self._drafter is not None else 0
         for seq in self._residents.decoding():
-            position = seq.num_computed
+            position, pending = seq.num_computed, seq.num_pending
             new_block_ids: tuple[int, ...] = ()
             if position == seq.slot_capacity:
                 new_block_ids = self._residents.grow(seq, 1)
-            token_ids: tuple[int, ...] = (seq.output_token_ids[-1],)
+            token_ids: tuple[int, ...] = (LAST_SAMPLED if pending else seq.output_token_ids[-1],)
             kind, drafted = StepKind.DECODE, 0
             if self._drafter is not None and seq.num_left > 1:
                 draft = self._drafter(seq, seq.num_left - 1)[: seq.num_left - 1]
@@ -459,12 +477,13 @@ class Scheduler:
                 if draft:
                     kind, drafted = StepKind.VERIFY, len(draft)
                     token_ids += draft
-            sampling, generated = seq.sampling, len(seq.output_token_ids)
+            sampling, generated = seq.sampling, len(seq.output_token_ids) + pending
             step = (kind, token_ids, position, new_block_ids)
             entries.append(BatchEntry(seq.seq_id, *step, True, sampling, drafted, generated))
             members.append(seq)
             seq.num_computed = position + 1 + drafted
-            seq.in_flight = True
+            seq.num_pending = pending + 1
+            seq.num_in_flight += 1
             rows += 1
             tokens += 1 + drafted
             context += position + 1 + drafted

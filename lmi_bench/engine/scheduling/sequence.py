@@ -16,8 +16,9 @@ class Sequence:
     index           order among requests with the same arrival time
     tokens_to_fill  tokens to compute before the next one can be sampled: the prompt, and after a
                     preemption also the output so far
-    num_computed    positions in the cache, including those of a batch in flight
-    in_flight       whether the batch in flight contains the sequence
+    num_computed    positions in the cache, including those of batches in flight
+    num_pending     tokens that batches in flight will sample
+    num_in_flight   batches in flight that contain the sequence
     slot_capacity   token slots of its blocks
     block_digests   digests of its full blocks, computed on demand for the prefix cache
     num_cached      tokens found in the prefix cache at the latest admission
@@ -38,7 +39,8 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     slot_capacity: int = 0
     num_computed: int = 0
-    in_flight: bool = False
+    num_pending: int = 0
+    num_in_flight: int = 0
     admitted: bool = False
     finish_reason: str | None = None
     block_digests: list[bytes] = field(default_factory=list)
@@ -61,8 +63,8 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be generated."""
-        return self.sampling.max_new_tokens - len(self.output_token_ids)
+        """Tokens that may still be generated, not counting those in flight."""
+        return self.sampling.max_new_tokens - len(self.output_token_ids) - self.num_pending
 
     @property
     def held_block_ids(self) -> list[int]:

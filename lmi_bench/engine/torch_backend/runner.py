@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind, StepOutput
+from lmi_bench.engine.scheduling.batch import (
+    LAST_SAMPLED,
+    BatchEntry,
+    StepBatch,
+    StepKind,
+    StepOutput,
+)
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
@@ -70,10 +76,11 @@ class TorchForward:
 class _SequenceState:
     history: list[int]  # ids whose keys and values are in the cache
     block_table: list[int] = field(default_factory=list)
+    last_sampled: int | None = None
 
 
 class ModelRunner:
-    """Executes StepBatch values over one back end. A sequence's tokens and block table are kept
+    """Executes StepBatch values over one back end. A sequence's block table and last token are kept
     between batches; an entry with `begins` resets them, and `released_seq_ids` drops them."""
 
     def __init__(self, forward: Forward, *, sampling_seed: int) -> None:
@@ -140,13 +147,7 @@ class ModelRunner:
                 f"sequence {entry.seq_id} continues at position {entry.first_position} but only "
                 f"its first {0 if state is None else len(state.history)} tokens are known"
             )
-        token_ids, vocab_size = list(entry.token_ids), self._forward.shape.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise EngineError(
-                    f"sequence {entry.seq_id}: token id {token_id} is outside the vocabulary of "
-                    f"{vocab_size:,}"
-                )
+        token_ids = [self._known_id(entry, state, token_id) for token_id in entry.token_ids]
         state.block_table.extend(entry.new_block_ids)
         state.history[entry.first_position :] = token_ids
         self._check_rows(entry, state)
@@ -156,6 +157,18 @@ class ModelRunner:
             block_table=state.block_table,
             sampled=1 + entry.draft_length if entry.samples else 0,
         )
+
+    def _known_id(self, entry: BatchEntry, state: _SequenceState, token_id: int) -> int:
+        if token_id == LAST_SAMPLED:
+            if state.last_sampled is None:
+                raise EngineError(f"sequence {entry.seq_id} has sampled no token yet")
+            return state.last_sampled
+        if not 0 <= token_id < self._forward.shape.vocab_size:
+            raise EngineError(
+                f"sequence {entry.seq_id}: token id {token_id} is outside the vocabulary of "
+                f"{self._forward.shape.vocab_size:,}"
+            )
+        return token_id
 
     def _check_rows(self, entry: BatchEntry, state: _SequenceState) -> None:
         """Reject a plan that would access unassigned cache: it would corrupt other sequences."""
@@ -217,6 +230,7 @@ class ModelRunner:
             if draft != accepted[-1].token_id:
                 break
             accepted.append(following)
+        self._states[entry.seq_id].last_sampled = accepted[-1].token_id
         logprobs = tuple(c.logprob for c in accepted if c.logprob is not None)
         return StepOutput(
             entry.seq_id,

@@ -19,6 +19,7 @@ from lmi_bench.core.native_build import NativeUnavailableError
 from lmi_bench.engine.native_backend.executor import NativeExecutor
 from lmi_bench.engine.native_backend.weights import packed
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
@@ -160,7 +161,7 @@ def test_drafts_are_verified_and_samples_drawn_as_in_the_torch_back_end(open_ste
     run = lambda *entries: asyncio.run(executor.execute(step(*entries)))  # noqa: E731
     expected = model.greedy(PROMPT, 5).token_ids
     run(entry(1, PROMPT, 0, (0, 1)))
-    drafted = (*expected[:3], (expected[3] + 1) % 211)
+    drafted = (LAST_SAMPLED, *expected[1:3], (expected[3] + 1) % 211)
     assert list(run(entry(1, drafted, 12, drafts=3))[0].token_ids) == expected[1:4]
     asked = SamplingParams(logprobs=True, temperature=1.7, top_k=20, seed=3)
     drawn = run(entry(2, PROMPT, 0, (4,), sampling=asked))[0]

@@ -1,11 +1,11 @@
-"""How results become tokens: ends, cancels, drafts."""
+"""How results become tokens: ends, cancels, drafts, and batches that overlap."""
 
 from __future__ import annotations
 
 import pytest
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.scheduling.batch import Idle, StepKind, StepOutput
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, Idle, StepKind, StepOutput
 
 EOS, STOP = 2, 13
 
@@ -110,15 +110,53 @@ class TestFinish:
         assert run.scheduler.free_blocks == 1000
 
 
-def test_the_next_step_is_planned_after_the_commit(drive):
-    run = drive()
-    run.add(0, 4, 3)
-    first = run.scheduler.plan(0.0)
-    with pytest.raises(EngineError, match="not committed"):
-        run.scheduler.plan(0.0)
-    run.commit(first)
-    with pytest.raises(EngineError, match="not the step in flight"):
+class TestOverlap:
+    def test_the_next_step_is_planned_before_its_token_is_known(self, drive):
+        run = drive()
+        run.add(0, 4, 3)
+        first = run.scheduler.plan(0.0)
+        second = run.scheduler.plan(0.0)
+        assert second.entries[0].token_ids == (LAST_SAMPLED,)
+        assert second.entries[0].first_position == 4
         run.commit(first)
+        third = run.scheduler.plan(1.0)
+        assert third.entries[0].first_position == 5
+        assert run.scheduler.plan(1.0) == Idle()  # its third and last token is on its way
+        run.commit(second)
+        run.commit(third)
+        assert (len(run.tokens[0]), run.reasons[0]) == (3, "length")
+
+    def test_a_token_beyond_the_end_is_dropped_and_the_blocks_wait_for_its_step(self, drive):
+        run = drive()
+        run.add(0, 4, 10, eos_token_ids=(7,))
+        first, second = run.scheduler.plan(0.0), run.scheduler.plan(0.0)
+        run.commit(first)
+        assert run.reasons == {0: "eos_token"}
+        assert run.scheduler.used_blocks == 1
+        run.commit(second)
+        assert run.scheduler.used_blocks == 0
+        assert run.tokens[0] == [7]
+
+    def test_nothing_is_preempted_while_a_batch_is_in_flight(self, drive):
+        run = drive(block_size=4, num_blocks=4)
+        run.add(0, 4, 8)
+        run.add(1, 4, 8)
+        for _ in range(4):
+            run.step()
+        last = run.scheduler.plan(4.0)  # fills position 7 of both; all four blocks are taken
+        assert run.scheduler.plan(4.0) == Idle()
+        run.commit(last)
+        assert run.scheduler.stats.preemptions == 0
+        assert run.step().kinds == {0: "decode"}
+        assert run.scheduler.stats.preemptions == 1
+
+    def test_batches_are_committed_in_their_order(self, drive):
+        run = drive()
+        run.add(0, 4, 3)
+        run.scheduler.plan(0.0)
+        second = run.scheduler.plan(0.0)
+        with pytest.raises(EngineError, match="not the oldest"):
+            run.commit(second)
 
 
 class TestDrafts:

@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import CapacityError
-from lmi_bench.engine.scheduling.batch import StepBatch, StepKind, StepOutput, WaitUntil
+from lmi_bench.engine.scheduling.batch import (
+    LAST_SAMPLED,
+    StepBatch,
+    StepKind,
+    StepOutput,
+    WaitUntil,
+)
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -43,6 +49,7 @@ class PagedMemory:
         self.window = window
         self.slots: dict[tuple[int, int], int] = {}
         self.tables: dict[int, list[int]] = {}
+        self.last_sampled: dict[int, int] = {}
 
     def slot(self, seq_id: int, position: int) -> tuple[int, int]:
         block, offset = divmod(position, self.block_size)
@@ -59,7 +66,8 @@ class PagedMemory:
             for position, token_id in enumerate(entry.cached_token_ids):
                 assert self.slots[self.slot(entry.seq_id, position)] == token_id
             for position, token_id in enumerate(entry.token_ids, entry.first_position):
-                self.slots[self.slot(entry.seq_id, position)] = token_id
+                known = self.last_sampled[entry.seq_id] if token_id == LAST_SAMPLED else token_id
+                self.slots[self.slot(entry.seq_id, position)] = known
         return [self.output(entry) for entry in batch.entries]
 
     def output(self, entry) -> StepOutput:
@@ -73,6 +81,7 @@ class PagedMemory:
             tokens.append(next_token(context))
             if length < end and self.slots[self.slot(entry.seq_id, length)] != tokens[-1]:
                 break  # the drafted token was wrong
+        self.last_sampled[entry.seq_id] = tokens[-1]
         return StepOutput(entry.seq_id, tuple(tokens))
 
 
@@ -132,9 +141,8 @@ budgets = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 50)), max_size=4
 
 
 @settings(max_examples=250, deadline=None)
-@given(requests, configs, st.booleans(), st.booleans(), budgets)
-def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, late, drafts, budgets):
-    """late: requests are cancelled while a step runs, else between two steps."""
+@given(requests, configs, st.sampled_from([1, 2]), st.booleans(), budgets)
+def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth, drafts, budgets):
     config = SchedulerConfig(**config)
     window = config.attention_window
     scheduler = Scheduler(config, drafter=half_right(window) if drafts else None)
@@ -144,15 +152,8 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, late,
     tokens: dict[int, list[int]] = {}
     reasons: dict[int, str] = {}
     refused, expected, cancelled = set(), {}, set()
+    in_flight: deque = deque()
     now = 0
-
-    def cancel() -> None:
-        for seq_id, at in list(cancels.items()):
-            if at <= now and seq_id in expected:
-                scheduler.finish(seq_id, "cancelled")
-                cancelled.add(seq_id)
-                del cancels[seq_id]
-
     for _ in range(5000):
         while waiting and waiting[0][1][0] <= now:
             seq_id, (arrival, num_prompt, num_output, ignore_eos, _) = waiting.popleft()
@@ -170,14 +171,19 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, late,
             else:
                 expected[seq_id] = generate(prompt, sampling, window)
                 tokens[seq_id] = []
-        if not late:
-            cancel()
+        for seq_id, at in list(cancels.items()):
+            if at <= now and seq_id in expected:
+                scheduler.finish(seq_id, "cancelled")
+                cancelled.add(seq_id)
+                del cancels[seq_id]
         for at, blocks in budgets:
             if at <= now:
                 scheduler.set_block_budget(blocks)
         planned = scheduler.plan(now)
-        cancel()
-        if not isinstance(planned, StepBatch):
+        if isinstance(planned, StepBatch):
+            in_flight.append((planned, memory.run(planned)))
+            assert planned.shape.prefill_tokens <= config.max_rolling_batch_prefill_tokens
+        elif not in_flight:
             upcoming = [at for at in cancels.values() if at > now]
             upcoming += [waiting[0][1][0]] if waiting else []
             upcoming += [planned.at_s] if isinstance(planned, WaitUntil) else []
@@ -185,10 +191,11 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, late,
                 break
             now = min(upcoming)
             continue
-        assert planned.shape.prefill_tokens <= config.max_rolling_batch_prefill_tokens
-        outputs = memory.run(planned)
+        if len(in_flight) < depth and isinstance(planned, StepBatch):
+            continue
+        batch, outputs = in_flight.popleft()
         now += 1
-        for gained in scheduler.commit(planned, outputs, now):
+        for gained in scheduler.commit(batch, outputs, now):
             assert gained.seq_id not in reasons
             assert gained.seq_id not in cancelled
             tokens[gained.seq_id] += gained.token_ids

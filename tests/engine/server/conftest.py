@@ -32,6 +32,7 @@ class ScriptedExecutor:
     """The i-th token of every sequence is script[i]; `gate` holds back all steps but one."""
 
     block_size = 16
+    max_in_flight = 1
 
     def __init__(self, script, *, fails_at_step=None, gate=None, on_step=None):
         self.script = script

@@ -33,6 +33,7 @@ class OwnTokens:
     """Sequence s gives the tokens 100 s + 1, 100 s + 2 ... and ends after s + 2 of them."""
 
     block_size = 16
+    max_in_flight = 1
 
     def __init__(self):
         self.prompt_tokens = []

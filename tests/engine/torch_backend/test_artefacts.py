@@ -12,6 +12,7 @@ import pytest
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend.static.artefact import (
     MANIFEST,
     ArtefactKey,
@@ -23,7 +24,7 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 )
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.targets.back_ends import BackEnd, step_settings
-from tests.engine.torch_backend.test_runner import LAST_SAMPLED, PROMPT, Steps, entry
+from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
 KEY = ArtefactKey(
     model="a",

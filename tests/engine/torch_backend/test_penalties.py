@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from tests.engine.torch_backend.test_runner import LAST_SAMPLED, Steps, entry
+from tests.engine.torch_backend.test_runner import Steps, entry
 from tests.engine.torch_backend.test_speculation import DRAFT, NEAR_TIE, generate
 
 STRONG = {"presence_penalty": 0.4, "frequency_penalty": 0.3}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from lmi_bench.core.errors import CapacityError, EngineError, InputError
-from lmi_bench.engine.scheduling.batch import BatchEntry, StepBatch, StepKind
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, BatchEntry, StepBatch, StepKind
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.step_shape import StepShape
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
@@ -19,7 +18,6 @@ from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 
 PROMPT = (5, 17, 99, 3, 42, 7, 150, 8, 61)
 GREEDY = SamplingParams()
-LAST_SAMPLED = -1  # in the steps below: the token that the sequence got last
 
 
 def entry(seq_id, token_ids, first, blocks=(), *, samples=True, sampling=GREEDY, drafts=0):
@@ -31,7 +29,7 @@ def entry(seq_id, token_ids, first, blocks=(), *, samples=True, sampling=GREEDY,
 
 
 def step(*entries, released=()):
-    return StepBatch(0, tuple(entries), StepShape(), released)
+    return StepBatch(0, entries, StepShape(), released)
 
 
 class Steps:
@@ -44,17 +42,9 @@ class Steps:
                 **{"dtype": "float32", "num_blocks": 16, "block_size": 4, "threads": 1} | settings
             ),
         )
-        self.last = {}
 
     def run(self, *entries, released=()):
-        known = [replace(each, token_ids=self.known(each)) for each in entries]
-        outputs = asyncio.run(self.executor.execute(step(*known, released=released)))
-        self.last |= {each.seq_id: each.token_ids[-1] for each in outputs if each.token_ids}
-        return outputs
-
-    def known(self, entry):
-        last = self.last.get(entry.seq_id)
-        return tuple(last if token == LAST_SAMPLED else token for token in entry.token_ids)
+        return asyncio.run(self.executor.execute(step(*entries, released=released)))
 
     def tokens(self, *entries, released=()):
         return [output.token_ids for output in self.run(*entries, released=released)]
@@ -67,7 +57,7 @@ def steps(llama):
     asyncio.run(made.executor.close())
 
 
-def test_steps_go_on_from_the_token_that_was_sampled_last(llama, steps):
+def test_a_token_that_the_host_has_not_seen_is_the_one_sampled_last(llama, steps):
     expected = llama.greedy(PROMPT, 4).token_ids
     got = steps.tokens(entry(1, PROMPT, 0, (3, 5, 1)))[0]
     for position in range(len(PROMPT), len(PROMPT) + 3):
@@ -191,6 +181,7 @@ def test_a_rejected_draft_does_not_count_as_seen(llama, steps):
         (entry(1, (211,), 0, (0,)), "token id 211 is outside the vocabulary of 211"),
         (entry(1, PROMPT, 0, (0, 1)), "9 tokens but 2 blocks of 4"),
         (entry(1, PROMPT, 0, (0, 1, 16)), "not all below 16"),
+        (entry(1, (LAST_SAMPLED,), 0, (0,)), "has sampled no token yet"),
     ],
 )
 def test_a_step_that_would_spoil_the_cache_is_refused(steps, wrong, message):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.static.artefact import (
@@ -27,7 +28,7 @@ from lmi_bench.engine.torch_backend.static.forward import (
     StepResult,
     prepare_shapes,
 )
-from tests.engine.torch_backend.test_runner import LAST_SAMPLED, PROMPT, Steps, entry
+from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 
 ROWS = SequenceRows([9], 4, [2, 0], 1)
 

@@ -10,6 +10,7 @@ from triton.runtime.errors import OutOfResources
 
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.torch_backend import layers
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.build import StepSettings
@@ -17,7 +18,7 @@ from lmi_bench.engine.triton_backend import ops
 from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.targets.back_ends import choose_back_end, step_settings
-from tests.engine.torch_backend.test_runner import LAST_SAMPLED, PROMPT, Steps, entry
+from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 from tests.engine.torch_backend.tiny_models import TinyModel
 
 
