@@ -120,11 +120,7 @@ def _ask(
             notes += (_FITTED.format(*fitted.values()),)
     else:
         answer = accepts(
-            url,
-            protocol=protocol,
-            model=model,
-            ignore_eos=scenario.workload.ignore_eos,
-            **asked,
+            url, protocol=protocol, model=model, ignore_eos=scenario.workload.ignore_eos, **asked
         )
         notes = answer.notes
         has_tokenizer = _first_tokenizer((model,)) is not None
