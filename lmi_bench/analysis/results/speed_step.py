@@ -18,11 +18,18 @@ LEAST_CHANGE = 0.05
 _BINS, _LEAST_BINS, _EDGE_BINS = 40, 16, 4
 _LEAST_GAPS = 8  # of a bin
 _LEAST_APART = 0.3  # of a step's spread that the load does not explain
+# of a level, in seconds and in requests one after the other: in a shorter one the way in which
+# users begin and end looks like a step
+_LEAST_S, _LEAST_ROUNDS = 10.0, 8
 _BLOCK_BINS, _DRAWS, _MOST_CHANCE = 3, 500, 0.01
 
 
 def speed_step(columns: Columns, *, seed: int = 0) -> SpeedStep | None:
-    """The largest step of the level's speed; None if chance would give as large a one."""
+    """The largest step of the level's speed; None if chance would give as large a one, and for a
+    level that is too short to tell."""
+    took_s, _ = columns.values_s("e2e", open_loop=False, counted_only=False)
+    if not took_s.size or columns.wall_s < max(_LEAST_S, _LEAST_ROUNDS * float(np.median(took_s))):
+        return None
     ends_s, gaps_s, streams = _bins(columns)
     if len(gaps_s) < _LEAST_BINS:
         return None

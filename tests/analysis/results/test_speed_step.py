@@ -57,6 +57,22 @@ def test_more_streams_are_no_step():
     assert speed_step(columns_of((*calm, *later))) is None
 
 
+def test_a_level_of_seconds_or_of_few_requests_a_user_is_not_judged():
+    """A cold cache in the first half second, and a step after the third of six long requests."""
+    assert speed_step(columns_of(_records(seconds=9.0, slower=1.5, since_s=4.0))) is None
+    times = np.cumsum(np.repeat([0.02, 0.03], 1500))
+    long = [
+        RequestRecord(n, float(part[0]), Exchange(float(part[0]), tuple(part.tolist())))
+        for n, part in enumerate(np.split(times, 6))
+    ]
+    assert speed_step(columns_of(long)) is None
+    short = [
+        RequestRecord(n, float(part[0]), Exchange(float(part[0]), tuple(part.tolist())))
+        for n, part in enumerate(np.split(times, 60))
+    ]
+    assert speed_step(columns_of(short)) is not None
+
+
 def test_too_few_tokens_say_nothing():
     assert speed_step(columns_of(_records(seconds=0.5))) is None
     assert speed_step(columns_of(())) is None
