@@ -55,8 +55,9 @@ def _warped(columns: Columns, slower: float, rng: np.random.Generator) -> tuple[
     since = rng.uniform(0.25, 0.75) * times_s.max()
     pace = np.exp(NOISE * noise) * np.where(grid_s >= since, slower, 1.0)
     clock_s = np.concatenate([[0.0], np.cumsum(pace * GRID_S)])[:-1]
-    changed = np.interp(times_s, grid_s, clock_s)
-    return replace(columns, times_s=changed, found={}), float(np.interp(since, grid_s, clock_s))
+    names = ("times_s", "due_s", "sent_s", "ended_s", "last_s")
+    warped = {name: np.interp(getattr(columns, name), grid_s, clock_s) for name in names}
+    return replace(columns, **warped, found={}), float(np.interp(since, grid_s, clock_s))
 
 
 def main() -> None:

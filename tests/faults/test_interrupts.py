@@ -139,6 +139,13 @@ def test_ctrl_c_before_the_commands_are_loaded_is_no_traceback():
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    """A Python program in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
+    )
+
+
 def test_ctrl_c_that_a_library_wraps_is_no_fault():
     """Python 3.11 makes a RuntimeError of what interrupts the making of a class."""
     program = (
@@ -152,9 +159,7 @@ def test_ctrl_c_that_a_library_wraps_is_no_fault():
         "lmi_bench.cli.main.app = app\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
-    )
+    done = _run(program)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
@@ -173,9 +178,7 @@ def test_ctrl_c_in_a_destructor_is_not_lost():
         "lmi_bench.cli.main.app = app\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
-    )
+    done = _run(program)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
@@ -192,9 +195,7 @@ def test_ctrl_c_while_python_ends_is_no_traceback():
         "threading.Thread(target=interrupt).start()\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
-    )
+    done = _run(program)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 

@@ -17,6 +17,8 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from tests.fuzz.torn import torn
+
 KEY = "fuzz"
 HOST = b"127.0.0.1"
 WAITING_S = 0.05
@@ -190,7 +192,7 @@ def hostile_request(draw: random.Random, model: str, *, signed: bool = False) ->
     head = b"\r\n".join([line[:-2], *headers, *length])
     whole = head + b"\r\n\r\n" + data
     if draw.random() < 0.03:
-        whole, waits = _torn(draw, whole), False
+        whole, waits = torn(whole, draw), False
     # a server may read on after a head that it takes for another one
     return Hostile(_cut(draw, whole), method, waits and version == "HTTP/1.1")
 
@@ -216,7 +218,7 @@ def _body(draw: random.Random, body: object, model: str) -> bytes:
         data = data.replace(json.dumps(HOLE).encode(), raw, 1)
     odd = draw.random()
     if odd < 0.02:
-        data = _torn(draw, data)
+        data = torn(data, draw)
     elif odd < 0.03:
         data = draw.choice((b"", b"null", b"[]", b'"a"', b"1", b"\xef\xbb\xbf" + data, data + data))
     elif odd < 0.04:
@@ -298,21 +300,6 @@ def _framed(draw: random.Random, data: bytes) -> tuple[list[bytes], bytes, bool]
         return [chunked], b"".join(chunks), False
     bad = draw.choice((b"zz\r\n", b"-1\r\n", b"f" * 17 + b"\r\n", b"\r\n", b"5\r\nab", b"\xff"))
     return [chunked], b"".join(chunks) + bad + end, False
-
-
-def _torn(draw: random.Random, data: bytes) -> bytes:
-    """The bytes with some changed, cut out or cut off."""
-    found = bytearray(data)
-    for _ in range(draw.randint(1, 3)):
-        at = draw.randrange(len(found)) if found else 0
-        kind = draw.random()
-        if kind < 0.5 and found:
-            found[at] = draw.randrange(256)
-        elif kind < 0.8:
-            del found[at : at + draw.randint(1, 40)]
-        else:
-            del found[at:]
-    return bytes(found)
 
 
 def _cut(draw: random.Random, data: bytes) -> tuple[bytes, ...]:

@@ -22,6 +22,7 @@ import pytest
 
 from lmi_bench.cli.main import app
 from lmi_bench.core.errors import LmiBenchError
+from tests.fuzz.torn import torn
 
 NUMBER = int(os.environ.get("LMI_BENCH_FUZZ", "120"))
 SEED = int(os.environ.get("LMI_BENCH_FUZZ_SEED", "0"))
@@ -92,21 +93,6 @@ def wrong(value, draw):
         else:
             holder[place[-1]] = deepcopy(draw.choice(NASTY))
     return value
-
-
-def torn(data, draw):
-    """The bytes with some changed, cut out or cut off."""
-    found = bytearray(data)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(found)) if found else 0
-        kind = draw.random()
-        if kind < 0.4 and found:
-            found[at] = draw.randrange(256)
-        elif kind < 0.7:
-            del found[at : at + draw.randint(1, 40)]
-        else:
-            del found[at:]
-    return bytes(found)
 
 
 def damage(file, draw):

@@ -14,7 +14,8 @@ from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
 from lmi_bench.core.units import MS_PER_S
 
 MAX_OTHERS_FRAC = 0.02
-"""Share by which the server may have counted other requests than ours: its means are then ours."""
+"""Largest difference of the server's number of first tokens from ours, as a share. With a larger
+one others use the server, and its means are not those of our requests."""
 
 _Server = tuple[float, float | None, float, str]
 """Queue, prefill (None: not stated) and the whole that they are part of, ms; the source."""

@@ -168,34 +168,38 @@ def test_conversations_are_split_and_each_stays_with_one_worker(url, load):
             assert (after.session, after.turn) == (before.session, before.turn + 1)
 
 
-async def _endless(url, pool):
-    """A level that only its end from outside ends."""
-    async with _target(url) as target:
-        await run_sweep(
-            [LevelSpec(0, Load(concurrency=4), duration_s=60.0)],
-            target,
-            None,
-            prompts=PROMPTS,
-            summarise=summarise_level,
-            workers=pool,
-        )
+async def _endless(url, pool, signalled=None):
+    """A level that only its end from outside ends.
+
+    signalled  number of a worker that gets a signal half a second after it began to send, and it
+    """
+
+    async def strike(number, kind):
+        while len(pool._workers) < 2 or not pool._workers[number].sending:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        os.kill(pool._workers[number].channel.process.pid, kind)
+
+    striking = asyncio.create_task(strike(*signalled)) if signalled else None
+    try:
+        async with _target(url) as target:
+            await run_sweep(
+                [LevelSpec(0, Load(concurrency=4), duration_s=60.0)],
+                target,
+                None,
+                prompts=PROMPTS,
+                summarise=summarise_level,
+                workers=pool,
+            )
+    finally:
+        if striking is not None:
+            await striking
 
 
 def test_a_worker_that_dies_ends_the_level_with_its_exit_code(url):
     async def main():
         with closing(WorkerPool(_job(url), 2)) as pool:
-
-            async def kill():
-                while len(pool._workers) < 2:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(1.0)
-                os.kill(pool._workers[1].channel.process.pid, signal.SIGKILL)
-
-            killing = asyncio.create_task(kill())
-            try:
-                await _endless(url, pool)
-            finally:
-                await killing
+            await _endless(url, pool, signalled=(1, signal.SIGKILL))
 
     with pytest.raises(LmiBenchError, match=r"worker 1 \(local\) died \(exit code -9\)"):
         run_on_sockets(main())
@@ -272,18 +276,7 @@ def test_a_worker_that_stops_answering_is_named_before_two_seconds_are_over(url)
 
     async def main():
         with closing(WorkerPool(_job(url), 2)) as pool:
-
-            async def stop():
-                while len(pool._workers) < 2 or not pool._workers[0].sending:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.5)
-                os.kill(pool._workers[0].channel.process.pid, signal.SIGSTOP)
-
-            stopping = asyncio.create_task(stop())
-            try:
-                await _endless(url, pool)
-            finally:
-                await stopping
+            await _endless(url, pool, signalled=(0, signal.SIGSTOP))
 
     with pytest.raises(LmiBenchError, match=r"worker 0 \(local\) has not answered for 1\.\d s"):
         run_on_sockets(main())
