@@ -57,20 +57,22 @@ def test_more_streams_are_no_step():
     assert speed_step(columns_of((*calm, *later))) is None
 
 
-def test_a_level_of_seconds_or_of_few_requests_a_user_is_not_judged():
-    """A cold cache in the first half second, and a step after the third of six long requests."""
-    assert speed_step(columns_of(_records(seconds=9.0, slower=1.5, since_s=4.0))) is None
-    times = np.cumsum(np.repeat([0.02, 0.03], 1500))
-    long = [
-        RequestRecord(n, float(part[0]), Exchange(float(part[0]), tuple(part.tolist())))
-        for n, part in enumerate(np.split(times, 6))
+@pytest.mark.parametrize(
+    ("slower", "requests", "of_the_time", "is_found"),
+    [
+        (1.5, 60, 1.0, True),  # 75 s
+        (1.5, 60, 0.1, False),  # a cold cache in a level of 7.5 s
+        (1.5, 6, 1.0, False),  # six requests one after the other
+        (1.03, 60, 1.0, False),  # as much as repeats differ
+    ],
+)
+def test_short_levels_and_small_steps_are_not_named(slower, requests, of_the_time, is_found):
+    times = of_the_time * np.cumsum(np.repeat([0.02, 0.02 * slower], 1500))
+    records = [
+        RequestRecord(number, float(part[0]), Exchange(float(part[0]), tuple(part.tolist())))
+        for number, part in enumerate(np.split(times, requests))
     ]
-    assert speed_step(columns_of(long)) is None
-    short = [
-        RequestRecord(n, float(part[0]), Exchange(float(part[0]), tuple(part.tolist())))
-        for n, part in enumerate(np.split(times, 60))
-    ]
-    assert speed_step(columns_of(short)) is not None
+    assert (speed_step(columns_of(records)) is not None) == is_found
 
 
 def test_too_few_tokens_say_nothing():
