@@ -169,9 +169,9 @@ def _ttft_parts(curve: Curve, at: int) -> Chart:
     return Chart(
         f"chart-ttft-parts{suffix}",
         f"ttft-parts{suffix}",
-        f"Where the time to first token goes: {curve.label}",
-        "Mean time to first token of each level by its parts. Queue and prefill are the server's "
-        "own times; the network's part is what the client measured beyond the server's.",
+        "Where TTFT goes",
+        f"{curve.label}: mean time to first token of each level by its parts. Queue and prefill "
+        "are the server's own times; the network's part is what the client measured beyond them.",
         x_title,
         "Mean time to first token, ms",
         curves,
