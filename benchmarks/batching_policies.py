@@ -25,8 +25,7 @@ from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.core.scenario import Scenario, load_scenario
-from lmi_bench.loadgen.run.levels import levels_of
-from lmi_bench.loadgen.run.sweep import run_sweep
+from lmi_bench.loadgen.run.sweep import levels_of, run_sweep
 from lmi_bench.targets.open import open_bench
 
 ROOT = Path(__file__).parent.parent

@@ -42,8 +42,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
+from lmi_bench.analysis.fit.from_run import profile_of_fit
 from lmi_bench.analysis.fleet.answer import Recommendation
 from lmi_bench.analysis.fleet.measured_load import MeasuredLoad, settled
 from lmi_bench.analysis.fleet.operating_point import Latencies, alone_of, worst_ratio

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.discrepancy import observations_of
 from lmi_bench.analysis.fit.fit import fit_cells
+from lmi_bench.analysis.fit.from_run import profile_of_fit
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.model.builtin_profiles import (
     EAGER_GPU_PRIOR,
@@ -30,10 +30,10 @@ from lmi_bench.analysis.model.builtin_profiles import (
     SGLANG_PRIOR,
     TRT_LLM_PRIOR,
 )
-from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, marks_of
 from lmi_bench.analysis.model.profiles import (
     PARAMETER_NAMES,
+    V1,
     EngineProfile,
     profile_from_json,
     profile_to_json,

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from lmi_bench.analysis.fleet.answer import Question, Recommendation  # noqa: E402
 from lmi_bench.analysis.model.profiles import PROFILE_SCHEMA, EngineProfile  # noqa: E402
-from lmi_bench.core import request_line  # noqa: E402
+from lmi_bench.core import records  # noqa: E402
 from lmi_bench.core.json_value import JsonValue, Slot  # noqa: E402
 from lmi_bench.core.level import Level  # noqa: E402
 from lmi_bench.core.manifest import SCHEMA_VERSION, Manifest  # noqa: E402
@@ -183,13 +183,13 @@ def level_schema() -> Schema:
 
 
 def request_schema() -> Schema:
-    shared, accepted = Shared(), request_line._ACCEPTED
+    shared, accepted = Shared(), records._ACCEPTED
     properties = {"level": TYPES[int], "attempt": TYPES[int]}
-    for key in (*sorted(request_line._NEEDED), *sorted(accepted)):
+    for key in (*sorted(records._NEEDED), *sorted(accepted)):
         if key not in ("exchange", "text"):
             slot = Slot(key, accepted[key], None)
             properties[key] = shared.of_slot(slot)
-    required = ["level", "attempt", *sorted(request_line._NEEDED)]
+    required = ["level", "attempt", *sorted(records._NEEDED)]
     schema = {"type": "object", "properties": properties, "required": required}
     return whole("A line of a run's requests.jsonl", schema, shared)
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from lmi_bench.analysis.results.columns import Columns, columns_of  # noqa: E402
-from lmi_bench.analysis.results.speed_step import speed_step  # noqa: E402
+from lmi_bench.analysis.results.window import speed_step  # noqa: E402
 from lmi_bench.core.run_store import load_run  # noqa: E402
 
 LOADS = {

@@ -15,9 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells
-from lmi_bench.analysis.fit.from_run import prior_for
+from lmi_bench.analysis.fit.from_run import prior_for, profile_of_fit
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import octaves_beyond
 from lmi_bench.analysis.fit.validation import (

@@ -12,7 +12,7 @@ from lmi_bench.cli.command import JsonFile, spread_options
 from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
 from lmi_bench.core.errors import EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
-from lmi_bench.jobs.settings import explain as of_explain
+from lmi_bench.jobs.settings import plan as settings_of
 from lmi_bench.jobs.settings import setup as of_setup
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def refresh(settings: of_setup.RefreshSettings) -> None:
 
 @explain.command()
 @spread_options
-def memory(settings: of_explain.MemorySettings, json_file: JsonFile = None) -> None:
+def memory(settings: settings_of.MemorySettings, json_file: JsonFile = None) -> None:
     """Add up weights, KV cache and overhead of a batch, in all and on each device."""
     from lmi_bench.jobs.explain import memory as run
 
@@ -146,7 +146,7 @@ def memory(settings: of_explain.MemorySettings, json_file: JsonFile = None) -> N
 
 @explain.command()
 @spread_options
-def batch(settings: of_explain.BatchSettings, json_file: JsonFile = None) -> None:
+def batch(settings: settings_of.BatchSettings, json_file: JsonFile = None) -> None:
     """Print the batch at which a decode step becomes compute-bound, with and without the cache."""
     from lmi_bench.jobs.explain import batch as run
 
@@ -155,7 +155,7 @@ def batch(settings: of_explain.BatchSettings, json_file: JsonFile = None) -> Non
 
 @explain.command()
 @spread_options
-def blended(settings: of_explain.BlendedSettings, json_file: JsonFile = None) -> None:
+def blended(settings: settings_of.BlendedSettings, json_file: JsonFile = None) -> None:
     """Print the blended price of 1M tokens, by default for 3 input tokens to an output token."""
     from lmi_bench.jobs.explain import blended as run
 
@@ -164,7 +164,7 @@ def blended(settings: of_explain.BlendedSettings, json_file: JsonFile = None) ->
 
 @explain.command()
 @spread_options
-def savings(settings: of_explain.SavingsSettings, json_file: JsonFile = None) -> None:
+def savings(settings: settings_of.SavingsSettings, json_file: JsonFile = None) -> None:
     """Print how much cheaper one machine is, and the throughput from which its tokens are."""
     from lmi_bench.jobs.explain import savings as run
 

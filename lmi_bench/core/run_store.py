@@ -35,9 +35,8 @@ from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions, without_collection
 from lmi_bench.core.level import Level
 from lmi_bench.core.manifest import Manifest, read_manifest
-from lmi_bench.core.records import RequestRecord
+from lmi_bench.core.records import RequestRecord, StoredRecords, check_line, request_line
 from lmi_bench.core.redaction import redact
-from lmi_bench.core.request_line import StoredRecords, check_line, request_line
 from lmi_bench.core.server_metrics import CloudWatch, ServerMetrics
 
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"

@@ -18,7 +18,7 @@ from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
-from lmi_bench.deploy.checks import check_settings, era_of
+from lmi_bench.deploy.checks import PREFIXES, check_settings, era_of
 from lmi_bench.deploy.images import Image, ami_of, choose_image
 from lmi_bench.deploy.kubernetes import PodImage, kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
@@ -33,7 +33,6 @@ from lmi_bench.deploy.server_settings import (
     vllm_arguments,
 )
 from lmi_bench.deploy.settings import LONGEST_WAIT_S, SECRET, EndpointSettings, Server
-from lmi_bench.deploy.variables import PREFIXES
 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data

@@ -1,8 +1,12 @@
-"""Checks an LMI configuration for mistakes and traps, by the container's version.
+"""Checks a container's configuration for mistakes and traps, by the container's version.
 
 A mistake stops the server from starting or makes it ignore a setting; with a trap it starts but
 does not behave as the author intended. Source: the validators and the release notes of
 djl-serving 0.26 to 0.36.
+
+The containers of vLLM, SGLang and TGI are configured by variables, as written in .env. AWS's images
+of vLLM and SGLang turn SM_VLLM_NAME and SM_SGLANG_NAME into the engine's arguments, which end the
+container if they are wrong. TGI's are those of its launcher.
 """
 
 import re
@@ -19,7 +23,7 @@ from lmi_bench.deploy.engine_arguments import (
     engine_arguments,
     version_key,
 )
-from lmi_bench.deploy.images import all_images
+from lmi_bench.deploy.images import all_images, find_image
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
 NEWEST: Final = "0.38.0"
@@ -217,3 +221,40 @@ def _by_rules(kind: str, settings: Mapping[str, str], era: str) -> Iterator[str]
             stated = [f"{name}={values.get(name, '')}" for name, *_ in conditions]
             rolling = values["option.rolling_batch"]
             yield row["text"].format(value=stated[0], other=stated[-1], rolling=rolling)
+
+
+PREFIXES: Final = {"vllm": "SM_VLLM_", "sglang": "SM_SGLANG_"}
+
+
+def check_variables(
+    kind: str, variables: Mapping[str, str], allowed: Collection[str] = ()
+) -> Verdict:
+    """Mistakes in a container's variables, by the arguments of the newest image of its kind.
+
+    kind     vllm, sglang or tgi
+    allowed  variables to accept although the engine lacks their argument
+    """
+    mistakes: list[str] = []
+    version = find_image(kind).engine_version
+    known, prefix = engine_arguments(kind, version), PREFIXES.get(kind)
+    if prefix is None:  # TGI's variables have the names of its arguments
+        for name in known.keys() & variables.keys():
+            problem = known[name].problem(variables[name])
+            mistakes += [f"{name}={variables[name]}: {problem}"] if problem else []
+        prompt = variables.get("MAX_INPUT_TOKENS") or variables.get("MAX_INPUT_LENGTH", "")
+        total = variables.get("MAX_TOTAL_TOKENS", "")
+        if prompt.isdecimal() and total.isdecimal() and int(prompt) >= int(total):
+            mistakes.append(f"MAX_TOTAL_TOKENS={total} must be above the prompt's limit, {prompt}")
+        return Verdict(tuple(sorted(mistakes)), ())
+    for name, value in variables.items():
+        if not name.startswith(prefix) or name in allowed:
+            continue
+        bare = name.removeprefix(prefix).lower()
+        names = (bare, bare.removeprefix("no_"), f"{bare}_size")  # SGLang's --tp is --tp-size
+        argument = next(filter(None, map(known.get, names)), None)
+        if argument is None and bare != "model":
+            near = nearest(bare, known).replace("_", "-")
+            mistakes.append(f"{name}: {kind} {version} has no argument {bare}{near}")
+        elif argument is not None and (problem := argument.problem(value)):
+            mistakes.append(f"{name}={value}: {problem}")
+    return Verdict(tuple(mistakes), ())

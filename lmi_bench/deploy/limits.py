@@ -9,9 +9,8 @@ from typing import Final
 from lmi_bench.analysis.level.layouts import slots_of
 from lmi_bench.analysis.model.builtin_profiles import prior_of_engine
 from lmi_bench.analysis.model.capacity import reserve_bytes_of, scheduler_config_for
-from lmi_bench.analysis.model.engine_defaults import SGLANG, as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.analysis.model.profiles import EngineProfile
+from lmi_bench.analysis.model.profiles import SGLANG, EngineProfile, as_set
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import plural

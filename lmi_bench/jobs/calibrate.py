@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
 from lmi_bench.analysis.fit.from_run import (
@@ -20,6 +19,7 @@ from lmi_bench.analysis.fit.from_run import (
     prior_for,
     prior_for_run,
     profile_for_run,
+    profile_of_fit,
     run_dtype,
     run_model,
 )

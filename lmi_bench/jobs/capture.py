@@ -36,7 +36,7 @@ from lmi_bench.jobs.calibrate import Calibration, Gathered, calibration_of, leve
 from lmi_bench.jobs.settings.plan import CalibrateSettings
 from lmi_bench.jobs.sweep.run import SweepOptions, read_scenario, sweep_scenario
 from lmi_bench.models.folder import read_object
-from lmi_bench.targets.access import Access, read_headers
+from lmi_bench.targets.bench import Access, read_headers
 from lmi_bench.targets.open import open_bench
 from lmi_bench.targets.profiles import SHIPPED, find_profile
 

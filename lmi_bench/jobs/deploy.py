@@ -21,7 +21,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.deploy.aws_jobs import FRAMEWORKS, job_files
 from lmi_bench.deploy.bundle import PROPERTIES, Bundle, build_bundle, write_bundle
-from lmi_bench.deploy.checks import check_settings, container_of
+from lmi_bench.deploy.checks import check_settings, check_variables, container_of
 from lmi_bench.deploy.images import SERVERS, choose_image, find_image
 from lmi_bench.deploy.limits import profile_of
 from lmi_bench.deploy.option_table import Setting, effective_settings, untranslated_variables
@@ -29,7 +29,6 @@ from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_re
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.server_settings import unsupported_settings
 from lmi_bench.deploy.settings import EndpointSettings, Server
-from lmi_bench.deploy.variables import check_variables
 from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.planned import planned_workload
 from lmi_bench.jobs.serving_file import load_properties

@@ -397,7 +397,7 @@ def _endpoint_check(
     """The check of an endpoint; raises InputError for a URL or a header that is none."""
     from lmi_bench.loadgen.ask.discover import discover
     from lmi_bench.loadgen.http.endpoint import parse_endpoint
-    from lmi_bench.targets.access import Access, read_headers
+    from lmi_bench.targets.bench import Access, read_headers
     from lmi_bench.wire.format import find_format
     from lmi_bench.wire.openai import OpenAiCompletionsFormat
 

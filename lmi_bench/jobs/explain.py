@@ -15,7 +15,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import bytes_to_gib, ms_to_s
-from lmi_bench.jobs.settings import explain as settings_of
+from lmi_bench.jobs.settings import plan as settings_of
 
 _SAME = 1e-3  # relative difference of sizes that are called equal
 

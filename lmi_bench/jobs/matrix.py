@@ -24,7 +24,7 @@ from lmi_bench.jobs.sweep.limits import Budget
 from lmi_bench.jobs.sweep.result import SweepResult, finished_run
 from lmi_bench.jobs.sweep.run import SweepOptions, read_options, sweep_scenario
 from lmi_bench.report.live import REPORT_FILE
-from lmi_bench.targets.access import Access
+from lmi_bench.targets.bench import Access
 
 _TARGET_FIELDS = ("name", "instance", "price_per_hour", "api_key_env")
 

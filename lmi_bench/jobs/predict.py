@@ -21,9 +21,8 @@ from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.parallelism import PLAIN, Parallelism
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import PrefillPool, Setup
+from lmi_bench.analysis.model.setup import PLAIN, Parallelism, PrefillPool, Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -35,7 +34,7 @@ from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.engine.router import make_router
 from lmi_bench.jobs.planned import model_notes, planned_speculation, prompt_fields
 from lmi_bench.jobs.settings.plan import PredictSettings
-from lmi_bench.loadgen.run.levels import levels_of
+from lmi_bench.loadgen.run.sweep import levels_of
 from lmi_bench.targets.profiles import default_note, find_profile
 from lmi_bench.targets.prompts import PlannedPrompts, longest_request, repeats_text
 

@@ -15,9 +15,8 @@ from lmi_bench.analysis.results.compare import (
     compare_runs,
     scaling_efficiency,
 )
-from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_slos
+from lmi_bench.analysis.results.gate import GateCase, gate_baseline, gate_rules, gate_slos
 from lmi_bench.analysis.results.repeats import pooled_run
-from lmi_bench.analysis.results.rules import gate_rules
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.listener import SILENT, Listener
@@ -27,8 +26,7 @@ from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.interchange import traffic_statistics
 from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
-from lmi_bench.interchange.imports.read import read_results
-from lmi_bench.interchange.imports.run_folder import write_imported
+from lmi_bench.interchange.imports.read import read_results, write_imported
 from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
 from lmi_bench.interchange.traffic import Traffic, parse_assumed, parse_fields, read_traffic
 from lmi_bench.jobs.files import read_recommendation

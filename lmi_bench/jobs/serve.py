@@ -33,9 +33,8 @@ from lmi_bench.jobs.settings.bundled import ServeSettings
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.targets.applies import refuse_idle
 from lmi_bench.targets.back_ends import count_notes
-from lmi_bench.targets.bundled import open_torch_engine
+from lmi_bench.targets.bundled import loading_deadline, open_torch_engine
 from lmi_bench.targets.parts import EngineParts
-from lmi_bench.targets.process import loading_deadline
 from lmi_bench.targets.prompts import weights_notes
 from lmi_bench.targets.simulated import open_simulated_engine
 

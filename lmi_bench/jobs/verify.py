@@ -31,7 +31,7 @@ from lmi_bench.jobs.files import SavedRecommendation, load_recommendation
 from lmi_bench.jobs.settings.plan import VerifySettings
 from lmi_bench.jobs.sweep.result import SweepResult
 from lmi_bench.jobs.sweep.run import SweepOptions, sweep_scenario
-from lmi_bench.targets.access import Access
+from lmi_bench.targets.bench import Access
 from lmi_bench.targets.profiles import SHIPPED
 
 _FEWEST_REQUESTS = 300

@@ -24,7 +24,7 @@ from lmi_bench.loadgen.run.channel import Channel, Failed, Job, Message, Ping, R
 from lmi_bench.loadgen.run.hosts import PIPE_SECRET, dial, read_secret
 from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress
 from lmi_bench.loadgen.run.target import Target
-from lmi_bench.targets.access import Access, read_headers
+from lmi_bench.targets.bench import Access, read_headers
 from lmi_bench.targets.open import open_bench
 
 _MOST_LATE_S = 0.001

@@ -22,9 +22,8 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
 from lmi_bench.loadgen.prompts.prompts import ExactText, PromptText, TextCounter, common_words
 from lmi_bench.loadgen.run.retry import RetryingTarget
-from lmi_bench.targets.access import Access
 from lmi_bench.targets.applies import idle_in_engine, kind_of
-from lmi_bench.targets.bench import Bench, Main
+from lmi_bench.targets.bench import Access, Bench, Main
 from lmi_bench.targets.prompts import find_tokenizer, longest_request, make_prompts
 from lmi_bench.wire.format import find_format
 from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.scenario import ENGINE_TARGET, Scenario
-from lmi_bench.targets.access import NO_ACCESS, Access
 from lmi_bench.targets.applies import idle_beside_engine, kind_of, refuse_idle
-from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.bench import NO_ACCESS, Access, Bench
 
 if TYPE_CHECKING:
     from lmi_bench.engine.chrome_trace import ChromeTrace

@@ -13,8 +13,7 @@ from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
 from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, read_levels
 from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
-from lmi_bench.targets.access import Access
-from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.bench import Access, Bench
 from lmi_bench.targets.http import endpoint_bench
 from lmi_bench.wire.format import DISCOVERED, find_format
 

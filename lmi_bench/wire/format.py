@@ -4,11 +4,14 @@ from typing import Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.wire.anthropic import VERSION, AnthropicFormat
-from lmi_bench.wire.embeddings import EmbeddingsFormat
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
 from lmi_bench.wire.lmi import LmiFormat
-from lmi_bench.wire.openai import OpenAiChatFormat, OpenAiCompletionsFormat
-from lmi_bench.wire.responses import OpenAiResponsesFormat
+from lmi_bench.wire.openai import (
+    EmbeddingsFormat,
+    OpenAiChatFormat,
+    OpenAiCompletionsFormat,
+    OpenAiResponsesFormat,
+)
 from lmi_bench.wire.tgi import TgiFormat
 
 __all__ = ["FORMAT_NAMES", "Splitter", "WireEvent", "WireFormat", "find_format"]

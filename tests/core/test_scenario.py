@@ -9,7 +9,7 @@ import yaml
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import Scenario, load_scenario, parse_scenario
-from lmi_bench.loadgen.run.levels import levels_of
+from lmi_bench.loadgen.run.sweep import levels_of
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 

@@ -18,7 +18,7 @@ from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Workload
 from lmi_bench.analysis.model.builtin_profiles import VLLM_0_12
 from lmi_bench.analysis.model.engine_setting import EngineSetting
-from lmi_bench.analysis.model.parallelism import Parallelism
+from lmi_bench.analysis.model.setup import Parallelism
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError

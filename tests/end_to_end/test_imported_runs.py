@@ -11,8 +11,7 @@ from lmi_bench.cli import main
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
-from lmi_bench.interchange.imports.read import read_results
-from lmi_bench.interchange.imports.run_folder import write_imported
+from lmi_bench.interchange.imports.read import read_results, write_imported
 
 DATA = Path(__file__).parents[1] / "data"
 PATHS = [*(DATA / "imports").iterdir(), *(DATA / "imports_real").iterdir()]

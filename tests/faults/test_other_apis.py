@@ -137,7 +137,7 @@ def test_a_whole_message_is_an_answer_without_times_inside_it():
 
 
 def test_a_key_goes_into_its_header_alone_and_follows_no_redirect():
-    from lmi_bench.targets.access import Access
+    from lmi_bench.targets.bench import Access
 
     redirect = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /v1/messages?again\r\n"
     (record,), server = records_of(

@@ -4,7 +4,7 @@ import pytest
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.jobs import explain
-from lmi_bench.jobs.settings.explain import (
+from lmi_bench.jobs.settings.plan import (
     BatchSettings,
     BlendedSettings,
     MemorySettings,

@@ -14,7 +14,6 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.targets import bundled
-from lmi_bench.targets.access import NO_ACCESS, Access
 from lmi_bench.targets.applies import (
     Kind,
     idle_beside_engine,
@@ -25,6 +24,7 @@ from lmi_bench.targets.applies import (
     refuse_impossible,
     stated_names,
 )
+from lmi_bench.targets.bench import NO_ACCESS, Access
 from lmi_bench.targets.drafting import drafter_for
 from lmi_bench.targets.open import open_bench
 from lmi_bench.targets.parts import scheduler_config

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lmi_bench.targets.process import SPIN_COUNT, wait_briefly
+from lmi_bench.targets.bundled import SPIN_COUNT, wait_briefly
 
 
 @pytest.mark.parametrize(

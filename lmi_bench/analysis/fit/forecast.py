@@ -19,8 +19,8 @@ from lmi_bench.analysis.fit.uncertainty import (
     under_load,
 )
 from lmi_bench.analysis.level.cells import predict_cell, regime_of
-from lmi_bench.analysis.level.pool_simulator import simulate_pools
 from lmi_bench.analysis.level.simulator import Pool, simulate_level
+from lmi_bench.analysis.level.two_pools import simulate_pools
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile

@@ -26,8 +26,7 @@ from datetime import date
 from typing import Final
 
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.parallelism import Parallelism
-from lmi_bench.analysis.model.setup import ACCEPTANCE, PrefillPool, Setup, Speculation
+from lmi_bench.analysis.model.setup import ACCEPTANCE, Parallelism, PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import Accelerator, find_accelerator
 from lmi_bench.catalog.instances import bare_machine
 from lmi_bench.catalog.models import find_model

@@ -32,8 +32,8 @@ from lmi_bench.analysis.fleet.operating_point import closed_ratio
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey, Layout, Rejection, split_layouts
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
-from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED
+from lmi_bench.analysis.model.profiles import as_set
 from lmi_bench.core.load import Load
 from lmi_bench.core.units import s_to_ms
 

@@ -23,9 +23,8 @@ from lmi_bench.analysis.model.capacity import (
     scheduler_config_for,
     scheduler_with,
 )
-from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
-from lmi_bench.analysis.model.profiles import EngineProfile, ProfileKey
+from lmi_bench.analysis.model.profiles import EngineProfile, ProfileKey, as_set
 from lmi_bench.analysis.model.setup import ROUTED_S, Setup
 from lmi_bench.analysis.model.step_time import PricedSteps, Pricer
 from lmi_bench.analysis.results.quantiles import counted_quantile

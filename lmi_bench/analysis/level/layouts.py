@@ -21,11 +21,9 @@ from lmi_bench.analysis.model.capacity import (
     planned_model_for,
     scheduler_config_for,
 )
-from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
-from lmi_bench.analysis.model.parallelism import parallelism_problem
-from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Setup, Speculation
+from lmi_bench.analysis.model.profiles import EngineProfile, as_set
+from lmi_bench.analysis.model.setup import Setup, Speculation, parallelism_problem
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance, joined
 from lmi_bench.core.errors import InputError

@@ -9,12 +9,13 @@ from importlib.resources import files
 from typing import Any, Final
 
 from lmi_bench.analysis.model.carried import generation, generations
-from lmi_bench.analysis.model.engine_defaults import V1, vllm_defaults
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import (
+    V1,
     EngineProfile,
     profile_from_document,
     profile_from_json,
+    vllm_defaults,
 )
 from lmi_bench.catalog.accelerators import find_accelerator, is_accelerator
 from lmi_bench.catalog.models import all_model_entries

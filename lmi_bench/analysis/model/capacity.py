@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lmi_bench.analysis.model.engine_defaults import as_set
 from lmi_bench.analysis.model.memory import (
     expert_params,
     kv_bytes_per_sequence,
@@ -16,14 +15,14 @@ from lmi_bench.analysis.model.memory import (
     weight_bytes,
     weight_format,
 )
-from lmi_bench.analysis.model.parallelism import (
+from lmi_bench.analysis.model.profiles import EngineProfile, as_set
+from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
+from lmi_bench.analysis.model.setup import (
     Parallelism,
+    Setup,
     parallelism_problem,
     repeated_weight_bytes,
 )
-from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
-from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel

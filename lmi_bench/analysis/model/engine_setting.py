@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.memory import kv_bytes_per_value, weight_format
-from lmi_bench.analysis.model.parallelism import NETWORK_BYTES_PER_S, Parallelism
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import Speculation
+from lmi_bench.analysis.model.setup import NETWORK_BYTES_PER_S, Parallelism, Speculation
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape

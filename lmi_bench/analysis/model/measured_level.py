@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, MeasuredMachine
-from lmi_bench.analysis.model.parallelism import Parallelism
-from lmi_bench.analysis.model.setup import PrefillPool, Setup, Speculation
+from lmi_bench.analysis.model.setup import Parallelism, PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import Instance, bare_machine, find_instance
 from lmi_bench.core.errors import InputError

@@ -18,17 +18,17 @@ from lmi_bench.analysis.model.memory import (
     limited_reads,
     weight_format,
 )
-from lmi_bench.analysis.model.parallelism import (
+from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
+from lmi_bench.analysis.model.setup import (
     NETWORK_LATENCY_S,
     PLAIN,
+    Setup,
     across_hosts,
     attention_params,
     busiest_rank_sd,
     expert_exchange,
     repeated_params,
 )
-from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
-from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import Accelerator, Link
 from lmi_bench.core.errors import InputError
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.core.records import STATUS_OK, RequestRecord
-from lmi_bench.core.request_line import StoredRecords
+from lmi_bench.core.records import STATUS_OK, RequestRecord, StoredRecords
 from lmi_bench.core.units import MS_PER_S
 
 FloatArray = NDArray[np.float64]

@@ -1,13 +1,18 @@
-"""A gate for continuous integration: every level meets every SLO, and none got slower.
+"""A gate on a run: its levels meet every SLO, none got slower, it keeps a benchmark's rules.
 
 An invalid level, or too few requests for the quantile, is "not measured": neither passed nor
 missed. A regression is a metric worse by more than the allowed share and chance.
+
+AgentX (SemiAnalysis InferenceX, as AIPerf's scenario `inferencex-agentx-mvp` locks it): recorded
+sessions of Weka's corpus in a closed loop at one concurrency, each begun within, with a primed
+cache; waits from the end of an answer, gaps between starts cut to 10 s; whole answers, streamed;
+other text in each play; at least 15 minutes, and at most 1 % failed requests.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from lmi_bench.analysis.results.compare import Difference, compare_runs
 from lmi_bench.analysis.results.slo_results import FailureRule, level_slo
@@ -131,3 +136,42 @@ def _regression_case(difference: Difference, allowed: float) -> GateCase:
         f"{shown} (95 % {difference.low:+.1%} to {difference.high:+.1%})"
     )
     return replace(case, measured=shown, outcome="missed", detail=detail)
+
+
+RULES: Final = ("agentx",)
+_IDLE_CAP_S, _LEAST_S, _MOST_FAILED = 10.0, 900.0, 0.01
+
+
+def gate_rules(run: Run, name: str) -> list[GateCase]:
+    """One case for each rule; raises InputError for an unknown name."""
+    if name not in RULES:
+        raise InputError(f"--rules {name!r} is not known; write {', '.join(RULES)}")
+    scenario, workload = run.manifest.scenario, run.manifest.scenario.workload
+    loads = {line.load.value for line in run.levels}
+    closed = bool(run.levels) and not any(line.load.is_open for line in run.levels)
+    facts = [
+        ("sessions", workload.agent_trace is not None, "recorded ones: --agent-trace"),
+        ("load", closed and len(loads) == 1, "one --concurrency"),
+        ("begin", workload.begins_within, "--begin-within"),
+        ("idle gaps", workload.idle_cap_s == _IDLE_CAP_S, f"--idle-cap {_IDLE_CAP_S:g}"),
+        ("answers", workload.ignore_eos and scenario.stream, "streamed, and as long as recorded"),
+        ("prompts", not workload.reuse_prompts, "--fresh-prompts"),
+        ("target", not run.manifest.target.is_simulated, "a server that was measured"),
+    ]
+    cases = [
+        _case("run", name, "yes" if holds else "no", holds, rule) for name, holds, rule in facts
+    ]
+    for line in run.levels:
+        failed, wall_s = (line.errors or 0) / max(1, line.requests or 0), line.wall_s or 0.0
+        limit = f"at most {_MOST_FAILED:.0%}"
+        cases += [
+            _case(line.name, "duration", f"{wall_s:.0f} s", wall_s >= _LEAST_S, f"{_LEAST_S:g} s"),
+            _case(line.name, "failed", f"{failed:.1%}", failed <= _MOST_FAILED, limit),
+            _case(line.name, "valid", "yes" if line.valid else "no", line.valid, "yes"),
+        ]
+    return cases
+
+
+def _case(level: str, name: str, measured: str, holds: bool, rule: str) -> GateCase:
+    detail = "" if holds else f"the rules ask for {rule}"
+    return GateCase(level, name, measured, rule, "passed" if holds else "missed", detail)

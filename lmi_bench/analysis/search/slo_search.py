@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from lmi_bench.analysis.results.quantiles import central_interval
 from lmi_bench.analysis.results.slo_results import requests_needed
 from lmi_bench.analysis.search.next_level import LevelSizes
-from lmi_bench.analysis.search.slo_trials import Bracket, Trial, bracket, by_load, curve, trial
+from lmi_bench.analysis.search.slo_curve import Bracket, Trial, bracket, by_load, curve, trial
 from lmi_bench.core.findings import SloAnswer, whole
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.load import LoadAxis

@@ -1,5 +1,11 @@
-"""Recognises the tool that wrote a file by its fields, never by its name, and reads its levels."""
+"""Imports other tools' results: their levels become a run folder.
 
+The tool that wrote a file is recognised by its fields, never by its name. Every other command
+reads the run folder like our own.
+"""
+
+import hashlib
+import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,12 +13,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
+from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
+from lmi_bench.core.run_store import RunStore
 from lmi_bench.core.units import MIB
 from lmi_bench.interchange.imports import requests, tools
 from lmi_bench.interchange.imports.level import Imported, stated_load
@@ -142,3 +151,37 @@ def _objects(path: Path) -> list[Object]:
     if not found or not all(isinstance(each, Mapping) for each in found):
         raise InputError(f"{path} holds no JSON object")
     return found
+
+
+def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence[str]) -> int:
+    """Write the levels of several files of one tool as one run; returns how many.
+
+    Raises InputError where the files are of several tools, or the folder exists.
+    """
+    tools = sorted({part.tool for part in parts})
+    if len(tools) > 1:
+        raise InputError(
+            f"files of {' and '.join(tools)} are not one run: import those of each tool separately"
+        )
+    first = parts[0]
+    facts = {key: value for key, value in first.facts.items() if value not in (None, [])}
+    workload = first.workload if all(p.workload == first.workload for p in parts) else {}
+    scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}
+    if workload:
+        scenario["workload"] = workload
+    digest = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()
+    manifest = Manifest(
+        scenario=RunScenario.from_json(scenario, "the files"),
+        scenario_hash=digest,
+        target=TargetFacts.from_json({"kind": "imported", "tool": tools[0], **facts}, "the files"),
+        commands=[list(command)],
+        imported_from=tools[0],
+        notes=sorted({note for part in parts for note in part.notes}),
+    )
+    levels = [level for part in parts for level in part.levels]
+    if not levels:
+        raise InputError("the files hold no level")
+    with RunStore.create(folder, manifest) as store:
+        for index, level in enumerate(levels):
+            store.append_level(level.records, replace(level.level, index=index))
+    return len(levels)

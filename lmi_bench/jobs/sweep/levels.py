@@ -15,8 +15,7 @@ from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox
-from lmi_bench.loadgen.run.levels import in_order, levels_of, session_levels
-from lmi_bench.loadgen.run.sweep import StopRules
+from lmi_bench.loadgen.run.sweep import StopRules, in_order, levels_of, session_levels
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 

@@ -49,9 +49,8 @@ from lmi_bench.loadgen.run.hosts import parse_address, parse_hosts
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
-from lmi_bench.targets.access import NO_ACCESS, Access, read_headers
 from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
-from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers
 from lmi_bench.targets.open import open_bench
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
 from lmi_bench.loadgen.watch.host_cpu import HostCpu
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
-from lmi_bench.targets.access import Access
-from lmi_bench.targets.bench import Bench
+from lmi_bench.targets.bench import Access, Bench
 
 DEFAULT_WAIT_S = 120.0  # CloudWatch has the values of a minute one to two minutes later
 _ASK_EVERY_S = 15.0

@@ -15,8 +15,7 @@ from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.ask.probe import EndlessError, Probe, Reply, UnansweredError
 from lmi_bench.wire.event import WireEvent, WireFormat
 from lmi_bench.wire.format import UNFORCED, find_format
-from lmi_bench.wire.openai import OpenAiChatFormat
-from lmi_bench.wire.responses import LEAST_TOKENS, OpenAiResponsesFormat
+from lmi_bench.wire.openai import LEAST_TOKENS, OpenAiChatFormat, OpenAiResponsesFormat
 
 REFUSED_FIELDS: Final = (400, 422, 424)  # statuses of a server that rejects an unknown field
 WANTS_KEY: Final = (401, 403)

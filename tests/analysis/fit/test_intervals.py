@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.discrepancy import (
     ERRORS,
     UNSCALED,
@@ -18,6 +17,7 @@ from lmi_bench.analysis.fit.discrepancy import (
     measured_covariance,
 )
 from lmi_bench.analysis.fit.fit import fit_cells, fit_of_profile, prior_fit
+from lmi_bench.analysis.fit.from_run import profile_of_fit
 from lmi_bench.analysis.fit.measured_tables import read_table
 from lmi_bench.analysis.fit.uncertainty import Z80, Uncertainty, estimates, octaves_beyond
 from lmi_bench.analysis.fit.validation import fitted_rows, validate
@@ -29,9 +29,8 @@ from lmi_bench.analysis.model.builtin_profiles import (
     VLLM_0_12,
 )
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
-from lmi_bench.analysis.model.parallelism import Parallelism
 from lmi_bench.analysis.model.profiles import log_value, with_logs
-from lmi_bench.analysis.model.setup import PrefillPool, Setup, Speculation
+from lmi_bench.analysis.model.setup import Parallelism, PrefillPool, Setup, Speculation
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
 from lmi_bench.catalog.models import find_model

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_bench.analysis.fit.calibrate import profile_of_fit
 from lmi_bench.analysis.fit.fit import fit_cells, fit_of_profile
+from lmi_bench.analysis.fit.from_run import profile_of_fit
 from lmi_bench.analysis.fit.uncertainty import estimates
 from lmi_bench.analysis.level.cells import predict_cell
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR, SERVED_CPU_PRIOR

@@ -12,7 +12,6 @@ from lmi_bench.analysis.model.capacity import (
     reserve_bytes_of,
     scheduler_config_for,
 )
-from lmi_bench.analysis.model.engine_defaults import V1
 from lmi_bench.analysis.model.memory import (
     checkpoint_format,
     expert_params,
@@ -20,6 +19,7 @@ from lmi_bench.analysis.model.memory import (
     weight_bytes,
     weight_format,
 )
+from lmi_bench.analysis.model.profiles import V1
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance

@@ -14,13 +14,14 @@ from lmi_bench.analysis.model.capacity import (
     step_time_model_for,
 )
 from lmi_bench.analysis.model.memory import expert_params
-from lmi_bench.analysis.model.parallelism import (
+from lmi_bench.analysis.model.setup import (
     PLAIN,
     Parallelism,
+    Setup,
+    Speculation,
     attention_params,
     busiest_rank_sd,
 )
-from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.accelerators import find_accelerator
 from lmi_bench.catalog.instances import bare_machine
 from lmi_bench.catalog.models import find_model

@@ -11,8 +11,7 @@ import pytest
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.slo_results import goodput, statistic_ms
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.records import RequestRecord
-from lmi_bench.core.request_line import StoredRecords, request_line
+from lmi_bench.core.records import RequestRecord, StoredRecords, request_line
 from lmi_bench.core.slo import METRICS, parse_slo
 
 

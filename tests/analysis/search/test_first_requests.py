@@ -25,8 +25,13 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
-from lmi_bench.core.records import LevelRun, RequestRecord, with_start_marked
-from lmi_bench.core.request_line import record_of, request_line
+from lmi_bench.core.records import (
+    LevelRun,
+    RequestRecord,
+    record_of,
+    request_line,
+    with_start_marked,
+)
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, of_sessions, with_start

@@ -14,7 +14,7 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.limits import Budget, Spend
-from lmi_bench.loadgen.run.levels import in_order
+from lmi_bench.loadgen.run.sweep import in_order
 
 LEVELS = [LevelSpec(i, Load(concurrency=2**i), num_requests=10 * 2**i) for i in range(4)]
 

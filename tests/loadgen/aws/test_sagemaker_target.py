@@ -18,7 +18,7 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.channel import Job
 from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
-from lmi_bench.targets.access import Access
+from lmi_bench.targets.bench import Access
 from lmi_bench.targets.open import open_bench
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import document, serving

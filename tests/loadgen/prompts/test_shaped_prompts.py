@@ -21,8 +21,7 @@ from lmi_bench.core.traces import read_trace
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.loadgen.prompts.prompts import DrawnLengths, SyntheticPrompts, TracePrompts, no_text
-from lmi_bench.loadgen.run.levels import levels_of
-from lmi_bench.loadgen.run.sweep import run_sweep
+from lmi_bench.loadgen.run.sweep import levels_of, run_sweep
 
 TRACE = "".join(
     f'{{"timestamp": {ms}, "input_length": {size}, "output_length": 2}}\n'

@@ -15,10 +15,12 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import RunStore, load_run
+from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
-from lmi_bench.loadgen.run.sweep import StopRules, run_sweep
+from lmi_bench.loadgen.run.sweep import StopRules, in_order, levels_of, run_sweep
+from tests.levels import level_of
 
 MANIFEST = Manifest(scenario_hash="h")
 PROMPTS = SyntheticPrompts([Lengths(8, 4)], no_text, seed=0)
@@ -244,3 +246,35 @@ def test_a_level_cut_by_its_duration_says_so_and_the_sweep_goes_on():
     levels = [LevelSpec(i, Load(concurrency=1), num_requests=100, duration_s=2.5) for i in range(2)]
     result = _sweep(levels, Server())
     assert [line.stopped_by for line in result.levels] == ["duration", "duration"]
+
+
+def test_a_level_has_three_requests_per_user_and_at_least_32_beside_the_first_of_each():
+    levels = levels_of(parse_scenario({"load": {"concurrency": [1, 8, 16]}}))
+    assert [level.num_requests for level in levels] == [32 + 1, 32 + 8, 48 + 16]
+
+
+def test_requests_of_a_level_are_users_times_requests_per_user():
+    scenario = parse_scenario({"load": {"concurrency": [1, 8], "requests_per_user": 5}})
+    assert [(level.index, level.num_requests) for level in levels_of(scenario)] == [(0, 6), (1, 48)]
+
+
+def test_requests_per_level_wins_and_a_duration_bounds_it():
+    scenario = parse_scenario(
+        {"load": {"concurrency": [8], "requests_per_level": 10, "duration_s": 3}}
+    )
+    (level,) = levels_of(scenario)
+    assert (level.num_requests, level.duration_s) == (10 + 8, 3.0)
+
+
+def test_a_rate_without_a_number_sends_a_hundred():
+    scenario = parse_scenario({"load": {"rate_per_s": [0.5, 2], "arrivals": "constant"}})
+    levels = levels_of(scenario)
+    assert [(level.rate_per_s, level.num_requests) for level in levels] == [(0.5, 100), (2.0, 100)]
+    assert levels[0].load.arrivals == "constant"
+
+
+def test_finished_levels_are_left_out():
+    levels = levels_of(parse_scenario({"load": {"concurrency": [1, 2, 4]}}))
+    rule = in_order(levels)
+    assert rule([level_of(), level_of(level=2)]) == levels[1]
+    assert rule([level_of(level=n) for n in range(3)]) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_bench.analysis.results.rules import gate_rules
+from lmi_bench.analysis.results.gate import gate_rules
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
