@@ -51,14 +51,17 @@ class TlsLayer:
         else:
             self.incoming.write_eof()
         parts = []
-        try:
-            while part := self.session.read(READ_BYTES):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            # Nothing is pending after a whole record: asking for more would raise, for each token.
+            while not data or self.incoming.pending or self.session.pending():
+                try:
+                    part = self.session.read(READ_BYTES)
+                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                    part = b""
+                if not part:
+                    self.ended = True
+                    break
                 parts.append(part)
-            self.ended = True
-        except ssl.SSLWantReadError:
-            pass
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            self.ended = True
         return b"".join(parts)
 
     def encrypt(self, data: bytes) -> bytes:
@@ -149,8 +152,8 @@ class Connection:
 
     # Called by the C parser of the response.
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a chunked body of a connection without TLS: the only one read the short way."""
-        if self._tls is None and name.lower() == b"transfer-encoding":
+        """Note a chunked body: it is read the short way."""
+        if name.lower() == b"transfer-encoding":
             self._chunked = value.strip().lower() == b"chunked"
 
     def on_message_complete(self) -> None:
@@ -170,11 +173,6 @@ class Connection:
             self._fail("broken_stream", f"the connection broke: {exc.strerror}")
             return
         now_ns = monotonic_ns()
-        if self._chunked and data[-4:] in _MORE_FOLLOWS and self.num_bytes < self._most_bytes:
-            # Not the end: the parser gets it with the bytes that may be, in one call.
-            self._reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
-            self.num_bytes += len(data)
-            return
         ended = not data
         if self._tls is not None:
             try:
@@ -188,8 +186,12 @@ class Connection:
                 self.close()
                 return
             reads = self._reads
+            more = self._chunked and data[-4:] in _MORE_FOLLOWS and not ended
+            more = more and self.num_bytes < self._most_bytes
             reads.append((now_ns, control[0][2] if control else None, data, bound_ns))
             self.num_bytes += len(data)
+            if more:  # not the end: the parser gets it with the bytes that may be, in one call
+                return
             if self._num_fed < len(reads) - 1:
                 data = b"".join([read[2] for read in reads[self._num_fed :]])
             self._num_fed = len(reads)
