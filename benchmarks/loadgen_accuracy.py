@@ -28,6 +28,7 @@ import os
 import platform
 import resource
 import shutil
+import ssl
 import statistics
 import subprocess
 import sys
@@ -183,6 +184,8 @@ TABLE = (
     Row(2048, "Python receiver", receive="python", rounds=6),
     Row(4096, "past the ceiling"),
     Row(1024, "60 % burnt, ordinary scheduling", burn=0.6, repeat=3, ordinary=True),
+    Row(1024, "TLS", server="tls", repeat=3),
+    Row(1536, "TLS", server="tls", rounds=5, repeat=3),
 )
 
 
@@ -203,17 +206,35 @@ def take_cores(*cores: int, realtime: bool = False, priority: int = CLIENT_PRIOR
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+def make_certificate(folder: Path) -> Path:
+    """A certificate for 127.0.0.1, signed by itself, beside its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+         "-subj", "/CN=truth", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", key, "-out", certificate],
+        check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return certificate
+
+
 @contextlib.contextmanager
 def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace) -> Iterator[None]:
-    """The Python server up to what it can do on time, the C one above it."""
-    if kind == "c":
-        binary = folder / "truth_server"
+    """The Python server up to what it can do on time; the C one above it and for TLS."""
+    environment = dict(os.environ)
+    if kind != "py":
+        binary = folder / f"truth_server_{kind}"
+        flags = ["-O2", "-w"]
+        if kind == "tls":
+            flags += ["-DTLS", "-lssl", "-lcrypto"]
+            certificate = make_certificate(folder)
+            environment |= {"TLS_CERT": str(certificate), "TLS_KEY": str(folder / "key.pem")}
         if not binary.exists():
             compiler = shutil.which("cc") or shutil.which("gcc")
             if compiler is None:
                 raise SystemExit("a C compiler is needed for the C truth server")
             source = SUPPORT / "truth_server.c"
-            subprocess.run([compiler, "-O2", "-w", "-o", binary, source], check=True)
+            subprocess.run([compiler, "-o", binary, source, *flags], check=True)
         command = [binary, port, options.ttft_ms, options.itl_ms, options.tokens]
     else:
         command = [sys.executable, SUPPORT / "truth_server.py", "--port", port]
@@ -222,6 +243,7 @@ def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace
         [str(part) for part in command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env=environment,
         preexec_fn=lambda: take_cores(
             SERVER_CORE, realtime=options.realtime, priority=SERVER_PRIORITY
         ),
@@ -299,16 +321,18 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(port: int, row: Row, rounds: int, options: argparse.Namespace) -> Result:
+def measure(port: int, row: Row, rounds: int, options: argparse.Namespace, folder: Path) -> Result:
     """One level through the whole sweep, progress drawn, against what the server says it did."""
     runs: list[LevelRun] = []
+    tls = row.server == "tls"
     open_target = functools.partial(
         HttpTarget,
-        f"http://127.0.0.1:{port}",
+        f"http{'s' if tls else ''}://127.0.0.1:{port}",
         find_format("openai-chat"),
         model="truth-model",
+        tls_context=ssl.create_default_context(cafile=folder / "certificate.pem") if tls else None,
         timestamps=row.timestamps or options.timestamps,
-        native=choose_receive(row.receive).library,
+        native=choose_receive(row.receive, tls=tls).library,
     )
     prompts = SyntheticPrompts([Lengths(64, options.tokens)], common_words, seed=1)
     scenario = parse_scenario(
@@ -497,7 +521,9 @@ def cells(results: list[Result]) -> list[str]:
     return shown
 
 
-def runs_of(rows: Sequence[Row], options: argparse.Namespace) -> Iterator[tuple[list[Result], int]]:
+def runs_of(
+    rows: Sequence[Row], options: argparse.Namespace, folder: Path
+) -> Iterator[tuple[list[Result], int]]:
     """Of each row the runs that count, and how many did not: too much of the machine was stolen.
 
     What a hypervisor takes from the client for longer than a token's gap merges tokens, whatever
@@ -513,7 +539,7 @@ def runs_of(rows: Sequence[Row], options: argparse.Namespace) -> Iterator[tuple[
                 continue
             cores = (CLIENT_CORE,) if row.workers == 1 else (SERVER_CORE, CLIENT_CORE)
             take_cores(*cores, realtime=options.realtime)
-            result = measure(options.port, row, row.rounds, options)
+            result = measure(options.port, row, row.rounds, options, folder)
             if result.steal > options.max_steal and left_out[index] < 4 * repeat:
                 left_out[index] += 1
             else:
@@ -541,7 +567,7 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", help="such as 512,1024: these instead of the whole table")
-    parser.add_argument("--server", choices=("py", "c"), default="c")
+    parser.add_argument("--server", choices=("py", "c", "tls"), default="c")
     parser.add_argument("--rows", help="such as 1,2,6: these rows of the table alone")
     parser.add_argument(
         "--max-steal",
@@ -591,7 +617,7 @@ def main() -> None:
                 truth_server(row.server, Path(folder), here.port, here),
                 burnt_core(row.burn, here.realtime),
             ):
-                runs = list(runs_of(rows, here))
+                runs = list(runs_of(rows, here, Path(folder)))
             for part, (results, left_out) in zip(rows, runs, strict=True):
                 shown = [str(part.streams), part.what, *cells(results)]
                 page.add("| " + " | ".join([*shown, str(len(results)), str(left_out)]) + " |")

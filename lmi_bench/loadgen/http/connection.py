@@ -52,8 +52,8 @@ class TlsLayer:
             self.incoming.write_eof()
         parts = []
         with contextlib.suppress(ssl.SSLWantReadError):
-            # Nothing is pending after a whole record: asking for more would raise, for each token.
-            while not data or self.incoming.pending or self.session.pending():
+            # One read gives one record (16 KiB at most); one too many would raise, for each token.
+            while not data or self.incoming.pending:
                 try:
                     part = self.session.read(READ_BYTES)
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
