@@ -48,6 +48,11 @@ from lmi_bench.targets.parts import (
 )
 from lmi_bench.targets.prompts import DEMO_NAMES
 
+if TYPE_CHECKING:
+    from lmi_bench.engine.chrome_trace import ChromeTrace
+    from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+    from lmi_bench.targets.parts import LoadedModel
+
 SPIN_COUNT: Final = "3000"
 """Iterations of libgomp's wait loop, about 0.1 to 0.2 ms on x86. Its default of 300,000 is 10 to
 20 ms: threads then waste the time slice of the thread that they wait for if it has lost its core to
@@ -79,12 +84,6 @@ def loading_deadline(model: str, limit_s: float | None) -> AbstractContextManage
         os._exit(EXIT_FAILED)
 
     return alarm(limit_s, give_up)
-
-
-if TYPE_CHECKING:
-    from lmi_bench.engine.chrome_trace import ChromeTrace
-    from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-    from lmi_bench.targets.parts import LoadedModel
 
 
 def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | None) -> Bench:
