@@ -441,3 +441,31 @@ class TestOverlap:
             return executor.active, executor.closed, len(asyncio.all_tasks())
 
         assert run_virtual(main()) == (0, True, 1)
+
+
+def test_tokens_are_handed_out_while_the_next_step_runs_and_the_last_ones_at_once():
+    """What streams do with a token must not hold up the step behind it. A request that has ended
+    comes first: what follows it may join that step."""
+
+    class Watching(SimulatedExecutor):
+        seen = ()
+
+        async def execute(self, batch):
+            self.seen += ((len(long.events), short.finish_reason),)
+            return await super().execute(batch)
+
+    executor = Watching(StepTimes())
+
+    async def main():
+        nonlocal long, short
+        running = engine(executor)[0]
+        async with running:
+            long = running.submit([1, 2], SamplingParams(max_new_tokens=4))
+            short = running.submit([1, 2], SamplingParams(max_new_tokens=2))
+            await long.wait()
+            return [event.time_s for event in long.events]
+
+    long = short = None
+    times = run_virtual(main())
+    assert times == pytest.approx([1.0, 1.1, 1.2, 1.3])
+    assert executor.seen == ((0, None), (0, None), (1, "length"), (2, "length"))

@@ -35,7 +35,7 @@ def post(serve_toy, formatters, body):
     async def main():
         async with serve_toy(app_options={"replies": Replies(formatters=formatters)}) as server:
             status, _, data = await server.post("/invocations", body)
-            assert server.engine.stats().used_blocks == 0
+            await server.until(lambda: server.engine.stats().used_blocks == 0)
             return status, [json.loads(line) for line in data.splitlines()]
 
     return asyncio.run(main())
