@@ -30,7 +30,9 @@ class SamplingParams:
     top_logprobs    also return those of this many most likely tokens per position
     eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
     stop_token_ids  end it with reason `stop_sequence`
-    penalised       True if earlier tokens change the logits; derived from the rest
+    min_p           least probability, as a share of the likeliest token's
+    logit_bias      added to the logits of these tokens, -100 to 100
+    penalised       True if earlier tokens or a bias change the logits; derived from the rest
     """
 
     GROUP: ClassVar = "Sampling"
@@ -55,6 +57,8 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     # a field, since every step reads it for every row
     penalised: bool = field(init=False, repr=False, compare=False)
 
@@ -65,6 +69,8 @@ class SamplingParams:
             raise InputError(f"temperature must be 0 or more, got {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
+        if not 0 <= self.min_p <= 1:
+            raise InputError(f"min_p must be between 0 and 1, got {self.min_p:g}")
         if min(self.stop_token_ids, default=0) < 0:
             raise InputError(f"a token id must be 0 or more, got {min(self.stop_token_ids)}")
         if self.top_k < 0:
@@ -89,7 +95,7 @@ class SamplingParams:
                 f"min_tokens must be between 0 and max_new_tokens {self.max_new_tokens}, "
                 f"got {self.min_tokens}"
             )
-        changed = self.repetition_penalty != 1.0 or self.counts_answer
+        changed = self.repetition_penalty != 1.0 or self.counts_answer or bool(self.logit_bias)
         object.__setattr__(self, "penalised", changed)
 
     @property

@@ -129,6 +129,30 @@ StopTokens = Annotated[
 ]
 
 
+_NOT_SUPPORTED: Final = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("guided_whitespace_pattern", "structural_tag", "grammar", "logits_processors"),
+    *("allowed_token_ids", "bad_words", "prompt_embeds", "repetition_detection", "vllm_xargs"),
+    *("kv_transfer_params", "cache_salt", "mm_processor_kwargs", "media_io_kwargs"),
+    *("chat_template", "functions", "audio", "prediction", "web_search_options", "moderation"),
+)
+"""OpenAI's and vLLM's fields that would change the answer, whatever their value."""
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """OpenAI's map of token ids, as texts, to additions of -100 to 100."""
+    try:
+        found = tuple((int(token_id), float(bias)) for token_id, bias in value.items())
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError("an object of token ids and numbers") from None
+    if not all(token_id >= 0 and abs(bias) <= 100 for token_id, bias in found):
+        raise ValueError("an object of token ids from 0 on, and numbers from -100 to 100")
+    return found
+
+
+LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)]
+
+
 class VllmFields(Fields):
     """The sampling parameters that OpenAI's and LMI's requests share with vLLM.
 
@@ -136,7 +160,7 @@ class VllmFields(Fields):
     """
 
     neutral: ClassVar = {
-        "min_p": 0,
+        **dict.fromkeys(_NOT_SUPPORTED),
         "length_penalty": 1,
         "prompt_logprobs": 0,
         "skip_special_tokens": True,
@@ -154,6 +178,8 @@ class VllmFields(Fields):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
+    min_p: float = 0.0
+    logit_bias: LogitBias = ()
 
     def sampling_with(self, num_logprobs: int | None, **own: Any) -> SamplingParams:
         """The engine's settings, with `own` ones. Raises InputError for a value out of range.

@@ -30,7 +30,6 @@ class _OpenAiFields(VllmFields):
     neutral: ClassVar = {
         **VllmFields.neutral,
         "suffix": "",
-        "logit_bias": {},
         "use_beam_search": False,
         "return_tokens_as_token_ids": False,
         "tools": [],

@@ -140,7 +140,8 @@ class ServerState:
         num_prompt, num_new = len(prompt.token_ids), prompt.sampling.max_new_tokens
         if num_prompt == 0:
             raise InputError("the prompt has no tokens: send at least one")
-        highest = max(prompt.token_ids)
+        biased = [token_id for token_id, _ in prompt.sampling.logit_bias]
+        highest = max(max(prompt.token_ids), *biased, 0)
         if highest >= self.vocab_size:  # it would crash the engine's step
             raise InputError(
                 f"token id {highest} is not in the vocabulary: "

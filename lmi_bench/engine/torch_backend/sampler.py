@@ -1,20 +1,26 @@
 """Chooses tokens from logits: greedy, or drawn after penalties, temperature, top-k and top-p.
 
-The order and the ties are those of Hugging Face transformers; OpenAI's penalties, which it lacks,
-follow the repetition penalty as in vLLM. A draw depends only on the request's seed and the token's
-position, so a request gives the same tokens in any batch and after a preemption. Log-probabilities
-are those of the unmodified logits.
+The order and the ties are those of Hugging Face transformers; what it lacks is vLLM's: a bias comes
+first, OpenAI's penalties follow the repetition penalty, min-p stands beside top-k. A draw depends
+only on the request's seed and the token's position, so a request gives the same tokens in any batch
+and after a preemption. Log-probabilities are those of the unmodified logits.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
+
+_BLOCK: Final = 512  # tokens whose probabilities are summed before one of them is drawn
+_CACHED: Final = 1 << 20  # logits that a CPU computes with at a time, to find them in its cache
+_DRAWS: Final = 8  # before top-p sorts a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +56,13 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
     picked = _likeliest(logits, rows)
     drawn = [i for i, row in enumerate(rows) if not row.sampling.greedy]
     if drawn:
-        chances = probabilities(logits[drawn], [rows[i] for i in drawn])
-        draws = [uniform_draw(rows[i].seed, rows[i].position) for i in drawn]
-        for i, token_id in zip(drawn, draw_tokens(chances, draws), strict=True):
-            picked[i] = token_id
+        most = len(drawn) if logits.is_cuda else max(1, _CACHED // logits.shape[-1])
+        for first in range(0, len(drawn), most):
+            some = drawn[first : first + most]
+            side_by_side = some[-1] - some[0] + 1 == len(some)  # then no copy is needed
+            part = logits[some[0] : some[-1] + 1] if side_by_side else logits[some]
+            for i, token_id in zip(some, _draw(part, [rows[i] for i in some]), strict=True):
+                picked[i] = token_id
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs]
     if not wanted:
         return [Choice(token_id, None) for token_id in picked]
@@ -68,30 +77,82 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
 def probabilities(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
     """The distribution that each row draws from, shape (rows, vocab), float32. No row may be
     greedy."""
+    chances = _top_p(_before_top_p(logits, rows), [row.sampling.top_p for row in rows])
+    return chances / chances.sum(dim=-1, keepdim=True)
+
+
+def _before_top_p(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
+    """Shares of the tokens that top-k and min-p leave, which sum to 1 with those they drop."""
     scores = _penalised(logits.float(), rows)
     scores = scores / _column([row.sampling.temperature for row in rows], scores)
-    _keep_top_k(scores, [row.sampling.top_k for row in rows])
-    _keep_top_p(scores, [row.sampling.top_p for row in rows])
-    return torch.softmax(scores, dim=-1)
+    limits = _top_k_and_min_p(scores, rows)
+    chances = torch.softmax(scores, dim=-1)
+    return chances if limits is None else _where(torch.ge, scores, limits).mul_(chances)
+
+
+def _draw(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
+    """One token for each row, none of them greedy.
+
+    Top-p rows draw from all tokens until the draw is one of the likeliest with mass `top_p`: that
+    is the same distribution, without sorting the vocabulary. Few rows are left to be sorted.
+    """
+    chances = _before_top_p(logits, rows)
+    token_ids = draw_tokens(chances, [uniform_draw(row.seed, row.position) for row in rows])
+    left = [i for i, row in enumerate(rows) if row.sampling.top_p < 1.0]
+    for number in range(1, _DRAWS + 1):
+        if not left:
+            break
+        part = chances if len(left) == len(rows) else chances[left]
+        own = part.gather(1, torch.tensor([[token_ids[i]] for i in left], device=part.device))
+        above = _where(torch.gt, part, own).mul_(part).sum(dim=-1) / part.sum(dim=-1)
+        out = [mass >= rows[i].sampling.top_p for i, mass in zip(left, above.tolist(), strict=True)]
+        part = part[out]
+        left = [i for i, each in zip(left, out, strict=True) if each]
+        if left and number == _DRAWS:
+            part = _top_p(part, [rows[i].sampling.top_p for i in left])
+        draws = [uniform_draw(rows[i].seed, rows[i].position, number) for i in left]
+        for i, token_id in zip(left, draw_tokens(part, draws), strict=True):
+            token_ids[i] = token_id
+    return token_ids
 
 
 def draw_tokens(chances: Tensor, draws: Sequence[float]) -> list[int]:
     """The token in whose share of the cumulative distribution each draw (0 to 1) falls."""
-    cumulative = chances.double().cumsum(dim=-1)
-    points = _column(list(draws), cumulative) * cumulative[:, -1:]
-    # right: a draw of 0 skips tokens with probability 0
-    token_ids = torch.searchsorted(cumulative, points, right=True)[:, 0]
-    last = chances.shape[-1] - 1 - (chances > 0).flip(-1).int().argmax(-1)
-    return torch.minimum(token_ids, last).tolist()
+    vocab = chances.shape[-1]
+    whole = vocab // _BLOCK
+    blocks = chances[:, : whole * _BLOCK].view(len(chances), whole, _BLOCK).sum(dim=-1)
+    rest = chances[:, whole * _BLOCK :].sum(dim=-1, keepdim=True)
+    sums = torch.cat([blocks, rest], dim=1).double()
+    points = _column(list(draws), sums) * sums.sum(dim=-1, keepdim=True)
+    block, points = _pick(sums, points)
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=chances.device)
+    inside = chances.gather(1, columns.clamp(max=vocab - 1)).double()
+    place, _ = _pick(inside.masked_fill(columns >= vocab, 0.0), points)
+    token_ids: list[int] = (block * _BLOCK + place)[:, 0].tolist()
+    return token_ids
 
 
-def uniform_draw(seed: int, position: int) -> float:
-    """A pseudo-random number in [0, 1) that depends only on seed and position."""
-    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+def _pick(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """In whose share of the cumulative weights each point falls, and how far inside; (rows, 1)."""
+    cumulative = weights.cumsum(dim=-1)
+    # right: a point of 0 skips what has no weight
+    found = torch.searchsorted(cumulative, points, right=True)
+    last = weights.shape[-1] - 1 - (weights > 0).flip(-1).int().argmax(-1, keepdim=True)
+    found = torch.minimum(found, last)
+    return found, points - (cumulative.gather(1, found) - weights.gather(1, found))
+
+
+def uniform_draw(seed: int, position: int, number: int = 0) -> float:
+    """A pseudo-random number in [0, 1) that depends only on seed, position and number."""
+    text = f"{seed}:{position}" + (f":{number}" if number else "")
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
 def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
+    """The most likely tokens of the greedy rows; of others any token."""
+    if not any(row.sampling.greedy for row in rows):
+        return [0] * len(rows)
     picked: list[int] = logits.argmax(dim=-1).tolist()
     penalised = [
         i
@@ -123,9 +184,13 @@ def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
         return scores
     scores = scores.clone()
     for i, row in enumerate(rows):
-        if row.sampling.repetition_penalty != 1.0:
+        sampling = row.sampling
+        if sampling.logit_bias:
+            tokens, bias = zip(*sampling.logit_bias, strict=True)
+            scores[i, list(tokens)] += torch.tensor(bias, device=scores.device)
+        if sampling.repetition_penalty != 1.0:
             _penalise_repetition(scores[i], row)
-        if row.num_generated and row.sampling.counts_answer:
+        if row.num_generated and sampling.counts_answer:
             _penalise_counts(scores[i], row)
         if row.banned:
             scores[i, list(row.banned)] = -torch.inf
@@ -136,8 +201,8 @@ def _penalise_repetition(scores: Tensor, row: RowRequest) -> None:
     """Divide, in place, positive logits of tokens seen before by the penalty, and multiply
     negative ones by it. Source: Keskar et al. 2019, arXiv:1909.05858."""
     penalty = row.sampling.repetition_penalty
-    seen = torch.tensor(sorted(set(row.history)), device=scores.device)
-    values = scores[seen]
+    seen = _token_ids(row.history, scores)
+    values = scores[seen]  # a token that occurs often is written often, and the same each time
     scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
 
 
@@ -148,35 +213,51 @@ def _penalise_counts(scores: Tensor, row: RowRequest) -> None:
 
     Source: OpenAI's API reference, which counts only sampled tokens.
     """
-    sampling = row.sampling
-    counts = Counter(row.history[-row.num_generated :])
-    taken = [sampling.presence_penalty + c * sampling.frequency_penalty for c in counts.values()]
-    scores[list(counts)] -= torch.tensor(taken, dtype=scores.dtype, device=scores.device)
+    tokens = _token_ids(row.history[-row.num_generated :], scores)
+    scores[tokens] = scores[tokens] - row.sampling.presence_penalty
+    each = torch.full(tokens.shape, -row.sampling.frequency_penalty, device=scores.device)
+    scores.index_add_(0, tokens, each)
 
 
-def _keep_top_k(scores: Tensor, top_ks: list[int]) -> None:
-    """Mask, in place, all but the k highest scores of a row; equal ones stay together."""
+def _token_ids(history: Sequence[int], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(history, dtype=np.int64)).to(like.device)
+
+
+def _top_k_and_min_p(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor | None:
+    """The least score of each row that stays, shape (rows, 1); None if all do. Top-k keeps the k
+    highest and their equals, min-p those with a share of the likeliest token's probability."""
     vocab = scores.shape[-1]
-    rows = [i for i, k in enumerate(top_ks) if 0 < k < vocab]
-    if not rows:
-        return
-    highest = torch.topk(scores[rows], max(top_ks[i] for i in rows), dim=-1).values
-    kth = torch.tensor([[top_ks[i] - 1] for i in rows], device=scores.device)
-    limits = highest.gather(1, kth)
-    scores[rows] = scores[rows].masked_fill(scores[rows] < limits, -torch.inf)
+    top_ks = [row.sampling.top_k for row in rows]
+    cut = [i for i, k in enumerate(top_ks) if 0 < k < vocab]
+    floors = [row.sampling.min_p for row in rows]
+    if not cut and not any(floors):
+        return None
+    logs = _column([math.log(p) if p else -math.inf for p in floors], scores)
+    limits = scores.amax(dim=-1, keepdim=True) + logs
+    if cut:
+        part = scores if len(cut) == len(rows) else scores[cut]
+        highest = torch.topk(part, max(top_ks[i] for i in cut), dim=-1).values
+        kth = torch.tensor([[top_ks[i] - 1] for i in cut], device=scores.device)
+        limits[cut] = torch.maximum(limits[cut], highest.gather(1, kth))
+    return limits
 
 
-def _keep_top_p(scores: Tensor, top_ps: list[float]) -> None:
-    """Mask, in place, all but the smallest set of likeliest tokens with mass `top_p` or more."""
-    rows = [i for i, p in enumerate(top_ps) if p < 1.0]
-    if not rows:
-        return
-    ordered, tokens = scores[rows].sort(dim=-1)
-    below = ordered.softmax(dim=-1).cumsum(dim=-1)
-    dropped = below <= 1.0 - _column([top_ps[i] for i in rows], below)
-    dropped[:, -1] = False  # the likeliest always stays, despite rounding
-    mask = torch.zeros_like(dropped).scatter_(1, tokens, dropped)
-    scores[rows] = scores[rows].masked_fill(mask, -torch.inf)
+def _where(compare: Callable[..., Tensor], values: Tensor, limits: Tensor) -> Tensor:
+    """1.0 where the comparison holds, else 0.0: on a CPU several times as fast as truth values."""
+    return compare(values, limits, out=torch.empty_like(values))
+
+
+def _top_p(chances: Tensor, top_ps: list[float]) -> Tensor:
+    """Only the smallest set of likeliest tokens with share `top_p` of a row's sum or more."""
+    if min(top_ps) == 1.0:
+        return chances
+    ordered = chances.sort(dim=-1, descending=True).values
+    cumulative = ordered.double().cumsum(dim=-1)
+    above = cumulative - ordered
+    kept = (above < _column(top_ps, above) * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
+    limits = ordered.gather(1, kept - 1)
+    limits[[p == 1.0 for p in top_ps]] = 0.0
+    return _where(torch.ge, chances, limits).mul_(chances)
 
 
 def _column(values: list[float], like: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
@@ -113,6 +114,59 @@ def test_draws_follow_the_distribution():
     assert counts[1] == counts[5] == 0
     possible = [0, 2, 3, 4]
     assert chisquare(counts[possible], chances[possible].double() * count).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"top_p": 0.8},
+        {"top_p": 0.05},
+        {"top_k": 40},
+        {"top_k": 40, "top_p": 0.6},
+        {"min_p": 0.2},
+        {"min_p": 0.1, "top_p": 0.7, "top_k": 90},
+    ],
+)
+def test_tokens_are_drawn_from_the_distribution_in_any_part_of_a_large_vocabulary(settings):
+    """Two whole blocks of probabilities and a part of one; with top-p 0.05 most rows are sorted."""
+    count, vocab = 6000, 1300
+    logits = torch.zeros(vocab)
+    places = torch.randperm(vocab, generator=torch.Generator().manual_seed(2))[:200]
+    logits[places] = torch.linspace(2, 6, 200)
+    rows = [request(position=i, seed=4, temperature=1.0, **settings) for i in range(count)]
+    expected = probabilities(logits[None], rows[:1])[0]
+    tokens = [choice.token_id for choice in choose(logits.expand(count, -1), rows)]
+    counts = torch.bincount(torch.tensor(tokens), minlength=vocab)
+    assert counts[expected == 0].sum() == 0
+    often = expected * count >= 5
+    seen, due = counts[often].double(), expected[often].double() * count
+    rest = torch.tensor([count - seen.sum(), count - due.sum()])
+    if rest[1] >= 5:
+        seen, due = torch.cat([seen, rest[:1]]), torch.cat([due, rest[1:]])
+    assert chisquare(seen, due * seen.sum() / due.sum()).pvalue > 1e-3
+    alone = [choose(logits[None], [row])[0].token_id for row in rows[:50]]
+    assert alone == tokens[:50]
+
+
+def test_min_p_and_a_bias_are_those_of_transformers():
+    logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(8)) * 3
+    settings = {"temperature": 0.8, "repetition_penalty": 1.4}
+    sampling = SamplingParams(min_p=0.1, logit_bias=((4, 2.5), (7, -100.0)), **settings)
+    processors = LogitsProcessorList(
+        [
+            SequenceBiasLogitsProcessor([[[4], 2.5], [[7], -100.0]]),
+            RepetitionPenaltyLogitsProcessor(1.4),
+            TemperatureLogitsWarper(0.8),
+            MinPLogitsWarper(0.1),
+        ]
+    )
+    expected = processors(torch.tensor([HISTORY]), logits.clone())[0].softmax(-1)
+    torch.testing.assert_close(
+        probabilities(logits, [RowRequest(sampling, 7, HISTORY, 1)])[0], expected
+    )
+    greedy = RowRequest(SamplingParams(logit_bias=((13, 99.0),)), 7, HISTORY, 1)
+    assert choose(logits, [greedy])[0].token_id == 13
 
 
 def test_the_ends_of_the_draw_give_tokens_that_can_come():
