@@ -77,6 +77,9 @@ class RandomCheckpoint:
         noise = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).mul_(0.02)
         return noise.add_(1.0) if len(shape) == 1 else noise
 
+    def unread(self) -> str:
+        return ""
+
 
 @dataclass(frozen=True)
 class GpuModel:

@@ -91,6 +91,9 @@ PUBLISHED = {
         | {"moe_intermediate_size": 768, "norm_topk_prob": True},
     ),
 }
+WINDOWS = ["sliding_attention", "full_attention"]
+SLIDING = {"layer_types": WINDOWS, "sliding_window": 4}
+MOE = {"moe_intermediate_size": 32}
 COMPARED = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"),
     *("max_positions", "params_total", "params_active", "tied_embeddings"),
@@ -156,15 +159,27 @@ def test_qwens_window_begins_where_max_window_layers_says():
         (
             {"architectures": ["GPT2LMHeadModel"]},
             "model 'm': architecture GPT2LMHeadModel is not supported; lmi-bench has: "
-            "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, FalconForCausalLM",
+            "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM",
         ),
         ({}, "architecture not named in config.json"),
         (named("Llama", {"hidden_size": "big"}), "hidden_size must be a whole number, got 'big'"),
         (named("Llama", {}), "config.json has none of hidden_size"),
-        (named("Falcon", falcon(2, 64, 4, alibi=True)), "alibi positions are not supported"),
+        (named("Falcon", falcon(2, 64, 4, alibi=True)), "alibi is not supported"),
         (
-            named("Qwen3Moe", sizes(2, 64, 4, 4, 96, 100, 512) | {"mlp_only_layers": [0]}),
+            named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"layer_types": WINDOWS}),
+            "layer_types slide but no window is set",
+        ),
+        (
+            named("Mixtral", sizes(2, 64, 4, 4, 96, 100, 512) | SLIDING),
+            "layer_types that alternate are not supported",
+        ),
+        (
+            named("Qwen3Moe", sizes(2, 64, 4, 4, 96, 100, 512) | MOE | {"mlp_only_layers": [0]}),
             "mixing dense and expert layers is not supported",
+        ),
+        (
+            named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"rope_scaling": {"x": {}}}),
+            r"rotary positions by layer \(\['x'\]\) are not supported",
         ),
         (
             named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"partial_rotary_factor": 0.5}),
@@ -181,7 +196,7 @@ def test_qwens_window_begins_where_max_window_layers_says():
                 | {"layer_types": ["sliding_attention"], "sliding_window": 4}
                 | {"use_sliding_window": True},
             ),
-            "1 attention windows for 2 layers",
+            "layer_types must name sliding or full attention of each of 2 layers",
         ),
     ],
 )

@@ -210,7 +210,7 @@ def _load(
         kv_cache_bytes=cache_bytes,
         kv_dtype=dtype_name(layout.dtype),
         weights_description=f"{settings.dtype}, kernels {variant or compiled.variants()[0]}, "
-        f"{count} thread{'s' if count > 1 else ''}",
+        f"{count} thread{'s' if count > 1 else ''}{weights.unread}",
         weight_bytes=weights.nbytes,
     )
     return numbers, forward

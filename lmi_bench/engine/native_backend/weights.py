@@ -44,6 +44,7 @@ class NativeWeights:
     model       argument for `StepLibrary.open`; the caller sets `threads`
     nbytes      bytes of matrices, embeddings and head
     num_blocks  of the cache
+    unread      as of a Decoder
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class NativeWeights:
                 self._fill_layer(self.layers[index], build_layer(load, index))
                 self.layers[index].window = spec.layer_windows[index] or 0
             self.model = self._model(load)
+            self.unread = checkpoint.unread()
             checkpoint.finish()
         self.nbytes = sum(tensor.nbytes for tensor in self._held)
 
@@ -80,9 +82,7 @@ class NativeWeights:
         frequencies, amplitude = rotary_frequencies(spec.rope, spec.head_dim)
         growth = dynamic_growth(spec.rope, spec.head_dim)
         embedding = load.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        head = embedding
-        if not spec.tied_embeddings:
-            head = load.tensor("lm_head.weight", *embedding.shape)
+        head = load.head_rows(embedding)
         return binding.Model(
             layers=spec.num_layers,
             hidden=spec.hidden_size,

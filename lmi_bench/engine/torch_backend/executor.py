@@ -230,7 +230,7 @@ def load_model(
         free_memory_bytes=free[0] if shares_memory else sum(free),
         kv_cache_bytes=sum(num_bytes for num_bytes, _ in taken),
         kv_dtype=dtype_name(settings.cache_dtype(precision.stored)),
-        weights_description=str(precision),
+        weights_description=f"{precision}{rooms[0].unread}",
         weight_bytes=sum(room.weight_bytes for room in rooms),
         quantized=sum_quantized([room.quantized for room in rooms]),
         prepared=taken[0][1],

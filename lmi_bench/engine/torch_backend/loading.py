@@ -10,6 +10,7 @@ several ranks store the same head.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -236,6 +237,8 @@ class VocabularyHead:
         return logits[:, : self.part.vocab_size]
 
 
+_HEAD: Final = "lm_head.weight"
+
 Joined = Callable[[list[Tensor]], Tensor]
 """Joins the rows of several projections in the model's order."""
 
@@ -324,10 +327,7 @@ class WeightLoader:
     def vocabulary(self, embedding_name: str) -> tuple[Embedding, Head]:
         """Token embeddings in the stored format, and the output layer; tied ones share rows."""
         rows = self._vocabulary_rows(embedding_name)
-        head_rows = rows
-        if not self.spec.tied_embeddings:
-            head_rows = self._vocabulary_rows("lm_head.weight")
-        head_weight = head_rows.to(self.precision.compute)
+        head_weight = self.head_rows(rows).to(self.precision.compute)
         self.held_bytes += rows.nbytes + head_weight.nbytes
         head = make_linear(head_weight)
         if self.collectives is None:
@@ -336,6 +336,14 @@ class WeightLoader:
         part = self.checkpoint.vocabulary
         sharded = VocabularyEmbedding(rows, part, self.collectives)
         return sharded, VocabularyHead(head, part, self.collectives)
+
+    def head_rows(self, rows: Tensor) -> Tensor:
+        """The output layer's weight: the embedding's `rows` if both are tied, unless the file has
+        another one, which transformers then takes too."""
+        if self.spec.tied_embeddings and _HEAD not in self.checkpoint:
+            return rows
+        head = self._vocabulary_rows(_HEAD)
+        return rows if self.spec.tied_embeddings and torch.equal(head, rows) else head
 
     def _vocabulary_rows(self, name: str) -> Tensor:
         hidden = self.spec.hidden_size

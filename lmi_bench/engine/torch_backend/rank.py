@@ -77,12 +77,14 @@ class Room:
     """Memory after loading: free bytes on a rank's device, and bytes per block.
 
     weight_bytes  matrices, embeddings and head; quantized: bytes before and after quantization
+    unread        as of a Decoder
     """
 
     free_bytes: int
     bytes_per_block: int
     weight_bytes: int = 0
     quantized: QuantizedBytes | None = None
+    unread: str = ""
 
 
 def run_rank(
@@ -213,7 +215,9 @@ class RankWorker:
         dtype = settings.cache_dtype(precision.stored)
         self._layout = layout = KvLayoutShape.of(model.shape, settings.block_size, dtype)
         free_bytes = free_memory_bytes(place)
-        return Room(free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized)
+        return Room(
+            free_bytes, layout.bytes_per_block, model.held_bytes, model.quantized, model.unread
+        )
 
     def take_cache(
         self, num_blocks: int, sampling_seed: int, steps: StepSettings, quantize: str

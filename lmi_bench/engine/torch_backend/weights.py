@@ -1,6 +1,7 @@
 """Reads a model folder: its configuration, and its tensors one at a time from safetensors files."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _SUMMED: Final = (torch.float32, torch.bfloat16, torch.float16)
 """Formats that can contain NaN or infinity and are stored unscaled."""
+
+_KNOWN: Final = re.compile(r"rotary_emb\.inv_freq$").search
+"""Tensors that a layer computes itself."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes of all files."""
@@ -71,6 +75,7 @@ class Checkpoint:
         files = set(self._file_of.values())
         self._total_bytes = sum((folder / file).stat().st_size for file in files)
         self._read_bytes = 0
+        self._asked: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +136,7 @@ class Checkpoint:
 
     def _read(self, name: str, get: Callable[[Any], Tensor]) -> Tensor:
         file = self._file(name)
+        self._asked.add(name)
         try:
             tensor = get(file)
         except SafetensorError as exc:
@@ -158,6 +164,15 @@ class Checkpoint:
         return InputError(
             f"{self._folder}: tensor {name!r} has shape {stored} but config.json asks for {asked}"
         )
+
+    def unread(self) -> str:
+        """Words about the tensors that no layer has read, behind a semicolon; empty if all were."""
+        names = sorted(n for n in self._file_of if n not in self._asked and not _KNOWN(n))
+        if not names:
+            return ""
+        count = f"{len(names)} tensors" if len(names) > 1 else "1 tensor"
+        some = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        return f"; {count} that no layer reads ({some})"
 
     def finish(self) -> None:
         """Report complete progress: the rest of the files is not needed."""

@@ -154,7 +154,7 @@ def test_falcons_first_config_keys_give_the_same_model(make_model, tmp_path, cha
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"alibi": True}, "alibi positions are not supported"),
+        ({"alibi": True}, "alibi is not supported"),
         ({"activation": "relu"}, "activation 'relu' is not supported; falcon needs gelu"),
         ({"apply_residual_connection_post_layernorm": True}, "post_layernorm is not supported"),
     ],

@@ -76,6 +76,7 @@ class Decoder:
     precision   number formats of weights and products
     held_bytes  bytes of matrices, embeddings and head
     quantized   bytes before and after quantization; None without quantization
+    unread      words about tensors of the file that no layer reads; empty without any
     """
 
     shape: ModelShape
@@ -88,6 +89,7 @@ class Decoder:
     head: Head
     held_bytes: int
     quantized: QuantizedBytes | None
+    unread: str
 
     def logits(
         self,

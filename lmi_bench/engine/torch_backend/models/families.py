@@ -149,4 +149,5 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
         head=head,
         held_bytes=load.held_bytes,
         quantized=load.quantized,
+        unread=load.checkpoint.unread(),
     )

@@ -1,0 +1,56 @@
+"""Weights stored in another form than the layers ask for give what the plain floats give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from lmi_bench.engine.native_backend.executor import NativeExecutor
+from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from tests.engine.torch_backend.scores import TOKENS, scores
+
+
+def rewritten(folder, place, tensors, **changes):
+    """A copy of a model's folder with other tensors and keys of config.json."""
+    shutil.copytree(folder, place)
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | changes))
+    return place
+
+
+def stored(model):
+    return load_file(model.folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("load", [TorchExecutor.load, NativeExecutor.load])
+def test_another_head_in_the_file_of_a_tied_model_is_taken(make_llama, tmp_path, load):
+    """As transformers does; a copy of the embedding is no other head."""
+    model = make_llama(tie_word_embeddings=True, initializer_range=0.1)
+    tensors = stored(model)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    folder = rewritten(model.folder, tmp_path / "m", tensors)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([TOKENS])).logits[0, :-1]
+    wanted = torch.log_softmax(logits, -1).gather(1, torch.tensor(TOKENS)[1:, None])[:, 0]
+    ours = scores(folder, load=load, block_size=16)
+    torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("load", [TorchExecutor.load, NativeExecutor.load])
+def test_tensors_that_no_layer_reads_are_named(make_llama, tmp_path, load):
+    model = make_llama(num_key_value_heads=2)
+    tensors = stored(model) | {"model.layers.2.extra.weight": torch.ones(2)}
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    settings = LoadSettings(num_blocks=2, threads=1)
+    loaded = load(rewritten(model.folder, tmp_path / "m", tensors), settings)
+    told = "1 tensor that no layer reads (model.layers.2.extra.weight)"
+    assert loaded.weights_description.endswith(told)
+    assert "no layer" not in load(model.folder, settings).weights_description
