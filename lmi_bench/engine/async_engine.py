@@ -10,7 +10,6 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from lmi_bench.core.clock import settle
 from lmi_bench.core.errors import EngineError, InputError
@@ -255,7 +254,7 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         overlap = self._executor.max_in_flight > 1
         steps: deque[tuple[StepBatch, float, asyncio.Task[list[StepOutput]]]] = deque()
-        later: Callable[[], None] = _nothing
+        later: tuple[list[CommittedTokens], float] = ([], 0.0)
         async with asyncio.TaskGroup() as group:
             if isinstance(self._executor, WatchedExecutor):
                 group.create_task(_raise_when_lost(self._executor))
@@ -272,32 +271,31 @@ class AsyncEngine:
                     task = group.create_task(self._executor.execute(planned))
                     if not overlap:
                         await settle()  # the step has started: now streams may take their time
-                        later()
+                        self._hand_out(*later)
                         later = self._commit(planned, start_s, await task)
                         continue
                     steps.append((planned, start_s, task))
                     if len(steps) < self._executor.max_in_flight:
                         continue
-                later()
-                later = _nothing
+                self._hand_out(*later)
+                later = ([], 0.0)
                 if steps:
                     batch, start_s, task = steps.popleft()
-                    self._commit(batch, start_s, await task)()
+                    self._hand_out(*self._commit(batch, start_s, await task))
                 else:
                     await self._wait(planned.at_s if isinstance(planned, WaitUntil) else None)
 
     def _commit(
         self, batch: StepBatch, start_s: float, outputs: list[StepOutput]
-    ) -> Callable[[], None]:
-        """Take a step's tokens and end the requests that have their last one. Returns what hands
-        the others' tokens out, which streams then encode and send: the next step comes first."""
+    ) -> tuple[list[CommittedTokens], float]:
+        """Take a step's tokens and end the requests that have their last one. Returns what is to
+        hand out to the others, whose streams encode and send it: the next step comes first."""
         end_s = asyncio.get_running_loop().time()
         committed = self._scheduler.commit(batch, outputs, end_s)
         self._hand_out([gained for gained in committed if gained.finish_reason is not None], end_s)
         if self._on_step is not None:
             self._on_step(batch, start_s, end_s)
-        rest = [gained for gained in committed if gained.finish_reason is None]
-        return partial(self._hand_out, rest, end_s)
+        return committed, end_s
 
     async def _wait(self, at_s: float | None) -> None:
         """Wait until a request arrives or ends, or until `at_s`."""
@@ -315,7 +313,7 @@ class AsyncEngine:
     def _hand_out(self, committed: list[CommittedTokens], now_s: float) -> None:
         for gained in committed:
             generation = self._generations.get(gained.seq_id)
-            if generation is None:  # stopped since
+            if generation is None:  # stopped since, or ended with its last tokens
                 continue
             generation.drafted_tokens += gained.drafted
             generation.accepted_tokens += gained.accepted
@@ -340,10 +338,6 @@ class AsyncEngine:
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation._end(now_s, None, error)
-
-
-def _nothing() -> None:
-    pass
 
 
 async def _raise_when_lost(executor: WatchedExecutor) -> None:
