@@ -173,6 +173,7 @@ def test_the_ends_of_the_draw_give_tokens_that_can_come():
     chances = torch.tensor([[0.0, 0.5, 0.5, 0.0]])
     assert draw_tokens(chances, [0.0]) == [1]
     assert draw_tokens(chances, [1.0 - 2**-53]) == [2]
+    assert draw_tokens(chances, [1.0]) == [2]  # where sums of shares round up
 
 
 def test_draws_are_even_and_depend_on_seed_and_position():
