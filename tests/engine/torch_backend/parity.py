@@ -23,7 +23,14 @@ NEAR_TIE = 1e-4
 
 
 async def generate(
-    folder, requests, *, block_size=8, load=TorchExecutor.load, quantize=NOT_QUANTIZED, **settings
+    folder,
+    requests,
+    *,
+    block_size=8,
+    load=TorchExecutor.load,
+    quantize=NOT_QUANTIZED,
+    drafter=None,
+    **settings,
 ) -> tuple[list, SchedulerStats]:
     """Run (prompt, number of tokens, delay in steps) requests through the engine."""
     config = SchedulerConfig(
@@ -39,7 +46,7 @@ async def generate(
             quantize=quantize,
         ),
     )
-    scheduler = Scheduler(config)
+    scheduler = Scheduler(config, drafter=drafter)
     async with AsyncEngine(scheduler, executor) as engine:
         running = []
         for prompt, num_tokens, delay_s in requests:
