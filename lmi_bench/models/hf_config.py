@@ -152,8 +152,8 @@ class _Reader:
         sliding = facts.get("slides", sliding)
         if kinds is not None:
             named = isinstance(kinds, Sequence) and len(kinds) == num_layers
-            known = named and set(kinds) <= {"sliding_attention", "full_attention"}
-            wanted = f"must name sliding_attention or full_attention of {num_layers} layers"
+            known = named and all(each in ("sliding_attention", "full_attention") for each in kinds)
+            wanted = f"must name sliding or full attention of each of {num_layers} layers"
             self.refuse(not known, f"layer_types {wanted}, got {kinds}")
             sliding = [kind == "sliding_attention" for kind in kinds]
             self.refuse(any(sliding) and window is None, "layer_types slide but no window is set")

@@ -198,6 +198,10 @@ def test_qwens_window_begins_where_max_window_layers_says():
             ),
             "layer_types must name sliding or full attention of each of 2 layers",
         ),
+        (
+            named("Qwen2", sizes(2, 64, 4, 4, 96, 100, 512) | {"layer_types": [{}, ["x"]]}),
+            "layer_types must name sliding or full attention of each of 2 layers",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(config, message):
