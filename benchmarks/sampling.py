@@ -39,6 +39,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def times(each_s: list[float]) -> str:
+    low, high = min(each_s), max(each_s)
+    return f"{statistics.median(each_s) * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f})"
+
+
+def ratios(each_s: list[float], base_s: list[float]) -> str:
+    """Times over the greedy ones of the same round."""
+    found = [own / base for own, base in zip(each_s, base_s, strict=True)]
+    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=64)
@@ -66,18 +77,17 @@ def main() -> None:
             choose(logits, rows)
             if number:  # the first round warms up
                 times_s[name].append(time.process_time() - start_s)
-    medians = {name: statistics.median(each) for name, each in times_s.items()}
-    base = next(iter(medians.values()))
+    base = next(iter(times_s.values()))
     lines = [
         "# CPU time of sampling",
         "",
         f"{asked.rows} rows x {asked.vocab:,} tokens, {asked.history:,} tokens before each, torch "
         f"{torch.__version__}, one thread, {platform.processor() or platform.machine()}; median of "
-        f"{asked.rounds} rounds.",
+        f"{asked.rounds} rounds, and the lowest and the highest.",
         "",
         "| setting | CPU ms a step | times greedy |",
         "|---|---:|---:|",
-        *(f"| {name} | {s * 1e3:.1f} | {s / base:.2f} |" for name, s in medians.items()),
+        *(f"| {name} | {times(each)} | {ratios(each, base)} |" for name, each in times_s.items()),
     ]
     text = "\n".join(lines) + "\n"
     print(text) if asked.out is None else asked.out.write_text(text, "utf-8")

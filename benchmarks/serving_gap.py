@@ -103,9 +103,15 @@ async def measure(way):
     return statistics.median(executor.gaps_s), cpu_s / (REQUESTS * TOKENS)
 
 
+def spread(values, scale, digits):
+    """Median, lowest and highest."""
+    middle, low, high = (scale * f(values) for f in (statistics.median, min, max))
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, help="Markdown file; the default is to print")
     asked = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {}
@@ -116,15 +122,17 @@ def main() -> None:
         "# What HTTP costs the engine",
         "",
         f"{REQUESTS} requests of {TOKENS} tokens at once, steps of {STEP_S * 1e3:.0f} ms that "
-        f"take no CPU; medians of {asked.rounds} rounds.",
+        f"take no CPU; medians of {asked.rounds} rounds, and the lowest and the highest.",
         "",
         "| | between full steps, ms | times | CPU us a token |",
         "|---|---:|---:|---:|",
     ]
-    base = statistics.median(gap for gap, _ in found["engine alone"])
+    alone = [gap for gap, _ in found["engine alone"]]
     for way, rounds in found.items():
-        gap, cpu = (statistics.median(each) for each in zip(*rounds, strict=True))
-        lines.append(f"| {way} | {gap * 1e3:.1f} | {gap / base:.1f} | {cpu * 1e6:.0f} |")
+        gaps, cpus = zip(*rounds, strict=True)
+        ratios = [gap / base for gap, base in zip(gaps, alone, strict=True)]
+        cells = [spread(gaps, 1e3, 1), spread(ratios, 1, 2), spread(cpus, 1e6, 0)]
+        lines.append(f"| {way} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n"
     print(text) if asked.out is None else asked.out.write_text(text, "utf-8")
 
