@@ -20,7 +20,7 @@ from typing import Any
 from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, independent_kinds
-from lmi_bench.loadgen.watch.server_watch import SampleReader
+from lmi_bench.loadgen.watch.server_metrics import SampleReader
 
 Fetch = Callable[[str], str]
 

@@ -47,9 +47,9 @@ def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
     """
     architecture = _architecture(config)
     if not architecture:
-        named = [str(each) for each in config.get("architectures") or []]
+        named = ", ".join(_named(config)) or "not named in config.json"
         raise InputError(
-            f"model {name!r}: architecture {', '.join(named) or 'not named in config.json'} is not "
+            f"model {name!r}: architecture {named} is not "
             f"supported; lmi-bench has: {', '.join(ARCHITECTURES)}"
         )
     family = ARCHITECTURES[architecture]
@@ -62,8 +62,12 @@ def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
 
 def _architecture(config: Config) -> str:
     """The first supported architecture that it names; empty without one."""
-    named = map(str, config.get("architectures") or [])
-    return next((each for each in named if each in ARCHITECTURES), "")
+    return next((each for each in _named(config) if each in ARCHITECTURES), "")
+
+
+def _named(config: Config) -> list[str]:
+    names = config.get("architectures")
+    return [str(each) for each in names] if isinstance(names, list) else []
 
 
 @cache
@@ -89,17 +93,19 @@ class _Reader:
         if kind is bool:
             stated = text == "true"
             return bool(config.get(keys[0], stated)) if keys else stated  # null is no
-        value = next((config[key] for key in keys if config.get(key) is not None), None)
-        if value is None:
+        key = next((key for key in keys if config.get(key) is not None), None)
+        if key is None:
             if text != default and (not text or any(key in config for key in keys)):
                 return None
             if not text:
                 raise InputError(f"{self._where} has none of {', '.join(keys)}")
             return kind(text)
+        value = config[key]
         if kind is float:
-            self._refuse_type(keys[0], value, int | float, "a number")
+            self._refuse_type(key, value, int | float, "a number")
         elif kind is int:
-            self._refuse_type(keys[0], value, int, "a whole number")
+            self._refuse_type(key, value, int, "a whole number")
+            self.refuse(value < 0, f"{key} must be 0 or more, got {value}")
         return value
 
     def _refuse_type(self, key: str, value: Any, wanted: Any, words: str) -> None:
@@ -121,35 +127,35 @@ class _Reader:
         self.refuse(not isinstance(stated, Mapping), f"{stated!r} are no rotary settings")
         by_kind = [key for key, value in stated.items() if isinstance(value, Mapping)]
         self.refuse(bool(by_kind), f"rotary positions by layer ({by_kind}) are not supported")
-        rope = {**stated, "rope_type": _rope_type(stated)}
-        trained = self.get(_TRAINED)
-        if trained is not None and rope["rope_type"] in ("llama3", "yarn", "longrope", "su"):
-            rope[_TRAINED] = trained  # transformers' order
-        return self.scaling(rope, facts)
-
-    def scaling(self, rope: Facts, facts: Facts) -> Facts:
-        """Complete rotary settings."""
-        positions, turned = facts["max_positions"], rope.get("partial_rotary_factor")
+        kind = str(stated.get("rope_type") or stated.get("type") or "default")
+        rope, positions = {**stated, "rope_type": kind}, facts["max_positions"]
         if rope.get("rope_theta") is None:
             rope["rope_theta"] = facts["theta"]
-        if rope["rope_type"] == "dynamic" or not rope.get(_TRAINED):
+        if kind in ("llama3", "yarn") and self.get(_TRAINED) is not None:
+            rope[_TRAINED] = self.get(_TRAINED)  # the top level counts more, as in transformers
+        if kind == "dynamic" or not rope.get(_TRAINED):
             rope[_TRAINED] = positions
-        if rope["rope_type"] in ("yarn", "longrope") and rope.get("factor") is None:
+        for key in _ROPE_SIZES:
+            if rope.get(key) is not None and (rope[key] != 0 or key not in _ROPE_MAY_BE_0):
+                self._refuse_size(key, rope[key])
+        if kind == "yarn" and rope.get("factor") is None:
             rope["factor"] = positions / rope[_TRAINED]
-        turned = turned or self.get("partial_rotary_factor") or 1.0
+        turned = rope.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
         self.refuse(turned != 1.0, f"partial_rotary_factor {turned} is not supported")
         return rope
 
+    def _refuse_size(self, key: str, value: Any) -> None:
+        self._refuse_type(key, value, int | float, "a number")
+        self.refuse(not 0 < value < 1e15, f"{key} must be above 0 and below 1e15, got {value!r}")
+
     def windows(self, facts: Facts) -> tuple[int | None, ...]:
-        """Windows by `layer_types`. Without them all layers `slides`, or those from `first_window`
-        on before `stop_window`, but not each `full_every`-th; a family without any of these words
-        does not read them."""
+        """Windows by `layer_types`. Without them the layers from `first_window` on slide, but not
+        each `full_every`-th; a family without either word does not read them."""
         num_layers, kinds = facts["num_layers"], self.get("layer_types")
         window: int | None = facts.get("window") if facts.get("windowed", True) else None
+        self.refuse(num_layers > MOST_LAYERS, f"{num_layers} layers are more than {MOST_LAYERS}")
         every, first = facts.get("full_every", 0), facts.get("first_window") or 0
-        slides = range(first, facts.get("stop_window") or num_layers)
-        sliding = [i in slides and not (every and (i + 1) % every == 0) for i in range(num_layers)]
-        sliding = facts.get("slides", sliding)
+        sliding = [i >= first and not (every and (i + 1) % every == 0) for i in range(num_layers)]
         if kinds is not None:
             named = isinstance(kinds, Sequence) and len(kinds) == num_layers
             known = named and all(each in ("sliding_attention", "full_attention") for each in kinds)
@@ -157,7 +163,7 @@ class _Reader:
             self.refuse(not known, f"layer_types {wanted}, got {kinds}")
             sliding = [kind == "sliding_attention" for kind in kinds]
             self.refuse(any(sliding) and window is None, "layer_types slide but no window is set")
-            unread = not {"full_every", "first_window", "slides"} & facts.keys()
+            unread = not {"full_every", "first_window"} & facts.keys()
             alternate = unread and any(each != (window is not None) for each in sliding)
             self.refuse(alternate, f"layer_types that alternate are not supported: {kinds}")
         return tuple(window if each else None for each in sliding)
@@ -173,22 +179,24 @@ def _kind_of(text: str) -> type:
 
 
 _TRAINED: Final = "original_max_position_embeddings"
-
-
-def _rope_type(rope: Mapping[str, Any]) -> str:
-    return str(rope.get("rope_type") or rope.get("type") or "default")
+_ROPE_MAY_BE_0: Final = (
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "attention_factor"),
+)
+_ROPE_SIZES: Final = ("rope_theta", _TRAINED, "factor", *_ROPE_MAY_BE_0)
+MOST_LAYERS: Final = 100_000  # a mistyped number must not fill the memory
 
 
 def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
     """What follows from a family's settings: sizes that are left out, rotation, windows."""
     heads, name = facts["num_heads"], facts["activation"]
-    wanted = ("gelu",) if family == "falcon" else ("silu", "swish")
-    read.refuse(name not in wanted, f"activation {name!r} is not supported; {family} needs "
-        f"{wanted[0]}")  # fmt: skip
+    known = ("gelu",) if family == "falcon" else ("silu", "swish")
+    message = f"activation {name!r} is not supported; {family} needs {known[0]}"
+    read.refuse(name not in known, message)
     facts["num_kv_heads"] = facts["num_kv_heads"] or heads
     facts["head_dim"] = facts["head_dim"] or facts["hidden_size"] // max(1, heads)
     facts["windows"] = read.windows(facts)
-    rope = facts["rope"] = facts.get("rope") or read.rope(facts)
+    rope = facts["rope"] = read.rope(facts)
     facts["max_positions"] = _longest_context(facts["max_positions"], rope)
     fields = {each.name for each in dataclasses.fields(DecoderSpec)}
     used = {field: v for field, v in facts.items() if field in fields and v is not None}
@@ -201,11 +209,10 @@ def _longest_context(positions: int, rope: Mapping[str, Any]) -> int:
     By transformers' convention max_position_embeddings is the trained length with linear, dynamic
     or yarn scaling, and the scaled length with llama3 scaling.
     """
-    factor, trained = rope.get("factor"), rope[_TRAINED]
     stretches = rope["rope_type"] in ("linear", "dynamic", "yarn")
-    if not stretches or not isinstance(factor, int | float):
+    if not stretches or rope.get("factor") is None:
         return positions
-    return max(positions, int(trained * factor))
+    return max(positions, int(rope[_TRAINED] * rope["factor"]))
 
 
 def _falcon(read: _Reader, facts: Facts) -> None:

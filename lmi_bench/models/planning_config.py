@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.hf_config import shape_from_hf_config
+from lmi_bench.models.hf_config import MOST_LAYERS, shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.tensor_sizes import NO_TENSORS, TensorSizes
 
@@ -62,13 +62,16 @@ def planning_shape(name: str, config: Mapping[str, Any], folder: Path | None = N
         pass  # the engine does not run it
     tensors = NO_TENSORS if folder is None else TensorSizes.of(folder)
     try:
-        read = _Config(name, config)
-    except _UnsizedError:
-        if not tensors.layers:
-            raise
-        read = _Config(name, {**tensors.as_config(), **config})
-        read.family = {}
-    return read.shape(tensors.num_bytes)
+        try:
+            read = _Config(name, config)
+        except _UnsizedError:
+            if not tensors.layers:
+                raise
+            read = _Config(name, {**tensors.as_config(), **config})
+            read.family = {}
+        return read.shape(tensors.num_bytes)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        raise InputError(f"model {name!r}: config.json has a wrong value: {exc}") from exc
 
 
 class _Config:
@@ -90,6 +93,8 @@ class _Config:
             )
         self.layers = self.count("layers") or len(self.listed("layer_types") or ())
         self.hidden, self.vocab = self.count("hidden"), self.count("vocab")
+        if self.layers > MOST_LAYERS:
+            raise InputError(f"model {name!r}: {self.layers} layers are more than {MOST_LAYERS}")
         found = {"layers": self.layers, "hidden": self.hidden, "vocab": self.vocab}
         if missing := [_keys(figure)[0] for figure, value in found.items() if not value]:
             raise _UnsizedError(

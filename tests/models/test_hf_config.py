@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.engine.torch_backend.rotary import Rotary
 from lmi_bench.models.folder import folder_name, read_object
-from lmi_bench.models.hf_config import shape_from_hf_config, spec_from_hf_config
+from lmi_bench.models.hf_config import (
+    ARCHITECTURES,
+    _rows,
+    shape_from_hf_config,
+    spec_from_hf_config,
+)
 
 LLAMA3_ROPE = {
     "factor": 8.0,
@@ -93,6 +101,7 @@ PUBLISHED = {
 }
 WINDOWS = ["sliding_attention", "full_attention"]
 SLIDING = {"layer_types": WINDOWS, "sliding_window": 4}
+YARN = {"rope_type": "yarn", "factor": 4.0}
 MOE = {"moe_intermediate_size": 32}
 COMPARED = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"),
@@ -143,6 +152,12 @@ def test_scalings_that_stretch_the_trained_length_stretch_the_positions(rope, po
     assert shape_from_hf_config("m", named("Llama", config)).max_positions == positions
 
 
+def test_yarn_without_a_factor_has_that_of_its_lengths():
+    rope = {"type": "yarn", "factor": None, "original_max_position_embeddings": 1024}
+    config = sizes(2, 64, 4, 4, 96, 100, 4096) | {"rope_scaling": rope}
+    assert spec_from_hf_config("m", named("Llama", config)).rope["factor"] == 4.0
+
+
 def test_qwens_window_begins_where_max_window_layers_says():
     """transformers: layers from max_window_layers on slide, if use_sliding_window is set."""
     config = sizes(4, 64, 4, 4, 96, 100, 4096) | {"sliding_window": 16, "max_window_layers": 3}
@@ -159,9 +174,15 @@ def test_qwens_window_begins_where_max_window_layers_says():
         (
             {"architectures": ["GPT2LMHeadModel"]},
             "model 'm': architecture GPT2LMHeadModel is not supported; lmi-bench has: "
-            "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM",
+            "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, FalconForCausalLM",
         ),
         ({}, "architecture not named in config.json"),
+        ({"architectures": 5}, "architecture not named in config.json"),
+        (named("Llama", {"hidden_size": -8}), "hidden_size must be 0 or more, got -8"),
+        (
+            named("Llama", sizes(10**12, 64, 4, 4, 96, 100, 512)),
+            "1000000000000 layers are more than 100000",
+        ),
         (named("Llama", {"hidden_size": "big"}), "hidden_size must be a whole number, got 'big'"),
         (named("Llama", {}), "config.json has none of hidden_size"),
         (named("Falcon", falcon(2, 64, 4, alibi=True)), "alibi is not supported"),
@@ -180,6 +201,18 @@ def test_qwens_window_begins_where_max_window_layers_says():
         (
             named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"rope_scaling": {"x": {}}}),
             r"rotary positions by layer \(\['x'\]\) are not supported",
+        ),
+        *(
+            (
+                named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"rope_scaling": YARN | wrong}),
+                f"{next(iter(wrong))} must be",
+            )
+            for wrong in (
+                *({"factor": value} for value in (math.nan, math.inf, -2, "x", [4])),
+                *({"original_max_position_embeddings": value} for value in (math.nan, -1, "x")),
+                *({"rope_theta": value} for value in (0, -1, "", [], True)),
+                *({"beta_fast": value} for value in (math.nan, math.inf, "x", -2)),
+            )
         ),
         (
             named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"partial_rotary_factor": 0.5}),
@@ -247,3 +280,49 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
 def test_a_name_longer_than_a_path_may_be_is_an_unknown_model():
     with pytest.raises(InputError, match="is not in the catalog"):
         find_model("m" * 300)
+
+
+WRONG = (
+    math.nan,
+    math.inf,
+    -1,
+    0,
+    1.5,
+    10**30,
+    "",
+    "x",
+    True,
+    None,
+    [],
+    [1],
+    [{}, []],
+    {},
+    {"a": 1},
+)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_whatever_a_setting_holds_it_is_read_or_refused_in_one_line(architecture):
+    """Each key with values that no file should have, alone and inside the rotary settings."""
+    whole = sizes(2, 64, 4, 2, 96, 100, 512) | MOE | {"architectures": [architecture]}
+    whole |= {"sliding_window": 8, "num_experts": 4, "num_experts_per_tok": 2}
+    rope = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+    rope |= {"original_max_position_embeddings": 128, "beta_fast": 32, "beta_slow": 1}
+    rope |= {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0, "truncate": True}
+    keys = {*whole, *(key for row in _rows(ARCHITECTURES[architecture]).values() for key in row[0])}
+    keys |= {"layer_types", "rope_scaling", "original_max_position_embeddings", "mlp_only_layers"}
+    keys |= {"partial_rotary_factor", "decoder_sparse_step", "alibi", "multi_query"}
+    edits = [{key: value} for key in sorted(keys) for value in WRONG]
+    for kind in ("default", "linear", "dynamic", "llama3", "yarn"):
+        inner = [{key: value} for key in (*rope, "type") for value in WRONG]
+        edits += [{"rope_scaling": rope | {"rope_type": kind} | edit} for edit in inner]
+    refusals = []
+    for edit in edits:
+        try:
+            spec = spec_from_hf_config("m", whole | edit)
+            Rotary(spec.rope, 16, dtype=torch.float32, device=torch.device("cpu"))
+            spec.shape("m")
+        except InputError as exc:
+            refusals.append(str(exc))
+    assert len(refusals) > 200
+    assert not any("\n" in each for each in refusals)

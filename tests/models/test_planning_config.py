@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import struct
 from dataclasses import replace
 
@@ -165,3 +167,45 @@ def test_nothing_known_is_one_line_with_the_missing_keys(tmp_path):
 def test_an_encoder_and_decoder_is_refused():
     with pytest.raises(InputError, match="only decoders are planned"):
         planning_shape("t5", CONFIGS["phi-4"] | {"is_encoder_decoder": True, "model_type": "t5"})
+
+
+def places(config, before=()):
+    """The path of every key, also of inner objects."""
+    for key, value in config.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from places(value, (*before, key))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_whatever_a_key_holds_the_file_is_read_or_refused_in_one_line(name):
+    wrong = (
+        math.nan,
+        math.inf,
+        -1,
+        0,
+        1.5,
+        10**12,
+        "",
+        "x",
+        True,
+        None,
+        [],
+        [1],
+        [{}, []],
+        {"a": 1},
+    )
+    refusals = []
+    for path in places(CONFIGS[name]):
+        for value in wrong:
+            config = copy.deepcopy(CONFIGS[name])
+            inner = config
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = value
+            try:
+                planning_shape(name, config)
+            except InputError as exc:
+                refusals.append(str(exc))
+    assert refusals
+    assert not any("\n" in each for each in refusals)

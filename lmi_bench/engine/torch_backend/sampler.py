@@ -74,13 +74,6 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
     return [Choice(token_id, *known.get(i, (None, ()))) for i, token_id in enumerate(picked)]
 
 
-def probabilities(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
-    """The distribution that each row draws from, shape (rows, vocab), float32. No row may be
-    greedy."""
-    chances = _top_p(_before_top_p(logits, rows), [row.sampling.top_p for row in rows])
-    return chances / chances.sum(dim=-1, keepdim=True)
-
-
 def _before_top_p(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
     """Shares of the tokens that top-k and min-p leave, which sum to 1 with those they drop."""
     scores = _penalised(logits.float(), rows)
@@ -249,14 +242,11 @@ def _where(compare: Callable[..., Tensor], values: Tensor, limits: Tensor) -> Te
 
 def _top_p(chances: Tensor, top_ps: list[float]) -> Tensor:
     """Only the smallest set of likeliest tokens with share `top_p` of a row's sum or more."""
-    if min(top_ps) == 1.0:
-        return chances
     ordered = chances.sort(dim=-1, descending=True).values
     cumulative = ordered.double().cumsum(dim=-1)
     above = cumulative - ordered
     kept = (above < _column(top_ps, above) * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
     limits = ordered.gather(1, kept - 1)
-    limits[[p == 1.0 for p in top_ps]] = 0.0
     return _where(torch.ge, chances, limits).mul_(chances)
 
 

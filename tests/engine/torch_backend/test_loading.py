@@ -78,15 +78,12 @@ def test_the_shape_is_that_of_the_config(llama):
         ({"auto_map": {"AutoModel": "own.py"}}, "runs no code from a model folder"),
         ({"trust_remote_code": True}, "runs no code from a model folder"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized with 'gptq'"),
-        (
-            {"hidden_act": "relu"},
-            "activation 'relu' is not supported; llama needs silu",
-        ),
+        ({"hidden_act": "gelu"}, "activation 'gelu' is not supported; llama needs silu"),
         ({"intermediate_size": 100}, r"shape \(96, 64\) but config.json asks for \(100, 64\)"),
         ({"num_hidden_layers": 3}, r"no tensor 'model.layers.2.input_layernorm.weight'"),
         (
-            {"rope_parameters": {"rope_type": "axial", "factor": 2.0}},
-            "RoPE scaling 'axial' is not supported; .* default, linear, dynamic, llama3, yarn",
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "RoPE scaling 'longrope' is not supported; .* default, linear, dynamic, llama3, yarn",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "RoPE scaling 'linear' needs factor"),
         ({"hidden_size": None}, "config.json has none of hidden_size"),

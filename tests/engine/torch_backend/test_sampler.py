@@ -17,11 +17,11 @@ from transformers import (
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.torch_backend import sampler
 from lmi_bench.engine.torch_backend.sampler import (
     RowRequest,
     choose,
     draw_tokens,
-    probabilities,
     uniform_draw,
 )
 
@@ -35,6 +35,15 @@ SETTINGS = [
     {"temperature": 1.0, "top_k": 500, "top_p": 0.01},
     {"temperature": 1.0, "top_p": 1e-9},
 ]
+
+
+def probabilities(logits, rows):
+    """The distribution that each row draws from."""
+    chances = sampler._before_top_p(logits, rows)
+    cut = [i for i, row in enumerate(rows) if row.sampling.top_p < 1.0]
+    if cut:
+        chances[cut] = sampler._top_p(chances[cut], [rows[i].sampling.top_p for i in cut])
+    return chances / chances.sum(dim=-1, keepdim=True)
 
 
 def request(position=7, seed=1, **settings):
@@ -174,6 +183,14 @@ def test_the_ends_of_the_draw_give_tokens_that_can_come():
     assert draw_tokens(chances, [0.0]) == [1]
     assert draw_tokens(chances, [1.0 - 2**-53]) == [2]
     assert draw_tokens(chances, [1.0]) == [2]  # where sums of shares round up
+    assert draw_tokens(torch.tensor([[0.5, 0.5]]), [1.0]) == [1]
+
+
+def test_rows_between_greedy_ones_draw_what_they_draw_alone():
+    logits = torch.randn(7, 90, generator=torch.Generator().manual_seed(6))
+    rows = [request(seed=i, temperature=0.0 if i % 3 == 1 else 1.0) for i in range(7)]
+    alone = [choose(logits[i : i + 1], [row])[0].token_id for i, row in enumerate(rows)]
+    assert [choice.token_id for choice in choose(logits, rows)] == alone
 
 
 def test_draws_are_even_and_depend_on_seed_and_position():

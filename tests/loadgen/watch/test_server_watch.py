@@ -11,13 +11,8 @@ import pytest
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.loadgen.watch.gpu_power import GpuPower
-from lmi_bench.loadgen.watch.server_watch import (
-    Sample,
-    SampleReader,
-    ServerWatch,
-    read_page,
-    why_unreadable,
-)
+from lmi_bench.loadgen.watch.server_metrics import Sample, SampleReader, read_page
+from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
 
 # As vLLM 0.10 prints them, shortened.
 VLLM_PAGE = """\
