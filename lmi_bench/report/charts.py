@@ -1,12 +1,17 @@
-"""The charts of a report as series over points, which the page and the static figures draw."""
+"""The charts of a report as series over points, which the page and the static figures draw.
+
+The page draws them by `page/charts.js`, from the plain values of `chart_data`.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
+from lmi_bench.report.tables.levels import rule_title
 from lmi_bench.report.values import LATENCY, THROUGHPUT, Band, Curve, ReportView
 
 # Distinct for people with any colour vision, on white and on near-black (after Okabe and Ito).
@@ -94,6 +99,34 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
         charts += [_percentiles(same, *latency) for latency in _LATENCIES]
     charts += [_ttft_parts(curve, at) for at, curve in enumerate(curves) if curve.ttft_parts]
     return tuple(charts)
+
+
+def chart_data(chart: Chart) -> dict[str, Any]:
+    """A chart as plain values; the page has its title and description as text."""
+    keys = ("anchor", "x_title", "y_title", "over_load", "has_knees", "limits", "top_ms", "stacked")
+    of_series = ("colour", "x", "y", "statistic", "band")
+    return {
+        **{key: getattr(chart, key) for key in keys},
+        "runs": [
+            {
+                "label": curve.label,
+                "axis": curve.axis,
+                "simulated": curve.simulated,
+                "loads": curve.loads,
+                "valid": curve.valid,
+                "knees": [
+                    (knee.load, rule_title(knee), knee.recommended)
+                    for knee in curve.knees
+                    if knee.load is not None
+                ],
+            }
+            for curve in chart.curves
+        ],
+        "series": [
+            {"run": chart.curves.index(each.curve)} | {key: getattr(each, key) for key in of_series}
+            for each in chart.series
+        ],
+    }
 
 
 Runs = Sequence[tuple[Curve, str]]

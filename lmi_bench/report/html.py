@@ -1,20 +1,22 @@
 """Renders one HTML file that opens from disk, without network or other files.
 
-plotly.js (the basic bundle: lines, bars and pies), style and figures are inside. The page's
-content-security policy blocks loading, and allows only the scripts written here, by their hashes:
-a name that slips through the escaping still cannot run.
+plotly.js (the basic bundle: lines, bars and pies), style and the figures' data are inside. The
+page's content-security policy blocks loading, and allows only the scripts written here, by their
+hashes: a name that slips through the escaping still cannot run.
 """
 
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from lmi_bench.report.charts import PALETTE, build_charts
+from lmi_bench.report.charts import PALETTE, Chart, build_charts, chart_data
 from lmi_bench.report.explore import QUANTILES
-from lmi_bench.report.plotly_figure import base_layout, plotly_figure
 from lmi_bench.report.values import ReportView
+
+SCRIPTS = ["vendor/plotly-basic.min.js", "draw.js", "charts.js", "views.js", "page.js"]
 
 
 def render_html(view: ReportView, *, live: bool = False) -> str:
@@ -24,9 +26,10 @@ def render_html(view: ReportView, *, live: bool = False) -> str:
 
     folder = files("lmi_bench.report") / "page"
     charts = build_charts(view)
-    explored = _explored(view)
-    names = ["vendor/plotly-basic.min.js", "views.js", "page.js"]
-    names = [*names, "live.js"] if live else names if charts or explored else []
+    figures = figures_data(view, charts)
+    names = [*SCRIPTS, "live.js"] if live else SCRIPTS
+    if not (live or charts or figures["runs"] or figures["fleets"]):
+        names = []
     scripts = [_inline((folder / name).read_text("utf-8")) for name in names]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -35,9 +38,8 @@ def render_html(view: ReportView, *, live: bool = False) -> str:
     return template.render(
         view=view,
         charts=charts,
-        figures={chart.anchor: Markup(_json(plotly_figure(chart))) for chart in charts},  # noqa: S704
-        explored=explored,
-        data=Markup(_json(explored)),  # noqa: S704
+        figures=figures,
+        figures_json=Markup(_json(figures)),  # noqa: S704
         scripts=[Markup(script) for script in scripts],  # noqa: S704
         style=Markup((folder / "style.css").read_text("utf-8")),  # noqa: S704
         policy=_policy(scripts, live=live),
@@ -46,10 +48,8 @@ def render_html(view: ReportView, *, live: bool = False) -> str:
     )
 
 
-def _explored(view: ReportView) -> dict[str, Any]:
-    """The data of the views that the page draws by the reader's choice; empty if there is none."""
-    runs = [run.explored for run in view.runs if run.explored["levels"]]
-    advice = [each for each in view.recommendations if each.explored]
+def figures_data(view: ReportView, charts: Sequence[Chart]) -> dict[str, Any]:
+    """The data of every figure of the page, for its scripts to draw."""
     fleets = [
         {
             "anchor": each.anchor,
@@ -58,10 +58,18 @@ def _explored(view: ReportView) -> dict[str, Any]:
             "rate": each.rate_per_s,
             "roof": each.roof,
         }
-        for each in advice
+        for each in view.recommendations
+        if each.explored
     ]
-    common = {"palette": PALETTE, "quantiles": QUANTILES, "layout": base_layout()}
-    return {"runs": runs, "fleets": fleets, **common} if runs or fleets else {}
+    layout = (files("lmi_bench.report") / "page" / "layout.json").read_text("utf-8")
+    return {
+        "charts": [chart_data(chart) for chart in charts],
+        "runs": [run.explored for run in view.runs if run.explored["levels"]],
+        "fleets": fleets,
+        "palette": PALETTE,
+        "quantiles": QUANTILES,
+        "layout": json.loads(layout),
+    }
 
 
 def _inline(script: str) -> str:

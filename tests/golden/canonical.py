@@ -1,7 +1,7 @@
 """Outputs in a form that can be kept in git and compared: volatile parts masked, layout fixed.
 
 A file becomes one or two texts. JSON and JSON lines are laid out anew (the order of keys kept),
-an HTML page becomes its visible text and the figures of its charts, the rest stays as it is.
+an HTML page becomes its visible text and the data of its charts, the rest stays as it is.
 `settled` takes over the golden digits where two numbers differ by rounding only, so that the
 texts can then be compared character by character.
 """
@@ -195,15 +195,13 @@ class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self._parts: list[str] = []
-        self._charts: dict[str, list[str]] = {}
-        self._inside = ""  # of a script or style: the chart's id, or "-" for what is left out
+        self._figures = ""  # the data of all figures
+        self._inside = ""  # of a script or style: its id, or "-"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         facts: Mapping[str, str | None] = dict(attrs)
         if tag in ("script", "style"):
-            chart = facts.get("id") if (facts.get("id") or "").endswith("-figure") else None
-            self._inside = chart or "-"
-            self._charts.setdefault(self._inside, [])
+            self._inside = facts.get("id") or "-"
         elif self._ROW.fullmatch(tag):
             self._parts.append("\n")
         elif tag in ("td", "th", "span"):
@@ -220,9 +218,9 @@ class _Page(HTMLParser):
             self._parts.append("\n")
 
     def handle_data(self, data: str) -> None:
-        if self._inside:
-            self._charts[self._inside].append(data)
-        else:
+        if self._inside == "figures":
+            self._figures += data
+        elif not self._inside:
             self._parts.append(re.sub(r"\s+", " ", data))
 
     def text(self) -> str:
@@ -236,9 +234,9 @@ class _Page(HTMLParser):
         return "\n".join(kept)
 
     def charts(self) -> dict[str, Any]:
-        """Each chart's figure by its id, keys in order."""
-        found = {name: "".join(parts) for name, parts in self._charts.items() if name != "-"}
-        return {name: json.loads(text, object_pairs_hook=_sorted) for name, text in found.items()}
+        """Each chart's data by its id, keys in order."""
+        found = json.loads(self._figures or "{}", object_pairs_hook=_sorted)
+        return {each["anchor"]: each for each in found.get("charts", ())}
 
 
 def _sorted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,12 +17,11 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import TargetFacts
-from lmi_bench.report.charts import build_charts
 from lmi_bench.report.explore import fleet_roofline
-from lmi_bench.report.plotly_figure import plotly_figure
 from lmi_bench.report.run_view import build_run_view
 from lmi_bench.report.view import build_view
 from tests.report.conftest import make_run
+from tests.report.figures import figures_of
 
 FACTS = TargetFacts(
     kind="simulated", model="llama-2-7b", instance="ml.g5.2xlarge", tensor_parallel=1,
@@ -59,8 +58,7 @@ def test_a_predicted_curve_has_the_intervals_that_predict_gives(predicted):
 
 def test_the_bands_are_drawn_and_shown_in_the_table_and_on_hover(predicted):
     view = build_view([predicted])
-    chart = next(each for each in build_charts(view) if each.anchor == "chart-ttft-ms")
-    data = plotly_figure(chart)["data"]
+    data = figures_of(view)["chart-ttft-ms"]["data"]
     areas = [trace for trace in data if trace.get("fill") == "toself"]
     lines = [trace for trace in data if "customdata" in trace]
     low, high = view.runs[0].curve.bands["ttft_ms", "mean"][0]

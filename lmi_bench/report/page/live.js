@@ -63,10 +63,10 @@
     const page = await (await fetch("/")).text();
     const fresh = new DOMParser().parseFromString(page, "text/html");
     // Not the rest: the charts keep elements of their own in the head and at the end.
-    for (const part of ["header.top", "nav", "main", "#explore-data", "footer"]) {
+    for (const part of ["header.top", "nav", "main", "#figures", "footer"]) {
       change(document.querySelector(part), fresh.querySelector(part));
     }
-    window.lmiShow();
+    window.lmi.show();
   };
 
   const follow = async () => {

@@ -3,6 +3,7 @@
 // is time; and again when the theme, a choice or the medium changes. Choices, hidden series and
 // zooms are kept in the address, so that a link shows the view.
 (() => {
+  const { lmi } = window;
   const media = window.matchMedia("(prefers-color-scheme: dark)");
   let places = [];
   let choices = [];
@@ -52,11 +53,7 @@
 
   // hidden: names of the series to hide; undefined: those of the address
   const figureOf = (place, style, hidden) => {
-    const source = document.getElementById(`${place.id}-figure`);
-    const figure = themed(
-      source ? JSON.parse(source.textContent) : window.lmiViews[place.dataset.view](place),
-      style
-    );
+    const figure = themed(lmi.views[place.dataset.view](place), style);
     if (hidden) {
       const places = figure.data.flatMap((each, at) => (hidden.includes(each.name) ? [at] : []));
       keep(`${place.id}.hidden`, places.join("."));
@@ -79,7 +76,7 @@
     const style = window.getComputedStyle(document.documentElement);
     for (const place of [...wanted].filter((each) => stale.has(each))) {
       const figure = figureOf(place, style, stale.get(place));
-      const bar = config.displayModeBar && place.dataset.view ? "hover" : config.displayModeBar;
+      const bar = config.displayModeBar && place.dataset.view !== "chart" ? "hover" : config.displayModeBar;
       const isNew = !place.data;
       stale.delete(place);
       sizes.set(place, sizeOf(place));
@@ -120,7 +117,7 @@
   const choose = () => {
     for (const select of choices) {
       if (select.id === "explore-level") {
-        const levels = window.lmiLevels();
+        const levels = lmi.levels();
         select.replaceChildren(...levels.map((each, at) => new Option(each.name, String(at))));
         select.value = String(levels.length - 1);
       }
@@ -198,7 +195,7 @@
   });
 
   // Draws what the page holds: once, and after each change of the page of a running sweep.
-  window.lmiShow = () => {
+  lmi.show = () => {
     const known = [...places, ...choices];
     const names = (place) => hiddenIn(place.data).map((at) => place.data[at].name);
     const drawn = places.filter((place) => place.data);
@@ -206,8 +203,8 @@
     const all = (query) => [...document.querySelectorAll(query)];
     const level = document.getElementById("explore-level")?.selectedOptions[0]?.text;
     [places, choices] = [all(".chart"), all(".controls select")];
-    window.lmiLoad();
-    const at = window.lmiLevels().findIndex((each) => each.name === level);
+    lmi.load();
+    const at = lmi.levels().findIndex((each) => each.name === level);
     if (at >= 0 && state.has("explore-level")) {
       keep("explore-level", String(at));
     }
@@ -217,7 +214,7 @@
     choices.filter((each) => !known.includes(each)).forEach(listenTo);
     [...all(".scroll"), ...places].forEach((each) => resized.observe(each));
   };
-  window.lmiShow();
+  lmi.show();
   window.addEventListener("load", drawRest);
   if (split().length > 1) {
     document.getElementById(split()[0])?.scrollIntoView();

@@ -1,17 +1,7 @@
 "use strict";
-// Figures of the views whose data the reader chooses: window.lmiViews[name](place) -> a figure.
+// The views whose data the reader chooses: levels in detail, candidates, rooflines.
 (() => {
-  let all = null;
-  let colours = [];
-  window.lmiLoad = () => {
-    const source = document.getElementById("explore-data");
-    const found = source ? JSON.parse(source.textContent) : {};
-    all = found.palette ? found : null;
-    colours = found.palette ?? [];
-    for (const each of found.fleets ?? []) {
-      each.rows = each.rows.map((row) => Object.fromEntries(each.keys.map((key, at) => [key, row[at]])));
-    }
-  };
+  const { all, chosen, run, text, colour, shade, layout, logAxis, line, mark, note, views } = window.lmi;
   const titles = {
     ttft_ms: "Time to first token, ms",
     itl_ms: "Inter-token latency, ms",
@@ -21,32 +11,8 @@
     itl_p50_ms: "ITL p50, ms",
     latency_per_token_p90_ms: "Latency p90, ms/token",
   };
-  const chosen = (id) => document.getElementById(id)?.value;
-  const text = (value) =>
-    String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const run = () => all.runs[Number(chosen("explore-run") ?? 0)] ?? all.runs[0];
   const level = () => run().levels[Number(chosen("explore-level"))] ?? run().levels.at(-1);
   const metric = () => chosen("explore-metric") ?? "ttft_ms";
-
-  const layout = (x, y, more = {}) => {
-    const base = structuredClone(all.layout);
-    base.xaxis.title.text = x;
-    base.yaxis.title.text = y;
-    for (const axis of ["xaxis", "yaxis"]) {
-      Object.assign(base[axis], more[axis]);
-    }
-    return { ...base, ...more, xaxis: base.xaxis, yaxis: base.yaxis };
-  };
-  const line = (name, x, y, at, more = {}) => ({
-    type: "scatter",
-    mode: "lines+markers",
-    name: text(name),
-    x,
-    y,
-    line: { color: colours[at % colours.length], width: 2 },
-    marker: { color: colours[at % colours.length], size: 6 },
-    ...more,
-  });
 
   // The points that no other beats: more of x (or less, with `least`) and more of y, or less.
   const front = (points, least) =>
@@ -77,7 +43,7 @@
     const data = run().levels.map((each, at) =>
       line(each.name, each.quantiles[key] ?? [], all.quantiles.map((q) => q * 100), at, {
         opacity: each === level() ? 1 : 0.45,
-        line: { color: colours[at % colours.length], width: each === level() ? 4 : 1.5 },
+        line: { color: colour(at), width: each === level() ? 4 : 1.5 },
         hovertemplate: "%{y:.3g} % within %{x:,.4g}<extra>%{fullData.name}</extra>",
       })
     );
@@ -93,30 +59,30 @@
       { type: "scatter", mode: "lines", x, y: of(low), line: { width: 0 }, showlegend: false, hoverinfo: "skip" },
       {
         type: "scatter", mode: "lines", x, y: of(high), line: { width: 0 }, fill: "tonexty",
-        fillcolor: `rgba(47,125,225,${0.12 + 0.09 * at})`, name: `p${low * 100} to p${high * 100}`,
+        fillcolor: shade(colour(0), 0.12 + 0.09 * at), name: `p${low * 100} to p${high * 100}`,
         hovertemplate: `p${high * 100} %{y:,.4g}<extra></extra>`,
       },
     ]);
     data.push(line("p50", x, of(0.5), 0, { hovertemplate: "p50 %{y:,.4g}<extra></extra>" }));
-    const axis = x.length > 1 ? { type: "log", tickvals: x, ticktext: x.map(String) } : {};
-    return { data, layout: layout("Load (concurrent requests or req/s)", titles[key], { xaxis: { rangemode: "normal", ...axis } }) };
+    const axis = x.length > 1 ? logAxis(null, x) : { rangemode: "normal" };
+    return { data, layout: layout("Load (concurrent requests or req/s)", titles[key], { xaxis: axis }) };
   };
 
   const timeline = () => {
     const { bin_s, in_flight, tokens_per_s, errors, server } = level();
     const x = in_flight.map((_, at) => (at + 0.5) * bin_s);
     const data = [
-      line("in flight", x, in_flight, 0, { mode: "lines", line: { color: colours[0], width: 2, shape: "hvh" } }),
+      line("in flight", x, in_flight, 0, { mode: "lines", line: { color: colour(0), width: 2, shape: "hvh" } }),
       line("output tok/s", x, tokens_per_s, 1, { mode: "lines", yaxis: "y2" }),
       ...Object.entries(server)
         .filter(([name]) => name !== "kv_usage_frac")
         .map(([name, mean], at) =>
           line(`server: ${name}, mean`, [0, bin_s * x.length], [mean, mean], 2 + at, {
-            mode: "lines", line: { color: colours[2 + at], width: 2, dash: "dot" },
+            mode: "lines", line: { color: colour(2 + at), width: 2, dash: "dot" },
           })
         ),
       ...Object.entries(errors).map(([kind, y], at) => ({
-        type: "bar", name: text(`errors: ${kind}`), x, y, marker: { color: colours[7 - at] },
+        type: "bar", name: text(`errors: ${kind}`), x, y, marker: { color: colour(7 - at) },
       })),
     ];
     const right = { ...structuredClone(all.layout.yaxis), overlaying: "y", side: "right", showgrid: false, tickmode: "auto" };
@@ -125,11 +91,11 @@
       data,
       layout: layout("Seconds since the level's start", "Requests", {
         yaxis2: right, barmode: "stack",
-        annotations: server.kv_usage_frac === undefined ? [] : [{
-          text: `server: KV cache ${(100 * server.kv_usage_frac).toPrecision(3)} % full, mean`,
-          x: 1, y: 1.02, xref: "paper", yref: "paper", xanchor: "right", yanchor: "bottom",
-          showarrow: false, font: { color: "var(--muted)", size: 11 },
-        }],
+        annotations: server.kv_usage_frac === undefined ? [] : [
+          note(`server: KV cache ${(100 * server.kv_usage_frac).toPrecision(3)} % full, mean`, "var(--muted)", {
+            x: 1, y: 1.02, xref: "paper", yref: "paper", xanchor: "right",
+          }),
+        ],
       }),
     };
   };
@@ -150,7 +116,7 @@
     const first = (row) => row[1] ?? row[2];
     const data = [
       part("until the first token", (row) => row[0], first, "var(--muted)"),
-      part("answer", first, (row) => row[2], colours[0]),
+      part("answer", first, (row) => row[2], colour(0)),
     ];
     const failed = rows.flatMap((row, at) => (row[3] === "ok" ? [] : [[row[2], place(row, at), row[3]]]));
     if (failed.length) {
@@ -180,7 +146,7 @@
           mode: "markers",
           hovertemplate: "%{text}<br>%{x:,.4g} tok/s/user<br>%{y:,.4g} tok/s<extra>%{fullData.name}</extra>",
         }),
-        { ...frontLine(front(points, {})), name: text(`front of ${each.label}`), line: { color: colours[at % colours.length], width: 2, dash: "dash" } },
+        { ...frontLine(front(points, {})), name: text(`front of ${each.label}`), line: { color: colour(at), width: 2, dash: "dash" } },
       ];
     });
     const unit = all.runs.every((each) => each.gpus) ? "tok/s per GPU" : "tok/s (per GPU where their number is known)";
@@ -199,7 +165,7 @@
   const gpus = (row) => row.instances * row.tensor_parallel * row.replicas;
   const scattered = (points, least, x, y, bars) => {
     const kinds = [
-      ["meets the SLOs", (row) => row.meets && !row.chosen, colours[0], "circle", 8],
+      ["meets the SLOs", (row) => row.meets && !row.chosen, colour(0), "circle", 8],
       ["misses an SLO", (row) => !row.meets && !row.chosen, "var(--bad)", "x", 8],
       ["named above", (row) => row.chosen, "var(--good)", "star", 16],
     ];
@@ -271,22 +237,23 @@
       const { x, y, machines } = steps(row, 1);
       const shown = line(`${row.instance}, TP ${row.tensor_parallel}`, x, y, at, {
         mode: "lines", customdata: machines, legendgroup: `fleet ${at}`,
-        line: { color: colours[at], width: row.chosen ? 4 : 2 },
+        line: { color: colour(at), width: row.chosen ? 4 : 2 },
         hovertemplate: `%{customdata} × ${text(row.instance)}<br>up to %{x:,.3g} req/s<br>USD %{y:,.4g}/h<extra></extra>`,
       });
       const wide = steps(row, 2);
       return row.chosen
         ? [shown, {
             ...shown, name: "the same, upper end", x: wide.x, y: wide.y,
-            customdata: wide.machines, fill: "none", line: { color: colours[at], width: 1.5, dash: "dot" },
+            customdata: wide.machines, fill: "none", line: { color: colour(at), width: 1.5, dash: "dot" },
           }]
         : [shown];
     });
-    const mark = planned ? {
-      shapes: [{ type: "line", xref: "x", x0: planned, x1: planned, yref: "paper", y0: 0, y1: 1, line: { color: "var(--accent)", width: 1.5, dash: "dash" } }],
-      annotations: [{ x: planned, y: 1, yref: "paper", xanchor: "left", yanchor: "top", text: " planned load", showarrow: false, font: { size: 11, color: "var(--accent)" } }],
+    const accent = "var(--accent)";
+    const marks = planned ? {
+      shapes: [mark(accent, 1.5, "dash", { xref: "x", x0: planned, x1: planned, yref: "paper", y0: 0, y1: 1 })],
+      annotations: [note(" planned load", accent, { x: planned, y: 1, yref: "paper", xanchor: "left", yanchor: "top" })],
     } : {};
-    return { data, layout: layout("Load, req/s", "Price of the fleet, USD/h", mark) };
+    return { data, layout: layout("Load, req/s", "Price of the fleet, USD/h", marks) };
   };
 
   const roofline = (place) => {
@@ -299,17 +266,16 @@
     const xs = points.map((point) => point.x[0]);
     const [from, to] = [Math.min(0.5, ...xs) / 2, 4 * Math.max(knee, ...xs)];
     const ys = points.map((point) => point.y);
-    const log = (ends) => ({ type: "log", range: ends.map(Math.log10), rangemode: "normal" });
     const data = [
       line(`${device}: what its data sheet allows`, [from, knee, to], [from * bandwidth, peak, peak], 1, {
         hovertemplate: "%{x:,.3g} FLOP/byte<br>at most %{y:,.4g} TFLOP/s<extra></extra>",
       }),
       line(place.dataset.of ? "working point" : "levels", xs, ys.map((y) => y[0]), 0, {
         mode: points.length > 1 ? "lines+markers" : "markers",
-        marker: { color: colours[0], size: points.length > 1 ? 8 : 14, symbol: points.length > 1 ? "circle" : "star" },
+        marker: { color: colour(0), size: points.length > 1 ? 8 : 14, symbol: points.length > 1 ? "circle" : "star" },
         text: points.map((p) => `${text(p.name)}, ${p.batch.toPrecision(3)} sequences a step`),
-        error_x: interval(points.map((point) => point.x), colours[0]),
-        error_y: interval(ys, colours[0]),
+        error_x: interval(points.map((point) => point.x), colour(0)),
+        error_y: interval(ys, colour(0)),
         hovertemplate: "%{text}<br>%{x:,.3g} FLOP/byte<br>%{y:,.4g} TFLOP/s of decoding<extra></extra>",
       }),
     ];
@@ -317,7 +283,7 @@
     return {
       data,
       layout: layout("FLOP for each byte read, decoding", "TFLOP/s of one device", {
-        xaxis: log([from, to]), yaxis: log([low, 2 * peak]),
+        xaxis: logAxis([from, to]), yaxis: logAxis([low, 2 * peak]),
       }),
     };
   };
@@ -340,16 +306,15 @@
     });
     return {
       data: [
-        bar("weights", (m) => m[1], colours[0]),
-        bar("KV cache", (m) => m[2], colours[2]),
+        bar("weights", (m) => m[1], colour(0)),
+        bar("KV cache", (m) => m[2], colour(2)),
         bar("rest: activations, reserve", (m) => Math.max(0, m[0] - m[1] - m[2]), "var(--grid)"),
       ],
       layout: layout("", "GiB of one GPU", { barmode: "stack", xaxis: { type: "category", rangemode: "normal" } }),
     };
   };
 
-  window.lmiViews = {
+  Object.assign(views, {
     cdf, fan, timeline, lanes, interactivity, cost, pace, memory, stairs, roofline,
-  };
-  window.lmiLevels = () => (all ? (run()?.levels ?? []) : []);
+  });
 })();
