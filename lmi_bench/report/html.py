@@ -28,8 +28,9 @@ def render_html(view: ReportView, *, live: bool = False) -> str:
     charts = build_charts(view)
     figures = figures_data(view, charts)
     names = [*SCRIPTS, "live.js"] if live else SCRIPTS
-    if not (live or charts or figures["runs"] or figures["fleets"]):
-        names = []
+    if not (live or charts):
+        has_views = figures["runs"] or figures["fleets"]
+        names = [name for name in SCRIPTS if has_views and name != "charts.js"]
     scripts = [_inline((folder / name).read_text("utf-8")) for name in names]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

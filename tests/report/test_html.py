@@ -211,6 +211,8 @@ def test_several_runs_are_compared_with_own_labels(sweep, faster_sweep):
 
 def test_a_recommendation_alone_has_its_charts_and_its_numbers_as_text(recommendation):
     page = Page(render_html(build_view([], [recommendation])))
+    run = [a for a in page.having("script") if a.get("type") is None]
+    assert len(run) == len(SCRIPTS) - 1  # none for the curves of runs
     assert [a["data-view"] for a in page.having("div") if a.get("data-view")] == [
         "cost", "stairs", "roofline", "pace", "memory",
     ]  # fmt: skip
