@@ -23,7 +23,7 @@ _CONFIG: Final = "tokenizer_config.json"
 
 
 class ChatTemplate:
-    """The template of one model folder."""
+    """The template of one model folder. takes_tools: it tells the model of a request's tools."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str) -> None:
         """special_tokens  by their names in templates, such as bos_token
@@ -31,6 +31,7 @@ class ChatTemplate:
 
         Raises InputError if the text is not a template.
         """
+        self.takes_tools = "tools" in source
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _compiled(source)
@@ -56,7 +57,7 @@ class ChatTemplate:
         return cls(stated, _special_tokens(folder, config), where=str(folder / _CONFIG))
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any] | None = None
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
     ) -> str:
         """The prompt text of a chat up to the start of the answer, with special tokens as text.
 

@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -19,10 +18,7 @@ from lmi_bench.engine.server import app as server
 from lmi_bench.engine.server.codec import Codec, PlainTokenizer
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, load_formatters
 from lmi_bench.engine.server.lmi_routes import AS_TGI, LMI_REPLIES, Replies
-from lmi_bench.engine.server.openai_request import Message
-from lmi_bench.engine.server.openai_routes import ChatEncoder
 from lmi_bench.engine.server.sagemaker_routes import SignatureCheck, credentials_check
-from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.jobs.serving_file import (
     is_lmi_environment,
     limits_from_environment,
@@ -145,6 +141,7 @@ async def _serve(
         if on_ready is not None:
             on_ready(where, name)
 
+    folder = None if parts.tokenizer is None else parts.tokenizer.folder
     codec: Codec = parts.tokenizer or PlainTokenizer(parts.shape.vocab_size)
     async with parts.engine(trace) as engine:
         app = server.build_app(
@@ -158,21 +155,8 @@ async def _serve(
             replies=replies,
             overhead_s=parts.request_overhead_s,
             api_key=settings.api_key,
-            encode_chat=None if parts.tokenizer is None else chat_encoder(parts.tokenizer),
+            chat_template=None if folder is None else ChatTemplate.from_folder(folder),
         )
         await server.serve(app, settings.host, settings.port, on_ready=listens, engine=engine)
         engine.audit()
         return Served(engine.stats(), count_notes(parts.executors))
-
-
-def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder | None:
-    """The encoder for a model's chat template; None if its folder has no template."""
-    template = None if tokenizer.folder is None else ChatTemplate.from_folder(tokenizer.folder)
-    if template is None:
-        return None
-
-    def encode(messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
-        text = template.render([message.model_dump() for message in messages], options)
-        return tokenizer.encode(text, add_special_tokens=False)  # the template has them
-
-    return encode

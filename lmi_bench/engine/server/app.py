@@ -19,12 +19,13 @@ from aiohttp.typedefs import Handler, Middleware
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import MIB
+from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import RefusedError, failure_middleware, without_expectations
 from lmi_bench.engine.server.lmi_routes import AS_TGI, USUAL_REPLIES, LmiRoutes, Replies
 from lmi_bench.engine.server.metrics import add_metrics
-from lmi_bench.engine.server.openai_routes import ChatEncoder, OpenAiRoutes
+from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import (
     UNARY_TIMEOUT_S,
     SageMakerRoutes,
@@ -70,7 +71,7 @@ def build_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     signature_check: SignatureCheck | None = None,
     replies: Replies = USUAL_REPLIES,
-    encode_chat: ChatEncoder | None = None,
+    chat_template: ChatTemplate | None = None,
     unary_timeout_s: float = UNARY_TIMEOUT_S,
     overhead_s: float = 0.0,
     api_key: str | None = None,
@@ -80,7 +81,7 @@ def build_app(
     vocab_size       the model's; None: the codec's
     signature_check  for requests on SageMaker's paths; None accepts unsigned requests
     replies          of the LMI routes and SageMaker's paths
-    encode_chat      applies the model's chat template; None: one line per message
+    chat_template    the model's; None: a prompt is one line per message
     unary_timeout_s  timeout of SageMaker's InvokeEndpoint
     overhead_s       time that a simulated server spends on a request before the engine gets it
     api_key          that requests must have as a bearer token; None: any request is answered
@@ -99,7 +100,7 @@ def build_app(
     ]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     app[_SILENT], app[_IS_OPEN] = set(), api_key is None
-    lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, encode_chat)
+    lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, chat_template)
     tgi, model = TgiRoutes(state), model_name
     in_lmis_place = tgi if replies.kind == AS_TGI else None
     sagemaker = SageMakerRoutes(lmi, openai, in_lmis_place, model, signature_check, unary_timeout_s)

@@ -23,8 +23,8 @@ class Codec(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, including special tokens if the model needs them."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a prompt, by default with the special tokens that the model needs."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence."""
@@ -46,7 +46,7 @@ class PlainTokenizer:
             raise InputError(f"vocab_size must be at least 1, got {vocab_size}")
         self.vocab_size = vocab_size
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [self._word_id(word) for word in text.split()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -97,7 +97,7 @@ class StopStringFilter:
         if self.matched is not None:
             self._held = ""
             return window[: end if self._keep else start]
-        keep = max(_overlap(window, stop) for stop in self._stop_strings)
+        keep = max(overlap(window, stop) for stop in self._stop_strings)
         self._held = window[len(window) - keep :]
         return window[: len(window) - keep]
 
@@ -107,7 +107,7 @@ class StopStringFilter:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PlainValidator
+import orjson
+from pydantic import AliasChoices, Field, NonNegativeInt, PlainValidator
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.server.fields import AtLeast1, Fields, VllmFields
@@ -32,11 +33,18 @@ class _OpenAiFields(VllmFields):
         "suffix": "",
         "use_beam_search": False,
         "return_tokens_as_token_ids": False,
-        "tools": [],
-        "tool_choice": "none",
         "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "function_call": "none",
+        "include_reasoning": True,
+        "thinking_token_budget": -1,
+        "verbosity": "medium",
     }
-    without_effect = ("user", "request_id", "priority")
+    without_effect = (
+        *("user", "request_id", "priority", "metadata", "store", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+        *("prompt_cache_options", "guided_decoding_backend"),
+    )
     section = "stream_options"
     model: str | None = None
     max_tokens: AtLeast1 | None = None
@@ -74,12 +82,14 @@ def _one_prompt(prompt: Any) -> Any:
 class CompletionCall(_OpenAiFields):
     """`/v1/completions`. echo: put the prompt before each answer."""
 
+    neutral: ClassVar = {**_OpenAiFields.neutral, "add_special_tokens": True}
     prompt: Annotated[str | list[int], PlainValidator(_one_prompt)] = Field(
         "", validate_default=True
     )
     max_tokens: AtLeast1 = 16
     num_logprobs: NonNegativeInt | None = Field(None, validation_alias="logprobs")
     echo: bool = False
+    most_tool_calls: ClassVar[int | None] = 0
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -100,17 +110,55 @@ def _joined(content: Any) -> str:
         raise ValueError("a string or a list of text parts") from None
 
 
-class Message(Fields):
-    """One message of a chat."""
+def _arguments(sent: Any) -> dict[str, Any]:
+    """A call's arguments, which clients send as JSON, as the object that templates take."""
+    try:
+        found = orjson.loads(sent or "{}") if isinstance(sent, str) else sent
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("an object in JSON")
+    return found
 
-    model_config = ConfigDict(extra="ignore")
+
+class _Function(Fields):
+    name: str
+    arguments: Annotated[dict[str, Any], PlainValidator(_arguments)] = Field({})
+
+
+class _Tool(Fields):
+    """A call, or a tool that may be called."""
+
+    function: _Function = Field(default_factory=dict, validate_default=True)
+
+
+class Message(Fields):
+    """One message of a chat, with the fields that the template may know, such as `name`."""
+
     role: str
-    content: Annotated[str, PlainValidator(_joined)]
+    content: Annotated[str, PlainValidator(_joined)] = ""
+    tool_calls: list[_Tool] = Field([])
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as transformers takes it: only one with calls names them."""
+        return self.model_dump(exclude=None if self.tool_calls else {"tool_calls"})
 
 
 class ChatCall(_OpenAiFields):
-    """`/v1/chat/completions`. chat_template_kwargs: variables for the model's chat template."""
+    """`/v1/chat/completions`.
 
+    chat_template_kwargs  variables for the model's chat template, as reasoning_effort and
+                          documents are
+    tools, tool_choice    functions that the model may call; "none": its text is not searched
+    """
+
+    neutral: ClassVar = {
+        **_OpenAiFields.neutral,
+        "echo": False,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "add_special_tokens": False,
+    }
     messages: list[Message] = Field([], min_length=1, validate_default=True)
     max_tokens: AtLeast1 | None = Field(
         None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
@@ -118,11 +166,35 @@ class ChatCall(_OpenAiFields):
     logprobs: bool = False
     top_logprobs: NonNegativeInt = 0
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = Field([])
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        for tool in self.tools:
+            _Tool.read(tool)
+        if self.tool_choice not in ("none", "auto"):
+            raise InputError("tool_choice must be none or auto: no call can be forced here")
+
+    @property
+    def most_tool_calls(self) -> int | None:
+        """Calls that the answer may have; None: any number."""
+        if not self.tools or self.tool_choice == "none":
+            return 0
+        return None if self.parallel_tool_calls else 1
 
     @property
     def num_logprobs(self) -> int | None:
         """See `VllmFields.sampling_with`."""
         return self.top_logprobs if self.logprobs else None
+
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets beside the messages."""
+        named = {"reasoning_effort", "documents", "tools"}
+        return self.model_dump(include=named, exclude_defaults=True) | self.chat_template_kwargs
 
 
 OpenAiCall = CompletionCall | ChatCall

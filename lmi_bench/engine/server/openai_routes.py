@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any, ClassVar
@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 import orjson
 from aiohttp import web
 
-from lmi_bench.core.errors import EngineError
+from lmi_bench.core.errors import EngineError, InputError
+from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
-from lmi_bench.engine.server.openai_request import ChatCall, CompletionCall, Message, OpenAiCall
+from lmi_bench.engine.server.openai_request import ChatCall, CompletionCall, OpenAiCall
 from lmi_bench.engine.server.state import ServerState
+from lmi_bench.engine.server.tool_calls import CallFinder
 
 _DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -42,6 +44,7 @@ class OpenAiReply(ABC):
             "model": state.model_name,
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
+        self._finders = [CallFinder(call.most_tool_calls) for _ in answers]
 
     @abstractmethod
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
@@ -84,10 +87,13 @@ class OpenAiReply(ABC):
     def _choice(self, own: dict[str, Any], pieces: list[Piece], number: int) -> dict[str, Any]:
         answer = self._answers[number]
         reason = answer.finish_reason
+        shown = None if reason is None else openai_finish_reason(reason)
+        if shown == "stop" and self._finders[number].num_found:
+            shown = "tool_calls"
         choice = {
             "index": number,
             **own,
-            "finish_reason": None if reason is None else openai_finish_reason(reason),
+            "finish_reason": shown,
             "stop_reason": None if reason != "stop_sequence" else _stop_reason(answer),
         }
         if self._call.return_token_ids:
@@ -164,11 +170,20 @@ class ChatReply(OpenAiReply):
         return self._prefix + orjson.dumps([role]) + b"}\n\n" + events
 
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        return {"delta": {"content": text}, "logprobs": self._logprobs(pieces)}
+        return {"delta": self._message(text, number), "logprobs": self._logprobs(pieces)}
 
     def _whole_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
+        message = {"role": "assistant", **self._message(text, number)}
+        for call in message.get("tool_calls", ()):
+            del call["index"]
+            message["content"] = message["content"] or None
         return {"message": message, "logprobs": self._logprobs(pieces)}
+
+    def _message(self, text: str, number: int) -> dict[str, Any]:
+        """What a text adds to the content and the tool calls."""
+        ended = self._answers[number].finish_reason is not None
+        content, calls = self._finders[number].push(text, ended=ended)
+        return {"content": content, "tool_calls": calls} if calls else {"content": content}
 
     def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
         if self._call.num_logprobs is None:
@@ -190,22 +205,15 @@ def _stop_reason(answer: Answer) -> str | int | None:
     return answer.pieces[-1].token_id
 
 
-ChatEncoder = Callable[[Sequence[Message], Mapping[str, Any]], list[int]]
-"""Encodes a chat as token ids, given template variables; raises InputError if the template
-rejects the messages."""
-
-
-def plain_chat(messages: Sequence[Message]) -> str:
-    """The prompt for a model without a template: one line per message, with nothing added."""
-    return "\n".join(message.content for message in messages)
-
-
 @dataclass(frozen=True, slots=True)
 class OpenAiRoutes:
-    """Handlers over one served model. `encode_chat` None: use `plain_chat`."""
+    """Handlers over one served model.
+
+    template  None: the model has none, and a prompt is one line per message
+    """
 
     state: ServerState
-    encode_chat: ChatEncoder | None = None
+    template: ChatTemplate | None = None
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/v1/models", self.models)
@@ -280,6 +288,11 @@ class OpenAiRoutes:
         if isinstance(call, CompletionCall):
             prompt = call.prompt
             return await self.state.encode(prompt) if isinstance(prompt, str) else prompt
-        if self.encode_chat is None:
-            return await self.state.encode(plain_chat(call.messages))
-        return await asyncio.to_thread(self.encode_chat, call.messages, call.chat_template_kwargs)
+        template = self.template
+        if call.tools and (template is None or not template.takes_tools):
+            raise InputError("tools need a model whose chat template knows them: omit tools")
+        if template is None:
+            return await self.state.encode("\n".join(message.content for message in call.messages))
+        messages = [message.for_template() for message in call.messages]
+        text = await asyncio.to_thread(template.render, messages, call.template_variables())
+        return await self.state.encode(text, add_special_tokens=False)  # the template has them

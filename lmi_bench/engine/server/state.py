@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Final
 from urllib.parse import quote
@@ -122,13 +123,14 @@ class ServerState:
     totals: RequestTotals = field(default_factory=RequestTotals)
     _names_logged: set[str] = field(default_factory=set)
 
-    async def encode(self, text: str, truncate: int | None = None) -> list[int]:
+    async def encode(
+        self, text: str, truncate: int | None = None, *, add_special_tokens: bool = True
+    ) -> list[int]:
         """The prompt's token ids, only the last `truncate` if given; a long text is encoded in a
         thread."""
-        if len(text) > _LONG_TEXT_CHARS:
-            token_ids = await asyncio.to_thread(self.codec.encode, text)
-        else:
-            token_ids = self.codec.encode(text)
+        encode = partial(self.codec.encode, text, add_special_tokens=add_special_tokens)
+        is_long = len(text) > _LONG_TEXT_CHARS
+        token_ids = await asyncio.to_thread(encode) if is_long else encode()
         return token_ids if truncate is None else token_ids[-truncate:]
 
     def submit(self, prompt: Prompt, *, beside: Generation | None = None) -> Answer:

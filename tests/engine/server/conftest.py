@@ -71,7 +71,7 @@ class ByteCodec:
     vocab_size = 256
     eos_token_ids = (0,)
 
-    def encode(self, text):
+    def encode(self, text, **options):
         return list(text.encode())
 
     def decode(self, token_ids):

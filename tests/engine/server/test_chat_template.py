@@ -6,15 +6,13 @@ import asyncio
 import json
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.chat_template import ChatTemplate
-from lmi_bench.engine.server.openai_request import Message
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.jobs.serve import chat_encoder
 
 CHATML = (
     "{%- if messages[0]['role'] != 'system' %}"
@@ -50,13 +48,15 @@ CHATS = [
 
 
 def folder_with(folder, template, *, where="tokenizer_config.json"):
-    """A byte-level tokenizer with end and turn tokens, and a chat template."""
+    """A byte-level tokenizer that puts <s> before a text, and a chat template."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = FastTokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    bos = [("<s>", tokenizer.token_to_id("<s>"))]
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=bos)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
     if where == "tokenizer_config.json":
@@ -67,6 +67,12 @@ def folder_with(folder, template, *, where="tokenizer_config.json"):
         (folder / where).write_text(template)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def with_template(folder):
+    """Settings of a server that has the folder's template and tokenizer."""
+    template = ChatTemplate.from_folder(folder)
+    return {"codec": Tokenizer.from_folder(folder), "app_options": {"chat_template": template}}
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA_2, UNUSUAL])
@@ -81,7 +87,7 @@ def test_a_chat_becomes_the_tokens_that_transformers_gives(tmp_path, template, c
     text = theirs.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert ChatTemplate.from_folder(folder).render(chat) == text
     tokenizer = Tokenizer.from_folder(folder)
-    assert chat_encoder(tokenizer)([Message(**message) for message in chat], {}) == expected
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
 
 
 @pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json"])
@@ -97,17 +103,17 @@ def test_of_several_templates_the_default_one_is_taken(tmp_path):
 
 def test_a_folder_without_a_template_has_none(tmp_path):
     assert ChatTemplate.from_folder(tmp_path) is None
-    assert chat_encoder(Tokenizer.from_folder(folder_with(tmp_path, None))) is None
+    assert ChatTemplate.from_folder(folder_with(tmp_path, None)) is None
 
 
 def test_a_request_may_set_what_the_template_asks_for(tmp_path, serve_toy):
     """`chat_template_kwargs`, as vLLM has it; without a template it means nothing."""
     template = "{{ '' if enable_thinking is defined and not enable_thinking else 'think' }}!"
-    encode = chat_encoder(Tokenizer.from_folder(folder_with(tmp_path, template)))
+    options = with_template(folder_with(tmp_path, template))
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
 
     async def main():
-        async with serve_toy(app_options={"encode_chat": encode}) as server:
+        async with serve_toy(**options) as server:
             replies = [
                 await server.post("/v1/chat/completions", body | more)
                 for more in ({}, {"chat_template_kwargs": {"enable_thinking": False}})
@@ -119,10 +125,10 @@ def test_a_request_may_set_what_the_template_asks_for(tmp_path, serve_toy):
 
 
 def test_what_a_template_refuses_is_a_bad_request(tmp_path, serve_toy):
-    encode = chat_encoder(Tokenizer.from_folder(folder_with(tmp_path, LLAMA_2)))
+    options = with_template(folder_with(tmp_path, LLAMA_2))
 
     async def main():
-        async with serve_toy(app_options={"encode_chat": encode}) as server:
+        async with serve_toy(**options) as server:
             body = {"messages": [{"role": "assistant", "content": "a"}], "max_tokens": 1}
             refused = await server.post("/v1/chat/completions", body)
             body["messages"][0]["role"] = "user"

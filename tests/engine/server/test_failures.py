@@ -90,10 +90,16 @@ def test_a_bad_completion_request_gets_400_and_the_reason(serve_toy, body, messa
         (b"{}", "messages must be a non-empty list"),
         (b'{"messages": []}', "messages must be a non-empty list"),
         (b'{"messages": ["a"]}', 'messages[0] must be an object, got "a"'),
-        (b'{"messages": [{"role": "user"}]}', "messages[0].content must be a string"),
+        (b'{"messages": [{"content": "a"}]}', "messages[0].role must be a string"),
+        (b'{"messages": [{"role": "user"}]}', "the prompt has no tokens"),
+        (b'{"messages": [{"role": "user", "content": 1}]}', "messages[0].content must be a string"),
         (b'{"messages": [{"role": "user", "content": [{"image": 1}]}]}', "list of text parts"),
         (b'{"messages": [{"role": "user", "content": ""}]}', "the prompt has no tokens"),
-        (b'{"messages": [{"role": "user", "content": "a"}], "tools": [1]}', "tools=[1] is not"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "tools": [1]}', "tools[0] must be an"),
+        (
+            b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "web"}]}',
+            "function.name must be a string",
+        ),
     ],
 )
 def test_a_bad_chat_request_gets_400_and_the_reason(serve_toy, body, message):
@@ -363,7 +369,7 @@ def test_a_fault_of_the_server_is_500_in_the_protocols_words_and_logged_once(
     serve_toy, caplog, byte_codec
 ):
     class Broken(type(byte_codec)):
-        def encode(self, text):
+        def encode(self, text, **options):
             raise ZeroDivisionError("secret of the inside")
 
     async def main():

@@ -1,0 +1,59 @@
+"""The clients that people use, unmodified, against a server: OpenAI's and LangChain's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.engine.server.test_tool_calls import HISTORY, PARIS, WEATHER, tool_server
+
+openai = pytest.importorskip("openai", reason="needs the extra `clients`")
+
+
+def test_openais_client_gets_calls_whole_and_streamed(tmp_path, serve_toy, scripted):
+    answer = f"<tool_call>{PARIS}</tool_call>"
+    chat = {"model": "toy", "messages": HISTORY, "tools": [WEATHER], "max_tokens": 200}
+
+    async def main():
+        async with (
+            tool_server(serve_toy, scripted, tmp_path, answer) as server,
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        ):
+            whole = await client.chat.completions.create(**chat)
+            calls = []
+            async for chunk in await client.chat.completions.create(**chat, stream=True):
+                calls += chunk.choices[0].delta.tool_calls or ()
+            with pytest.raises(openai.BadRequestError, match="guided_regex"):
+                await client.chat.completions.create(**chat, extra_body={"guided_regex": "a"})
+            return whole.choices[0], calls
+
+    choice, streamed = asyncio.run(main())
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Paris é"}
+    assert [piece.function.name for piece in streamed if piece.id] == ["weather"]
+    pieces = [piece.function.arguments for piece in streamed]
+    assert call.function.arguments == "".join(pieces)
+
+
+def test_langchain_binds_tools(tmp_path, serve_toy, scripted):
+    langchain = pytest.importorskip("langchain_openai", reason="needs the extra `clients`")
+    answer = f"<tool_call>{PARIS}</tool_call>"
+
+    async def main():
+        async with tool_server(serve_toy, scripted, tmp_path, answer) as server:
+            model = langchain.ChatOpenAI(
+                model="toy", base_url=f"{server.url}/v1", api_key="none", max_tokens=200
+            )
+            bound = model.bind_tools([WEATHER])
+            whole = await bound.ainvoke("And in Paris?")
+            streamed = None
+            async for chunk in bound.astream("And in Paris?"):
+                streamed = chunk if streamed is None else streamed + chunk
+            return whole, streamed
+
+    for message in asyncio.run(main()):
+        (call,) = message.tool_calls
+        assert (call["name"], call["args"]) == ("weather", {"city": "Paris é"})

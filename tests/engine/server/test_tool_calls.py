@@ -1,0 +1,224 @@
+"""Tools reach the model's template, and its calls reach the client, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lmi_bench.engine.chat_template import ChatTemplate
+from lmi_bench.engine.server.openai_request import ChatCall
+from lmi_bench.engine.server.tool_calls import CallFinder
+from tests.engine.server.test_chat_template import folder_with, with_template
+from tests.engine.server.test_openai_routes import events_of
+
+QWEN = """{%- if tools %}{{- '<|im_start|>system\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+{{- '\\n</tools> Answer <tool_call>{...}</tool_call><|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
+{{- '\\n</tool_response><|im_end|>\\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role }}
+{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+{%- for tool_call in message.tool_calls or [] %}{%- set call = tool_call.function %}
+{{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}
+{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+LLAMA = (
+    '{% if tools %}Respond with {"name": name, "parameters": {}}.{% endif %}'
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Now, in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+PARIS = '{"name": "weather", "arguments": {"city": "Paris é"}}'
+ROME = '{"name": "weather", "parameters": {"city": "Rome"}}'
+HISTORY = [
+    {"role": "user", "content": "And in Paris?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "name": "weather", "content": "Rain."},
+]
+
+
+def test_a_history_of_calls_is_rendered_as_transformers_renders_it(tmp_path):
+    """transformers wants the arguments as an object, and OpenAI's clients send them as a text."""
+    folder = folder_with(tmp_path, QWEN)
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    )
+    theirs.chat_template = QWEN
+    history = json.loads(json.dumps(HISTORY))
+    history[1]["tool_calls"][0]["function"]["arguments"] = {"city": "Paris"}
+    expected = theirs.apply_chat_template(
+        history, tools=[WEATHER], add_generation_prompt=True, tokenize=False
+    )
+    call = ChatCall.read({"messages": HISTORY, "tools": [WEATHER]})
+    messages = [message.for_template() for message in call.messages]
+    assert ["tool_calls" in message for message in messages] == [False, True, False]
+    text = ChatTemplate.from_folder(folder).render(messages, call.template_variables())
+    assert text == expected
+    assert '"arguments": {"city": "Paris"}' in text
+
+
+NESTED = """<tool_call>{"name": "weather", "arguments": {"city": "<tool_call>{}}"}}</tool_call>"""
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "cities"),
+    [
+        (f"Let me see.\n<tool_call>\n{PARIS}\n</tool_call>", "Let me see.\n", ["Paris é"]),
+        (f"<tool_call>{PARIS}</tool_call>\n<tool_call>{ROME} Now?", "", ["Paris é", "Rome"]),
+        (
+            f"a <tool_call>no</tool_call> <tool_call>{ROME}",
+            "a <tool_call>no</tool_call> ",
+            ["Rome"],
+        ),
+        (NESTED, "", ["<tool_call>{}}"]),
+        ("a <tool_call>{no}</tool_call> b", None, []),
+        ('if a <tool_c and {"name": 1}', None, []),
+        (f"{ROME}; {ROME}", "", ["Rome", "Rome"]),
+        (f" [{PARIS}, {ROME}]\n", "", ["Paris é", "Rome"]),
+        (ROME.replace("{", '{"type": "function", ', 1), "", ["Rome"]),
+        (f"It is {ROME}", None, []),
+        ('{"city": "Rome"}', None, []),
+        ('{"name": "weather"', None, []),
+        ('{"name": "weather", "arguments": "Rome"}', None, []),
+    ],
+)
+def test_calls_are_found_however_the_text_is_cut(text, content, cities):
+    """What is no call stays text, every character of it; arguments come as the model wrote them."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        finder, shown, found, at = CallFinder(None), "", [], 0
+        while at < len(text):
+            step = rng.randint(1, 1 + seed)
+            piece, more = finder.push(text[at : at + step], ended=at + step >= len(text))
+            at += step
+            shown += piece
+            found += more
+        assert shown == (text if content is None else content)
+        heads = [call for call in found if "id" in call]
+        assert [call["index"] for call in heads] == list(range(len(cities)))
+        assert len({call["id"] for call in heads}) == finder.num_found == len(cities)
+        for head, city in zip(heads, cities, strict=True):
+            assert (head["type"], head["function"]["name"]) == ("function", "weather")
+            pieces = [c["function"]["arguments"] for c in found if c["index"] == head["index"]]
+            assert json.loads("".join(pieces)) == {"city": city}
+            assert seed or len(pieces) > 5
+
+
+def tool_server(serve_toy, scripted, folder, answer, template=QWEN):
+    options = with_template(folder_with(folder, template))
+    tokenizer = options["codec"]
+    tokenizer.eos_token_ids = (tokenizer.vocab_size - 1,)
+    script = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.vocab_size - 1]
+    return serve_toy(executor=scripted(script), max_model_len=2048, **options)
+
+
+def test_a_call_is_a_message_without_text_and_a_delta_in_a_stream(tmp_path, serve_toy, scripted):
+    answer = f"<tool_call>{PARIS}</tool_call>"
+    chat = {"messages": HISTORY, "tools": [WEATHER], "tool_choice": "auto", "max_tokens": 200}
+
+    async def main():
+        async with tool_server(serve_toy, scripted, tmp_path, answer) as server:
+            path = "/v1/chat/completions"
+            return [
+                await server.post(path, chat),
+                await server.post(path, chat | {"stream": True}),
+                await server.post(path, chat | {"tool_choice": "none"}),
+                await server.post(path, chat | {"max_tokens": 5}),
+                await server.post(path, chat | {"max_tokens": answer.index("aris")}),
+            ]
+
+    whole, stream, none, short, cut = asyncio.run(main())
+    (choice,) = json.loads(whole[2])["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Paris é"}'}
+    assert sorted(call) == ["function", "id", "type"]
+    chunks = [event["choices"][0] for event in events_of(stream[2])]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == ""
+    head, *more = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
+    assert (head["index"], head["function"]["name"]) == (0, "weather")
+    assert [sorted(piece) for piece in more] == [["function", "index"]] * len(more)
+    arguments = [piece["function"]["arguments"] for piece in (head, *more)]
+    assert "".join(arguments) == call["function"]["arguments"]
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    (choice,) = json.loads(none[2])["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (answer, "stop")
+    assert json.loads(short[2])["choices"][0]["finish_reason"] == "length"
+    (choice,) = json.loads(cut[2])["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "P'
+
+
+def test_only_one_call_where_several_at_once_are_not_wanted(tmp_path, serve_toy, scripted):
+    chat = {"messages": HISTORY[:1], "tools": [WEATHER], "parallel_tool_calls": False}
+
+    async def main():
+        answer = f"{ROME};{ROME}"
+        async with tool_server(serve_toy, scripted, tmp_path, answer, LLAMA) as server:
+            return await server.post("/v1/chat/completions", chat | {"max_tokens": 200})
+
+    (choice,) = json.loads(asyncio.run(main())[2])["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}])
+def test_a_call_without_arguments_has_an_empty_object(arguments):
+    calls = [{"function": {"name": "now", "arguments": arguments}}]
+    call = ChatCall.read({"messages": [{"role": "assistant", "tool_calls": calls}]})
+    (shown,) = call.messages[0].for_template()["tool_calls"]
+    assert shown["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
+def test_a_model_that_knows_no_tools_is_not_asked_with_any(tmp_path, serve_toy, template):
+    options = {} if template is None else with_template(folder_with(tmp_path, template))
+
+    async def main():
+        async with serve_toy(**options) as server:
+            chat = {"messages": HISTORY[:1], "tools": [WEATHER]}
+            return await server.post("/v1/chat/completions", chat)
+
+    status, _, body = asyncio.run(main())
+    assert (status, b"chat template knows them" in body) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"arguments": "{"}, 'function.arguments must be an object in JSON, got "{"'),
+        ({"arguments": "[]"}, "function.arguments must be an object in JSON"),
+        ({"name": 1}, "messages[0].tool_calls[0].function.name must be a string, got 1"),
+    ],
+)
+def test_malformed_calls_in_a_history_are_refused(tmp_path, serve_toy, scripted, fields, message):
+    async def main():
+        async with tool_server(serve_toy, scripted, tmp_path, "a") as server:
+            bad = [HISTORY[1] | {"tool_calls": [{"function": {"name": "f"} | fields}]}]
+            return await server.post("/v1/chat/completions", {"messages": bad})
+
+    status, _, body = asyncio.run(main())
+    assert (status, message in json.loads(body)["error"]["message"]) == (400, True)
