@@ -13,14 +13,8 @@ from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
+from lmi_bench.jobs.settings import deploy as settings_of
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.deploy import (
-    INSTANCE,
-    SECRET_COMMAND,
-    DeploySettings,
-    LimitsSettings,
-    Loadgen,
-)
 
 deploy = typer.Typer(
     name="deploy",
@@ -28,7 +22,7 @@ deploy = typer.Typer(
     no_args_is_help=True,
 )
 _Model = Annotated[str, planning.MODEL]
-_Instance = Annotated[str, INSTANCE]
+_Instance = Annotated[str, settings_of.INSTANCE]
 _Version = Annotated[str, Option("Version of djl-serving or LMI, such as 0.26.0 or lmi28.")]
 _ROPE_BACKENDS: Final = (
     "lmi-dist follows the model's config, vLLM takes option.hf_overrides, TensorRT-LLM "
@@ -38,7 +32,7 @@ _ROPE_BACKENDS: Final = (
 
 @deploy.command()
 @spread_options
-def write(settings: DeploySettings) -> None:
+def write(settings: settings_of.DeploySettings) -> None:
     """Write the files of a recommended or a stated layout, checked: serving.properties or the
     variables, SageMaker's requests, a CloudFormation template and a boto3 script.
     """
@@ -72,7 +66,7 @@ def write(settings: DeploySettings) -> None:
 @deploy.command()
 @spread_options
 def loadgen(
-    settings: Loadgen,
+    settings: settings_of.Loadgen,
     out: Annotated[Path, Option("YAML file.", ("--out", "-o"))],
 ) -> None:
     """Write a load generator for Kubernetes: a sweep, and an Indexed Job of pods that send for it.
@@ -81,7 +75,7 @@ def loadgen(
     """
     write_text(out, settings.manifest())
     say(f"{out}: a sweep and {settings.workers} workers, which need once:")
-    say(SECRET_COMMAND)
+    say(settings_of.SECRET_COMMAND)
 
 
 @deploy.command()
@@ -213,7 +207,7 @@ def backends(model: _Model, instance: _Instance, djl_version: _Version = "0.38.0
 
 @deploy.command()
 @spread_options
-def limits(settings: LimitsSettings) -> None:
+def limits(settings: settings_of.LimitsSettings) -> None:
     """Print how many sequences fit at once, by token limit: set limits before the concurrency."""
     from lmi_bench.jobs.deploy import sequence_limits
 
@@ -342,7 +336,7 @@ def presets(
 @spread_options
 def defaults(
     model: Annotated[str, replace(planning.MODEL, names=(), argument=True)],
-    instance: Annotated[str, replace(INSTANCE, argument=True)],
+    instance: Annotated[str, replace(settings_of.INSTANCE, argument=True)],
 ) -> None:
     """Print what JumpStart set for a model on a machine in 2023, as TGI's variables."""
     from lmi_bench.catalog.instances import find_instance

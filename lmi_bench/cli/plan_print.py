@@ -9,12 +9,7 @@ from lmi_bench.analysis.fit.forecast import CAUSES, Forecast, SimulatedForecast
 from lmi_bench.analysis.fit.measured_tables import TableRow
 from lmi_bench.analysis.fit.uncertainty import Z80, Estimate
 from lmi_bench.analysis.fit.validation import LoadUnderSlo, accuracies
-from lmi_bench.analysis.fleet.accelerator_comparison import (
-    FourSteps,
-    MachineFigures,
-    best_by_machine,
-    sharding,
-)
+from lmi_bench.analysis.fleet import accelerator_comparison as machines
 from lmi_bench.analysis.fleet.day import DayResult
 from lmi_bench.analysis.fleet.money import usd_text
 from lmi_bench.analysis.fleet.portfolio import Portfolio, SharedFleet
@@ -23,12 +18,7 @@ from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES
 from lmi_bench.cli.console import note, print_table, say, warn
 from lmi_bench.core.units import HOURS_PER_MONTH, format_figure, format_interval, plural
-from lmi_bench.jobs.calibrate import (
-    TABLES_VARIABLE,
-    Calibration,
-    ShippedErrors,
-    Validation,
-)
+from lmi_bench.jobs import calibrate
 from lmi_bench.jobs.fleet import AcceleratorComparison, PlannedDay, PlayedPolicy
 from lmi_bench.jobs.predict import Prediction
 from lmi_bench.jobs.verify import Learned, Verification
@@ -123,7 +113,7 @@ def print_captured(levels: Sequence[Mapping[str, Any]]) -> None:
     print_table("Measured", rows, left=("check",), give_way=("requests",))
 
 
-def print_calibration(calibration: Calibration) -> None:
+def print_calibration(calibration: calibrate.Calibration) -> None:
     """The fitted parameters, the largest errors, and the levels to measure next."""
     say(calibration.profile.provenance)
     if calibration.is_fitted:
@@ -135,7 +125,7 @@ def print_calibration(calibration: Calibration) -> None:
     print_table("Measure next, the most informative first", rows, left=("level",))
 
 
-def _print_fit(calibration: Calibration) -> None:
+def _print_fit(calibration: calibrate.Calibration) -> None:
     fit, profile = calibration.fit, calibration.profile
     print_table(
         "Parameters",
@@ -176,7 +166,7 @@ def _level(cell: MeasuredLevel) -> str:
     )
 
 
-def print_validation(validation: Validation) -> None:
+def print_validation(validation: calibrate.Validation) -> None:
     """The lines that were calibrated on, the errors on the others, and rates under limits."""
     judged, warnings = validation.judged, validation.warnings
     chosen = [row for row in judged if row.calibrated]
@@ -208,7 +198,7 @@ def print_validation(validation: Validation) -> None:
         warn(f"and {len(warnings) - _SHOWN_WARNINGS} more such warnings")
 
 
-def print_shipped(shipped: ShippedErrors) -> None:
+def print_shipped(shipped: calibrate.ShippedErrors) -> None:
     """The errors of the shipped profiles on their published tables."""
     print_table(
         "Errors of the shipped profiles, and 80 % intervals",
@@ -221,8 +211,8 @@ def print_shipped(shipped: ShippedErrors) -> None:
     )
     for table in shipped.absent:
         note(
-            f"{table.profile}: {table.file} does not ship; to judge it, set {TABLES_VARIABLE} to "
-            "its folder"
+            f"{table.profile}: {table.file} does not ship; to judge it, set "
+            f"{calibrate.TABLES_VARIABLE} to its folder"
         )
 
 
@@ -372,7 +362,7 @@ def print_accelerators(comparison: AcceleratorComparison, top: int) -> None:
         left=("accelerator", "price of"),
     )
     for by, title in _TABLES:
-        rows = [_machine_row(each) for each in best_by_machine(figures, by=by)[:top]]
+        rows = [_machine_row(each) for each in machines.best_by_machine(figures, by=by)[:top]]
         print_table(title, rows, left=("instance",))
     print_table(
         "Several copies against one copy over all devices, predicted",
@@ -386,7 +376,7 @@ def print_accelerators(comparison: AcceleratorComparison, top: int) -> None:
                 "ms/token alone": format_figure(best.latency_ms_per_token),
                 "of one copy": format_figure(whole.latency_ms_per_token),
             }
-            for best, whole in sharding(figures)[:top]
+            for best, whole in machines.sharding(figures)[:top]
         ],
         left=("instance", "best layout"),
     )
@@ -398,7 +388,7 @@ def print_accelerators(comparison: AcceleratorComparison, top: int) -> None:
     )
 
 
-def _step_row(row: FourSteps) -> dict[str, Any]:
+def _step_row(row: machines.FourSteps) -> dict[str, Any]:
     machine, price = row.machine, row.usd_per_hour_device
     bandwidth_price = None if row.usd_per_hour_gb_s is None else 1e3 * row.usd_per_hour_gb_s
     source = f"{machine.instance_type}, {machine.price_region}, {machine.price_date}"
@@ -415,7 +405,7 @@ def _step_row(row: FourSteps) -> dict[str, Any]:
     }
 
 
-def _machine_row(each: MachineFigures) -> dict[str, Any]:
+def _machine_row(each: machines.MachineFigures) -> dict[str, Any]:
     layout = each.layout
     mark = "~" if layout.instance.is_estimated else ""
     return {

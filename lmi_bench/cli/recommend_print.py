@@ -14,17 +14,7 @@ from lmi_bench.jobs.recommend import Advice, OtherProfile
 from lmi_bench.report.formats import number
 from lmi_bench.report.recommendation_view import answer_tiles, by_reason, planning_facts
 from lmi_bench.report.table import bracketed, console_rows
-from lmi_bench.report.tables.fleets import (
-    CAPACITY,
-    accuracy_fields,
-    candidate_fields,
-    figure_key,
-    fleet_name,
-    load_fields,
-    money,
-    shown,
-    slo_heading,
-)
+from lmi_bench.report.tables import fleets
 
 _SHOWN_REASONS = 6
 _SHOWN_UNPRICED = 5
@@ -48,7 +38,7 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
     print_candidates(answer.candidates, every_layout=explain)
     if advice.variation is not None:
         found = advice.variation
-        rows = console_rows(load_fields(found), found.intervals, bracketed)
+        rows = console_rows(fleets.load_fields(found), found.intervals, bracketed)
         print_table("Cheapest layout by load", rows, left=("layout",))
     for text in basis.notes:
         note(text)
@@ -68,19 +58,19 @@ def _other_line(other: OtherProfile, answer: Recommendation) -> str:
     best = answer.recommended
     if other.best is None or best is None:
         return f"{start}: no fleet of the best machines carries the load"
-    fleet = fleet_name(other.best)
-    same = "the same fleet" if fleet_name(best) == fleet else fleet
+    fleet = fleets.fleet_name(other.best)
+    same = "the same fleet" if fleets.fleet_name(best) == fleet else fleet
     price = other.best.price_usd_per_hour
-    cost = "" if price is None else f", USD {money(other.best, price)} per hour"
+    cost = "" if price is None else f", USD {fleets.money(other.best, price)} per hour"
     carried = other.best.figures.get("capacity_rate_per_s")
-    carries = "" if carried is None else f", carries {shown(carried)} req/s"
+    carries = "" if carried is None else f", carries {fleets.shown(carried)} req/s"
     return f"{start}: {same}{cost}{carries}"
 
 
 def _print_reasons(advice: Advice) -> None:
     answer, best = advice.answer, advice.answer.recommended
     if answer.accuracy is not None:
-        rows = console_rows(accuracy_fields(answer.accuracy), answer.accuracy)
+        rows = console_rows(fleets.accuracy_fields(answer.accuracy), answer.accuracy)
         print_table("Predicted against measured", rows)
     for text in (*rejection_lines(answer.rejected), *unpriced_lines(answer)):
         say(text)
@@ -121,14 +111,14 @@ def answer_lines(answer: Recommendation) -> Iterator[str]:
     yield from answer.caveats
     best = answer.recommended
     if best is not None:
-        yield f"recommended: {fleet_name(best, with_copies=True)}"
+        yield f"recommended: {fleets.fleet_name(best, with_copies=True)}"
         yield from (f"  {tile.line}" for tile in answer_tiles(best, answer))
         yield from _sturdier_lines(answer)
         if best.instance.startswith("ml."):
             yield f"  quota: {endpoint_quota(best.instance, best.instances)}"
     elif answer.nearest is not None:
         verb = "carries" if answer.missed == "the load" else "keeps"
-        nearest = fleet_name(answer.nearest, with_copies=True)
+        nearest = fleets.fleet_name(answer.nearest, with_copies=True)
         yield f"no candidate {verb} {answer.missed}; the nearest: {nearest}"
         yield f"  {answer.nearest.reason}"
         yield from (f"  {tile.line}" for tile in answer_tiles(answer.nearest, answer))
@@ -147,7 +137,7 @@ def _sturdier_lines(answer: Recommendation) -> Iterator[str]:
         for each in others:
             if each.attainment is not None and not each.attainment.fragile_slos:
                 cost, *_ = answer_tiles(each, answer)
-                yield f"  not fragile: {fleet_name(each, with_copies=True)}, {cost.line}"
+                yield f"  not fragile: {fleets.fleet_name(each, with_copies=True)}, {cost.line}"
                 return
 
 
@@ -156,7 +146,7 @@ def _doubt(answer: Recommendation) -> str:
     best = answer.recommended or answer.nearest
     assert best is not None
     for outlook in best.slos:
-        figure = best.figures.get(figure_key(outlook.slo))
+        figure = best.figures.get(fleets.figure_key(outlook.slo))
         if outlook.confidence == "likely" and figure is not None:
             return (
                 f"{outlook.slo} holds as predicted, but the interval reaches "
@@ -203,8 +193,8 @@ def unpriced_lines(answer: Recommendation) -> Iterator[str]:
             best[candidate.instance] = (price, candidate)
     for price, candidate in list(best.values())[:_SHOWN_UNPRICED]:
         yield (
-            f"no price known: {fleet_name(candidate)} would win below USD {price:,.2f} a machine "
-            "and hour"
+            f"no price known: {fleets.fleet_name(candidate)} would win below USD {price:,.2f} "
+            "a machine and hour"
         )
     if len(best) > _SHOWN_UNPRICED:
         yield f"and {len(best) - _SHOWN_UNPRICED} more unpriced machines, in the --json file"
@@ -301,15 +291,15 @@ def candidate_rows(
 
     Before the capacity goes, the latencies' intervals do. The SLOs' columns always stay.
     """
-    fields = candidate_fields(candidates)
+    fields = fleets.candidate_fields(candidates)
     rows = console_rows(fields, candidates, bracketed)
-    held = {slo_heading(outlook.slo) for each in candidates for outlook in each.slos}
+    held = {fleets.slo_heading(outlook.slo) for each in candidates for outlook in each.slos}
     give_way = [name for name in _GIVE_WAY if name not in held]
     fitting, left_out = fit_columns(rows, give_way, width)
     if left_out and _GIVE_WAY.index(left_out[-1]) >= len(_GIVE_WAY) - _LAST_TO_GO:
         bare = console_rows(fields, candidates)
         for without, row in zip(bare, rows, strict=True):
-            without[CAPACITY] = row[CAPACITY]
+            without[fleets.CAPACITY] = row[fleets.CAPACITY]
         fitting, left_out = fit_columns(bare, give_way, width)
         left_out.append("intervals of latencies")
     return fitting, left_out

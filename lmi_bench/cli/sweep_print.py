@@ -20,24 +20,11 @@ from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import CellState, MatrixResult
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
+from lmi_bench.report import text as run_text
 from lmi_bench.report.formats import MISSING, number
 from lmi_bench.report.slo_text import met_and_missed, search_headline, slo_headline
+from lmi_bench.report.tables import levels as tables
 from lmi_bench.report.tables.extras import engine_rows, session_rows, spread_rows
-from lmi_bench.report.tables.levels import (
-    LEVEL_GIVE_WAY,
-    knee_interval,
-    knee_rows,
-    level_rows,
-    named_rows,
-    slo_fields,
-)
-from lmi_bench.report.text import (
-    generator_line,
-    level_block,
-    replica_lines,
-    token_counts_line,
-    ttft_parts_line,
-)
 
 if TYPE_CHECKING:  # loads the planner
     from lmi_bench.jobs.results import Comparison, Summary
@@ -47,7 +34,7 @@ def print_sweep(result: SweepResult) -> None:
     """Print what was measured, or what is left of a sweep that was interrupted."""
     folder, levels = result.folder, result.levels
     if result.interrupted:
-        print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
+        print_table("Levels", tables.level_rows(levels), give_way=tables.LEVEL_GIVE_WAY)
         kept = f"{len(levels)} finished level(s) kept in {folder}"
         note(f"interrupted: {kept}; continue with --resume --out {folder}")
         return
@@ -69,7 +56,7 @@ def print_sweep(result: SweepResult) -> None:
     if result.answer is not None:
         _print_answer(result, result.answer)
     if len(pooled.levels) == 1 and not result.all_failed:
-        say(level_block(pooled.levels[0]))
+        say(run_text.level_block(pooled.levels[0]))
     if result.failed:
         failed = f"{sum(x.failed for x in levels):,} of {sum(x.sent for x in levels):,}"
         fail(f"no level is usable: {failed} requests failed{_first_error(result)}")
@@ -140,7 +127,7 @@ def _knee_text(knees: Sequence[Knee], curve: SweepCurve) -> str:
         return f"cannot tell: {next(filter(None, reasons), 'no level is within the limits')}"
     here = next(point.line for point in curve.points if point.load == knee.load)
     bound = ">= " if knee.high is None else ""
-    between = "" if knee.high is None else f" ({knee_interval(knee)})"
+    between = "" if knee.high is None else f" ({tables.knee_interval(knee)})"
     return f"{bound}{load_name(knee.axis, knee.load)}{between}: {_level_text(here)}"
 
 
@@ -171,10 +158,12 @@ def _doubt(levels: Sequence[Level], curve: SweepCurve) -> str:
 def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
     """Levels by rising load, knees, and warnings."""
     levels = sorted(levels, key=lambda line: line.load.value)
-    print_table("Levels", level_rows(levels), give_way=LEVEL_GIVE_WAY)
+    print_table("Levels", tables.level_rows(levels), give_way=tables.LEVEL_GIVE_WAY)
     axis = sweep_curve(levels).axis
     print_table(
-        "Knee by rule (* recommended)", knee_rows(axis, knees), left=("rule", "what binds", "why")
+        "Knee by rule (* recommended)",
+        tables.knee_rows(axis, knees),
+        left=("rule", "what binds", "why"),
     )
     print_table(
         "Conversations",
@@ -183,11 +172,11 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
         give_way=("first turn p90", "turns mean"),
     )
     print_table("Engine", engine_rows(levels), whole=("level",))
-    for text in replica_lines(levels):
+    for text in run_text.replica_lines(levels):
         note(text)
     for text in check_levels(levels):
         warn(text)
-    facts = generator_line, token_counts_line, ttft_parts_line, cheapest
+    facts = run_text.generator_line, run_text.token_counts_line, run_text.ttft_parts_line, cheapest
     for line in (fact(levels) for fact in facts):
         if line is not None:
             say(line)
@@ -229,10 +218,10 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> None:
         return
     ordered = sorted(zip(run.levels, run.records, strict=True), key=lambda pair: pair[0].load.value)
     lines, records = [line for line, _ in ordered], [kept for _, kept in ordered]
-    fields = slo_fields(lines, records, slos, options.limits, options.failures)
+    fields = tables.slo_fields(lines, records, slos, options.limits, options.failures)
     limits = ", ".join(limit.of_a_request for limit in options.limits)
     by = limits or ", ".join(map(str, slos))
-    rows = named_rows(fields, lines)
+    rows = tables.named_rows(fields, lines)
     print_table(f"Goodput: requests that meet {by}", rows, left=("level",))
     if not slos and slo_outcome(run, slos, options) == "missed":
         say(

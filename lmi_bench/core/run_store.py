@@ -22,14 +22,7 @@ from typing import Any, Self
 
 import orjson
 
-from lmi_bench.core.durable import (
-    LOCK,
-    append_and_sync,
-    drop_torn_tail,
-    is_unfinished,
-    lock_folder,
-    write_whole,
-)
+from lmi_bench.core import durable
 from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.findings import Knee, SloAnswer
 from lmi_bench.core.host import host_facts, installed_versions, without_collection
@@ -64,7 +57,7 @@ class RunStore:
         self.levels: list[Level] = []
         self._secrets = tuple(secrets)
         self._attempts: dict[int, int] = {}
-        self._lock_fd = lock_folder(path)
+        self._lock_fd = durable.lock_folder(path)
 
     @classmethod
     def create(cls, path: Path, manifest: Manifest, *, secrets: Sequence[str] = ()) -> "RunStore":
@@ -91,7 +84,7 @@ class RunStore:
             on_failure.callback(store.close)
             for name in (REQUESTS, LEVELS):
                 (path / name).touch()
-            write_whole(path / MANIFEST, store.manifest.to_json())
+            durable.write_whole(path / MANIFEST, store.manifest.to_json())
             on_failure.pop_all()
         return store
 
@@ -120,7 +113,7 @@ class RunStore:
             store = cls(path, manifest, secrets)
             on_failure.callback(store.close)
             for name in (REQUESTS, LEVELS):
-                drop_torn_tail(path / name)
+                durable.drop_torn_tail(path / name)
             store.levels = _read_levels(path)
             known = [(line["level"], line["attempt"]) for line in _read_lines(path / REQUESTS)]
             known += [(each.index, each.attempt) for each in store.levels]
@@ -129,7 +122,7 @@ class RunStore:
             if asked.commands:
                 commands = [*manifest.commands, *redact(asked.commands, secrets)]
                 store.manifest = replace(manifest, commands=commands)
-                write_whole(path / MANIFEST, store.manifest.to_json())
+                durable.write_whole(path / MANIFEST, store.manifest.to_json())
             on_failure.pop_all()
         return store
 
@@ -149,8 +142,8 @@ class RunStore:
         )
         line = redact(finished.to_json(), self._secrets)
         with _writing(self.path, f"level {level + 1}", f"the levels before it are safe: {_GO_ON}"):
-            append_and_sync(self.path / REQUESTS, requests)
-            append_and_sync(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
+            durable.append_and_sync(self.path / REQUESTS, requests)
+            durable.append_and_sync(self.path / LEVELS, orjson.dumps(line, option=_ONE_LINE))
         self.levels.append(finished if line == finished.to_json() else Level.from_json(line))
         self._attempts[level] = max(attempt, self._attempts.get(level, 0))
 
@@ -181,7 +174,7 @@ class RunStore:
 
     def _write(self, name: str, content: Any) -> None:
         with _writing(self.path, name, f"the levels are safe: {_GO_ON}"):
-            write_whole(self.path / name, redact(content, self._secrets))
+            durable.write_whole(self.path / name, redact(content, self._secrets))
 
 
 _GO_ON = "make room and continue with --resume"
@@ -268,8 +261,8 @@ def is_unstarted(path: Path) -> bool:
     if not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}
-    known = {LOCK, REQUESTS, LEVELS, *(name for name in names if is_unfinished(name, MANIFEST))}
-    return LOCK in names and names <= known
+    unfinished = {name for name in names if durable.is_unfinished(name, MANIFEST)}
+    return durable.LOCK in names and names <= unfinished | {durable.LOCK, REQUESTS, LEVELS}
 
 
 def _read_levels(path: Path) -> list[Level]:

@@ -7,19 +7,10 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from lmi_bench.core import scenario_fields as fields
 from lmi_bench.core.engine_fields import BatchingFields, CompiledFields, DraftFields, StepFields
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
-from lmi_bench.core.scenario_fields import (
-    ClientFields,
-    LoadFields,
-    Positive,
-    PositiveInt,
-    SageMakerFields,
-    SessionFields,
-    SessionLoadFields,
-    WorkloadFields,
-)
 from lmi_bench.core.sessions import parse_agents
 
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32)
@@ -78,12 +69,12 @@ class Section(BaseModel):
 class LengthShare(Section):
     """One kind of request of a mixed workload; lengths in tokens, `share` relative to the rest."""
 
-    input_tokens: PositiveInt
-    output_tokens: PositiveInt
-    share: Positive = 1.0
+    input_tokens: fields.PositiveInt
+    output_tokens: fields.PositiveInt
+    share: fields.Positive = 1.0
 
 
-class WorkloadSection(Section, SessionFields, WorkloadFields):
+class WorkloadSection(Section, fields.SessionFields, fields.WorkloadFields):
     """The requests: one by one, or turns of conversations."""
 
     mix: tuple[LengthShare, ...] = ()
@@ -176,7 +167,7 @@ class WorkloadSection(Section, SessionFields, WorkloadFields):
         return self.agents is not None or self.agent_trace is not None
 
 
-class LoadSection(Section, SessionLoadFields, LoadFields):
+class LoadSection(Section, fields.SessionLoadFields, fields.LoadFields):
     """The load, of single requests or of conversations."""
 
     _levels = field_validator("concurrency", mode="before")(_levels_or_auto)
@@ -222,11 +213,11 @@ class EngineSection(Section, BatchingFields, DraftFields, CompiledFields, StepFi
     """Settings of the bundled and of the simulated engine; an endpoint keeps its own."""
 
 
-class SageMakerSection(Section, SageMakerFields):
+class SageMakerSection(Section, fields.SageMakerFields):
     """The part of a SageMaker endpoint."""
 
 
-class ClientSection(Section, ClientFields):
+class ClientSection(Section, fields.ClientFields):
     """How the load generator sends and takes its times."""
 
     _uses = field_validator("connections", mode="before")(_connections)

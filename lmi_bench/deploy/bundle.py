@@ -18,6 +18,7 @@ from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
+from lmi_bench.deploy import server_settings
 from lmi_bench.deploy.checks import PREFIXES, check_settings, era_of
 from lmi_bench.deploy.images import Image, ami_of, choose_image
 from lmi_bench.deploy.kubernetes import PodImage, kubernetes_files
@@ -25,21 +26,14 @@ from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
 from lmi_bench.deploy.sagemaker import Container, endpoint_requests, parameter_name, template
-from lmi_bench.deploy.server_settings import (
-    lmi_settings,
-    sglang_arguments,
-    tgi_environment,
-    unsupported_settings,
-    vllm_arguments,
-)
 from lmi_bench.deploy.settings import LONGEST_WAIT_S, SECRET, EndpointSettings, Server
 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
 _TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _ENGINES: Final = {
-    "vllm": (vllm_arguments, "vllm serve"),
-    "sglang": (sglang_arguments, "python3 -m sglang.launch_server"),
+    "vllm": (server_settings.vllm_arguments, "vllm serve"),
+    "sglang": (server_settings.sglang_arguments, "python3 -m sglang.launch_server"),
 }
 """Arguments and command of an engine."""
 _OWN_IMAGES: Final = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
@@ -178,7 +172,7 @@ def _server_files(
     """The server's own files, its environment, and the traps of both."""
     trust, traps = server.trust_remote_code, _unsupported(plan, server.kind, image)
     if server.kind == "tgi":
-        return {}, tgi_environment(plan, image, trust_remote_code=trust), traps
+        return {}, server_settings.tgi_environment(plan, image, trust_remote_code=trust), traps
     if server.kind != "lmi":
         make, _ = _ENGINES[server.kind]
         command, words = _command(plan, server)
@@ -190,7 +184,7 @@ def _server_files(
             for name, value in make(plan, trust_remote_code=trust).items()
         }
         return {f"{server.kind}-serve.sh": script}, variables, traps
-    settings = lmi_settings(
+    settings = server_settings.lmi_settings(
         plan,
         image,
         trust_remote_code=trust,
@@ -240,7 +234,7 @@ def _started(
 
 
 def _unsupported(plan: DeploymentPlan, server: str, image: Image | None) -> tuple[str, ...]:
-    missing = unsupported_settings(plan, server, image)
+    missing = server_settings.unsupported_settings(plan, server, image)
     if not missing:
         return ()
     return (f"these files do not set {', '.join(missing)}: {server} has no such setting here",)

@@ -25,27 +25,12 @@ from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts.prompts import TokenIds
-from lmi_bench.models.folder import (
-    TRAINED_NAMES,
-    folder_name,
-    parse_rope_scaling,
-    rope_scaled_folder,
-    shape_of_folder,
-    trained_folder,
-)
+from lmi_bench.models import folder as folders
 from lmi_bench.targets import drafting, loading, quantizing
+from lmi_bench.targets import parts as engine_parts
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.back_ends import choose_back_end, step_facts, step_notes, step_settings
 from lmi_bench.targets.bench import Bench
-from lmi_bench.targets.parts import (
-    EngineParts,
-    close_all,
-    degree_of,
-    replica_facts,
-    replica_note,
-    scheduler_config,
-    scheduler_facts,
-)
 from lmi_bench.targets.prompts import DEMO_NAMES
 
 if TYPE_CHECKING:
@@ -92,7 +77,7 @@ def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | No
     try:
         quantizing.refuse_emulated(parts.quantized)
     except InputError:
-        asyncio.run(close_all(parts.executors))
+        asyncio.run(engine_parts.close_all(parts.executors))
         raise
     tokenizer = parts.tokenizer
     assert tokenizer is not None  # a torch engine has read it from its folder
@@ -107,7 +92,7 @@ def open_torch_engine(
     listener: Listener = SILENT,
     *,
     compile_into: Path | None = None,
-) -> EngineParts:
+) -> engine_parts.EngineParts:
     """The bundled engine with a model folder or a demo model, loaded into memory.
 
     compile_into  folder for compiled steps; None: the user's cache
@@ -132,7 +117,7 @@ def open_torch_engine(
     budget = None
     if settings.follow_memory:
         budget = loading.memory_budget(settings, (loaded, draft), listener.note)
-    return EngineParts(
+    return engine_parts.EngineParts(
         executors=executors,
         config=config,
         shape=shape,
@@ -153,7 +138,7 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.Lo
 
     folder = model_folder(model, settings.rope_scaling)
     gpus, cores = loading.gpu_count(settings), settings.threads or usable_cores()
-    degree = degree_of(settings, cores if gpus is None else gpus)
+    degree = engine_parts.degree_of(settings, cores if gpus is None else gpus)
     draft_folder = None
     if settings.draft is not None and settings.draft != drafting.NGRAM_DRAFT:
         draft_folder = model_folder(settings.draft)
@@ -166,7 +151,8 @@ def _plan(model: str, settings: EngineSection, listener: Listener) -> loading.Lo
         block_size=block_size,
         listener=listener,
     )
-    named = model if model in DEMO_NAMES and settings.rope_scaling is None else folder_name(folder)
+    is_demo = model in DEMO_NAMES and settings.rope_scaling is None
+    named = model if is_demo else folders.folder_name(folder)
     return loading.LoadPlan(
         *(settings, named, folder, draft_folder, degree, cores, gpus, block_size, back_end)
     )
@@ -184,7 +170,8 @@ def _load_settings(plan: loading.LoadPlan, compile_into: Path | None) -> LoadSet
     share = (settings.memory_share or DEFAULT_MEMORY_SHARE) / sharing
     if plan.draft_folder is not None:  # both cache the same tokens
         own, drafts = (
-            kv_bytes_per_token(shape_of_folder(place)) for place in (plan.folder, plan.draft_folder)
+            kv_bytes_per_token(folders.shape_of_folder(place))
+            for place in (plan.folder, plan.draft_folder)
         )
         share *= own / (own + drafts)
     return LoadSettings(
@@ -218,7 +205,7 @@ def _config(
         # a draft model reads the same blocks, and may have a longer window
         attention_window=None if draft else loaded.model_shape.attention_window,
     )
-    config = scheduler_config(plan.settings, derived)
+    config = engine_parts.scheduler_config(plan.settings, derived)
     if config.max_model_len > longest:
         with_draft = "" if draft is None else f"with the draft {plan.settings.draft} "
         raise InputError(
@@ -235,14 +222,14 @@ def _facts(plan: loading.LoadPlan, loaded: LoadedModel, config: SchedulerConfig)
         "model": plan.name,
         **plan.back_end.facts(),
         "tensor_parallel": plan.degree,
-        **replica_facts(plan.settings),
+        **engine_parts.replica_facts(plan.settings),
         "weights": loaded.weights_description,
         "free_memory_bytes": loaded.free_memory_bytes,
         "kv_dtype": loaded.kv_dtype,
         "kv_cache_bytes": loaded.kv_cache_bytes,
         **quantizing.quantize_facts(rounding, loaded.weight_bytes, loaded.quantized),
         **step_facts(loaded.prepared),
-        **scheduler_facts(plan.settings, config),
+        **engine_parts.scheduler_facts(plan.settings, config),
     }
 
 
@@ -276,7 +263,7 @@ def _notes(
 def _layout_note(plan: loading.LoadPlan, loaded: LoadedModel) -> str:
     """Number of processes and how they communicate; empty for one process."""
     copies, degree = plan.settings.replicas, plan.degree
-    parts = [replica_note(plan.settings)]
+    parts = [engine_parts.replica_note(plan.settings)]
     if degree > 1:
         transport = str(getattr(loaded, "transport", "")).replace("_", " ")
         parts.append(f"{degree} ranks{' each' if copies > 1 else ''}, sums over {transport}")
@@ -291,9 +278,9 @@ def model_folder(model: str, rope_scaling: str | None = None) -> Path:
     Raises InputError if the model is neither a folder nor a demo model."""
     from lmi_bench.engine.torch_backend.demo import DEMO_MODELS, ensure_demo_model
 
-    trained = trained_folder(model)
+    trained = folders.trained_folder(model)
     if trained is None and model not in DEMO_MODELS and not Path(model).is_dir():
-        names = ", ".join((*DEMO_MODELS, *TRAINED_NAMES))
+        names = ", ".join((*DEMO_MODELS, *folders.TRAINED_NAMES))
         raise InputError(
             f"model {model!r} is neither a folder nor a demo model ({names}): "
             "give the path of a Hugging Face folder (config.json, *.safetensors, tokenizer.json)"
@@ -301,7 +288,7 @@ def model_folder(model: str, rope_scaling: str | None = None) -> Path:
     folder = ensure_demo_model(model) if model in DEMO_MODELS else trained or Path(model)
     if rope_scaling is None:
         return folder
-    return rope_scaled_folder(folder, parse_rope_scaling(rope_scaling))
+    return folders.rope_scaled_folder(folder, folders.parse_rope_scaling(rope_scaling))
 
 
 def round_weights(

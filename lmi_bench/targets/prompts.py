@@ -18,22 +18,8 @@ from lmi_bench.core.traces import RecordedConversation, read_conversations, read
 from lmi_bench.core.workload import LevelSpec, PlannedRequest, arrival_times_s
 from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.prompts import dialogues
+from lmi_bench.loadgen.prompts import prompts as sources
 from lmi_bench.loadgen.prompts.agents import AgentSessions
-from lmi_bench.loadgen.prompts.prompts import (
-    CHARACTERS_PER_TOKEN,
-    DatasetPrompts,
-    DrawnLengths,
-    Lengths,
-    Prompts,
-    PromptText,
-    SyntheticPrompts,
-    TracePrompts,
-    distinct_ids,
-    distributions,
-    load_dataset,
-    mean_lengths,
-    no_text,
-)
 from lmi_bench.models.folder import trained_folder
 
 DEMO_NAMES: Final = ("demo-15m", "demo-110m")
@@ -46,18 +32,20 @@ def weights_notes(model: str) -> list[str]:
     return [f"{model} has random weights: its text means nothing"] if model in DEMO_NAMES else []
 
 
-def lengths_of(scenario: Scenario) -> list[Lengths]:
+def lengths_of(scenario: Scenario) -> list[sources.Lengths]:
     """Prompt and output lengths of a synthetic workload's requests, with their shares."""
     workload = scenario.workload
     if workload.has_agents:
-        return [AgentSessions.of(workload, no_text, seed=scenario.seed).mean_lengths()]
+        return [AgentSessions.of(workload, sources.no_text, seed=scenario.seed).mean_lengths()]
     if workload.has_sessions:
         return [_mean_turn(scenario)]
     if workload.trace is not None:
-        return [mean_lengths(read_trace(Path(workload.trace)))]
+        return [sources.mean_lengths(read_trace(Path(workload.trace)))]
     if not workload.mix:
-        return [Lengths(*(round(each.mean) for each in distributions(workload)))]
-    return [Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix]
+        return [sources.Lengths(*(round(each.mean) for each in sources.distributions(workload)))]
+    return [
+        sources.Lengths(kind.input_tokens, kind.output_tokens, kind.share) for kind in workload.mix
+    ]
 
 
 def longest_request(scenario: Scenario) -> int:
@@ -72,17 +60,17 @@ def longest_request(scenario: Scenario) -> int:
         recorded = read_conversations(Path(workload.conversations))
         return max(_conversation_tokens(each, workload.output_tokens) for each in recorded)
     if workload.turns is not None:
-        each = sum(distribution.most for distribution in distributions(workload))
+        each = sum(distribution.most for distribution in sources.distributions(workload))
         return workload.shared_prefix + parse_lengths(workload.turns).most * each
     if workload.trace is not None:
         requests = read_trace(Path(workload.trace)).requests
         return max(request.input_tokens + request.output_tokens for request in requests)
     if workload.mix:
         return max(kind.input_tokens + kind.output_tokens for kind in workload.mix)
-    return sum(each.most for each in distributions(workload))
+    return sum(each.most for each in sources.distributions(workload))
 
 
-def _mean_turn(scenario: Scenario) -> Lengths:
+def _mean_turn(scenario: Scenario) -> sources.Lengths:
     """Mean lengths of a conversation's turns; on average half of the others precede a turn."""
     workload = scenario.workload
     if workload.conversations is not None:
@@ -93,23 +81,23 @@ def _mean_turn(scenario: Scenario) -> Lengths:
         new, answer = each_way, each_way
     else:
         turns = parse_lengths(workload.turns or "1").mean
-        new, answer = (each.mean for each in distributions(workload))
+        new, answer = (each.mean for each in sources.distributions(workload))
     before = workload.shared_prefix + (turns - 1) / 2 * (new + answer)
-    return Lengths(max(1, round(before + new)), max(1, round(answer)))
+    return sources.Lengths(max(1, round(before + new)), max(1, round(answer)))
 
 
 def _conversation_tokens(conversation: RecordedConversation, output_tokens: int) -> int:
     """Approximate tokens of a whole recorded conversation."""
-    total = len(conversation.system) / CHARACTERS_PER_TOKEN
+    total = len(conversation.system) / sources.CHARACTERS_PER_TOKEN
     for turn in conversation.turns:
-        total += len(turn.asked) / CHARACTERS_PER_TOKEN + 1
-        total += len(turn.answered) / CHARACTERS_PER_TOKEN or output_tokens
+        total += len(turn.asked) / sources.CHARACTERS_PER_TOKEN + 1
+        total += len(turn.answered) / sources.CHARACTERS_PER_TOKEN or output_tokens
     return math.ceil(total)
 
 
 def make_prompts(
-    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, salt: str
-) -> Prompts:
+    scenario: Scenario, text: sources.PromptText, tokenizer: Tokenizer | None, salt: str
+) -> sources.Prompts:
     """The scenario's prompts for a target."""
     workload = scenario.workload
     common: dict[str, Any] = {
@@ -122,23 +110,28 @@ def make_prompts(
     if workload.has_sessions:
         return _dialogues(scenario, text, tokenizer, common)
     if workload.dataset is not None:
-        return DatasetPrompts(
-            load_dataset(Path(workload.dataset)),
+        return sources.DatasetPrompts(
+            sources.load_dataset(Path(workload.dataset)),
             output_tokens=workload.output_tokens,
             tokenizer=tokenizer,
             **common,
         )
     options = common | {"shared_prefix": workload.shared_prefix, "corpus": workload.corpus}
     if workload.trace is not None:
-        return TracePrompts(read_trace(Path(workload.trace)), text, **options)
+        return sources.TracePrompts(read_trace(Path(workload.trace)), text, **options)
     if workload.input_lengths is not None or workload.output_lengths is not None:
-        return SyntheticPrompts(DrawnLengths(*distributions(workload)), text, **options)
-    return SyntheticPrompts(lengths_of(scenario), text, **options)
+        return sources.SyntheticPrompts(
+            sources.DrawnLengths(*sources.distributions(workload)), text, **options
+        )
+    return sources.SyntheticPrompts(lengths_of(scenario), text, **options)
 
 
 def _dialogues(
-    scenario: Scenario, text: PromptText, tokenizer: Tokenizer | None, common: dict[str, Any]
-) -> Prompts:
+    scenario: Scenario,
+    text: sources.PromptText,
+    tokenizer: Tokenizer | None,
+    common: dict[str, Any],
+) -> sources.Prompts:
     workload = scenario.workload
     pauses = parse_seconds(workload.think_s or "0")
     if workload.conversations is not None:
@@ -149,11 +142,11 @@ def _dialogues(
             tokenizer=tokenizer,
             **common,
         )
-    lengths = DrawnLengths(*distributions(workload))
+    lengths = sources.DrawnLengths(*sources.distributions(workload))
     first = replace(lengths, more_input=workload.shared_prefix)
     return dialogues.MadeUpDialogues(
-        SyntheticPrompts(first, text, shared_prefix=workload.shared_prefix, **common),
-        SyntheticPrompts(lengths, text, **common),
+        sources.SyntheticPrompts(first, text, shared_prefix=workload.shared_prefix, **common),
+        sources.SyntheticPrompts(lengths, text, **common),
         dialogues.num_turns(workload, scenario.seed),
         pauses,
         seed=scenario.seed,
@@ -181,7 +174,7 @@ class PlannedPrompts:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self._prompts = make_prompts(scenario, distinct_ids, None, "")
+        self._prompts = make_prompts(scenario, sources.distinct_ids, None, "")
 
     @property
     def mean_turns(self) -> float:
@@ -206,7 +199,7 @@ class PlannedPrompts:
             )
             if isinstance(prompts, dialogues.Dialogues):
                 return _turns(prompts, spec, starts_s)
-            if isinstance(prompts, TracePrompts):
+            if isinstance(prompts, sources.TracePrompts):
                 return map(partial(prompts.request, spec), count())
             return (
                 replace(prompts.request(spec, number), arrival_s=at_s)

@@ -6,21 +6,15 @@ from typing import Any
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import bytes_to_gib
-from lmi_bench.engine.quantization import (
-    NOT_QUANTIZED,
-    QuantizedBytes,
-    QuantizeSettings,
-    Scheme,
-    parse_scheme,
-)
+from lmi_bench.engine import quantization
 
 
-def quantize_settings(settings: EngineSection) -> QuantizeSettings:
+def quantize_settings(settings: EngineSection) -> quantization.QuantizeSettings:
     """The engine's settings for quantization; NOT_QUANTIZED without a scheme."""
-    scheme = parse_scheme(settings.quantize)
-    if scheme is Scheme.NONE:
-        return NOT_QUANTIZED
-    return QuantizeSettings(
+    scheme = quantization.parse_scheme(settings.quantize)
+    if scheme is quantization.Scheme.NONE:
+        return quantization.NOT_QUANTIZED
+    return quantization.QuantizeSettings(
         scheme,
         alpha=settings.smoothquant_alpha,
         per_token=settings.smoothquant_per_token,
@@ -30,7 +24,9 @@ def quantize_settings(settings: EngineSection) -> QuantizeSettings:
 
 
 def quantize_facts(
-    settings: QuantizeSettings, weight_bytes: int, quantized: QuantizedBytes | None
+    settings: quantization.QuantizeSettings,
+    weight_bytes: int,
+    quantized: quantization.QuantizedBytes | None,
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {"weight_bytes": weight_bytes}
     if quantized is not None:
@@ -45,7 +41,7 @@ def quantize_facts(
     return facts
 
 
-def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
+def quantize_notes(quantized: quantization.QuantizedBytes | None) -> tuple[str, ...]:
     if quantized is None:
         return ()
     held, floats = quantized.held_bytes, quantized.float_bytes
@@ -71,7 +67,7 @@ def quantize_notes(quantized: QuantizedBytes | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def refuse_emulated(quantized: QuantizedBytes | None) -> None:
+def refuse_emulated(quantized: quantization.QuantizedBytes | None) -> None:
     """Raise InputError if the arithmetic is emulated: its speed must not be measured."""
     if quantized is not None and quantized.emulated:
         raise InputError(

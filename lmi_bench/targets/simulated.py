@@ -3,11 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmi_bench.analysis.model.capacity import (
-    scheduler_config_for,
-    smallest_degree,
-    step_time_model_for,
-)
+from lmi_bench.analysis.model import capacity
 from lmi_bench.analysis.model.checkpoint_dtype import planned_dtype
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import Setup, Speculation
@@ -20,17 +16,10 @@ from lmi_bench.engine.executor import Executor
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.prompts.prompts import PromptText, distinct_ids, no_text
 from lmi_bench.models.shape import ModelShape
+from lmi_bench.targets import parts as engine_parts
 from lmi_bench.targets.applies import idle_in_engine, refuse_impossible
 from lmi_bench.targets.bench import Bench
 from lmi_bench.targets.drafting import NGRAM_DRAFT, drafter_for, speculation_notes
-from lmi_bench.targets.parts import (
-    EngineParts,
-    degree_of,
-    replica_facts,
-    replica_note,
-    scheduler_config,
-    scheduler_facts,
-)
 from lmi_bench.targets.profiles import find_profile
 from lmi_bench.targets.prompts import longest_request
 
@@ -64,7 +53,7 @@ def open_simulated_engine(
     *,
     max_total_tokens: int,
     profile: EngineProfile | None = None,
-) -> EngineParts:
+) -> engine_parts.EngineParts:
     """An engine that takes the predicted time of each step of a model on an instance.
 
     max_total_tokens  maximum tokens, input and output, of one request
@@ -75,7 +64,9 @@ def open_simulated_engine(
     profile = _with_stated_memory(profile or find_profile(settings.profile), settings)
     total_tokens = settings.max_model_len or max_total_tokens
     setup = _setup(model, instance_type, settings, profile, total_tokens)
-    config = scheduler_config(settings, scheduler_config_for(setup, profile, total_tokens))
+    config = engine_parts.scheduler_config(
+        settings, capacity.scheduler_config_for(setup, profile, total_tokens)
+    )
     draft = None if setup.speculation is None else setup.speculation.draft
     notes = (
         f"{setup.shape.name} on {setup.instance.instance_type} "
@@ -83,7 +74,7 @@ def open_simulated_engine(
         f"predicted step times, {profile.provenance}",
         f"KV cache {config.cache_tokens:,} tokens, at most {config.max_rolling_batch_size} "
         f"sequences at once{' a replica' if settings.replicas > 1 else ''}",
-        replica_note(settings),
+        engine_parts.replica_note(settings),
         *speculation_notes(settings),
         *idle_in_engine("simulated", settings),
         *(
@@ -91,7 +82,7 @@ def open_simulated_engine(
             for text in profile.warnings_for(accelerator=setup.instance.accelerator.name)
         ),
     )
-    return EngineParts(
+    return engine_parts.EngineParts(
         executors=_executors(setup, profile, settings, config.block_size),
         config=config,
         shape=setup.shape,
@@ -102,11 +93,11 @@ def open_simulated_engine(
             "instance": setup.instance.instance_type,
             "accelerator": setup.instance.accelerator.name,
             "tensor_parallel": setup.tensor_parallel,
-            **replica_facts(settings),
+            **engine_parts.replica_facts(settings),
             "dtype": setup.dtype,
             "profile": profile.label,
             "profile_provenance": profile.provenance,
-            **scheduler_facts(settings, config),
+            **engine_parts.scheduler_facts(settings, config),
         },
         setup=setup,
         profile=profile,
@@ -137,9 +128,9 @@ def _setup(
     shape, instance = find_model(model), find_instance(instance_type)
     copies, devices = settings.replicas, instance.num_accelerators
     dtype = planned_dtype(model, settings.dtype)
-    degree = degree_of(settings, devices)
+    degree = engine_parts.degree_of(settings, devices)
     if settings.tensor_parallel is None:
-        degree = smallest_degree(Setup(shape, instance, degree, dtype), profile, tokens)
+        degree = capacity.smallest_degree(Setup(shape, instance, degree, dtype), profile, tokens)
     if copies * degree > devices:
         raise CapacityError(
             f"{copies} replicas of {degree} device(s) need {copies * degree}, but {instance_type} "
@@ -171,7 +162,7 @@ def _executors(
     setup: Setup, profile: EngineProfile, settings: EngineSection, block_size: int
 ) -> tuple[Executor, ...]:
     """One executor per replica, with its draft model's if there is one."""
-    step_time = step_time_model_for(setup, profile)
+    step_time = capacity.step_time_model_for(setup, profile)
     acceptance = settings.draft_acceptance or 0.0
     executors: list[Executor] = [
         SimulatedExecutor(step_time, block_size=block_size, draft_acceptance=acceptance)
@@ -180,7 +171,7 @@ def _executors(
     draft = None if setup.speculation is None else setup.speculation.draft
     if draft is None:
         return tuple(executors)
-    draft_time = step_time_model_for(replace(setup, shape=draft), profile)
+    draft_time = capacity.step_time_model_for(replace(setup, shape=draft), profile)
     return tuple(
         DraftingExecutor(executor, SimulatedExecutor(draft_time, block_size=block_size))
         for executor in executors

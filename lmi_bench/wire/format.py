@@ -3,15 +3,10 @@
 from typing import Final
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.wire import openai
 from lmi_bench.wire.anthropic import VERSION, AnthropicFormat
 from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
 from lmi_bench.wire.lmi import LmiFormat
-from lmi_bench.wire.openai import (
-    EmbeddingsFormat,
-    OpenAiChatFormat,
-    OpenAiCompletionsFormat,
-    OpenAiResponsesFormat,
-)
 from lmi_bench.wire.tgi import TgiFormat
 
 __all__ = ["FORMAT_NAMES", "Splitter", "WireEvent", "WireFormat", "find_format"]
@@ -19,8 +14,8 @@ __all__ = ["FORMAT_NAMES", "Splitter", "WireEvent", "WireFormat", "find_format"]
 _FORMATS: dict[str, WireFormat] = {
     format_.name: format_
     for format_ in (
-        *(OpenAiCompletionsFormat(), OpenAiChatFormat(), LmiFormat(), TgiFormat()),
-        *(OpenAiResponsesFormat(), AnthropicFormat(), EmbeddingsFormat()),
+        *(openai.OpenAiCompletionsFormat(), openai.OpenAiChatFormat(), LmiFormat(), TgiFormat()),
+        *(openai.OpenAiResponsesFormat(), AnthropicFormat(), openai.EmbeddingsFormat()),
     )
 }
 FORMAT_NAMES: tuple[str, ...] = tuple(_FORMATS)
