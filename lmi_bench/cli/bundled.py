@@ -53,8 +53,7 @@ def serve(settings: bundled.ServeSettings) -> None:
         f"generated {stats.done.generation_tokens:,} tokens in {stats.done.steps:,} steps; "
         f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
     )
-    for line in served.notes:
-        note(line)
+    note(*served.notes)
 
 
 @spread_options

@@ -187,28 +187,28 @@ def _needed(rows: Sequence[Mapping[str, Any]], *, whole_headings: bool = False) 
     return total
 
 
-def say(text: str) -> None:
-    """Print a line of the answer on stdout; a terminal wraps it at words, but no command."""
-    if _answer.form == "json":
-        _answer.text += text.splitlines()
-        return
-    if _answer.form == "plain":
-        _write(text + "\n")
-        return
-    whole = not stdout().is_terminal or text.lstrip().startswith("lmi-bench ")
-    stdout().print(text, markup=False, soft_wrap=whole)
+def say(*texts: str) -> None:
+    """Print lines of the answer on stdout; a terminal wraps them at words, but no command."""
+    for text in texts:
+        if _answer.form == "json":
+            _answer.text += text.splitlines()
+        elif _answer.form == "plain":
+            _write(text + "\n")
+        else:
+            whole = not stdout().is_terminal or text.lstrip().startswith("lmi-bench ")
+            stdout().print(text, markup=False, soft_wrap=whole)
 
 
-def note(text: str) -> None:
-    """Print a remark on stderr."""
-    if _answer.is_quiet:
-        return
-    stderr().print(text, markup=False, style="dim")
+def note(*texts: str) -> None:
+    """Print remarks on stderr."""
+    for text in () if _answer.is_quiet else texts:
+        stderr().print(text, markup=False, style="dim")
 
 
-def warn(text: str) -> None:
-    """Print a warning on stderr."""
-    stderr().print(f"warning: {text}", markup=False, style="yellow")
+def warn(*texts: str) -> None:
+    """Print warnings on stderr."""
+    for text in texts:
+        stderr().print(f"warning: {text}", markup=False, style="yellow")
 
 
 def fail(text: str) -> None:

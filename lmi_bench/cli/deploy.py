@@ -58,8 +58,7 @@ def write(settings: settings_of.DeploySettings) -> None:
             f"autoscaling: {plan.instances} to {endpoint.max_instances} machines, at "
             f"{target:.1f} requests at once in a copy"
         )
-    for trap in bundle.traps:
-        warn(trap)
+    warn(*bundle.traps)
     say(f"{settings.out}: {', '.join(bundle.files)}")
 
 
@@ -115,8 +114,7 @@ def check(
     )
     for name in checked.untranslated:
         warn(f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs")
-    for trap in checked.traps:
-        warn(trap)
+    warn(*checked.traps)
 
 
 @deploy.command()

@@ -126,8 +126,7 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     print_sweep(found.sweep)
     if found.sweep.interrupted or found.sweep.failed:
         raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)
-    for text in found.warnings:
-        warn(text)
+    warn(*found.warnings)
     print_verification(found)
     write_json(json_file, found.to_json(), "verification")
     if found.learned is not None:

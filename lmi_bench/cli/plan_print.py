@@ -64,10 +64,8 @@ def print_prediction(prediction: Prediction) -> None:
     rows += [_prediction_row(each.load_name, each) for each in prediction.simulated]
     give_way = ("TPOT ms", "TTFT p90 ms", "capacity tok/s", "binds", "ms/token")
     print_table("Predictions with 80 % intervals", rows, left=("binds",), give_way=give_way)
-    for text in dict.fromkeys(_explanations(prediction)):
-        say(text)
-    for text in prediction.warnings:
-        warn(text)
+    say(*dict.fromkeys(_explanations(prediction)))
+    warn(*prediction.warnings)
 
 
 def _explanations(prediction: Prediction) -> Iterator[str]:
@@ -154,8 +152,7 @@ def _print_fit(calibration: calibrate.Calibration) -> None:
         ],
         left=("level", "figure"),
     )
-    for text in profile.notes:
-        warn(text)
+    warn(*profile.notes)
 
 
 def _level(cell: MeasuredLevel) -> str:
@@ -192,8 +189,7 @@ def print_validation(validation: calibrate.Validation) -> None:
         [_under_slo_row(entry) for entry in validation.under_slo],
         left=("engine", "model", "machine", "limit"),
     )
-    for text in warnings[:_SHOWN_WARNINGS]:
-        warn(text)
+    warn(*warnings[:_SHOWN_WARNINGS])
     if len(warnings) > _SHOWN_WARNINGS:
         warn(f"and {len(warnings) - _SHOWN_WARNINGS} more such warnings")
 

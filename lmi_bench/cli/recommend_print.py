@@ -25,8 +25,7 @@ _MEASUREMENT_REQUESTS = 2000  # p90 within some per cent, although neighbouring 
 def print_advice(advice: Advice, *, explain: bool = False) -> None:
     """The answer, the best layouts, and with `explain` the reasons for all of it."""
     answer, basis = advice.answer, advice.basis
-    for text in (*answer_lines(answer), ""):
-        say(text)
+    say(*answer_lines(answer), "")
     workload = basis.workload
     say(
         f"{workload.shape.name}, {workload.dtype}, {workload.input_tokens} in / "
@@ -40,16 +39,14 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
         found = advice.variation
         rows = console_rows(fleets.load_fields(found), found.intervals, bracketed)
         print_table("Cheapest layout by load", rows, left=("layout",))
-    for text in basis.notes:
-        note(text)
+    note(*basis.notes)
     if explain:
         _print_reasons(advice)
     elif answer.candidates:
         out = f"{len(answer.rejected)} layouts are out; " if answer.rejected else ""
         say(f"{out}reasons, prices, warnings and what else to measure: --explain")
     else:
-        for text in rejection_lines(answer.rejected):
-            say(text)
+        say(*rejection_lines(answer.rejected))
 
 
 def _other_line(other: OtherProfile, answer: Recommendation) -> str:
@@ -72,17 +69,14 @@ def _print_reasons(advice: Advice) -> None:
     if answer.accuracy is not None:
         rows = console_rows(fleets.accuracy_fields(answer.accuracy), answer.accuracy)
         print_table("Predicted against measured", rows)
-    for text in (*rejection_lines(answer.rejected), *unpriced_lines(answer)):
-        say(text)
+    say(*rejection_lines(answer.rejected), *unpriced_lines(answer))
     for facts in planning_facts(advice.to_json()):
         say(f"{facts.title}:")
         for _, text in facts.items:
             say(f"  {text}")
     if best is not None:
-        for text in (f"why: {best.reason}", *_money_lines(best)):
-            say(text)
-    for text in _measurement_lines(answer):
-        say(text)
+        say(f"why: {best.reason}", *_money_lines(best))
+    say(*_measurement_lines(answer))
     for text in answer.warnings:
         if text not in answer.caveats:
             warn(text)

@@ -43,13 +43,11 @@ def print_sweep(result: SweepResult) -> None:
         return
     assert result.pooled is not None  # a sweep that was not interrupted has a run
     pooled, knees = result.pooled, result.knees
-    for text in answer_lines(result):
-        say(text)
+    say(*answer_lines(result))
     _print_measured(pooled.levels, [] if result.all_failed else knees)
     print_table("Spread over attempts, 95 %", spread_rows(pooled.levels), left=("level", "metric"))
     if (until := result.scenario.load.until) is not None:
-        for text in unmet_until(levels, parse_until(until)):
-            warn(text)
+        warn(*unmet_until(levels, parse_until(until)))
     print_slos(pooled, result.slos, result.slo_options)
     if (verdict := _slo_verdict(result)) is not None:
         say(verdict)
@@ -172,10 +170,8 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
         give_way=("first turn p90", "turns mean"),
     )
     print_table("Engine", engine_rows(levels), whole=("level",))
-    for text in run_text.replica_lines(levels):
-        note(text)
-    for text in check_levels(levels):
-        warn(text)
+    note(*run_text.replica_lines(levels))
+    warn(*check_levels(levels))
     facts = run_text.generator_line, run_text.token_counts_line, run_text.ttft_parts_line, cheapest
     for line in (fact(levels) for fact in facts):
         if line is not None:
@@ -340,8 +336,7 @@ def print_workload(found: "Summary") -> None:
             for kind in found.kinds
         ],
     )
-    for text in (*_facts(found), *found.notes):
-        say(text)
+    say(*_facts(found), *found.notes)
     for text in found.unknown:
         say(f"not known: {text}")
 
