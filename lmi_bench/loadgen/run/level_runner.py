@@ -22,7 +22,7 @@ from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_par
 from lmi_bench.loadgen.run.loops import PlannedSession, SessionLoop, run_closed_loop, run_open_loop
 from lmi_bench.loadgen.run.self_check import LoopWatch
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
-from lmi_bench.loadgen.run.target import Target, resolve
+from lmi_bench.loadgen.run.target import Send, Target, resolve
 
 PREPARED_REQUESTS = 16_384
 PREPARED_TOKENS = 4_000_000
@@ -212,14 +212,14 @@ class LevelRunner:
         self._report("warm-up")
         users = max(1, min(self._connections(), len(numbers)))
         await run_closed_loop(
-            self._sender(max_in_flight=None),
+            self._sender(self._resolved.send, max_in_flight=None),
             ClosedLoop(concurrency=users, num_requests=len(numbers)),
             lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
         )
 
-    def _sender(self, max_in_flight: int | None) -> Sender:
-        send, timeout_s = self._resolved.send, self._order.timeout_s
+    def _sender(self, send: Send, max_in_flight: int | None) -> Sender:
+        timeout_s = self._order.timeout_s
         return Sender(send, timeout_s=timeout_s, guard=self._guard, max_in_flight=max_in_flight)
 
     async def _closed(self) -> list[Measured]:
@@ -231,7 +231,7 @@ class LevelRunner:
         )
         self._stop = users.stop
         return await run_closed_loop(
-            self._sender(self._max_in_flight),
+            self._sender(self._resolved.send, self._max_in_flight),
             users,
             lambda index: self._request(share.number(self._spec, index)),
             start_s=self._start_s + share.index * spacing_s,
@@ -243,7 +243,7 @@ class LevelRunner:
         stop = asyncio.Event()
         self._stop = stop.set
         return await run_open_loop(
-            self._sender(self._max_in_flight),
+            self._sender(self._resolved.send, self._max_in_flight),
             self._arrivals(),
             start_s=self._start_s,
             on_ended=self._ended,
@@ -257,11 +257,8 @@ class LevelRunner:
         if not isinstance(source, Dialogues | AgentSessions):
             raise ValueError("a level of conversations needs dialogues, not single prompts")
         loop = SessionLoop(
-            self._target,
+            self._sender(self._target.send, self._max_in_flight),
             start_s=self._start_s,
-            timeout_s=self._order.timeout_s,
-            guard=self._guard,
-            max_in_flight=self._max_in_flight,
             duration_s=spec.duration_s,
             on_ended=self._ended,
         )

@@ -13,11 +13,9 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Following, Talk
-from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
-from lmi_bench.loadgen.run.target import Target
+from lmi_bench.loadgen.run.sender import Measured, Sender
 
 
 async def run_closed_loop(
@@ -117,27 +115,20 @@ class PlannedSession:
 class SessionLoop:
     """The conversations of one level.
 
-    max_in_flight  maximum requests in flight; None: no limit
+    sender      decodes each answer at once, since the next turn needs it
     duration_s  turns due later than this are not sent
     on_ended    called as each request ends; False: send no more
     """
 
     def __init__(
         self,
-        target: Target,
+        sender: Sender,
         *,
         start_s: float,
-        timeout_s: float | None,
-        guard: StallGuard | None = None,
-        max_in_flight: int | None = None,
-        duration_s: float | None = None,
-        on_ended: Callable[[Measured], bool] = lambda _: True,
+        duration_s: float | None,
+        on_ended: Callable[[Measured], bool],
     ) -> None:
-        self._target = target
-        self._sender = Sender(
-            self._send, timeout_s=timeout_s, guard=guard, max_in_flight=max_in_flight
-        )
-        self._replies: dict[int, Exchange] = {}
+        self._sender = sender
         self._start_s = start_s
         self._end_s = float("inf") if duration_s is None else start_s + duration_s
         self._on_ended = on_ended
@@ -209,27 +200,21 @@ class SessionLoop:
             measured = await self._sender.measure(each.request, due_s, self._stop.is_set)
             if measured is None:
                 return
-            measured.add_held(held_s)
+            measured.held_s += held_s
             self._ended.append(measured)
             if not self._on_ended(measured):
                 self._stop.set()
-            reply = self._replies.pop(each.request.request_id, None)
+            record = measured.record()
             free_s = max(free_s, measured.ended_s)
-            failed = failed or not measured.record().ok
+            failed = failed or not record.ok
             if not failed:
-                for following in talk.after(each.request, reply):
+                for following in talk.after(each.request, record.exchange):
                     group.create_task(one(following, measured.ended_s + following.pause_s))
 
         async with asyncio.TaskGroup() as group:
             for each in talk.begin():
                 group.create_task(one(each, due_s + each.pause_s, held_s))
         return free_s
-
-    async def _send(self, request: PlannedRequest) -> Exchange:
-        """Send a request and keep its answer, which the next turn needs."""
-        exchange = await self._target.send(request)
-        self._replies[request.request_id] = exchange
-        return exchange
 
     def _in_order(self) -> list[Measured]:
         return sorted(self._ended, key=lambda measured: measured.request.request_id)

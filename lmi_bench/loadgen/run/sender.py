@@ -28,12 +28,11 @@ class StallGuard:
     """Ends stalled requests of a level without a time-out.
 
     A slow server still completes an answer now and then. The requests in flight fail, even if bytes
-    keep arriving, when none has ended for the longest of `least_s`, ten times the longest answer so
+    keep arriving, when none has ended for the longest of `LEAST_S`, ten times the longest answer so
     far, and 2 s for each requested token of the longest request in flight.
     """
 
-    def __init__(self, least_s: float = LEAST_S) -> None:
-        self._least_s = least_s
+    def __init__(self) -> None:
         self._longest_s = 0.0
         self._quiet_since_s = 0.0
         self._in_flight: dict[asyncio.Timeout, int] = {}
@@ -60,7 +59,7 @@ class StallGuard:
 
     def _limit_s(self) -> float:
         tokens = max(self._in_flight.values(), default=0)
-        return max(self._least_s, TIMES_LONGEST * self._longest_s, S_PER_TOKEN * tokens)
+        return max(LEAST_S, TIMES_LONGEST * self._longest_s, S_PER_TOKEN * tokens)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
@@ -90,10 +89,6 @@ class Measured:
     num_tokens: int
     outcome: RequestRecord | UndecodedAnswer
     held_s: float = 0.0
-
-    def add_held(self, seconds: float) -> None:
-        """Add the seconds that a limit made the request wait before it was sent."""
-        self.held_s += seconds
 
     @property
     def known_status(self) -> str:
@@ -212,5 +207,5 @@ class Sender:
                 return None
             held_s = loop.time() - asked_s if waits else 0.0
             measured = await self._measure(request, due_s)
-        measured.add_held(held_s)
+        measured.held_s += held_s
         return measured
