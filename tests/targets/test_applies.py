@@ -13,6 +13,7 @@ from lmi_bench.core.scenario import ClientSection, EngineSection, SageMakerSecti
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.loadgen.http.target import HttpTarget
+from lmi_bench.models.folder import shape_of_folder
 from lmi_bench.targets import bundled
 from lmi_bench.targets.applies import (
     Kind,
@@ -147,7 +148,7 @@ def bundled_engine(settings):
     plan = bundled._plan("demo-15m", settings, SILENT)
     load = bundled._load_settings(plan, None)
     derived = SchedulerConfig(num_blocks=64, block_size=plan.block_size, max_model_len=96)
-    shape = bundled.shape_of_folder(plan.folder)
+    shape = shape_of_folder(plan.folder)
     drafter = drafter_for(settings, shape, None)
     # the settings themselves always differ: what counts is what follows from them
     plan = replace(plan, settings=EngineSection(replicas=settings.replicas))
