@@ -13,14 +13,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from lmi_bench.analysis.fleet.start_up import DOUBT, loads_in_parallel
-from lmi_bench.analysis.model.memory import weight_bytes
+from lmi_bench.analysis.fleet.start_up import DOUBT
 from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy import server_settings
 from lmi_bench.deploy.checks import PREFIXES, check_settings, era_of
-from lmi_bench.deploy.images import Image, ami_of, choose_image
+from lmi_bench.deploy.images import ami_of, choose_image
 from lmi_bench.deploy.kubernetes import PodImage, kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
@@ -69,6 +68,7 @@ def build_bundle(
     """
     address, image = choose_image(server, plan.setup.instance)
     gated = [name for name in (plan.weights.location, plan.draft or "") if is_gated(name)]
+    plan = replace(plan, image=image, trusts_code=server.trust_remote_code)
     if server.model_data_uri is not None:
         plan = replace(plan, weights=replace(plan.weights, location=_MOUNTED))
     endpoint, started = _started(plan, server, endpoint, date)
@@ -89,8 +89,8 @@ def build_bundle(
             f"the token is no part of the files: {advice}",
         )
     if server.is_kubernetes:
-        return _kubernetes_bundle(plan, server, endpoint, image, stated, secrets, traps)
-    files, environment, more = _server_files(plan, server, endpoint, address, image)
+        return _kubernetes_bundle(plan, server, endpoint, stated, secrets, traps)
+    files, environment, more = _server_files(plan, server, endpoint, address)
     traps += more
     written = sorted({*environment} & {*server.variables})
     if written:
@@ -126,7 +126,6 @@ def _kubernetes_bundle(
     plan: DeploymentPlan,
     server: Server,
     endpoint: EndpointSettings,
-    image: Image | None,
     environment: Mapping[str, str],
     secrets: Sequence[str],
     traps: tuple[str, ...],
@@ -134,9 +133,9 @@ def _kubernetes_bundle(
     """Kubernetes' files; the image is the engine's own, in the version that AWS's image has."""
     address = server.image or ""
     if "/" not in address:
-        assert image is not None  # an unknown image has an address
-        address = f"{_OWN_IMAGES[server.kind]}:v{image.engine_version}"
-    command, words = _command(plan, server)
+        assert plan.image is not None  # an unknown image has an address
+        address = f"{_OWN_IMAGES[server.kind]}:v{plan.image.engine_version}"
+    command, words = _command(plan, server.kind)
     if server.kind == "sglang":
         words.append("--enable-metrics")
     if plan.weights.location.startswith("s3://"):
@@ -146,55 +145,40 @@ def _kubernetes_bundle(
     files = kubernetes_files(plan, pod, endpoint, prometheus=server.prometheus)
     comments = f"# {plan.describe()}\n# {plan.basis}\n"
     files = {name: comments + text for name, text in files.items()}
-    traps += _unsupported(plan, server.kind, image)
+    traps += _unsupported(plan, server.kind)
     return Bundle(files, address, endpoint.name.lower(), traps)
 
 
-def _command(plan: DeploymentPlan, server: Server) -> tuple[str, list[str]]:
+def _command(plan: DeploymentPlan, server: str) -> tuple[str, list[str]]:
     """The command of an engine for one copy, and its words."""
-    make, command = _ENGINES[server.kind]
-    arguments = make(plan, trust_remote_code=server.trust_remote_code)
+    make, command = _ENGINES[server]
     return command, [
         word
-        for name, value in arguments.items()
+        for name, value in make(plan).items()
         for word in (f"--{name}", value)
         if word not in ("--model", "true")  # vLLM takes the model by its place
     ]
 
 
 def _server_files(
-    plan: DeploymentPlan,
-    server: Server,
-    endpoint: EndpointSettings,
-    address: str,
-    image: Image | None,
+    plan: DeploymentPlan, server: Server, endpoint: EndpointSettings, address: str
 ) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """The server's own files, its environment, and the traps of both."""
-    trust, traps = server.trust_remote_code, _unsupported(plan, server.kind, image)
+    image, traps = plan.image, _unsupported(plan, server.kind)
     if server.kind == "tgi":
-        return {}, server_settings.tgi_environment(plan, image, trust_remote_code=trust), traps
+        return {}, server_settings.tgi_environment(plan), traps
     if server.kind != "lmi":
         make, _ = _ENGINES[server.kind]
-        command, words = _command(plan, server)
+        command, words = _command(plan, server.kind)
         script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\n{_ONE_COPY}exec "
         lines = shlex.join(words).replace(" --", " \\\n  --")  # no value begins with dashes
         script += f"{command} {lines}\n"
         variables = {
             PREFIXES[server.kind] + name.upper().replace("-", "_"): value
-            for name, value in make(plan, trust_remote_code=trust).items()
+            for name, value in make(plan).items()
         }
         return {f"{server.kind}-serve.sh": script}, variables, traps
-    settings = server_settings.lmi_settings(
-        plan,
-        image,
-        trust_remote_code=trust,
-        model_loading_timeout_s=endpoint.startup_s,
-        parallel_loading=loads_in_parallel(
-            plan.setup.instance,
-            weight_bytes=weight_bytes(plan.setup.shape, plan.setup.dtype),
-            workers=plan.copies,
-        ),
-    )
+    settings = server_settings.lmi_settings(plan, endpoint.startup_s)
     vllm = image.engine_version if image and image.engine == "vllm" else ""
     verdict = check_settings(settings, era=era_of(image.djl) if image else "C", vllm=vllm)
     verdict.raise_mistakes("the generated serving.properties")
@@ -233,8 +217,8 @@ def _started(
     return replace(endpoint, name=name, startup_s=startup_s), warnings
 
 
-def _unsupported(plan: DeploymentPlan, server: str, image: Image | None) -> tuple[str, ...]:
-    missing = server_settings.unsupported_settings(plan, server, image)
+def _unsupported(plan: DeploymentPlan, server: str) -> tuple[str, ...]:
+    missing = server_settings.unsupported_settings(plan, server)
     if not missing:
         return ()
     return (f"these files do not set {', '.join(missing)}: {server} has no such setting here",)

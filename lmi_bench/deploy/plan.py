@@ -59,6 +59,8 @@ class DeploymentPlan:
     draft         `ngram`, `mtp` (the model's own layer), or where the container finds a draft model
     draft_tokens  draft tokens per step
     concurrency   requests in a copy at the capacity within the SLOs; None: not planned
+    image         that will run it; None: not known, or not chosen yet
+    trusts_code   the server may run code that comes with the weights
     warnings      for the user, about this plan
     """
 
@@ -72,6 +74,8 @@ class DeploymentPlan:
     draft: str | None = None
     draft_tokens: int = _DRAFT_TOKENS
     concurrency: float | None = None
+    image: Image | None = None
+    trusts_code: bool = False
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -213,6 +217,7 @@ def plan_from_recommendation(
         draft=draft,
         draft_tokens=_DRAFT_TOKENS if speculation is None else speculation.draft_tokens,
         concurrency=_concurrency(answer),
+        image=image,
         warnings=warnings,
     )
 
@@ -280,6 +285,7 @@ def plan_from_layout(
         limits=limits,
         basis=_as_stated(stated, limits.basis),
         draft=draft,
+        image=image,
         warnings=warnings,
     )
 

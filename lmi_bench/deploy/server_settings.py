@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from lmi_bench.analysis.fleet.start_up import loads_in_parallel
+from lmi_bench.analysis.model.memory import weight_bytes
 from lmi_bench.analysis.model.setup import OWN_LAYER
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model_entry
@@ -39,28 +41,26 @@ _VLLM_ONLY: Final = (
 )
 
 
-def lmi_settings(
-    plan: DeploymentPlan,
-    image: Image | None = None,
-    *,
-    trust_remote_code: bool = False,
-    model_loading_timeout_s: int | None = None,
-    parallel_loading: bool = False,
-) -> dict[str, str]:
+def lmi_settings(plan: DeploymentPlan, startup_s: int | None = None) -> dict[str, str]:
     """The plan's serving.properties, by key; without an image for the newest era."""
-    engine, old = plan.engine, image is not None and era_of(image.djl) == "A"
+    engine, image, setup = plan.engine, plan.image, plan.setup
+    old = image is not None and era_of(image.djl) == "A"
     dtype = served_dtype(plan, knows_auto=not old)
-    values = _values(plan, trust_remote_code=trust_remote_code) | {
+    stored_bytes = weight_bytes(setup.shape, setup.dtype)
+    values = _values(plan) | {
         "engine": "MPI" if old else "Python",
         "batching": "auto",
         "dtype": dtype and _LMI_DTYPES[dtype],
         "formatter": "jsonlines" if old else None,
         "chunked": engine.chunked_prefill,
         "eager": None if engine.cuda_graphs is None else not engine.cuda_graphs,
-        "whole_experts": _lmi_splits_experts(plan, image) or None,
-        **_lmi_draft(plan, image),
-        "parallel_loading": parallel_loading or None,
-        "startup_s": model_loading_timeout_s,
+        "whole_experts": _lmi_splits_experts(plan) or None,
+        **_lmi_draft(plan),
+        "parallel_loading": loads_in_parallel(
+            setup.instance, weight_bytes=stored_bytes, workers=plan.copies
+        )
+        or None,
+        "startup_s": startup_s,
     }
     if old:
         values |= {"context": None, "chunked": None}
@@ -70,7 +70,7 @@ def lmi_settings(
     return _as_text(named if image is None else named | _other_engine(plan, image))
 
 
-def _values(plan: DeploymentPlan, *, trust_remote_code: bool) -> dict[str, Any]:
+def _values(plan: DeploymentPlan) -> dict[str, Any]:
     """What every server is told, by the first column of data/server_settings.csv."""
     limits = plan.limits
     return {
@@ -84,7 +84,7 @@ def _values(plan: DeploymentPlan, *, trust_remote_code: bool) -> dict[str, Any]:
         "memory_share": limits.memory_share,
         "eager": plan.engine.cuda_graphs is False or None,
         "cache": "fp8" if plan.has_one_byte_cache else None,
-        "trust": trust_remote_code or None,
+        "trust": plan.trusts_code or None,
     }
 
 
@@ -121,8 +121,9 @@ def _other_engine(plan: DeploymentPlan, image: Image) -> dict[str, Any]:
     }
 
 
-def _lmi_draft(plan: DeploymentPlan, image: Image | None) -> dict[str, Any]:
+def _lmi_draft(plan: DeploymentPlan) -> dict[str, Any]:
     """The draft in the words of the image's engine; LMI-Distributed has names of its own."""
+    image = plan.image
     if plan.draft is None:
         return {}
     if _takes_speculative_config(image):
@@ -139,8 +140,9 @@ def _lmi_draft(plan: DeploymentPlan, image: Image | None) -> dict[str, Any]:
     return {"draft": plan.draft, "draft_tokens": plan.draft_tokens}
 
 
-def _lmi_splits_experts(plan: DeploymentPlan, image: Image | None) -> bool:
+def _lmi_splits_experts(plan: DeploymentPlan) -> bool:
     """True if LMI's vLLM keeps whole experts on each device, as planned."""
+    image = plan.image
     known = "" if image is None or image.engine != "vllm" else image.engine_version
     takes = image is None or "enable_expert_parallel" in engine_arguments("vllm", known)
     return bool(plan.engine.expert_parallel) and takes
@@ -152,9 +154,7 @@ def _takes_speculative_config(image: Image | None) -> bool:
     return "speculative_config" in engine_arguments(image.engine, image.engine_version)
 
 
-def tgi_environment(
-    plan: DeploymentPlan, image: Image | None = None, *, trust_remote_code: bool = False
-) -> dict[str, str]:
+def tgi_environment(plan: DeploymentPlan) -> dict[str, str]:
     """TGI's environment variables for one copy."""
     engine, limits = plan.engine, plan.limits
     prefill = max(_PREFILL_TOKENS, limits.max_input_tokens)
@@ -164,23 +164,22 @@ def tgi_environment(
         # running and queued requests; for minimum latency none may queue
         "requests": 1 if limits.max_num_seqs == 1 else 2 * limits.max_num_seqs,
         **_tgi_dtype(plan),
-        "cache": "fp8_e4m3fn" if _tgi_has_one_byte_cache(plan, image) else None,
+        "cache": "fp8_e4m3fn" if _tgi_has_one_byte_cache(plan) else None,
         "graphs": 0 if engine.cuda_graphs is False else None,
         "draft_tokens": plan.draft_tokens if plan.draft == NGRAM else None,
     }
-    common = _values(plan, trust_remote_code=trust_remote_code)
-    return _as_text(_named("tgi", common | values))
+    return _as_text(_named("tgi", _values(plan) | values))
 
 
-def _tgi_has_one_byte_cache(plan: DeploymentPlan, image: Image | None) -> bool:
+def _tgi_has_one_byte_cache(plan: DeploymentPlan) -> bool:
     """True if TGI can keep the plan's one-byte cache: by its version and the device."""
     capability = plan.setup.instance.accelerator.compute_capability or 0.0
-    version = image.engine_version if image else ""
+    version = plan.image.engine_version if plan.image else ""
     is_old = bool(version) and version_key(version) < version_key(_TGI_CACHE_DTYPE_SINCE)
     return plan.has_one_byte_cache and capability >= _FLOAT8_SINCE and not is_old
 
 
-def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
+def vllm_arguments(plan: DeploymentPlan) -> dict[str, str]:
     """The arguments of `vllm serve` for one copy; the value of a switch is true."""
     engine, limits, degree = plan.engine, plan.limits, plan.setup.tensor_parallel
     groups = plan.setup.parallelism.attention_groups
@@ -195,14 +194,13 @@ def vllm_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> 
         "unchunked": engine.chunked_prefill is False or None,
         "draft_config": _speculative_config(plan),
     }
-    common = _values(plan, trust_remote_code=trust_remote_code)
-    return _as_text(_named("vllm", common | values))
+    return _as_text(_named("vllm", _values(plan) | values))
 
 
-def sglang_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -> dict[str, str]:
+def sglang_arguments(plan: DeploymentPlan) -> dict[str, str]:
     """The arguments of `sglang.launch_server` for one copy; the value of a switch is true."""
     engine, draft, degree = plan.engine, plan.draft, plan.setup.tensor_parallel
-    values = _values(plan, trust_remote_code=trust_remote_code) | {
+    values = _values(plan) | {
         "expert_degree": degree if engine.expert_parallel else None,
         "attention_copies": degree if engine.dp_attention else None,
         "dp_attention": engine.dp_attention or None,
@@ -226,22 +224,19 @@ def sglang_arguments(plan: DeploymentPlan, *, trust_remote_code: bool = False) -
     return _as_text(_named("sglang", values))
 
 
-def unsupported_settings(
-    plan: DeploymentPlan, server: str, image: Image | None = None
-) -> list[str]:
+def unsupported_settings(plan: DeploymentPlan, server: str) -> list[str]:
     """Engine settings that this server's files cannot express; the user must set them."""
-    engine, draft = plan.engine, f"draft {plan.draft}"
+    engine, image, draft = plan.engine, plan.image, f"draft {plan.draft}"
     chunked, draft_model = engine.chunked_prefill is not None, plan.draft not in (None, NGRAM)
     cache = {f"kv_dtype {engine.kv_dtype}": plan.has_one_byte_cache}
     old = image is not None and bool(image.djl) and era_of(image.djl) == "A"
     missing = {"chunked_prefill": chunked and (server == "tgi" or old)}
     split = engine.split
-    if server == "lmi" and _lmi_splits_experts(plan, image):
+    if server == "lmi" and _lmi_splits_experts(plan):
         split = replace(engine, expert_parallel=None).split
     missing[split] = bool(split) and server not in ("vllm", "sglang")
     if server == "tgi":
-        is_kept = _tgi_has_one_byte_cache(plan, image)
-        missing |= (cache if not is_kept else {}) | {draft: draft_model}
+        missing |= ({} if _tgi_has_one_byte_cache(plan) else cache) | {draft: draft_model}
     elif server in ("vllm", "sglang"):
         pass
     elif image is not None and image.engine != "vllm":

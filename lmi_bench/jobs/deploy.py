@@ -245,8 +245,7 @@ def _fastest_degree(
 
 def _check_draft(plan: DeploymentPlan, server: Server, stated: str | None) -> None:
     """Raise InputError for a stated draft that this server's files cannot express."""
-    _, image = choose_image(server, plan.setup.instance)
-    if stated and f"draft {plan.draft}" in unsupported_settings(plan, server.kind, image):
+    if stated and f"draft {plan.draft}" in unsupported_settings(plan, server.kind):
         raise InputError(f"--draft {stated}: {server.kind} takes no such draft here; leave it out")
 
 
