@@ -6,7 +6,7 @@ requests by the same rules.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import ArrivalProcess, Load
@@ -155,6 +155,7 @@ def closed_loop_requests(users: int, per_user: int | None) -> int:
     return max(LEAST_REQUESTS, users * USUAL_REQUESTS_PER_USER)
 
 
+@dataclass(slots=True, kw_only=True)
 class ClosedLoop:
     """The order of requests in a closed loop: a user sends again as soon as its answer has ended.
 
@@ -163,22 +164,19 @@ class ClosedLoop:
     the level was stopped.
     """
 
-    def __init__(
-        self, *, concurrency: int, num_requests: int | None, duration_s: float | None = None
-    ) -> None:
-        self.concurrency = concurrency
-        self._num_requests = num_requests
-        self._duration_s = duration_s
-        self._next_index = 0
-        self.is_stopped = False
+    concurrency: int
+    num_requests: int | None
+    duration_s: float | None = None
+    is_stopped: bool = field(default=False, init=False)
+    _next_index: int = field(default=0, init=False)
 
     def next_index(self, now_s: float) -> int | None:
         """The number of the request to send `now_s` seconds after the start; None to stop."""
         if self.is_stopped:
             return None
-        if self._num_requests is not None and self._next_index >= self._num_requests:
+        if self.num_requests is not None and self._next_index >= self.num_requests:
             return None
-        if self._duration_s is not None and now_s >= self._duration_s:
+        if self.duration_s is not None and now_s >= self.duration_s:
             return None
         index = self._next_index
         self._next_index += 1

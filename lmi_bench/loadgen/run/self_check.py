@@ -190,21 +190,12 @@ def _ttfts(
 
 
 def _plan_too_small(spec: LevelSpec) -> str | None:
-    if spec.concurrency is None or spec.num_requests is None:
-        return None
+    users, planned, noun, verb = spec.concurrency, spec.num_requests, "requests", "send"
     if spec.load.sessions:
-        if spec.num_sessions is None or spec.num_sessions >= spec.concurrency:
-            return None
-        return (
-            f"plan: {spec.num_sessions} conversations cannot keep {spec.concurrency} users busy; "
-            f"hold at least {spec.concurrency} a level"
-        )
-    if spec.num_requests >= spec.concurrency:
+        planned, noun, verb = spec.num_sessions, "conversations", "hold"
+    if users is None or planned is None or planned >= users:
         return None
-    return (
-        f"plan: {spec.num_requests} requests cannot keep {spec.concurrency} users busy; send at "
-        f"least {spec.concurrency} a level"
-    )
+    return f"plan: {planned} {noun} cannot keep {users} users busy; {verb} at least {users} a level"
 
 
 def _late(records: Sequence[RequestRecord], check: GeneratorReport) -> str | None:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal
 
 from lmi_bench.core.clock import alarm
@@ -137,6 +137,7 @@ class _Worker:
         return answer
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """Processes that send levels together, until `close`.
 
@@ -147,27 +148,20 @@ class WorkerPool:
     listener hears who is awaited, is refused, or cannot be trusted
     """
 
-    def __init__(
-        self,
-        job: Job,
-        count: int | Literal["auto"] = "auto",
-        *,
-        hosts: Sequence[Host] = (),
-        listen: tuple[str, int] = ("127.0.0.1", 0),
-        listener: Listener = SILENT,
-    ) -> None:
-        self._job = job
-        self.hosts = hosts
-        self._count = len(hosts) or count
-        self._listen = listen
-        self._listener = listener
-        self._workers: dict[int, _Worker] = {}
+    job: Job
+    count: int | Literal["auto"] = "auto"
+    _: KW_ONLY
+    hosts: Sequence[Host] = ()
+    listen: tuple[str, int] = ("127.0.0.1", 0)
+    listener: Listener = SILENT
+    _workers: dict[int, _Worker] = field(default_factory=dict, init=False)
 
     def count_for(self, spec: LevelSpec, finished: Sequence[Level]) -> int:
         """Workers that a level should have, after the finished levels' lines."""
         most = spec.concurrency or spec.num_requests or 2**31
-        if self._count != "auto":
-            return min(self._count, most)
+        count = len(self.hosts) or self.count
+        if count != "auto":
+            return min(count, most)
         return min(_needed(spec, finished), usable_cores(), most)
 
     def open(self, count: int | None = None) -> None:
@@ -186,18 +180,18 @@ class WorkerPool:
             with alarm(START_LIMIT_S, each.process.kill):
                 each.greet(PIPE_SECRET)
         joining = [n for n, host in hosts.items() if host == JOIN]
-        for n, channel in let_in(self._listen, joining, self._listener):
+        for n, channel in let_in(self.listen, joining, self.listener):
             self._add(n, channel, JOIN)
-        names = dict.fromkeys(self._job.headers, "")  # of headers whose values a pipe alone carries
+        names = dict.fromkeys(self.job.headers, "")  # of headers whose values a pipe alone carries
         for n, host in hosts.items():
-            job = replace(self._job, headers=names) if host == JOIN else self._job
+            job = replace(self.job, headers=names) if host == JOIN else self.job
             self._workers[n].channel.send(job)
         for n in numbers:
             self._workers[n].channel.receive(Ready)
 
     def _add(self, number: int, channel: Channel, host: Host) -> None:
         clock = HostClock(shared=host == LOCAL)
-        self._workers[number] = _Worker(number, channel, clock, self._listener.warn)
+        self._workers[number] = _Worker(number, channel, clock, self.listener.warn)
 
     async def run_level(
         self,

@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from lmi_bench.core.errors import InputError
@@ -51,6 +51,7 @@ class _Replica:
         return growth(self.before, self.after)
 
 
+@dataclass(eq=False)
 class ServerWatch:
     """Watches `/metrics` of one server or of each replica, level after level.
 
@@ -61,25 +62,18 @@ class ServerWatch:
     shares_prefixes  prompts share prefixes on purpose, so prefix cache hits are expected
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        headers: Mapping[str, str] | None = None,
-        every_s: float = EVERY_S,
-        power: GpuPower | None = None,
-        cpu: HostCpu | None = None,
-        shares_prefixes: bool = False,
-    ) -> None:
-        for url in urls:
+    urls: Sequence[str]
+    _: KW_ONLY
+    headers: Mapping[str, str] = field(default_factory=dict)
+    every_s: float = EVERY_S
+    power: GpuPower | None = None
+    cpu: HostCpu | None = None
+    shares_prefixes: bool = False
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise InputError(f"{url!r} is no metrics page: write http://host:port/metrics")
-        self._urls = tuple(urls)
-        self._headers = dict(headers or {})
-        self._every_s = every_s
-        self._power = power
-        self._cpu = cpu
-        self._shares_prefixes = shares_prefixes
         self._replicas: list[_Replica] = []
         self._failed: dict[str, str] = {}
         self._stop = threading.Event()
@@ -87,13 +81,13 @@ class ServerWatch:
 
     async def begin(self) -> None:
         """Scrape once, then repeatedly until `end`."""
-        self._replicas = [_Replica(url) for url in self._urls]
+        self._replicas = [_Replica(url) for url in self.urls]
         self._failed = {}
         self._stop = threading.Event()
-        if self._power is not None:
-            self._power.reset()
-        if self._cpu is not None:
-            self._cpu.reset()
+        if self.power is not None:
+            self.power.reset()
+        if self.cpu is not None:
+            self.cpu.reset()
         first = await asyncio.to_thread(self._scrape)
         for replica, sample in zip(self._replicas, first, strict=True):
             replica.before = sample
@@ -107,8 +101,8 @@ class ServerWatch:
             return
         self._stop.set()
         await asyncio.to_thread(thread.join)
-        if self._cpu is not None:
-            self._cpu.read()
+        if self.cpu is not None:
+            self.cpu.read()
         last = await asyncio.to_thread(self._scrape)
         for replica, sample in zip(self._replicas, last, strict=True):
             replica.after = sample
@@ -123,34 +117,34 @@ class ServerWatch:
         found: dict[str, Any] = {}
         scraped = [replica for replica in self._replicas if replica.before and replica.after]
         if scraped:
-            found |= _of_servers(scraped, records, expects_hits=self._shares_prefixes)
+            found |= _of_servers(scraped, records, expects_hits=self.shares_prefixes)
         if self._failed:
             found["unreachable"] = dict(self._failed)
-        taken_frac = None if self._cpu is None else self._cpu.taken_frac()
+        taken_frac = None if self.cpu is None else self.cpu.taken_frac()
         if taken_frac is not None:
             found["cpu_taken_frac"] = taken_frac
         metrics = ServerMetrics.from_json(found, "server") if found else None
-        if self._power is None:
+        if self.power is None:
             return metrics
         tokens = sum(record.output_tokens for record in records if record.ok)
-        return replace(metrics or ServerMetrics(), power=self._power.summary(tokens))
+        return replace(metrics or ServerMetrics(), power=self.power.summary(tokens))
 
     def _watch(self, stop: threading.Event) -> None:
-        wait_s = min(FIRST_S, self._every_s)
+        wait_s = min(FIRST_S, self.every_s)
         while not stop.wait(wait_s):
             for replica, sample in zip(self._replicas, self._scrape(), strict=True):
                 if sample is not None:
                     replica.during.append((wait_s, sample))
-            wait_s = min(2 * wait_s, self._every_s)
+            wait_s = min(2 * wait_s, self.every_s)
 
     def _scrape(self) -> list[ServerSample | None]:
-        if self._power is not None:
-            self._power.read()
-        return [self._page(url) for url in self._urls]
+        if self.power is not None:
+            self.power.read()
+        return [self._page(url) for url in self.urls]
 
     def _page(self, url: str) -> ServerSample | None:
         try:
-            return _fetch(url, self._headers)
+            return _fetch(url, self.headers)
         except (OSError, ValueError, http.client.HTTPException) as exc:
             self._failed[url] = _why(exc)[:200]
             return None
