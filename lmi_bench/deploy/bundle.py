@@ -71,8 +71,7 @@ def build_bundle(
     plan = replace(plan, image=image, trusts_code=server.trust_remote_code)
     if server.model_data_uri is not None:
         plan = replace(plan, weights=replace(plan.weights, location=_MOUNTED))
-    endpoint, started = _started(plan, server, endpoint, date)
-    traps = plan.warnings + started
+    endpoint, traps = _started(plan, server, endpoint, date)
     stated = {name: text for name, text in server.variables.items() if text is not None}
     secrets = [name for name, text in server.variables.items() if text is None]
     if gated and not {*_TOKENS} & {*server.variables}:
@@ -191,7 +190,8 @@ def _server_files(
 def _started(
     plan: DeploymentPlan, server: Server, endpoint: EndpointSettings, date: str
 ) -> tuple[EndpointSettings, tuple[str, ...]]:
-    """The endpoint with a name and a time limit to start; a warning where that may be short."""
+    """The endpoint with a name and a time limit to start, and the plan's warnings; one more where
+    the limit may be short."""
     stem = re.sub(r"[^a-zA-Z0-9]+", "-", plan.setup.shape.name)[:_NAME_STEM].strip("-")
     name = endpoint.name or "-".join(filter(None, (stem, date)))
     one_container = server.kind == "lmi" and plan.fills_the_machine and not endpoint.components
@@ -199,16 +199,16 @@ def _started(
     start_up = plan.start_up(workers=workers, downloads=downloads)
     likely_s = start_up.weights_s + start_up.compile_s
     limit_s = max(_SHORTEST_WAIT_S, 60 * math.ceil(DOUBT * likely_s / 60))
-    warnings: tuple[str, ...] = ()
+    warnings = plan.warnings
     if server.is_kubernetes:
-        return replace(endpoint, name=name, startup_s=endpoint.startup_s or limit_s), ()
+        return replace(endpoint, name=name, startup_s=endpoint.startup_s or limit_s), warnings
     if endpoint.startup_s is not None and endpoint.startup_s > LONGEST_WAIT_S:
         raise InputError(
             f"container_startup_health_check_timeout of {endpoint.startup_s} s: SageMaker accepts "
             f"60 to {LONGEST_WAIT_S} s; a model that loads longer needs faster storage"
         )
     if endpoint.startup_s is None and limit_s > LONGEST_WAIT_S:
-        warnings = (
+        warnings += (
             f"loading may take {likely_s / DOUBT:,.0f} to {likely_s * DOUBT:,.0f} s, and SageMaker "
             f"waits {LONGEST_WAIT_S:,} s: fewer copies a machine, a smaller checkpoint, or weights "
             "on S3 in the same region (--model-data) load faster",

@@ -177,10 +177,9 @@ def plan_from_recommendation(
     """
     best, question = answer.recommended, answer.question
     assert best is not None
-    engine = best.setting
+    engine, instance = best.setting, find_instance(best.instance)
     dtype = planned_dtype(model, stated.dtype or engine.dtype or question.dtype)
     degree = stated.tensor_parallel or best.tensor_parallel
-    instance = find_instance(best.instance)
     draft, speculation = _drafting(stated, engine)
     split = engine.parallelism(instance, degree)
     setup = Setup(
