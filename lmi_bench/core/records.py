@@ -161,6 +161,11 @@ _OPTIONAL = (
     "connect_s", "retries", "tls_s", "held_s", "cached_tokens", "adapter",
 )  # fmt: skip
 """Fields of an exchange that are written only when they differ from the default."""
+_OF_EXCHANGE = ("finish_reason", "ended_s", *_OPTIONAL)
+_OF_RECORD = (
+    "request_id", "due_s", "input_tokens", "output_tokens", "status", "error", "session", "turn",
+    "of_turns", "asked_tokens", "at_start",
+)  # fmt: skip
 _NUMBERS = frozenset((int, float))
 _NEEDED = frozenset((
     "request_id", "due_s", "sent_s", "token_times_s", "token_counts", "input_tokens",
@@ -237,26 +242,14 @@ def _problem_of(line: Mapping[str, Any]) -> str:
 
 def record_of(line: Mapping[str, Any]) -> RequestRecord:
     """The record that a line describes."""
+    exchange = Exchange(
+        line["sent_s"],
+        tuple(line["token_times_s"]),
+        tuple(line["token_counts"]),
+        **{name: line[name] for name in _OF_EXCHANGE if name in line},
+    )
     return RequestRecord(
-        request_id=line["request_id"],
-        due_s=line["due_s"],
-        exchange=Exchange(
-            line["sent_s"],
-            tuple(line["token_times_s"]),
-            tuple(line["token_counts"]),
-            finish_reason=line.get("finish_reason"),
-            ended_s=line.get("ended_s"),
-            **{name: line[name] for name in _OPTIONAL if name in line},
-        ),
-        input_tokens=line["input_tokens"],
-        output_tokens=line["output_tokens"],
-        status=line["status"],
-        error=line.get("error"),
-        session=line.get("session"),
-        turn=line.get("turn", 0),
-        of_turns=line.get("of_turns", 0),
-        asked_tokens=line.get("asked_tokens", 0),
-        at_start=line.get("at_start", False),
+        exchange=exchange, **{name: line[name] for name in _OF_RECORD if name in line}
     )
 
 

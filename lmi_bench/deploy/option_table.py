@@ -124,24 +124,7 @@ def nearest(name: str, known: Iterable[str] | None = None, cutoff: float = 0.6) 
     return f"; did you mean {names[close[0]]}?" if close else ""
 
 
-_REWRITTEN: Final = {
-    "HF_MODEL_QUANTIZE": "option.quantize",
-    "HF_MODEL_TRUST_REMOTE_CODE": "option.trust_remote_code",
-    "SM_NUM_GPUS": "option.tensor_parallel_degree",
-    "MAX_CONCURRENT_REQUESTS": "job_queue_size",
-    "MAX_BATCH_PREFILL_TOKENS": "option.max_rolling_batch_prefill_tokens",
-    "MAX_BATCH_SIZE": "option.max_rolling_batch_size",
-    "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
-}
-_SAGEMAKER: Final = {
-    "SAGEMAKER_NUM_MODEL_WORKERS": ("minWorkers", "maxWorkers"),
-    "SAGEMAKER_STARTUP_TIMEOUT": ("option.model_loading_timeout",),
-    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": ("option.predict_timeout",),
-}
 _GRAPHS: Final = "ENABLE_CUDA_GRAPHS"  # the opposite of option.enforce_eager
-_UNTRANSLATED: Final = (
-    *("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS", "MAX_TOTAL_TOKENS", "MAX_BATCH_TOTAL_TOKENS"),
-)
 _SHORT_NAMED: Final = ("option.model_id", "option.revision", "option.trust_remote_code")
 
 
@@ -168,15 +151,16 @@ def effective_settings(
             passed_on = PREFIX + variable.removeprefix("OPTION_").lower()
             settings.setdefault(regular.get(variable, passed_on), Setting(value, variable))
     short = {option.environment: name for name, option in options.items()}
-    own = {variable: name for variable, name in short.items() if variable not in _REWRITTEN}
-    for variable, name in (own | _REWRITTEN).items():
+    rewritten = {variable: name for variable, (name,) in _variables("last").items()}
+    own = {variable: name for variable, name in short.items() if variable not in rewritten}
+    for variable, name in (own | rewritten).items():
         if variable in present:
             settings.setdefault(name, Setting(present[variable], variable))
     graphs = present.get(_GRAPHS)
     if graphs is not None:
         eager = "false" if graphs.lower() == "true" else "true"
         settings.setdefault("option.enforce_eager", Setting(eager, _GRAPHS))
-    for variable, names in _SAGEMAKER.items() if era == "C" else ():
+    for variable, names in _variables("above the file").items() if era == "C" else ():
         if variable in present:
             settings |= dict.fromkeys(names, Setting(present[variable], variable))
     return settings
@@ -184,7 +168,13 @@ def effective_settings(
 
 def untranslated_variables(environ: Mapping[str, str]) -> list[str]:
     """TGI's limits in the environment that an LMI container ignores."""
-    return [name for name in _UNTRANSLATED if environ.get(name)]
+    return [name for name in _variables("not read") if environ.get(name)]
+
+
+def _variables(priority: str) -> dict[str, list[str]]:
+    """TGI's and SageMaker's variables of a priority, with the names of the keys that they set."""
+    rows = read_rows("lmi_variables.csv", "deploy")
+    return {row["variable"]: row["names"].split() for row in rows if row["priority"] == priority}
 
 
 def environment_of(settings: Mapping[str, str]) -> dict[str, str]:

@@ -54,7 +54,9 @@ class WireEvent:
     end: bool = False
 
     def __post_init__(self) -> None:
-        """Raise TypeError for a count or a word of another kind, which would spoil the sums."""
+        """Raise TypeError for a text, a count or a word of another kind, which spoils the sums."""
+        if not isinstance(self.text, str):
+            raise TypeError("its text is not a string")
         if self.token_count is not None:
             _check_count(self.token_count)
         if self.output_tokens is not None:

@@ -111,11 +111,8 @@ def whole_answer(
 ) -> WireEvent:
     """The body of an unstreamed response, as TGI and LMI write it."""
     details = reply.get("details") or {}
-    text = reply["generated_text"]
-    if not isinstance(text, str):
-        raise TypeError("generated_text is not a string")
     return WireEvent(
-        text=text,
+        text=reply["generated_text"],
         token_ids=token_ids,
         token_count=details.get("generated_tokens"),
         finish_reason=details.get("finish_reason"),

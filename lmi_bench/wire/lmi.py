@@ -100,15 +100,12 @@ def _token_event(line: dict[str, Any]) -> WireEvent:
             error=str(message), error_kind="server_error", finish_reason=finish_reason, end=True
         )
     token_id = token.get("id")
-    text = token.get("text") or ""
-    if not isinstance(text, str):
-        raise TypeError("its text is not a string")
     era_c = line.get("index") == 0  # the choice; TGI-like containers number tokens from 1 here
     output_tokens = details.get("generated_tokens")
     if output_tokens is not None and era_c:
         output_tokens -= 1
     return WireEvent(
-        text=text,
+        text=token.get("text") or "",
         token_ids=() if token_id is None else (token_id,),
         token_count=None if era_c else 1,
         finish_reason=finish_reason,

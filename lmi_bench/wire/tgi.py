@@ -53,11 +53,8 @@ class TgiFormat(SseFormat):
 def _token_event(reply: dict[str, Any]) -> WireEvent:
     token = reply["token"]
     details = reply.get("details") or {}
-    text = token.get("text") or ""
-    if not isinstance(text, str):
-        raise TypeError("its text is not a string")
     return WireEvent(
-        text="" if token.get("special") else text,
+        text="" if token.get("special") else token.get("text") or "",
         token_ids=(token["id"],),
         token_count=1,
         finish_reason=details.get("finish_reason"),
