@@ -23,12 +23,14 @@ Facts = dict[str, Any]
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "FalconForCausalLM": "falcon",
     "RWForCausalLM": "falcon",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Phi3ForCausalLM": "phi3",
 }
 """The family of each supported value of config.json's `architectures`."""
 
@@ -106,6 +108,8 @@ class _Reader:
         elif kind is int:
             self._refuse_type(key, value, int, "a whole number")
             self.refuse(value < 0, f"{key} must be 0 or more, got {value}")
+        else:
+            self._refuse_type(key, value, str, "text")
         return value
 
     def _refuse_type(self, key: str, value: Any, wanted: Any, words: str) -> None:
@@ -122,26 +126,36 @@ class _Reader:
             raise InputError(f"{self._where}: {what}")
 
     def rope(self, facts: Facts) -> Facts:
-        """Rotary position settings, from their own object or the top level."""
+        """Rotary position settings, from their own object or the top level. Of a `turned_frac` a
+        family rotates that share of a head's features; others all, whatever the file says."""
         stated = self.get("rope_scaling") or self.get("rope_parameters") or {}
         self.refuse(not isinstance(stated, Mapping), f"{stated!r} are no rotary settings")
         by_kind = [key for key, value in stated.items() if isinstance(value, Mapping)]
         self.refuse(bool(by_kind), f"rotary positions by layer ({by_kind}) are not supported")
         kind = str(stated.get("rope_type") or stated.get("type") or "default")
+        if "trained" in facts and kind in ("su", "yarn"):  # as Phi-3's first files called it
+            kind = "longrope"
         rope, positions = {**stated, "rope_type": kind}, facts["max_positions"]
         if rope.get("rope_theta") is None:
             rope["rope_theta"] = facts["theta"]
-        if kind in ("llama3", "yarn") and self.get(_TRAINED) is not None:
-            rope[_TRAINED] = self.get(_TRAINED)  # the top level counts more, as in transformers
+        trained = facts.get("trained") or self.get(_TRAINED)
+        if kind in ("llama3", "yarn", "longrope") and trained is not None:
+            rope[_TRAINED] = trained  # the top level counts more, as in transformers
         if kind == "dynamic" or not rope.get(_TRAINED):
             rope[_TRAINED] = positions
         for key in _ROPE_SIZES:
             if rope.get(key) is not None and (rope[key] != 0 or key not in _ROPE_MAY_BE_0):
                 self._refuse_size(key, rope[key])
-        if kind == "yarn" and rope.get("factor") is None:
+        if kind in ("yarn", "longrope") and rope.get("factor") is None:
             rope["factor"] = positions / rope[_TRAINED]
-        turned = rope.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
-        self.refuse(turned != 1.0, f"partial_rotary_factor {turned} is not supported")
+        turned = rope.get("partial_rotary_factor")
+        if turned is None:
+            turned = facts.get("turned_frac") or self.get("partial_rotary_factor") or 1.0
+        ignored = "turned_frac" not in facts and turned != 1.0
+        self.refuse(ignored, f"partial_rotary_factor {turned} is not supported")
+        self._refuse_size("partial_rotary_factor", turned)
+        self.refuse(turned > 1, f"partial_rotary_factor {turned} is above 1")
+        rope["partial_rotary_factor"] = turned
         return rope
 
     def _refuse_size(self, key: str, value: Any) -> None:
@@ -197,6 +211,8 @@ def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
     facts["head_dim"] = facts["head_dim"] or facts["hidden_size"] // max(1, heads)
     facts["windows"] = read.windows(facts)
     rope = facts["rope"] = read.rope(facts)
+    rotated = facts["head_dim"] * rope["partial_rotary_factor"]
+    read.refuse(int(rotated) % 2 > 0, f"{rotated} rotated features of a head are odd")
     facts["max_positions"] = _longest_context(facts["max_positions"], rope)
     fields = {each.name for each in dataclasses.fields(DecoderSpec)}
     used = {field: v for field, v in facts.items() if field in fields and v is not None}
@@ -207,8 +223,11 @@ def _longest_context(positions: int, rope: Mapping[str, Any]) -> int:
     """Maximum context length in tokens.
 
     By transformers' convention max_position_embeddings is the trained length with linear, dynamic
-    or yarn scaling, and the scaled length with llama3 scaling.
+    or yarn scaling, and the scaled length with llama3 scaling. Longrope's frequencies beyond the
+    trained length need the whole cache anew, so that a context ends there.
     """
+    if rope["rope_type"] == "longrope":
+        return min(positions, int(rope[_TRAINED]))
     stretches = rope["rope_type"] in ("linear", "dynamic", "yarn")
     if not stretches or rope.get("factor") is None:
         return positions

@@ -174,7 +174,7 @@ def test_qwens_window_begins_where_max_window_layers_says():
         (
             {"architectures": ["GPT2LMHeadModel"]},
             "model 'm': architecture GPT2LMHeadModel is not supported; lmi-bench has: "
-            "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, FalconForCausalLM",
+            "LlamaForCausalLM, MistralForCausalLM, MinistralForCausalLM",
         ),
         ({}, "architecture not named in config.json"),
         ({"architectures": 5}, "architecture not named in config.json"),

@@ -969,8 +969,9 @@ static void turns(Engine& e, int64_t row) {
     float frequency = m.frequencies[i];
     if (slower != 1.0f) frequency /= powf(slower, float(2 * i) / float(m.head_dim));
     const float angle = float(e.position[row]) * frequency;
-    to[i] = cosf(angle) * m.amplitude;
-    to[half + i] = sinf(angle) * m.amplitude;
+    const float length = m.frequencies[i] > 0 ? m.amplitude : 1;  // 0: a feature that stays
+    to[i] = cosf(angle) * length;
+    to[half + i] = sinf(angle) * length;
   }
 }
 

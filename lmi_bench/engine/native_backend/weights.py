@@ -21,7 +21,7 @@ from lmi_bench.models.spec import DecoderSpec, NormKind
 
 PANEL: Final = 64  # outputs that step.cpp computes together
 KINDS: Final = {torch.float32: binding.F32, torch.bfloat16: binding.BF16}
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 
 
 def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
@@ -57,7 +57,7 @@ class NativeWeights:
         self.nbytes = self.num_blocks = 0
         self.layers = (binding.Layer * spec.num_layers)()
         precision = Precision(dtype, dtype)
-        with Checkpoint(folder, progress) as checkpoint:
+        with Checkpoint(folder, progress, spec=spec) as checkpoint:
             load = WeightLoader(spec, checkpoint, precision, torch.device("cpu"), make=PlainLinear)
             for index in range(spec.num_layers):
                 self._fill_layer(self.layers[index], build_layer(load, index))

@@ -124,7 +124,7 @@ class RankCheckpoint(Checkpoint):
         heads: RankHeads | None = None,
     ) -> None:
         """spec  the whole model's; heads: this rank's, if a strategy deals them out"""
-        super().__init__(folder, progress, beside=beside)
+        super().__init__(folder, progress, beside=beside, spec=spec)
         rank, degree = collectives.rank, collectives.degree
         self._total_bytes //= degree
         self._rank = rank

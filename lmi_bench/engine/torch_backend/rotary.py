@@ -3,7 +3,8 @@
 Feature i of the first half and feature i of the second rotate together by position * frequency_i,
 frequency_i = theta ** (-2 i / head_dim). Contexts beyond the trained length use lower frequencies:
 scaled equally (linear), low ones more than high ones (llama3, yarn), or by the sequence's length
-(dynamic).
+(dynamic), or each by a factor of its own (longrope). With a `partial_rotary_factor` the other
+features have frequency 0: they rotate by nothing, beside others that do (`turned_order`).
 """
 
 import math
@@ -12,11 +13,13 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lmi_bench.core.errors import InputError
 
-SCALINGS: Final = ("default", "linear", "dynamic", "llama3", "yarn")
+SCALINGS: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 Settings = Mapping[str, Any]
+_TRAINED: Final = "original_max_position_embeddings"
 
 
 class Rotary:
@@ -26,11 +29,12 @@ class Rotary:
         self, settings: Settings, head_dim: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         """settings  from `DecoderSpec.rope`; raises InputError for an unknown scaling."""
-        frequencies, self._amplitude = rotary_frequencies(settings, head_dim)
+        frequencies, amplitude = rotary_frequencies(settings, head_dim)
         self._frequencies = frequencies.to(device)
+        self._amplitude = torch.where(self._frequencies > 0, amplitude, 1.0)
         self._growth = dynamic_growth(settings, head_dim)
-        self._trained = float(settings["original_max_position_embeddings"])
-        self._exponents = _exponents(head_dim).to(device)
+        self._trained = float(settings[_TRAINED])
+        self._exponents = _padded(_exponents(rotated(settings, head_dim)), head_dim).to(device)
         self._dtype = dtype
 
     def at(self, positions: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,20 +68,46 @@ def rotary_frequencies(settings: Settings, head_dim: int) -> tuple[Tensor, float
 
     Raises InputError for an unknown scaling.
     """
-    frequencies = 1.0 / float(settings["rope_theta"]) ** _exponents(head_dim)
+    size, amplitude = rotated(settings, head_dim), 1.0
+    frequencies = 1.0 / float(settings["rope_theta"]) ** _exponents(size)
     match settings["rope_type"]:
         case "default" | "dynamic":  # dynamic: up to the trained length
-            return frequencies, 1.0
+            pass
         case "linear":
-            return frequencies / _number(settings, "factor"), 1.0
+            frequencies /= _number(settings, "factor")
         case "llama3":
-            return _llama3(frequencies, settings), 1.0
+            frequencies = _llama3(frequencies, settings)
         case "yarn":
-            return _yarn(frequencies, settings, head_dim), _yarn_amplitude(settings)
-    raise InputError(
-        f"RoPE scaling {settings['rope_type']!r} is not supported; the torch back end has: "
-        f"{', '.join(SCALINGS)}"
-    )
+            frequencies, amplitude = _yarn(frequencies, settings, size), _yarn_amplitude(settings)
+        case "longrope":
+            frequencies /= _short_factors(settings, len(frequencies))
+            amplitude = _longrope_amplitude(settings)
+        case kind:
+            raise InputError(
+                f"RoPE scaling {kind!r} is not supported; the torch back end has: "
+                f"{', '.join(SCALINGS)}"
+            )
+    return _padded(frequencies, head_dim), amplitude
+
+
+def rotated(settings: Settings, head_dim: int) -> int:
+    """Features of a head that rotate, a multiple of 2."""
+    return int(head_dim * settings.get("partial_rotary_factor", 1.0))
+
+
+def turned_order(settings: Settings, head_dim: int) -> Tensor | None:
+    """The order of a head's features in which feature i of both halves rotates together; None: as
+    stored. Both queries and keys need it, and no score changes."""
+    size = rotated(settings, head_dim)
+    if size == head_dim:
+        return None
+    turned, rest = torch.arange(size).chunk(2), torch.arange(size, head_dim).chunk(2)
+    return torch.cat((turned[0], rest[0], turned[1], rest[1]))
+
+
+def _padded(values: Tensor, head_dim: int) -> Tensor:
+    """Zeros behind those of the features that rotate."""
+    return functional.pad(values, (0, head_dim // 2 - len(values)))
 
 
 def _exponents(head_dim: int) -> Tensor:
@@ -94,7 +124,8 @@ def dynamic_growth(settings: Settings, head_dim: int) -> tuple[float, float] | N
     """
     if settings["rope_type"] != "dynamic":
         return None
-    return _number(settings, "factor"), head_dim / (head_dim - 2)
+    size = rotated(settings, head_dim)
+    return _number(settings, "factor"), size / (size - 2)
 
 
 def _llama3(frequencies: Tensor, settings: Settings) -> Tensor:
@@ -105,7 +136,7 @@ def _llama3(frequencies: Tensor, settings: Settings) -> Tensor:
     """
     factor = _number(settings, "factor")
     low, high = _number(settings, "low_freq_factor"), _number(settings, "high_freq_factor")
-    turns = _number(settings, "original_max_position_embeddings") * frequencies / (2 * math.pi)
+    turns = _number(settings, _TRAINED) * frequencies / (2 * math.pi)
     kept_frac = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return kept_frac * frequencies + (1 - kept_frac) * frequencies / factor
 
@@ -113,7 +144,7 @@ def _llama3(frequencies: Tensor, settings: Settings) -> Tensor:
 def _yarn(frequencies: Tensor, settings: Settings, head_dim: int) -> Tensor:
     """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2): as llama3, but the ramp is linear in
     the feature's index, between `beta_fast` and `beta_slow` rotations over the trained length."""
-    theta, trained = settings["rope_theta"], _number(settings, "original_max_position_embeddings")
+    theta, trained = settings["rope_theta"], _number(settings, _TRAINED)
 
     def index_of(turns: float) -> float:
         return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -142,6 +173,22 @@ def _yarn_amplitude(settings: Settings) -> float:
     if mscale and all_dim:
         return sharpness(float(mscale)) / sharpness(float(all_dim))
     return sharpness(1.0)
+
+
+def _short_factors(settings: Settings, count: int) -> Tensor:
+    """LongRoPE's divisors of frequencies up to the trained length (Ding et al. 2024,
+    arXiv:2402.13753)."""
+    factors = settings.get("short_factor")
+    if not isinstance(factors, list) or len(factors) != count:
+        raise InputError(f"config.json: longrope needs a short_factor of {count} numbers")
+    return torch.tensor(factors, dtype=torch.float32)
+
+
+def _longrope_amplitude(settings: Settings) -> float:
+    if settings.get("attention_factor") is not None:
+        return _number(settings, "attention_factor")
+    factor, trained = (_number(settings, key) for key in ("factor", _TRAINED))
+    return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
 
 
 def _number(settings: Settings, key: str) -> float:

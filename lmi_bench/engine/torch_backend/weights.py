@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.engine.torch_backend.stored_forms import Form, forms_of
 from lmi_bench.models.folder import check_loadable, read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.shape import ModelShape
@@ -61,9 +62,17 @@ class Checkpoint:
     """
 
     def __init__(
-        self, folder: Path, progress: Progress | None = None, *, beside: Path | None = None
+        self,
+        folder: Path,
+        progress: Progress | None = None,
+        *,
+        beside: Path | None = None,
+        spec: DecoderSpec | None = None,
     ) -> None:
-        """beside  a file whose tensors replace or extend the folder's"""
+        """beside  a file whose tensors replace or extend the folder's
+
+        spec  of the model, whose tensors may be stored in another form; None: as stored
+        """
         self._folder = folder
         self._file_of = _tensor_files(folder)
         if beside is not None:
@@ -76,6 +85,9 @@ class Checkpoint:
         self._total_bytes = sum((folder / file).stat().st_size for file in files)
         self._read_bytes = 0
         self._asked: set[str] = set()
+        self._forms: dict[str, Form] = {}
+        if spec is not None:
+            self._forms = forms_of(self, spec)
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +97,12 @@ class Checkpoint:
         self._open.clear()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._file_of or name in self._forms
+
+    @property
+    def reformed(self) -> bool:
+        """True if layers read tensors in another form than the files have."""
+        return bool(self._forms)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,7 +110,7 @@ class Checkpoint:
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """The tensor `name` in its stored format; its shape must be `shape`."""
-        tensor = self._read(name, lambda file: file.get_tensor(name))
+        tensor = self._read(name)
         if tuple(tensor.shape) != shape:
             raise self._misfit(name, tuple(tensor.shape), shape)
         self._check_values(name, tensor)
@@ -106,7 +123,7 @@ class Checkpoint:
     def part(self, name: str, side: int, start: int, stop: int) -> Tensor:
         """Rows (side 0) or columns (side 1) start .. stop of a tensor; nothing else is read."""
         rows = (slice(None),) * side + (slice(start, stop),)
-        tensor = self._read(name, lambda file: file.get_slice(name)[rows])
+        tensor = self._read(name, *rows)
         self._check_values(name, tensor)
         return tensor
 
@@ -132,13 +149,21 @@ class Checkpoint:
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
         """The whole shape of the tensor `name`, without reading the tensor."""
+        if (form := self._forms.get(name)) is not None:
+            return form.shape
         return tuple(self._file(name).get_slice(name).get_shape())
 
-    def _read(self, name: str, get: Callable[[Any], Tensor]) -> Tensor:
+    def _read(self, name: str, *index: int | slice) -> Tensor:
+        if (form := self._forms.get(name)) is not None:
+            return form.read(*index)
+        return self.read(name, *index)
+
+    def read(self, name: str, *index: int | slice) -> Tensor:
+        """The stored tensor `name`, or its part at the index; nothing else is read."""
         file = self._file(name)
         self._asked.add(name)
         try:
-            tensor = get(file)
+            tensor: Tensor = file.get_slice(name)[index] if index else file.get_tensor(name)
         except SafetensorError as exc:
             raise InputError(
                 f"{self._folder / self._file_of[name]}: tensor {name!r} cannot be read: {exc}"

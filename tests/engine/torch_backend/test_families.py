@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.engine.scheduling.drafting import NgramDrafter
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.models.hf_config import spec_from_hf_config
@@ -21,6 +22,14 @@ from tests.engine.torch_backend.parity import (
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.1}
 FALCON_40B = {"new_decoder_architecture": True, "num_kv_heads": 2}
 SLIDING = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "original_max_position_embeddings": 256,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.4, 1.9, 2.5, 4.0],
+    "long_factor": [2.0] * 6,
+}
 MODELS = {
     "Mistral 7B v0.1: every layer slides": ("Mistral", {"sliding_window": 12}),
     "Mistral, a window and a head for every query": (
@@ -52,6 +61,17 @@ MODELS = {
     "Falcon with biases": ("Falcon", FALCON_40B | {"bias": True}),
     "Falcon, a KV head for every query": ("Falcon", {"multi_query": False}),
     "Falcon, sequential": ("Falcon", {"parallel_attn": False, "bias": True}),
+    "Ministral: windows in some layers": ("Ministral", {}),
+    "Phi-3: fused rows, a window": ("Phi3", {"sliding_window": 12}),
+    "Phi-4 mini: rotates a part, longrope": (
+        "Phi3",
+        {"max_position_embeddings": 1024, "rope_parameters": LONGROPE} | TIED,
+    ),
+}
+NEW = {
+    name: case
+    for name, case in MODELS.items()
+    if case[0] not in ("Mistral", "Mixtral", "Qwen2", "Qwen3", "Falcon")
 }
 
 
@@ -62,6 +82,29 @@ def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(
     model = make_model(family, **changes)
     requests = random_requests(1, 10)
     outputs, _ = asyncio.run(generate(model.folder, requests, block_size=4))
+    assert_equal_but_for_near_ties(model, requests, outputs)
+
+
+@pytest.mark.parametrize(("family", "changes"), NEW.values(), ids=NEW)
+def test_chunks_preemption_prefixes_and_drafts_change_no_token(make_model, family, changes):
+    model = make_model(family, **changes)
+    requests = random_requests(2, 10, longest_prompt=24, longest_output=36)
+    requests += [(prompt, 4, delay_s) for prompt, _, delay_s in requests]
+    outputs, stats = asyncio.run(
+        generate(
+            model.folder,
+            requests,
+            block_size=4,
+            num_blocks=20,
+            chunked_prefill=True,
+            max_rolling_batch_prefill_tokens=7,
+            prefix_caching=True,
+            drafter=NgramDrafter(3, shortest=1),
+        )
+    )
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 0
+    assert stats.drafted_tokens > 0
     assert_equal_but_for_near_ties(model, requests, outputs)
 
 

@@ -82,8 +82,12 @@ def test_the_shape_is_that_of_the_config(llama):
         ({"intermediate_size": 100}, r"shape \(96, 64\) but config.json asks for \(100, 64\)"),
         ({"num_hidden_layers": 3}, r"no tensor 'model.layers.2.input_layernorm.weight'"),
         (
+            {"rope_parameters": {"rope_type": "axial", "factor": 2.0}},
+            "RoPE scaling 'axial' is not supported; .* default, linear, dynamic, llama3, yarn",
+        ),
+        (
             {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
-            "RoPE scaling 'longrope' is not supported; .* default, linear, dynamic, llama3, yarn",
+            "longrope needs a short_factor of 8 numbers",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "RoPE scaling 'linear' needs factor"),
         ({"hidden_size": None}, "config.json has none of hidden_size"),

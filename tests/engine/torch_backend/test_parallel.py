@@ -52,6 +52,7 @@ MODELS = {
     "head norms": ("Qwen3", {}, 2),
     "experts": ("Mixtral", {}, 2),
     "fused projections": ("Falcon", FALCON_40B, 2),
+    "fused rows": ("Phi3", {}, 2),
 }
 
 

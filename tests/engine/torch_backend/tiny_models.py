@@ -15,6 +15,7 @@ VOCAB_SIZE = 211
 GATED = {"intermediate_size": 96, "num_key_value_heads": 2, "tie_word_embeddings": False}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FALCON = {"alibi": False, "tie_word_embeddings": False}
+LAYER_TYPES = ["sliding_attention", "full_attention"]
 FAMILIES: dict[str, dict[str, object]] = {
     "Llama": GATED | {"num_key_value_heads": 4},
     "Mistral": GATED,
@@ -24,6 +25,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     "Qwen3Moe": GATED
     | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "Falcon": FALCON,
+    "Phi3": GATED | {"pad_token_id": 2},
+    "Ministral": GATED | {"head_dim": 16, "sliding_window": 12, "layer_types": LAYER_TYPES},
 }
 """What each family's config has beside the common sizes."""
 

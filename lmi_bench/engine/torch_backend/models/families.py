@@ -1,9 +1,9 @@
 """Builds each model family: maps a checkpoint's tensors to the parts of a decoder.
 
-Llama and related models (Mistral, Mixtral, Qwen2, Qwen3): RMS norms, rotary positions, shared KV
-heads, a gated MLP or several as experts. They use the same tensor names; the spec has their
-windows, biases and head norms. Falcon: layer norms, attention parallel to the MLP; 7B has one KV
-head and one norm per layer, 40B and 180B have 8 KV heads and a norm for each half.
+Llama and related models (Mistral, Mixtral, Qwen2, Qwen3, Phi-3): RMS norms, rotary positions,
+shared KV heads, a gated MLP or several as experts. They use the same tensor names; the spec has
+their windows, biases and head norms. Falcon: layer norms, attention parallel to the MLP; 7B has
+one KV head and one norm per layer, 40B and 180B have 8 KV heads and a norm for each half.
 Sources: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Jiang et al. 2023,
 arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115, and 2025,
 arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867.
@@ -21,7 +21,7 @@ from torch import Tensor
 from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Linear, Mlp, RmsNorm
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
-from lmi_bench.engine.torch_backend.rotary import Rotary
+from lmi_bench.engine.torch_backend.rotary import Rotary, turned_order
 from lmi_bench.models.spec import DecoderSpec
 
 
@@ -85,7 +85,7 @@ def _attention(load: WeightLoader, names: Names, prefix: str) -> AttentionBlock:
     qkv, rows = tuple(f"{prefix}.{name}" for name in names.qkv), (query, kv, kv)
     is_fused = len(qkv) == 1
     parts = (sum(rows),) if is_fused else rows
-    arrange = partial(_by_kind, spec) if is_fused else None
+    arrange = partial(_arranged, spec, is_fused)
     out = (f"{prefix}.{names.out}",)
     return AttentionBlock(
         spec.num_heads,
@@ -94,6 +94,17 @@ def _attention(load: WeightLoader, names: Names, prefix: str) -> AttentionBlock:
         out=load.linear(out, (spec.hidden_size,), query, bias=spec.out_bias),
         qk_norm=_qk_norm(load, prefix) if spec.qk_norm else None,
     )
+
+
+def _arranged(spec: DecoderSpec, is_fused: bool, rows: Tensor) -> Tensor:
+    """Rows of all queries, then keys, then values, the first two's features in `turned_order`."""
+    rows = _by_kind(spec, rows) if is_fused else rows
+    order = turned_order(spec.rope, spec.head_dim)
+    if order is None:
+        return rows
+    turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    heads = rows[:turned].view(-1, spec.head_dim, *rows.shape[1:])
+    return torch.cat((heads[:, order].view(turned, *rows.shape[1:]), rows[turned:]))
 
 
 def _by_kind(spec: DecoderSpec, fused: Tensor) -> Tensor:

@@ -278,7 +278,7 @@ class Calibration:
         precision = choose_precision(self.dtype, device, parameters=spec.params_total)
         total = sum(len(sequence) for sequence in sequences)
         recording = Recording(min(1.0, SAMPLED_ROWS / max(1, total)))
-        with Checkpoint(folder) as checkpoint:
+        with Checkpoint(folder, spec=spec) as checkpoint:
             load = _RecordingLoader(spec, checkpoint, precision, device, recording=recording)
             model = build_with(load, folder)
         blocks = max(-(-len(sequence) // _BLOCK_SIZE) for sequence in sequences)
@@ -295,7 +295,7 @@ class Calibration:
         """Factors of every group, by the names that the loader uses."""
         factors: dict[str, Tensor] = {}
         settings, groups = self.settings, list(scale_groups(self.source.spec))
-        with Checkpoint(self.source.folder) as checkpoint:
+        with Checkpoint(self.source.folder, spec=self.source.spec) as checkpoint:
             for number, group in enumerate(groups, start=1):
                 inputs = recording.inputs.get(group.readers[0])
                 if inputs is None:  # an expert that no token of the text chose

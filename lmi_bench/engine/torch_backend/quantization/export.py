@@ -62,6 +62,12 @@ def export_quantized(
     plan = prepare(Calibration(source, settings, dtype, torch.device("cpu"), tell))
     if plan is None or plan.stored:
         raise InputError(f"{folder.name}: nothing to quantize ({settings.scheme})")
+    with Checkpoint(folder, spec=source.spec) as checkpoint:
+        if checkpoint.reformed:
+            raise InputError(
+                f"{folder.name}: {source.spec.family} models cannot be written quantized; quantize "
+                "them while loading, with --quantize"
+            )
     stored_dtype = torch_dtype(dtype)
     make_new_folder(out)
     writer = ShardWriter(out)

@@ -283,7 +283,7 @@ def build_model(
     """
     beside = None if plan is None else plan.factors
     if collectives is None:
-        opened = Checkpoint(folder, progress, beside=beside)
+        opened = Checkpoint(folder, progress, beside=beside, spec=spec)
     else:
         part, heads = rank_part(spec, collectives, strategy)
         opened = RankCheckpoint(folder, spec, collectives, progress, beside=beside, heads=heads)
