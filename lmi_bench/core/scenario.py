@@ -47,7 +47,7 @@ _FILES = ("dataset", "trace", "conversations", "agent_trace")
 """Fields of the workload that name a file, or a folder of JSON files."""
 _ADDED = {
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
-    "client": ("adapters", "session_header", "reset_prefix_cache"),
+    "client": ("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure"),
 }
 """Later fields of the sections: unset, they are no part of a hash, so that older runs go on."""
 _SHOWN_CHARACTERS = 60
@@ -229,9 +229,9 @@ def load_scenario(path: Path) -> Scenario:
     """Read and check a scenario file; raises InputError when it cannot be used."""
     scenario = parse_scenario(read_yaml(path), source=str(path))
     relative = {
-        f"workload.{name}": str(path.parent / given)
-        for name in _FILES
-        if (given := getattr(scenario.workload, name)) is not None and not Path(given).is_absolute()
+        f"{section}.{name}": str(path.parent / given)
+        for section, name in (*(("workload", name) for name in _FILES), ("client", "cacert"))
+        if (given := getattr(getattr(scenario, section), name)) and not Path(given).is_absolute()
     }
     return scenario.with_overrides(relative) if relative else scenario
 

@@ -114,6 +114,8 @@ class ClientFields(Fields):
     session_header  Header, such as X-Session-ID, with the conversation's id, for routers with
         affinity.
     reset_prefix_cache  Emptied prefix cache before each level, by vLLM's or SGLang's own request.
+    cacert  PEM file of the certificate authorities to trust.
+    insecure  Server certificates: not checked, or checked.
     """
 
     SECTION = "client"
@@ -131,6 +133,8 @@ class ClientFields(Fields):
     )
     session_header: Text | None = option()
     reset_prefix_cache: bool = option("--reset-prefix-cache", value=False)
+    cacert: File | None = option(default="the system's", rare=True)
+    insecure: bool = option("--insecure", value=False, rare=True)
 
 
 @dataclass(frozen=True)

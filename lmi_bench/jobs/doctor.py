@@ -396,6 +396,7 @@ def _endpoint_check(
 ) -> Callable[[], Outcome]:
     """The check of an endpoint; raises InputError for a URL or a header that is none."""
     from lmi_bench.loadgen.ask.discover import discover
+    from lmi_bench.loadgen.ask.probe import Probe
     from lmi_bench.loadgen.http.endpoint import parse_endpoint
     from lmi_bench.targets.bench import Access, read_headers
     from lmi_bench.wire.format import find_format
@@ -408,7 +409,7 @@ def _endpoint_check(
     def check() -> Outcome:
         listener.note(f"asking {shown} what it serves, with a real request of two tokens")
         try:
-            found = discover(url, headers=access.all_headers(), tell=listener.note)
+            found = discover(Probe(url, access.all_headers(), tell=listener.note))
         except InputError as exc:
             what = redact_text(str(exc), access.secrets())
             return "fail", what, "Mend the address, the key or the server, and ask again."

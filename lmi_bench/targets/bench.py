@@ -4,6 +4,7 @@ Credentials are never written to a file.
 """
 
 import secrets
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,7 @@ class Bench:
                      can open it without them (`Access`); None: no other process can
     metrics_url      where a remote server may publish its metrics
     cloudwatch       reads CloudWatch's metrics of an endpoint, for each of the given spans
+    tls_context      certificates that are accepted; None: those the system trusts
     before_level     to be called before each level, such as to empty the server's cache
     """
 
@@ -104,6 +106,7 @@ class Bench:
     count_instances: Callable[[], int | None] | None = None
     asked: Mapping[str, Any] | None = None
     metrics_url: str | None = None
+    tls_context: ssl.SSLContext | None = None
     cloudwatch: Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None = None
     before_level: Callable[[], None] | None = None
     metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -13,13 +13,14 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
+from lmi_bench.loadgen.ask.accepted import TIMEOUT_S, Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
 from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
+from lmi_bench.loadgen.http.tls import NOT_CHECKED, client_context
 from lmi_bench.loadgen.prompts.prompts import ExactText, PromptText, TextCounter, common_words
 from lmi_bench.loadgen.run.retry import RetryingTarget
 from lmi_bench.targets.applies import idle_in_engine, kind_of
@@ -43,8 +44,15 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     """A URL; what the scenario leaves open is found by asking the server. Raises InputError if no
     known protocol is answered, or the workload does not fit."""
     headers = access.all_headers(scenario.protocol)
+    context = None
+    if scenario.target.lower().startswith("https:"):
+        context = client_context(scenario.client.cacert, insecure=scenario.client.insecure)
+    timeout_s = 60.0 if AUTO in (scenario.protocol, scenario.model) else TIMEOUT_S
+    probe = Probe(
+        *(scenario.target, headers), timeout_s=timeout_s, tell=listener.note, context=context
+    )
     if access.asked is None:
-        scenario, asked, found, notes = _ask(scenario, headers, listener)
+        scenario, asked, found, notes = _ask(scenario, probe)
     else:
         asked, found, notes = access.asked, None, ()
     tokenizers = (scenario.model, asked["tokenizer"])
@@ -83,30 +91,34 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     parts = urllib.parse.urlsplit(scenario.target)
     host = parts.netloc.rpartition("@")[2]
     metrics_url = urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))
-    bench = replace(bench, metrics_url=metrics_url, metrics_headers=headers, asked=asked)
+    bench = replace(
+        bench,
+        metrics_url=metrics_url,
+        metrics_headers=headers,
+        tls_context=context,
+        asked=asked,
+    )
     if not scenario.client.reset_prefix_cache or access.asked is not None:
         return bench
-    probe = Probe(scenario.target, headers, tell=listener.note)
     probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
     return replace(bench, before_level=probe.reset_prefix_cache)
 
 
 def _ask(
-    scenario: Scenario, headers: Mapping[str, str], listener: Listener
+    scenario: Scenario, probe: Probe
 ) -> tuple[Scenario, Mapping[str, Any], Discovery | None, tuple[str, ...]]:
     """The scenario with the server's protocol, model and control of lengths; `Bench.asked`; what
     was found if the protocol or the model was to be found; notes."""
-    url, protocol, model = scenario.target, scenario.protocol, scenario.model
-    asked: dict[str, Any] = {"stream": scenario.stream, "headers": headers, "tell": listener.note}
+    protocol, model, stream = scenario.protocol, scenario.model, scenario.stream
     overrides: dict[str, Any] = {}
     answer: Accepted
     found: Discovery | None = None
     if AUTO in (protocol, model):
         answer = found = discover(
-            url,
+            probe,
             protocol=None if protocol == AUTO else protocol,
             model=None if model == AUTO else model,
-            **asked,
+            stream=stream,
         )
         overrides = {"protocol": found.protocol, "model": found.model}
         has_tokenizer = _first_tokenizer((found.model, found.tokenizer)) is not None
@@ -119,13 +131,16 @@ def _ask(
             notes += (_FITTED.format(*fitted.values()),)
     else:
         answer = accepts(
-            url, protocol=protocol, model=model, ignore_eos=scenario.workload.ignore_eos, **asked
+            *(probe, stream),
+            protocol=protocol,
+            model=model,
+            ignore_eos=scenario.workload.ignore_eos,
         )
         notes = answer.notes
         has_tokenizer = _first_tokenizer((model,)) is not None
     protocol = overrides.get("protocol", protocol)
     for name in scenario.client.adapters or () if protocol not in ("lmi", "tgi") else ():
-        accepts(url, protocol=protocol, model=name, **asked)  # a wrong name is reported at once
+        accepts(probe, stream, protocol=protocol, model=name)  # a wrong name is reported at once
     if scenario.workload.ignore_eos and not answer.forces_length:
         overrides["workload.ignore_eos"] = False
         notes += (_NOT_FORCED,)
@@ -134,8 +149,7 @@ def _ask(
         options["length_field"] = answer.wire_format.length_field
     scenario = scenario.with_overrides(overrides) if overrides else scenario
     if protocol == OpenAiCompletionsFormat.name and has_tokenizer:
-        probe = Probe(url, headers, tell=listener.note)
-        options["token_ids"] = takes_token_ids(probe, model=scenario.model, stream=scenario.stream)
+        options["token_ids"] = takes_token_ids(probe, model=scenario.model, stream=stream)
         if not options["token_ids"]:
             notes += ("the server takes no token ids: prompts are sent as text",)
     tokenizer = found.tokenizer if found else None
@@ -200,6 +214,11 @@ def endpoint_bench(
         listener.note(f"receiver: {receive.note}")
     facts = {key: value for key, value in facts.items() if value is not None}
     notes += _several_addresses(url)
+    if tls and client.insecure:
+        notes, facts = (
+            (*notes, f"warning: the server's certificate is {NOT_CHECKED}"),
+            {**facts, "certificate": NOT_CHECKED},
+        )
     tokenizer = _first_tokenizer(tokenizers)
     text: PromptText = common_words if tokenizer is None else ExactText(tokenizer)
     if tokenizer is None:

@@ -91,15 +91,15 @@ def over_tls(url, pem):
         thread.join(60)
 
 
-def sweep(url, out, **more):
+def sweep(url, out, *options, **more):
     load = ("--isl", "8", "--osl", "4", "--concurrency", "1", "--requests-per-user", "3")
-    return lmi_bench("sweep", url, *load, "--out", out, **more)
+    return lmi_bench("sweep", url, *load, *options, "--out", out, **more)
 
 
 @pytest.mark.parametrize(
     ("made", "is_trusted", "says"),
     [
-        ({}, False, "self-signed certificate; SSL_CERT_FILE=FILE trusts"),
+        ({}, False, "self-signed certificate; SSL_CERT_FILE=FILE, or sweep --cacert FILE, trusts"),
         ({"days": -1}, True, "certificate has expired"),
         ({"host": "example.org"}, True, "certificate is not valid for 'localhost'"),
     ],
@@ -124,3 +124,31 @@ def test_a_private_authority_is_trusted_by_its_file(tmp_path, monkeypatch):
         done = sweep(url, tmp_path / "run")
     assert "concurrency 1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_private_authority_is_trusted_by_its_option(tmp_path, workers):
+    pem = certificate(tmp_path)
+    with runtime_server(signed=False) as plain, over_tls(plain, pem) as url:
+        done = sweep(url, tmp_path / "run", "--cacert", pem, "--workers", workers)
+    assert "concurrency 1" in done.stderr
+    assert "not checked" not in done.stderr
+
+
+def test_an_unchecked_certificate_is_said_in_the_terminal_and_the_report(tmp_path):
+    """One that has expired, is of another host, and that nothing vouches for."""
+    pem = certificate(tmp_path, days=-1, host="example.org")
+    with runtime_server(signed=False) as plain, over_tls(plain, pem) as url:
+        done = sweep(url, tmp_path / "run", "--insecure")
+    assert "concurrency 1" in done.stderr
+    assert "the server's certificate is not checked" in done.stderr
+    lmi_bench("report", tmp_path / "run", "--out", tmp_path / "page.html")
+    assert "not checked (--insecure)" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(("name", "why"), [("none.pem", "No such file"), ("x.pem", "is no PEM")])
+def test_a_file_that_holds_no_certificate_is_one_line(tmp_path, name, why):
+    (tmp_path / "x.pem").write_text("nothing")
+    options = ("--cacert", tmp_path / name)
+    done = sweep("https://127.0.0.1:9", tmp_path / "run", *options, expect=2)
+    assert f"--cacert {tmp_path / name}: {why}" in done.stderr.replace("\n", " ")

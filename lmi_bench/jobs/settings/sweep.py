@@ -105,7 +105,7 @@ class ClientSettings:
         ClientFields,
         (
             *("timestamps", "receive", "retries", "connections"),
-            *("adapters", "session_header", "reset_prefix_cache"),
+            *("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure"),
         ),
     )
     metrics_url: tuple[str, ...] = option(value=(), default="the target's")

@@ -93,11 +93,15 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     urls = client.metrics_urls
     headers: dict[str, str] = {}
     for url in urls:
-        if url.startswith(("http://", "https://")) and (why := why_unreadable(url, headers)):
+        if url.startswith(("http://", "https://")) and (
+            why := why_unreadable(url, headers, bench.tls_context)
+        ):
             raise InputError(f"--metrics-url {url} cannot be used: {why}")
     own = bench.metrics_url
-    if not urls and own is not None and why_unreadable(own, bench.metrics_headers) is None:
-        urls, headers = (own,), dict(bench.metrics_headers)  # the key is for this server only
+    if not urls and own is not None:
+        headers = dict(bench.metrics_headers)  # the key is for this server only
+        if why_unreadable(own, headers, bench.tls_context) is None:
+            urls = (own,)
     address = urllib.parse.urlsplit(own or "")
     if address.hostname in _LOCAL_HOSTS:
         power, cpu = open_gpu_power(), HostCpu(address.port or 80)
@@ -106,7 +110,14 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     if not urls and cpu is None:
         return None
     alike = bench.scenario.workload.begins_alike
-    return ServerWatch(urls, headers=headers, power=power, cpu=cpu, shares_prefixes=alike)
+    return ServerWatch(
+        urls,
+        headers=headers,
+        context=bench.tls_context,
+        power=power,
+        cpu=cpu,
+        shares_prefixes=alike,
+    )
 
 
 def read_cloudwatch(

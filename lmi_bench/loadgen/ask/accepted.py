@@ -4,7 +4,7 @@ One request for two tokens shows whether a protocol is served, and by which fiel
 requested length. A request that the server would refuse every time is reported before the run.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -115,6 +115,7 @@ def wants_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> InputError
 
 
 TIMEOUT_S = 10.0
+"""Time-out of a probe for `accepts`, s."""
 _MAY_PASS = (408, 409, 425)  # client error statuses that may be temporary
 
 
@@ -132,15 +133,7 @@ class Accepted:
 
 
 def accepts(
-    url: str,
-    *,
-    protocol: str,
-    model: str,
-    stream: bool = True,
-    ignore_eos: bool = True,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
-    tell: Callable[[str], None] = lambda _: None,
+    probe: Probe, stream: bool = True, *, protocol: str, model: str, ignore_eos: bool = True
 ) -> Accepted:
     """Request two tokens from a server whose protocol and model are stated.
 
@@ -148,7 +141,6 @@ def accepts(
     (key, model, path). Failures that may be temporary (a server error, overload, a slow or endless
     answer) are left to the measurement.
     """
-    probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     try:
         wire_format, reply, forced = ask_for_two(
             probe,

@@ -5,7 +5,7 @@ OpenAI-compatible servers, `/ping` of a SageMaker container). One request for tw
 confirms a protocol, and shows whether the server reports token counts and obeys a forced length.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -83,22 +83,12 @@ class _Hints:
 
 
 def discover(
-    url: str,
-    *,
-    protocol: str | None = None,
-    model: str | None = None,
-    stream: bool = True,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 60.0,
-    tell: Callable[[str], None] = lambda _: None,
+    probe: Probe, *, protocol: str | None = None, model: str | None = None, stream: bool = True
 ) -> Discovery:
-    """Find out what answers at `url`; keeps a given protocol or model.
+    """Find out what answers; keeps a given protocol or model.
 
-    timeout_s  time-out of the request that generates; the others have 5 s
-    tell       prints what the program is waiting for, if that takes long
     Raises InputError if nothing answers, a key is needed, or no protocol fits.
     """
-    probe = Probe(url, headers or {}, timeout_s=timeout_s, tell=tell)
     hints = _ask(probe)
     name = _pick_model(model, hints, probe.url)
     tried: list[tuple[str, str]] = []

@@ -62,7 +62,8 @@ class _OverrunError(Exception):
 class Probe:
     """Sends requests to one server; `path` is that of its URL, `url` is safe to show.
 
-    tell  called with a message when a request takes long
+    tell     called with a message when a request takes long
+    context  certificates to accept; None: the system's
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Probe:
         *,
         timeout_s: float = 60.0,
         tell: Callable[[str], None] = lambda _: None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self.url = redact_text(url)
         self._tell = tell
@@ -80,6 +82,7 @@ class Probe:
         self.authority = at.authority
         self.path = urllib.parse.urlsplit(url).path.rstrip("/")
         self._https, self._host, self._port = at.scheme == "https", at.host, at.port
+        self._context = context
         own = {} if at.authorization is None else {"Authorization": at.authorization}
         self._headers = {"Accept": "*/*", **own, **headers}
         self._timeout_s = timeout_s
@@ -173,8 +176,11 @@ class Probe:
                 return Reply(reply.status, kind, _read(reply, began_s, timeout_s))
 
     def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=GET_TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=GET_TIMEOUT_S)
+        if self._https:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=GET_TIMEOUT_S, context=self._context
+            )
         try:
             connection.connect()
         except TimeoutError as exc:
@@ -193,7 +199,7 @@ class Probe:
             elif isinstance(exc, ssl.SSLCertVerificationError):
                 hint = f": {exc.verify_message}"
                 if exc.verify_code in _UNKNOWN_ISSUER:
-                    hint += "; SSL_CERT_FILE=FILE trusts the certificates in a PEM file"
+                    hint += "; SSL_CERT_FILE=FILE, or sweep --cacert FILE, trusts its PEM file"
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
             raise InputError(

@@ -32,6 +32,7 @@ from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, Kern
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.http.receive import receiver_of
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
+from lmi_bench.loadgen.http.tls import client_context
 from lmi_bench.wire.event import WireFormat
 
 SPACING_S = 0.0004
@@ -69,6 +70,7 @@ class HttpTarget:
     native      library of the native receiver (`native_harvest.choose_receive`), which reads the
                 connections without TLS; None: Python reads
     adapters    shares of the model's adapters by name, drawn by `seed`; None: the model itself
+    cacert, insecure  certificates to accept (`tls.client_context`)
     session_header  header in which every turn of a conversation sends the conversation's id
     """
 
@@ -83,7 +85,8 @@ class HttpTarget:
         sign: Sign | None = None,
         connect_timeout_s: float = 10.0,
         timestamps: Timestamps | None = None,
-        tls_context: ssl.SSLContext | None = None,
+        cacert: str | None = None,
+        insecure: bool = False,
         connections: Connections = "reuse",
         first_token_timeout_s: float | None = None,
         native: Path | None = None,
@@ -99,9 +102,9 @@ class HttpTarget:
         self._sign = sign
         self._head = request_head(self.endpoint, headers or {})
         self._connect_timeout_s = connect_timeout_s
-        self._tls_context = tls_context
-        if self.endpoint.scheme == "https" and tls_context is None:
-            self._tls_context = ssl.create_default_context()
+        self._tls_context: ssl.SSLContext | None = None
+        if self.endpoint.scheme == "https":
+            self._tls_context = client_context(cacert, insecure=insecure)
         self._stamps = KernelStamps() if timestamps != "user" else None
         if timestamps == "kernel" and not (self._stamps and self._stamps.available):
             raise InputError("this host gives no kernel receive times: use --timestamps user")

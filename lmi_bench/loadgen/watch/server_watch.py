@@ -5,7 +5,9 @@ close together and later ones a second apart, so that short levels are covered t
 """
 
 import asyncio
+import functools
 import http.client
+import ssl
 import statistics
 import threading
 import urllib.error
@@ -58,6 +60,7 @@ class ServerWatch:
     urls     addresses of the metrics pages; empty if only this machine is watched
     headers  HTTP headers of each scrape
     power    meter of the accelerators in this machine
+    context  certificates to accept; None: the system's
     cpu      meter of this machine's CPU time
     shares_prefixes  prompts share prefixes on purpose, so prefix cache hits are expected
     """
@@ -65,6 +68,7 @@ class ServerWatch:
     urls: Sequence[str]
     _: KW_ONLY
     headers: Mapping[str, str] = field(default_factory=dict)
+    context: ssl.SSLContext | None = None
     every_s: float = EVERY_S
     power: GpuPower | None = None
     cpu: HostCpu | None = None
@@ -144,16 +148,18 @@ class ServerWatch:
 
     def _page(self, url: str) -> ServerSample | None:
         try:
-            return _fetch(url, self.headers)
+            return _fetch(url, self.headers, self.context)
         except (OSError, ValueError, http.client.HTTPException) as exc:
             self._failed[url] = _why(exc)[:200]
             return None
 
 
-def why_unreadable(url: str, headers: Mapping[str, str]) -> str | None:
+def why_unreadable(
+    url: str, headers: Mapping[str, str], context: ssl.SSLContext | None = None
+) -> str | None:
     """Why a metrics page is of no use; None if it has known metrics."""
     try:
-        sample = _fetch(url, headers)
+        sample = _fetch(url, headers, context)
     except (OSError, ValueError, http.client.HTTPException) as exc:
         return _why(exc)
     if sample.gauges or sample.counters:
@@ -177,12 +183,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """None: not followed."""
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+@functools.cache
+def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
+    handler = urllib.request.HTTPSHandler(context=context)
+    return urllib.request.build_opener(_NoRedirect, handler)
 
 
-def _fetch(url: str, headers: Mapping[str, str]) -> ServerSample:
+def _fetch(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> ServerSample:
     request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
-    with _OPENER.open(request, timeout=TIMEOUT_S) as reply:
+    with _opener(context).open(request, timeout=TIMEOUT_S) as reply:
         return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
 
 

@@ -10,9 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.loadgen.ask import probe
-from lmi_bench.loadgen.ask.accepted import Accepted, accepts, takes_token_ids
-from lmi_bench.loadgen.ask.discover import discover
+from lmi_bench.loadgen.ask import accepted, discover, probe
+from lmi_bench.loadgen.ask.accepted import TIMEOUT_S, Accepted, takes_token_ids
 from lmi_bench.loadgen.ask.probe import Probe
 from tests.loadgen.aws.runtime_server import runtime_server
 
@@ -35,6 +34,15 @@ LMI_LINES = [
         "details": {"finish_reason": "length", "generated_tokens": 2},
     },
 ]
+
+
+def found_at(url, headers=None, *, protocol=None, model=None, stream=True, **asking):
+    asked = Probe(url, headers or {}, **asking)
+    return discover.discover(asked, protocol=protocol, model=model, stream=stream)
+
+
+def accepts(url, headers=None, **request):
+    return accepted.accepts(Probe(url, headers or {}, timeout_s=TIMEOUT_S), **request)
 
 
 def events(*objects, done=True):
@@ -111,7 +119,7 @@ def playing(routes):
 
 def test_our_own_server_is_found_with_its_model_and_context():
     with runtime_server() as url:
-        found = discover(url)
+        found = found_at(url)
     assert (found.protocol, found.model, found.max_model_len) == ("openai", "toy", 512)
     assert found.states_counts
     assert found.forces_length
@@ -125,7 +133,7 @@ def test_a_server_that_names_nobody_is_called_what_it_speaks(owner):
         ("POST", "/v1/completions"): good_completions,
     }
     with playing(routes) as (url, _):
-        assert discover(url).server == "an OpenAI-compatible server"
+        assert found_at(url).server == "an OpenAI-compatible server"
 
 
 def test_vllm_states_its_version():
@@ -135,9 +143,9 @@ def test_vllm_states_its_version():
         ("POST", "/v1/completions"): good_completions,
     }
     with playing(routes) as (url, _):
-        assert discover(url).server == "vllm 0.12.0"
+        assert found_at(url).server == "vllm 0.12.0"
         del routes["GET", "/version"]
-        assert discover(url).server == "vllm"
+        assert found_at(url).server == "vllm"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +167,7 @@ def test_vllm_is_an_openai_server_with_a_context():
     routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): good_completions}
     for path in ("", "/", "/v1", "/v1/completions"):
         with playing(routes) as (url, asked):
-            found = discover(url + path)
+            found = found_at(url + path)
         assert (found.protocol, found.model, found.server) == ("openai", "org/model", "vllm")
         assert (found.max_model_len, found.tokenizer) == (4096, "/m")
         assert [a[1] for a in asked if a[0] == "POST"] == ["/v1/completions"]
@@ -168,7 +176,7 @@ def test_vllm_is_an_openai_server_with_a_context():
 def test_a_server_without_completions_is_taken_as_a_chat():
     routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/chat/completions"): good_chat}
     with playing(routes) as (url, _):
-        found = discover(url)
+        found = found_at(url)
     assert found.protocol == "openai-chat"
     assert not found.states_counts
 
@@ -181,7 +189,7 @@ def test_tgi_is_told_from_its_openai_side_by_info():
         ("POST", "/v1/completions"): good_completions,
     }
     with playing(routes) as (url, _):
-        found = discover(url)
+        found = found_at(url)
     assert (found.protocol, found.model, found.max_model_len) == ("tgi", "tiiuae/f", 2048)
     assert found.states_counts
     assert not found.forces_length
@@ -192,21 +200,21 @@ def test_another_server_with_tgis_routes_is_asked_for_its_models_first():
     info = {"model_id": "toy", "max_total_tokens": 512, "version": "1", "router": "another"}
     routes = {("GET", "/info"): says(info), ("POST", "/generate_stream"): good_tgi}
     with playing(routes) as (url, _):
-        assert discover(url).protocol == "tgi"
+        assert found_at(url).protocol == "tgi"
     routes |= {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): good_completions}
     with playing(routes) as (url, _):
-        found = discover(url)
-        stated = discover(url, protocol="tgi")
-        by_path = discover(url + "/generate_stream")
+        found = found_at(url)
+        stated = found_at(url, protocol="tgi")
+        by_path = found_at(url + "/generate_stream")
     assert (found.protocol, found.server) == ("openai", "vllm")
     assert stated.protocol == by_path.protocol == "tgi"
 
 
 def test_the_bundled_server_is_found_as_it_was_before_it_had_tgis_routes():
     with runtime_server(signed=False) as url:
-        plain = discover(url)
-        named = discover(url, protocol="tgi")
-        paths = {path: discover(url + path).protocol for path in ("/generate", "/invocations")}
+        plain = found_at(url)
+        named = found_at(url, protocol="tgi")
+        paths = {path: found_at(url + path).protocol for path in ("/generate", "/invocations")}
     assert (plain.protocol, plain.model, plain.server) == ("openai", "toy", "lmi-bench")
     assert plain.forces_length
     assert (plain.max_model_len, named.max_model_len) == (512, 512)
@@ -217,13 +225,13 @@ def test_the_bundled_server_is_found_as_it_was_before_it_had_tgis_routes():
 def test_an_lmi_container_answers_ping_and_invocations():
     routes = {("GET", "/ping"): says({}), ("POST", "/invocations"): good_lmi}
     with playing(routes) as (url, _):
-        assert discover(url).protocol == "lmi"
-        assert discover(url + "/invocations").protocol == "lmi"
+        assert found_at(url).protocol == "lmi"
+        assert found_at(url + "/invocations").protocol == "lmi"
 
 
 def test_a_server_that_says_nothing_of_itself_is_tried():
     with playing({("POST", "/v1/chat/completions"): good_chat}) as (url, _):
-        assert discover(url).protocol == "openai-chat"
+        assert found_at(url).protocol == "openai-chat"
 
 
 def test_a_server_that_refuses_to_force_lengths_is_asked_without():
@@ -234,7 +242,7 @@ def test_a_server_that_refuses_to_force_lengths_is_asked_without():
 
     routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): strict}
     with playing(routes) as (url, _):
-        found = discover(url)
+        found = found_at(url)
     assert found.protocol == "openai"
     assert not found.forces_length
 
@@ -247,12 +255,12 @@ def test_what_is_given_is_kept_and_checked():
         ("POST", "/v1/chat/completions"): good_chat,
     }
     with playing(routes) as (url, asked):
-        found = discover(url, protocol="openai-chat", model="b")
+        found = found_at(url, protocol="openai-chat", model="b")
         assert (found.protocol, found.model) == ("openai-chat", "b")
         assert json.loads(asked[-1][2])["model"] == "b"
-        assert "2 models" in discover(url).notes[0]
+        assert "2 models" in found_at(url).notes[0]
         with pytest.raises(InputError, match="no model 'c': it has a, b"):
-            discover(url, model="c")
+            found_at(url, model="c")
 
 
 def test_a_missing_key_is_asked_for_and_a_given_one_is_sent():
@@ -263,13 +271,13 @@ def test_a_missing_key_is_asked_for_and_a_given_one_is_sent():
         playing({("GET", "/v1/models"): locked}) as (url, asked),
         pytest.raises(InputError, match="--api-key"),
     ):
-        discover(url, headers={"Authorization": "Bearer k"})
+        found_at(url, headers={"Authorization": "Bearer k"})
     assert all(headers["Authorization"] == "Bearer k" for *_, headers in asked)
 
 
 def test_a_server_of_no_known_protocol_lists_what_was_tried():
     with playing({}) as (url, _), pytest.raises(InputError, match="tgi: HTTP 404") as caught:
-        discover(url)
+        found_at(url)
     assert "tgi: HTTP 404" in str(caught.value)
 
 
@@ -280,14 +288,14 @@ def test_an_unstreamed_answer_is_judged_whole():
 
     routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): whole}
     with playing(routes) as (url, _):
-        assert discover(url, stream=False).states_counts
+        assert found_at(url, stream=False).states_counts
 
 
 def test_nothing_at_an_address_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(InputError, match="nothing answers at"):
-        discover(f"http://127.0.0.1:{port}")
+        found_at(f"http://127.0.0.1:{port}")
 
 
 def test_an_answer_that_never_ends_is_given_up():
@@ -297,7 +305,7 @@ def test_an_answer_that_never_ends_is_given_up():
 
     routes = {("GET", "/v1/models"): says(MODELS), ("POST", "/v1/completions"): slow}
     with playing(routes) as (url, _), pytest.raises(InputError, match=r"within 0\.1 s"):
-        discover(url, timeout_s=0.1)
+        found_at(url, timeout_s=0.1)
 
 
 @contextmanager
@@ -339,7 +347,7 @@ def test_a_stream_without_an_end_is_told_of_and_then_refused(monkeypatch):
     monkeypatch.setattr(probe, "OVERRUN_S", 0.3)
     told = []
     with endless() as url, pytest.raises(InputError, match="does not end its answer") as caught:
-        discover(url, tell=told.append)
+        found_at(url, tell=told.append)
     assert "With --protocol and --model" in str(caught.value)
     (line,) = told
     assert line.endswith("to answer POST /v1/completions, 60 s at most")
@@ -358,7 +366,7 @@ def test_a_server_that_says_nothing_is_told_of_at_each_question(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(InputError, match=r"no whole answer to POST .* within 0\.3 s"):
-            discover(url, timeout_s=0.3, tell=told.append)
+            found_at(url, timeout_s=0.3, tell=told.append)
     asked = [line.split("to answer ")[1] for line in told]
     assert asked == [
         "GET /info, 0.2 s at most",
@@ -371,7 +379,7 @@ def test_a_server_that_says_nothing_is_told_of_at_each_question(monkeypatch):
 def test_a_server_that_answers_in_time_is_waited_for_in_silence():
     told = []
     with playing({("POST", "/v1/completions"): good_completions}) as (url, _):
-        discover(url, tell=told.append)
+        found_at(url, tell=told.append)
     assert told == []
 
 
@@ -433,11 +441,11 @@ def test_an_api_that_servers_have_beside_openais_is_used_only_if_it_is_named(
         ("POST", path): lambda _: (200, "text/event-stream", events(*stream, done=False)),
     }
     with playing(routes) as (url, asked):
-        found = discover(url, protocol=protocol)
+        found = found_at(url, protocol=protocol)
         assert (found.protocol, found.model, found.forces_length) == (protocol, "m", forces)
         asked.clear()
         with pytest.raises(InputError, match="no protocol known here"):
-            discover(url)
+            found_at(url)
     assert path not in {each[1] for each in asked}
 
 
@@ -479,7 +487,7 @@ def test_a_chat_server_that_knows_only_the_older_length_is_asked_by_it(monkeypat
         return 200, "text/event-stream", events(*chunks, chat({}, "length"), done=end)
 
     with playing({("POST", "/v1/chat/completions"): route}) as (url, asked):
-        found = discover(url, protocol="openai-chat")
+        found = found_at(url, protocol="openai-chat")
         taken = accepts(url, protocol="openai-chat", model="m")
         assert found.wire_format is taken.wire_format
         assert found.wire_format.length_field == "max_tokens"
@@ -490,7 +498,7 @@ def test_a_chat_server_that_knows_only_the_older_length_is_asked_by_it(monkeypat
 def test_a_chat_server_that_keeps_to_the_newer_length_is_asked_by_it_alone():
     """OpenAI's reasoning models refuse `max_tokens`."""
     with playing({("POST", "/v1/chat/completions"): good_chat}) as (url, asked):
-        assert discover(url, protocol="openai-chat").wire_format is None
+        assert found_at(url, protocol="openai-chat").wire_format is None
     (body,) = [json.loads(each[2]) for each in asked if each[0] == "POST"]
     assert body["max_completion_tokens"] == 2
     assert "max_tokens" not in body
@@ -518,5 +526,5 @@ def test_a_server_whose_answers_end_without_a_reason_is_warned_of(reason):
     answer = events(completion("a"), completion("b", reason), USAGE)
     routes = {("POST", "/v1/completions"): lambda _: (200, "text/event-stream", answer)}
     with playing(routes) as (url, _):
-        notes = discover(url, protocol="openai", model="m").notes
+        notes = found_at(url, protocol="openai", model="m").notes
     assert any("finish_reason" in note for note in notes) is (reason is None)
