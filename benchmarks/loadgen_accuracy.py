@@ -28,7 +28,6 @@ import os
 import platform
 import resource
 import shutil
-import ssl
 import statistics
 import subprocess
 import sys
@@ -330,7 +329,7 @@ def measure(port: int, row: Row, rounds: int, options: argparse.Namespace, folde
         f"http{'s' if tls else ''}://127.0.0.1:{port}",
         find_format("openai-chat"),
         model="truth-model",
-        tls_context=ssl.create_default_context(cafile=folder / "certificate.pem") if tls else None,
+        cacert=str(folder / "certificate.pem") if tls else None,
         timestamps=row.timestamps or options.timestamps,
         native=choose_receive(row.receive, tls=tls).library,
     )
