@@ -44,13 +44,7 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     """A URL; what the scenario leaves open is found by asking the server. Raises InputError if no
     known protocol is answered, or the workload does not fit."""
     headers = access.all_headers(scenario.protocol)
-    context = None
-    if scenario.target.lower().startswith("https:"):
-        context = client_context(scenario.client.cacert, insecure=scenario.client.insecure)
-    timeout_s = 60.0 if AUTO in (scenario.protocol, scenario.model) else TIMEOUT_S
-    probe = Probe(
-        *(scenario.target, headers), timeout_s=timeout_s, tell=listener.note, context=context
-    )
+    probe = _probe(scenario, headers, listener)
     if access.asked is None:
         scenario, asked, found, notes = _ask(scenario, probe)
     else:
@@ -95,13 +89,22 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         bench,
         metrics_url=metrics_url,
         metrics_headers=headers,
-        tls_context=context,
+        tls_context=probe.context,
         asked=asked,
     )
     if not scenario.client.reset_prefix_cache or access.asked is not None:
         return bench
     probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
     return replace(bench, before_level=probe.reset_prefix_cache)
+
+
+def _probe(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> Probe:
+    client, context = scenario.client, None
+    if scenario.target.lower().startswith("https:"):
+        context = client_context(client.cacert, insecure=client.insecure)
+    timeout_s = 60.0 if AUTO in (scenario.protocol, scenario.model) else TIMEOUT_S
+    url, tell = scenario.target, listener.note
+    return Probe(url, headers, timeout_s=timeout_s, tell=tell, context=context)
 
 
 def _ask(

@@ -106,6 +106,8 @@ OTHERS = {
     "client.retries": "aws-standard",
     "client.connections": 2,
     "client.adapters": {"toy": 1.0},  # the server has no other name
+    "client.cacert": "authority.pem",
+    "client.insecure": True,
 }
 IN_SWEEPS = {"client.session_header", "client.reset_prefix_cache"}
 """Settings that need conversations, or another request (`end_to_end/test_client_mixes.py`)."""

@@ -82,7 +82,7 @@ class Probe:
         self.authority = at.authority
         self.path = urllib.parse.urlsplit(url).path.rstrip("/")
         self._https, self._host, self._port = at.scheme == "https", at.host, at.port
-        self._context = context
+        self.context = context
         own = {} if at.authorization is None else {"Authorization": at.authorization}
         self._headers = {"Accept": "*/*", **own, **headers}
         self._timeout_s = timeout_s
@@ -179,7 +179,7 @@ class Probe:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=GET_TIMEOUT_S)
         if self._https:
             connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=GET_TIMEOUT_S, context=self._context
+                self._host, self._port, timeout=GET_TIMEOUT_S, context=self.context
             )
         try:
             connection.connect()
