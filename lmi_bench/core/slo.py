@@ -2,6 +2,7 @@
 
 Goodput limits of requests are written as vLLM does: `ttft:500 tpot:15`.
 Grammar: (ttft|itl|tpot|e2e|latency_per_token)_(mean|p50|p90|p95|p99)<=NUMBER(ms|s)
+with `<` read as `<=`.
 """
 
 import re
@@ -14,7 +15,7 @@ METRICS = ("ttft", "itl", "tpot", "e2e", "latency_per_token")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 _PATTERN = re.compile(
-    rf"({'|'.join(METRICS)})_({'|'.join(STATISTICS)})\s*<=\s*([0-9]*\.?[0-9]+)\s*(ms|s)"
+    rf"({'|'.join(METRICS)})_({'|'.join(STATISTICS)})\s*<=?\s*([0-9]*\.?[0-9]+)\s*(ms|s)"
 )
 
 
@@ -38,12 +39,12 @@ class Slo:
 def parse_slo(text: str) -> Slo:
     """Read one SLO; raises InputError with the grammar if it is not one.
 
-    >>> parse_slo("ttft_p90<=1s")
-    Slo(metric='ttft', statistic='p90', limit_ms=1000.0)
+    >>> parse_slo("ttft_p90<=1s") == parse_slo("ttft_p90 < 1000ms")
+    True
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None and _PATTERN.fullmatch(f"{text.strip()}s"):
-        number = text.partition("=")[2].strip()
+        number = re.split("<=?", text)[1].strip()
         raise InputError(f"SLO {text!r}: {number} of what? Write {text}s or {text}ms")
     if match is None:
         raise InputError(
