@@ -67,7 +67,7 @@ class ServerWatch:
 
     urls: Sequence[str]
     _: KW_ONLY
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     context: ssl.SSLContext | None = None
     every_s: float = EVERY_S
     power: GpuPower | None = None

@@ -253,3 +253,8 @@ def test_energy_of_a_short_level_is_not_valid():
         now[0] = second
         meter.read()
     assert not meter.summary(10).valid
+
+
+def test_a_key_is_not_in_what_is_printed_of_a_watch():
+    watch = ServerWatch(["http://127.0.0.1:9/metrics"], headers={"Authorization": "Bearer hidden"})
+    assert "hidden" not in repr(watch)
