@@ -5,6 +5,7 @@ import http.client
 import ssl
 import time
 import urllib.parse
+import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -189,8 +190,10 @@ class Probe:
                     f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does it "
                     "speak it? Else write http:// instead of https://"
                 ) from exc
+            proxy = urllib.request.getproxies().get("https" if self._https else "http")
+            hint = ": requests are sent directly, not by the environment's proxy" if proxy else ""
             raise InputError(
-                f"no connection to {self.authority} within {GET_TIMEOUT_S:g} s"
+                f"no connection to {self.authority} within {GET_TIMEOUT_S:g} s{hint}"
             ) from exc
         except ssl.SSLError as exc:
             hint = ""

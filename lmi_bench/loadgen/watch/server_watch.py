@@ -185,8 +185,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 @functools.cache
 def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    handler = urllib.request.HTTPSHandler(context=context)
-    return urllib.request.build_opener(_NoRedirect, handler)
+    """Connects directly, as the load does: a proxy of the environment would be given the key."""
+    direct, secure = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    return urllib.request.build_opener(_NoRedirect, direct, secure)
 
 
 def _fetch(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> ServerSample:

@@ -1,6 +1,7 @@
 """Pointing at a URL is enough: each kind of server, played by a few routes, is found out."""
 
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -528,3 +529,16 @@ def test_a_server_whose_answers_end_without_a_reason_is_warned_of(reason):
     with playing(routes) as (url, _):
         notes = found_at(url, protocol="openai", model="m").notes
     assert any("finish_reason" in note for note in notes) is (reason is None)
+
+
+@pytest.mark.parametrize(("proxy", "is_named"), [("http://127.0.0.1:9", True), ("", False)])
+def test_a_host_behind_a_proxy_that_is_not_used_is_said(monkeypatch, proxy, is_named):
+    def connect(self):
+        raise TimeoutError
+
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    with pytest.raises(InputError, match=r"no connection to example\.org") as caught:
+        found_at("http://example.org")
+    assert ("not by the environment's proxy" in str(caught.value)) is is_named

@@ -10,6 +10,7 @@ import pytest
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
+from lmi_bench.loadgen.watch import server_watch
 from lmi_bench.loadgen.watch.gpu_power import GpuPower
 from lmi_bench.loadgen.watch.server_metrics import Sample, SampleReader, read_page
 from lmi_bench.loadgen.watch.server_watch import ServerWatch, why_unreadable
@@ -158,6 +159,18 @@ def test_a_redirect_is_not_followed_and_the_key_stays_at_its_server(serve):
     assert "302" in str(why_unreadable(url, key))
     assert serve.seen
     assert theirs == []
+
+
+def test_a_proxy_of_the_environment_is_not_given_the_key(serve, monkeypatch):
+    proxy = serve(_page(1))
+    seen = serve.seen
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy.removesuffix("/metrics"))
+    url = serve(_page(1))
+    server_watch._opener.cache_clear()  # it reads the environment when it is made
+    assert why_unreadable(url, {"Authorization": "Bearer secret"}) is None
+    assert seen == []
+    assert serve.seen
 
 
 def test_counters_are_those_of_the_level_and_the_injected_delay_is_the_difference(serve):
