@@ -17,6 +17,9 @@ def main() -> None:
         run()
     finally:  # Python's own end would print a KeyboardInterrupt of its last moments
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # One that left an exec(), as in the making of a dataclass, is remembered once handled, and
+        # `python -m` then ends by SIGINT, not with the exit code. Another exec() is the remedy.
+        exec("")  # noqa: S102
 
 
 def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from lmi_bench.core.run_store import load_run
 from lmi_bench.report.html import render_html
 from lmi_bench.report.view import build_view
@@ -180,6 +182,27 @@ def test_ctrl_c_in_a_destructor_is_not_lost():
     )
     done = _run(program)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(("ends_by", "code"), [("SystemExit(143)", 143), ("", 130)])
+def test_an_interrupt_in_the_making_of_a_class_does_not_change_the_exit_code(
+    tmp_path, ends_by, code
+):
+    """Python remembers one that left an exec(), and a module would end by SIGINT."""
+    (tmp_path / "interrupted.py").write_text(
+        "import lmi_bench.cli.main\n"
+        "from lmi_bench.__main__ import main\n"
+        "def app(arguments):\n"
+        "    try:\n"
+        "        exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt:\n"
+        f"        raise {ends_by}\n"
+        "lmi_bench.cli.main.app = app\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment())
+    assert done.returncode == code
 
 
 def test_ctrl_c_while_python_ends_is_no_traceback():
