@@ -15,14 +15,7 @@ from lmi_bench.analysis.level.layouts import slots_of
 from lmi_bench.analysis.level.queueing import follow
 from lmi_bench.analysis.level.steady_state import SteadyState
 from lmi_bench.analysis.level.two_pools import TwoPools
-from lmi_bench.analysis.model.capacity import (
-    in_groups,
-    kv_bytes_of,
-    memory_plan_for,
-    planned_model_for,
-    scheduler_config_for,
-    scheduler_with,
-)
+from lmi_bench.analysis.model import capacity
 from lmi_bench.analysis.model.measured_level import MEASURED, MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile, ProfileKey, as_set
 from lmi_bench.analysis.model.setup import ROUTED_S, Setup
@@ -58,7 +51,7 @@ def profile_of(profile: EngineProfile, cell: MeasuredLevel) -> EngineProfile:
     if profile.defaults:
         cache_tokens = _cache_tokens(setup, _memory_of(profile))
         profile = as_set(profile, setup.shape, setup.instance.accelerator, cache_tokens)
-    return in_groups(profile, setup.parallelism, prompts_alone=cell.output_tokens == 1)
+    return capacity.in_groups(profile, setup.parallelism, prompts_alone=cell.output_tokens == 1)
 
 
 def slots_for(profile: EngineProfile, cell: MeasuredLevel) -> int:
@@ -81,13 +74,13 @@ def _memory_of(profile: EngineProfile) -> ProfileKey:
 @lru_cache(maxsize=4096)
 def _cache_tokens(setup: Setup, memory: ProfileKey) -> float:
     """Tokens that the cache of one copy holds; 0 where the weights do not fit."""
-    plan = memory_plan_for(setup, memory.profile, input_tokens=1, output_tokens=1)
-    return max(0.0, plan.kv_budget_bytes) / kv_bytes_of(setup, setup.shape.max_positions)
+    plan = capacity.memory_plan_for(setup, memory.profile, input_tokens=1, output_tokens=1)
+    return max(0.0, plan.kv_budget_bytes) / capacity.kv_bytes_of(setup, setup.shape.max_positions)
 
 
 @lru_cache(maxsize=4096)
 def _slots(setup: Setup, input_tokens: int, output_tokens: int, memory: ProfileKey) -> int:
-    config = scheduler_config_for(setup, memory.profile, input_tokens + output_tokens)
+    config = capacity.scheduler_config_for(setup, memory.profile, input_tokens + output_tokens)
     return slots_of(config, input_tokens, output_tokens)
 
 
@@ -102,7 +95,7 @@ def predict_cell(
     """
     if cell.prefill is not None:
         return _pooled(profile, cell, slower)
-    model = planned_model_for(cell.setup, profile)
+    model = capacity.planned_model_for(cell.setup, profile)
     profile = profile_of(profile, cell)
     slots = slots_for(profile, cell)
     if cell.rate_per_s is not None:
@@ -193,8 +186,8 @@ def pools_of(profile: EngineProfile, cell: MeasuredLevel) -> TwoPools:
     prompts = replace(cell, setup=pool.setup, prefill=None, output_tokens=1)
     worker = profile_of(profile, prompts)
     return TwoPools(
-        _steady(planned_model_for(prompts.setup, profile), prompts),
-        _steady(planned_model_for(cell.setup, profile), cell, slots_for(profile, cell)),
+        _steady(capacity.planned_model_for(prompts.setup, profile), prompts),
+        _steady(capacity.planned_model_for(cell.setup, profile), cell, slots_for(profile, cell)),
         prefill_workers=pool.workers,
         decode_workers=cell.replicas,
         step_tokens=worker.max_prefill_tokens,
@@ -286,9 +279,9 @@ def _scheduler(profile: EngineProfile, cell: MeasuredLevel) -> SchedulerConfig:
     total = cell.input_tokens + cell.output_tokens
     most = cell.max_sequences
     if most is None:
-        return scheduler_config_for(cell.setup, profile, total)
+        return capacity.scheduler_config_for(cell.setup, profile, total)
     room = most * (total + profile.block_size)
-    return scheduler_with(replace(profile, max_batch_size=most), room, total)
+    return capacity.scheduler_with(replace(profile, max_batch_size=most), room, total)
 
 
 def even_arrivals(rate_per_s: float, num_requests: int) -> NDArray[np.float64]:
@@ -365,7 +358,7 @@ def capacity_tokens_per_s(profile: EngineProfile, cell: MeasuredLevel) -> float:
     settings = profile_of(profile, cell)
     joins_late = settings.max_waiting_tokens and not settings.chunked_prefill
     steady = replace(
-        _steady(planned_model_for(cell.setup, profile), cell, slots),
+        _steady(capacity.planned_model_for(cell.setup, profile), cell, slots),
         join_steps=settings.max_waiting_tokens - 1 if joins_late else 0,
         step_tokens=max(settings.max_prefill_tokens, cell.input_tokens + cell.output_tokens),
     )
@@ -396,4 +389,4 @@ def regime_of(profile: EngineProfile, cell: MeasuredLevel, predicted: CellPredic
     if waiting:
         return "kv_memory"
     rows = math.ceil(mean_batch(cell, predicted))
-    return _steady(planned_model_for(cell.setup, profile), cell).binding(rows)
+    return _steady(capacity.planned_model_for(cell.setup, profile), cell).binding(rows)

@@ -15,14 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from lmi_bench.analysis.level.simulator import (
-    LevelRunner,
-    Pool,
-    Replica,
-    Requests,
-    SentRequest,
-    starts_s,
-)
+from lmi_bench.analysis.level import simulator
 from lmi_bench.analysis.level.steady_state import SteadyState, bisect
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.core.errors import InputError
@@ -154,9 +147,9 @@ class _Received:
 
 def simulate_pools(
     spec: LevelSpec,
-    requests: Requests,
-    prefill: Pool,
-    decode: Pool,
+    requests: simulator.Requests,
+    prefill: simulator.Pool,
+    decode: simulator.Pool,
     transfer_s: Callable[[int], float],
     *,
     seed: int = 0,
@@ -170,19 +163,19 @@ def simulate_pools(
     if isinstance(decode.step_time, SpeculativeModel):
         decode = replace(decode, step_time=decode.step_time.real_steps)
     level = _TwoPools(spec, requests, prefill, decode, transfer_s, overhead_s=overhead_s)
-    level.run(starts_s(spec, requests, seed, 0.0))
+    level.run(simulator.starts_s(spec, requests, seed, 0.0))
     return level.result()
 
 
-class _TwoPools(LevelRunner):
+class _TwoPools(simulator.LevelRunner):
     """A level whose requests pass through both pools."""
 
     def __init__(
         self,
         spec: LevelSpec,
-        requests: Requests,
-        prefill: Pool,
-        decode: Pool,
+        requests: simulator.Requests,
+        prefill: simulator.Pool,
+        decode: simulator.Pool,
         transfer_s: Callable[[int], float],
         *,
         overhead_s: float,
@@ -194,7 +187,7 @@ class _TwoPools(LevelRunner):
         self._decode = _replicas(received, prefill.workers)
         self._routers: tuple[Router, Router] = LeastOutstanding(), LeastOutstanding()
         self._transfer_s = transfer_s
-        self._moving: list[tuple[float, int, SentRequest]] = []
+        self._moving: list[tuple[float, int, simulator.SentRequest]] = []
         super().__init__(
             spec, requests, [*self._prefill, *self._decode], self._routers[0], overhead_s=overhead_s
         )
@@ -216,11 +209,11 @@ class _TwoPools(LevelRunner):
             return self._add(request, self._decode, self._routers[1], now_s)
         return super()._take_next(now_s)
 
-    def _enter(self, request: SentRequest, now_s: float) -> bool:
+    def _enter(self, request: simulator.SentRequest, now_s: float) -> bool:
         request.part = replace(request.planned, output_tokens=1)
         return self._add(request, self._prefill, self._routers[0], now_s)
 
-    def _end_step(self, replica: Replica, now_s: float) -> None:
+    def _end_step(self, replica: simulator.Replica, now_s: float) -> None:
         in_prefill = any(replica is each for each in self._prefill)
         for request in replica.end_step(now_s):
             if in_prefill and request.planned.output_tokens > 1:
@@ -232,5 +225,5 @@ class _TwoPools(LevelRunner):
                 self._answered(now_s)
 
 
-def _replicas(pool: Pool, first: int) -> list[Replica]:
-    return [Replica(pool, first + number) for number in range(pool.workers)]
+def _replicas(pool: simulator.Pool, first: int) -> list[simulator.Replica]:
+    return [simulator.Replica(pool, first + number) for number in range(pool.workers)]

@@ -17,13 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any, Final
 
-from lmi_bench.analysis.model.memory import (
-    embedding_params,
-    expert_params,
-    kv_bytes_per_sequence,
-    kv_bytes_per_value,
-    weight_format,
-)
+from lmi_bench.analysis.model import memory
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -114,11 +108,11 @@ def attention_params(shape: ModelShape) -> int:
     DeepSeek-V3: 11.4e9 (hand count: 187e6 a layer).
     """
     each = _MATRICES * shape.hidden_size * shape.expert_ffn_size
-    moe_layers = round(expert_params(shape) / (shape.experts * each)) if shape.experts else 0
+    moe_layers = round(memory.expert_params(shape) / (shape.experts * each)) if shape.experts else 0
     others = moe_layers * shape.shared_experts * each
     dense_layers = shape.num_layers - moe_layers
     others += dense_layers * _MATRICES * shape.hidden_size * shape.ffn_size
-    others += expert_params(shape) + embedding_params(shape) + shape.encoder_params
+    others += memory.expert_params(shape) + memory.embedding_params(shape) + shape.encoder_params
     return max(0, shape.params_total - others)
 
 
@@ -131,7 +125,7 @@ def repeated_weight_bytes(
     shape: ModelShape, dtype: str, parallelism: Parallelism, tensor_parallel: int
 ) -> float:
     """Bytes of a device's weights beyond an even share: of `repeated_params`."""
-    fmt = weight_format(dtype)
+    fmt = memory.weight_format(dtype)
     bits = 16 if fmt.covers == "experts" else fmt.bits
     return repeated_params(shape, parallelism) / tensor_parallel * bits / 8
 
@@ -254,7 +248,7 @@ def next_token_layer(shape: ModelShape) -> ModelShape:
     2024, arXiv:2412.19437, section 2.2).
     """
     joins = 2 * shape.hidden_size**2
-    tables = embedding_params(shape)
+    tables = memory.embedding_params(shape)
     per_layer = (shape.params_total - tables) // shape.num_layers + joins
     active = (shape.params_active - tables) // shape.num_layers + joins
     return replace(
@@ -341,9 +335,9 @@ class PrefillPool:
     def transfer_s(self, prompt_tokens: float) -> float:
         """Seconds in which the cache of a prompt moves: every head and layer once."""
         setup = self.setup
-        moved = kv_bytes_per_sequence(
+        moved = memory.kv_bytes_per_sequence(
             setup.shape,
             prompt_tokens,
-            bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
+            bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),
         )
         return moved / self.link_bytes_per_s

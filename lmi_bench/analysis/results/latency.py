@@ -21,18 +21,7 @@ import numpy as np
 
 from lmi_bench.analysis.results.columns import Columns, FloatArray, columns_of
 from lmi_bench.analysis.results.window import speed_step, steady_window
-from lmi_bench.core.level import (
-    METRICS,
-    QUANTILES,
-    GeneratorReport,
-    Held,
-    Level,
-    Metric,
-    Sessions,
-    Statistics,
-    UnequalCounts,
-    UnplannedLengths,
-)
+from lmi_bench.core import level
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.server_metrics import ServerMetrics, TtftSplit
 from lmi_bench.core.units import MS_PER_S
@@ -103,7 +92,7 @@ def samples_needed(quantile: float) -> int:
     return math.ceil(math.log(0.05) / math.log(quantile))
 
 
-def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
+def summarise_ms(values_s: Sequence[float] | FloatArray) -> level.Statistics:
     """Statistics in milliseconds of values in seconds, shape (n,).
 
     A quantile that n does not support is None. The standard deviation is the population's.
@@ -112,14 +101,14 @@ def summarise_ms(values_s: Sequence[float] | FloatArray) -> Statistics:
     n = int(values.size)
     quantiles: dict[str, Any] = {}
     unsupported = {}
-    for name, quantile in QUANTILES.items():
+    for name, quantile in level.QUANTILES.items():
         if n < (needed := samples_needed(quantile)):
             unsupported[name] = f"needs {needed} samples, has {n}"
         else:
             quantiles[name] = float(np.quantile(values, quantile))
     if not n:
-        return Statistics(n=0, unsupported=unsupported)
-    return Statistics(
+        return level.Statistics(n=0, unsupported=unsupported)
+    return level.Statistics(
         mean=float(values.mean()),
         **quantiles,
         min=float(values.min()),
@@ -141,7 +130,7 @@ def _error_examples(failed: Sequence[RequestRecord]) -> dict[str, list[str]]:
     return dict(sorted(examples.items()))
 
 
-def summarise_level(run: LevelRun) -> Level:
+def summarise_level(run: LevelRun) -> level.Level:
     """The line of levels.jsonl of a level that ran."""
     spec = run.spec
     completed = [record for record in run.records if record.ok]
@@ -161,7 +150,7 @@ def summarise_level(run: LevelRun) -> Level:
     # the share is of the tokens that arrived as events, since servers count differently
     streamed = sum(sum(each.token_counts) for each in answers)
     unfinished = sum(each.streamed and each.finish_reason is None for each in answers)
-    return Level(
+    return level.Level(
         index=spec.index,
         attempt=run.attempt,
         load=spec.load,
@@ -203,10 +192,10 @@ def summarise_level(run: LevelRun) -> Level:
     )
 
 
-def _held(records: Sequence[RequestRecord]) -> Held | None:
+def _held(records: Sequence[RequestRecord]) -> level.Held | None:
     """Requests that waited for a free place under the limit in flight, and their mean wait."""
     held_s = [record.exchange.held_s for record in records if record.exchange.held_s]
-    return Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None
+    return level.Held(len(held_s), float(np.mean(held_s)) * MS_PER_S) if held_s else None
 
 
 def _by_replica(records: Sequence[RequestRecord]) -> dict[str, int] | None:
@@ -215,13 +204,15 @@ def _by_replica(records: Sequence[RequestRecord]) -> dict[str, int] | None:
     return {str(number): counts[number] for number in sorted(counts)} or None
 
 
-def _latency(run: LevelRun, columns: Columns, *, reasoning: bool) -> dict[Metric, Statistics]:
+def _latency(
+    run: LevelRun, columns: Columns, *, reasoning: bool
+) -> dict[level.Metric, level.Statistics]:
     """The statistics of each metric; `ttft_answer` only where requests reasoned."""
-    found: dict[Metric, Statistics] = {
+    found: dict[level.Metric, level.Statistics] = {
         "connect": summarise_ms(run.connect_s),
         "tls": summarise_ms(run.tls_s),
     }
-    for metric in METRICS:
+    for metric in level.METRICS:
         if metric not in found and (metric != "ttft_answer" or reasoning):
             values_s, _ = columns.values_s(metric, open_loop=run.spec.load.is_open)
             found[metric] = summarise_ms(values_s)
@@ -229,25 +220,25 @@ def _latency(run: LevelRun, columns: Columns, *, reasoning: bool) -> dict[Metric
     return found
 
 
-def _unplanned_lengths(completed: Sequence[RequestRecord]) -> UnplannedLengths | None:
+def _unplanned_lengths(completed: Sequence[RequestRecord]) -> level.UnplannedLengths | None:
     known = [record for record in completed if record.asked_tokens and record.output_tokens]
     other = [record for record in known if record.output_tokens != record.asked_tokens]
     if not other:
         return None
-    return UnplannedLengths(
+    return level.UnplannedLengths(
         requests=len(other),
         asked_tokens_mean=float(np.mean([record.asked_tokens for record in known])),
         output_tokens_mean=float(np.mean([record.output_tokens for record in known])),
     )
 
 
-def _unequal_counts(completed: Sequence[RequestRecord]) -> UnequalCounts | None:
+def _unequal_counts(completed: Sequence[RequestRecord]) -> level.UnequalCounts | None:
     streamed = [record for record in completed if record.exchange.streamed]
     counted = [(record.output_tokens, sum(record.exchange.token_counts)) for record in streamed]
     unequal = sum(stated != came for stated, came in counted)
     if not unequal:
         return None
-    return UnequalCounts(
+    return level.UnequalCounts(
         requests=unequal,
         server_tokens=sum(stated for stated, _ in counted),
         chunk_tokens=sum(came for _, came in counted),
@@ -262,7 +253,7 @@ def _cached_prompt_frac(completed: Sequence[RequestRecord]) -> float | None:
     return cached / prompt_tokens if prompt_tokens else None
 
 
-def _sessions(run: LevelRun, columns: Columns) -> Sessions:
+def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
     """A level's conversations: their number and length, and the TTFT of first and later turns."""
     records = [record for record in run.records if record.session is not None]
     started = {record.session for record in records}
@@ -281,7 +272,7 @@ def _sessions(run: LevelRun, columns: Columns) -> Sessions:
         for each in by_session.values()
         if each[0].of_turns == len(each) and all(record.ok for record in each)
     ]
-    return Sessions(
+    return level.Sessions(
         started=len(started),
         failed=len({record.session for record in records if not record.ok}),
         turns_mean=len(records) / len(started) if started else None,
@@ -297,7 +288,7 @@ def _sessions(run: LevelRun, columns: Columns) -> Sessions:
     )
 
 
-def _without_hidden_p99(itl_ms: Statistics, check: GeneratorReport) -> Statistics:
+def _without_hidden_p99(itl_ms: level.Statistics, check: level.GeneratorReport) -> level.Statistics:
     """The ITL statistics, without a p99 where late reads hide it: only an interval is known."""
     unsure_share, interval_ms = check.unsure_share or 0.0, check.itl_p99_interval_ms
     if unsure_share <= MAX_UNSURE_SHARE or interval_ms is None:
