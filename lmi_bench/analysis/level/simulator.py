@@ -65,7 +65,7 @@ def simulate_level(
         step_time = step_time.real_steps
     pool = Pool(replicas, scheduler_config, step_time, speculation)
     engines = [Replica(pool, number) for number in numbers]
-    level = LevelRunner(spec, requests, engines, router or RoundRobin(), overhead_s=overhead_s)
+    level = LevelRunner(spec, requests, engines, router or RoundRobin(), overhead_s)
     level.run(starts_s(spec, requests, seed, spacing_s))
     return level.result()
 
@@ -155,25 +155,27 @@ class Pool:
         return [*known, *own] if known else own
 
 
+@dataclass(slots=True, eq=False)
 class Replica:
     """One engine: a scheduler, and its present step or run of identical steps.
 
+    number  None for the only replica
     next_s  time of its next event: the end of the step or run, the time that a dynamic batch waits
             for, or never
     """
 
-    def __init__(self, engine: Pool, number: int | None) -> None:
-        """number: None for the only replica"""
-        self.number = number
-        self.scheduler = engine.scheduler()
-        self.next_s = math.inf
-        self._engine = engine
-        self._step_time = engine.step_time
-        self._requests: dict[int, SentRequest] = {}
-        self._batch: StepBatch | None = None
-        self._run_start_s = 0.0
-        self._run_ends_s: list[float] = []  # ends of the steps of a run
-        self._run_requests: list[SentRequest] = []
+    engine: Pool
+    number: int | None
+    scheduler: Scheduler = field(init=False)
+    next_s: float = math.inf
+    _requests: dict[int, SentRequest] = field(default_factory=dict)
+    _batch: StepBatch | None = None
+    _run_start_s: float = 0.0
+    _run_ends_s: list[float] = field(default_factory=list)  # ends of the steps of a run
+    _run_requests: list[SentRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scheduler = self.engine.scheduler()
 
     @property
     def outstanding(self) -> int:
@@ -186,7 +188,7 @@ class Replica:
         planned = request.part or request.planned
         self.scheduler.add(
             request.seq_id,
-            self._engine.prompt(request),
+            self.engine.prompt(request),
             SamplingParams(max_new_tokens=planned.output_tokens, ignore_eos=planned.ignore_eos),
             now_s,
         )
@@ -215,7 +217,7 @@ class Replica:
     def _output(self, entry: BatchEntry) -> StepOutput:
         if not entry.samples:
             return StepOutput(entry.seq_id)
-        count, speculation = 1, self._engine.speculation
+        count, speculation = 1, self.engine.speculation
         if entry.draft_length and speculation is not None:
             place = entry.first_position
             count = tokens_gained(speculation.acceptance, entry.seq_id, place, entry.draft_length)
@@ -231,18 +233,18 @@ class Replica:
         planned = self.scheduler.plan(now_s)
         if isinstance(planned, StepBatch):
             self._batch = planned
-            if self._engine.config.prefix_caching:
+            if self.engine.config.prefix_caching:
                 for entry in planned.entries:
                     if entry.begins and entry.num_generated == 0:
                         self._requests[entry.seq_id].cached_tokens = entry.first_position
-            self.next_s = now_s + self._step_time.step_time_s(planned.shape)
+            self.next_s = now_s + self.engine.step_time.step_time_s(planned.shape)
         else:
             self.next_s = planned.at_s if isinstance(planned, WaitUntil) else math.inf
 
     def _start_run(self, steps: int, now_s: float, before_s: float) -> bool:
         first = self.scheduler.decode_shape()
         rows, context = first.decode_sequences, first.decode_context_tokens
-        predict = self._step_time.step_time_s
+        predict = self.engine.step_time.step_time_s
         ends_s: list[float] = []
         at_s = now_s
         for context_tokens in range(context, context + steps * rows, rows):
@@ -291,33 +293,29 @@ class Replica:
         self._run_ends_s = []
 
 
+@dataclass(eq=False)
 class LevelRunner:
     """Sends requests by the load generator's rules and keeps their results."""
 
-    def __init__(
-        self,
-        spec: LevelSpec,
-        requests: Requests,
-        replicas: list[Replica],
-        router: Router,
-        *,
-        overhead_s: float,
-    ) -> None:
-        self.users = ClosedLoop(
+    spec: LevelSpec
+    requests: Requests
+    replicas: list[Replica]
+    router: Router
+    overhead_s: float
+    _users: ClosedLoop = field(init=False)
+    _sent: list[SentRequest] = field(init=False, default_factory=list)
+    _coming: deque[SentRequest] = field(init=False, default_factory=deque)  # not yet in the engine
+    _num_ended: int = field(init=False, default=0)
+    _num_errors: int = field(init=False, default=0)
+    _stopped_by: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self._users = ClosedLoop(
             concurrency=spec.concurrency or 0,
             num_requests=spec.num_requests,
             duration_s=spec.duration_s,
         )
-        self._spec = spec
-        self._request_at = requests
-        self._replicas = replicas
-        self._router = router
-        self._overhead_s = overhead_s
-        self._sent: list[SentRequest] = []
-        self._coming: deque[SentRequest] = deque()  # sent, not yet in the engine
-        self._num_ended = 0
-        self._num_errors = 0
-        self._stopped_by: str | None = None
 
     def run(self, starts: Iterator[float]) -> None:
         """Process instants until no event is left.
@@ -326,13 +324,13 @@ class LevelRunner:
         """
         next_start_s = next(starts, math.inf)
         while True:
-            engine_s = min(replica.next_s for replica in self._replicas)
+            engine_s = min(replica.next_s for replica in self.replicas)
             now_s = min(next_start_s, self._next_coming_s(), engine_s)
             if now_s == math.inf:
                 return
             same_s = now_s + self._slack_s(now_s)
             while next_start_s <= same_s:
-                if self._spec.rate_per_s is None:
+                if self.spec.rate_per_s is None:
                     self._user_sends(now_s)
                 elif self._stopped_by is None:
                     self._send(now_s, next_start_s)
@@ -340,26 +338,26 @@ class LevelRunner:
             while self._next_coming_s() <= same_s:
                 if not self._take_next(now_s):
                     self._user_sends(now_s)
-            for replica in self._replicas:
+            for replica in self.replicas:
                 if replica.next_s <= same_s:
                     self._end_step(replica, now_s)
             if self._stopped_by is not None:
                 next_start_s = math.inf
             horizon_s = min(next_start_s, self._next_coming_s())
             before_s = horizon_s - self._slack_s(horizon_s) if horizon_s < math.inf else horizon_s
-            for replica in self._replicas:
+            for replica in self.replicas:
                 replica.start_step(now_s, before_s)
 
     def result(self) -> LevelRun:
         """The level as the load generator would return it."""
         if self._stopped_by is None and self._too_many_errors(at_end=True):
             self._stopped_by = "errors"
-        spec = self._spec
+        spec = self.spec
         both = spec.num_requests is not None and spec.duration_s is not None
         if self._stopped_by is None and both and len(self._sent) < (spec.num_requests or 0):
             self._stopped_by = "duration"
         records = with_start_marked([request.record() for request in self._sent], spec)
-        done = sum((each.scheduler.stats for each in self._replicas), SchedulerStats())
+        done = sum((each.scheduler.stats for each in self.replicas), SchedulerStats())
         return LevelRun(spec, 1, records, self._stopped_by, engine=asdict(done))
 
     def _end_step(self, replica: Replica, now_s: float) -> None:
@@ -373,16 +371,16 @@ class LevelRunner:
 
     def _user_sends(self, now_s: float) -> None:
         """A user of the closed loop is free: it sends until the engine accepts a request."""
-        while self._spec.rate_per_s is None:
-            if (index := self.users.next_index(now_s)) is None or self._send(now_s, now_s, index):
+        while self.spec.rate_per_s is None:
+            if (index := self._users.next_index(now_s)) is None or self._send(now_s, now_s, index):
                 return
 
     def _send(self, now_s: float, due_s: float, index: int | None = None) -> bool:
         """Send the next request; False if the engine refused it at once."""
         number = len(self._sent) if index is None else index
-        request = SentRequest(self._request_at(number), due_s, number, now_s + self._overhead_s)
+        request = SentRequest(self.requests(number), due_s, number, now_s + self.overhead_s)
         self._sent.append(request)
-        if not self._overhead_s:
+        if not self.overhead_s:
             return self._enter(request, now_s)
         self._coming.append(request)
         return True
@@ -391,7 +389,7 @@ class LevelRunner:
         return self._enter(self._coming.popleft(), now_s)
 
     def _enter(self, request: SentRequest, now_s: float) -> bool:
-        return self._add(request, self._replicas, self._router, now_s)
+        return self._add(request, self.replicas, self.router, now_s)
 
     def _add(self, request: SentRequest, pool: list[Replica], router: Router, now_s: float) -> bool:
         """Give the request to a replica of the pool; whether that accepted it."""
@@ -411,7 +409,7 @@ class LevelRunner:
         One replica: two units in the last place, as on the virtual loop. Several: above the
         rounding errors, which grow with the number of steps and must not decide the order.
         """
-        return 2 * math.ulp(at_s) if len(self._replicas) == 1 else 1e-10 * at_s
+        return 2 * math.ulp(at_s) if len(self.replicas) == 1 else 1e-10 * at_s
 
     def _next_coming_s(self) -> float:
         return self._coming[0].reaches_s if self._coming else math.inf
@@ -426,11 +424,11 @@ class LevelRunner:
         if self._stopped_by is None and self._too_many_errors():
             self._stopped_by = "errors"
         if self._stopped_by is not None:
-            self.users.stop()
+            self._users.stop()
 
     def _too_many_errors(self, *, at_end: bool = False) -> bool:
         """The load generator's rule: a level of known length stops when the share is certain."""
-        known = self._spec.num_requests
+        known = self.spec.num_requests
         if known is not None and not at_end:
             return self._num_errors > _MOST_ERRORS * known
         enough = at_end or self._num_ended >= 10

@@ -162,35 +162,27 @@ def simulate_pools(
     """
     if isinstance(decode.step_time, SpeculativeModel):
         decode = replace(decode, step_time=decode.step_time.real_steps)
-    level = _TwoPools(spec, requests, prefill, decode, transfer_s, overhead_s=overhead_s)
+    # whole prompts are admitted at once: their tokens are already computed
+    whole = replace(decode.config, max_rolling_batch_prefill_tokens=decode.config.cache_tokens)
+    decode = replace(decode, config=whole, step_time=_Received(decode.step_time))
+    pools = _replicas(prefill, 0), _replicas(decode, prefill.workers)
+    router, every = LeastOutstanding(), [*pools[0], *pools[1]]
+    level = _TwoPools(spec, requests, every, router, overhead_s, *pools, transfer_s)
     level.run(simulator.starts_s(spec, requests, seed, 0.0))
     return level.result()
 
 
+@dataclass(eq=False)
 class _TwoPools(simulator.LevelRunner):
     """A level whose requests pass through both pools."""
 
-    def __init__(
-        self,
-        spec: LevelSpec,
-        requests: simulator.Requests,
-        prefill: simulator.Pool,
-        decode: simulator.Pool,
-        transfer_s: Callable[[int], float],
-        *,
-        overhead_s: float,
-    ) -> None:
-        # whole prompts are admitted at once: their tokens are already computed
-        whole = replace(decode.config, max_rolling_batch_prefill_tokens=decode.config.cache_tokens)
-        received = replace(decode, config=whole, step_time=_Received(decode.step_time))
-        self._prefill = _replicas(prefill, 0)
-        self._decode = _replicas(received, prefill.workers)
-        self._routers: tuple[Router, Router] = LeastOutstanding(), LeastOutstanding()
-        self._transfer_s = transfer_s
-        self._moving: list[tuple[float, int, simulator.SentRequest]] = []
-        super().__init__(
-            spec, requests, [*self._prefill, *self._decode], self._routers[0], overhead_s=overhead_s
-        )
+    prefill: list[simulator.Replica]
+    decode: list[simulator.Replica]
+    transfer_s: Callable[[int], float]
+    _to_decode: Router = field(init=False, default_factory=LeastOutstanding)
+    _moving: list[tuple[float, int, simulator.SentRequest]] = field(
+        init=False, default_factory=list
+    )
 
     def _next_coming_s(self) -> float:
         sent_s = super()._next_coming_s()
@@ -206,20 +198,20 @@ class _TwoPools(simulator.LevelRunner):
                 input_tokens=planned.input_tokens + 1,
                 output_tokens=planned.output_tokens - 1,
             )
-            return self._add(request, self._decode, self._routers[1], now_s)
+            return self._add(request, self.decode, self._to_decode, now_s)
         return super()._take_next(now_s)
 
     def _enter(self, request: simulator.SentRequest, now_s: float) -> bool:
         request.part = replace(request.planned, output_tokens=1)
-        return self._add(request, self._prefill, self._routers[0], now_s)
+        return self._add(request, self.prefill, self.router, now_s)
 
     def _end_step(self, replica: simulator.Replica, now_s: float) -> None:
-        in_prefill = any(replica is each for each in self._prefill)
+        in_prefill = any(replica is each for each in self.prefill)
         for request in replica.end_step(now_s):
             if in_prefill and request.planned.output_tokens > 1:
                 request.ended_s = request.finish_reason = request.replica = None
                 request.token_times, request.token_counts = [], []
-                there_s = now_s + self._transfer_s(request.planned.input_tokens)
+                there_s = now_s + self.transfer_s(request.planned.input_tokens)
                 heapq.heappush(self._moving, (there_s, request.seq_id, request))
             else:
                 self._answered(now_s)

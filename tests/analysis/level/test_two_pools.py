@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from lmi_bench.analysis.level.cells import capacity_tokens_per_s, pools_of, predict_cell
-from lmi_bench.analysis.level.two_pools import Pool, simulate_pools
+from lmi_bench.analysis.level.simulator import Pool
+from lmi_bench.analysis.level.two_pools import simulate_pools
 from lmi_bench.analysis.model.builtin_profiles import GRAPH_GPU_PRIOR
 from lmi_bench.analysis.model.capacity import planned_model_for, scheduler_config_for
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, cell_from_json, cell_to_json
