@@ -17,15 +17,7 @@ from typing import Any, Final
 
 from lmi_bench.analysis.fit.discrepancy import ERRORS, observe
 from lmi_bench.analysis.fit.fit import SCHEDULER_BATCHES, Fit, derivatives, fit_of_profile
-from lmi_bench.analysis.level.cells import (
-    CellPrediction,
-    capacity_tokens_per_s,
-    growth_with_step_times,
-    mean_batch,
-    predict_cell,
-    slots_for,
-    waits_for_slots,
-)
+from lmi_bench.analysis.level import cells
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT
 from lmi_bench.analysis.model.builtin_profiles import FEW_BITS, has_few
 from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MEASURED, MeasuredLevel, Metric
@@ -126,7 +118,7 @@ class Uncertainty:
         Raises InputError where the cell cannot run.
         """
         fit = profile if isinstance(profile, Fit) else fit_of_profile(profile, [cell])
-        predicted = predict_cell(fit.profile, cell)
+        predicted = cells.predict_cell(fit.profile, cell)
         lasting = _lasting(cell)
         return cls(
             factors=_factors(fit, cell, predicted, MEASURED, spread=spread),
@@ -207,7 +199,7 @@ def under_load(cell: MeasuredLevel, profile: EngineProfile, load: Load) -> Measu
 
 def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
     """The cell's figures with intervals. Raises CapacityError where it does not fit."""
-    predicted = predict_cell(fit.profile, cell)
+    predicted = cells.predict_cell(fit.profile, cell)
     factors = _factors(fit, cell, predicted, metrics)
     return {metric: factors[metric].around(predicted.value(metric)) for metric in metrics}
 
@@ -215,7 +207,7 @@ def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[
 def _factors(
     fit: Fit,
     cell: MeasuredLevel,
-    predicted: CellPrediction,
+    predicted: cells.CellPrediction,
     metrics: Sequence[Metric],
     *,
     spread: bool = False,
@@ -223,13 +215,13 @@ def _factors(
     profile = fit.profile
     brief = _brief(cell, predicted)
     jacobian = derivatives(profile, brief, fit.names, metrics)
-    growth = None if cell.rate_per_s is None else growth_with_step_times(profile, brief)
+    growth = None if cell.rate_per_s is None else cells.growth_with_step_times(profile, brief)
     tokens_per_s = predicted.throughput_tokens_per_s
-    queued = waits_for_slots(profile, cell)
+    queued = cells.waits_for_slots(profile, cell)
     wanted = [observe(cell, metric, tokens_per_s, growth, queued=queued) for metric in metrics]
     shift, left = fit.corrected(wanted, jacobian)
     full = cell.rate_per_s is None and profile.kv_layout is KvLayout.PAGED
-    full = full and cell.concurrency > cell.replicas * slots_for(profile, cell)
+    full = full and cell.concurrency > cell.replicas * cells.slots_for(profile, cell)
     guessed = _limit_is_guessed(profile, cell, predicted)
     transfer = transfer_sd(fit, cell)
     beyond = octaves_beyond(fit, cell)
@@ -267,11 +259,11 @@ def _factors(
     return factors
 
 
-def _brief(cell: MeasuredLevel, predicted: CellPrediction) -> MeasuredLevel:
+def _brief(cell: MeasuredLevel, predicted: cells.CellPrediction) -> MeasuredLevel:
     """The cell with fewer drawn arrivals: derivatives, one simulation each, need no more."""
     if cell.rate_per_s is None or cell.arrivals_s:
         return cell
-    enough = cell.replicas * max(_BRIEF_REQUESTS, math.ceil(3 * mean_batch(cell, predicted)))
+    enough = cell.replicas * max(_BRIEF_REQUESTS, math.ceil(3 * cells.mean_batch(cell, predicted)))
     return replace(cell, num_requests=min(cell.num_requests, enough))
 
 
@@ -309,18 +301,18 @@ def _kind(cell: MeasuredLevel) -> tuple[bool, ...]:
 
 
 def _limit_is_guessed(
-    profile: EngineProfile, cell: MeasuredLevel, predicted: CellPrediction
+    profile: EngineProfile, cell: MeasuredLevel, predicted: cells.CellPrediction
 ) -> bool:
     """Whether an open loop is near a limit on sequences that was found on a coarse grid."""
     if cell.rate_per_s is None or profile.max_batch_size not in SCHEDULER_BATCHES[:-1]:
         return False
-    return mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
+    return cells.mean_batch(cell, predicted) > _NEAR_LIMIT * profile.max_batch_size
 
 
 def _unmeasured_sd(
     profile: EngineProfile,
     cell: MeasuredLevel,
-    predicted: CellPrediction,
+    predicted: cells.CellPrediction,
     metrics: Sequence[Metric],
     *,
     spread: bool,
@@ -333,7 +325,7 @@ def _unmeasured_sd(
     other = predicted
     if not spread and cell.rate_per_s is None and cell.concurrency > cell.replicas:
         lengths = 0.0 if cell.length_spread else LENGTH_SPREAD
-        other = predict_cell(profile, replace(cell, length_spread=lengths))
+        other = cells.predict_cell(profile, replace(cell, length_spread=lengths))
     found = []
     known = ERRORS.get()
     for metric in metrics:
@@ -348,8 +340,8 @@ def _near_capacity(
 ) -> list[tuple[float, float]]:
     """How far each figure's logarithm reaches down and up if all steps are as fast or slow as the
     interval of a busy step says: a queue grows faster than any derivative tells."""
-    base = predict_cell(fit.profile, cell)
-    others = [predict_cell(fit.profile, cell, slower=s) for s in (1 / step.down, step.up)]
+    base = cells.predict_cell(fit.profile, cell)
+    others = [cells.predict_cell(fit.profile, cell, slower=s) for s in (1 / step.down, step.up)]
     found = []
     for metric in metrics:
         moved = [math.log(other.value(metric) / base.value(metric)) for other in others]
@@ -358,21 +350,21 @@ def _near_capacity(
 
 
 def _capacity(fit: Fit, cell: MeasuredLevel) -> Estimate:
-    value = capacity_tokens_per_s(fit.profile, cell)
+    value = cells.capacity_tokens_per_s(fit.profile, cell)
     step = _busy_step(fit, cell)
     return Estimate(value, value / step.up, value * step.down)
 
 
 def _busy_step(fit: Fit, cell: MeasuredLevel) -> Factor:
     """The factor of the time per token with every slot busy; the capacity has its interval."""
-    users = slots_for(fit.profile, cell) * cell.replicas
+    users = cells.slots_for(fit.profile, cell) * cell.replicas
     return _closed_loop(fit, cell, users, "tpot_mean_s")
 
 
 def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> Factor:
     """The factor of one figure with users that send one request each."""
     level = replace(cell, load=Load(users), arrivals_s=(), num_requests=users)
-    return _factors(fit, level, predict_cell(fit.profile, level), [metric])[metric]
+    return _factors(fit, level, cells.predict_cell(fit.profile, level), [metric])[metric]
 
 
 def _copy(cell: MeasuredLevel) -> tuple[Any, ...]:
@@ -387,7 +379,7 @@ def _copy(cell: MeasuredLevel) -> tuple[Any, ...]:
 def load_share(fit: Fit, cell: MeasuredLevel) -> float:
     """Offered output tokens over the predicted capacity of an open loop."""
     assert cell.rate_per_s is not None
-    return cell.rate_per_s * cell.output_tokens / capacity_tokens_per_s(fit.profile, cell)
+    return cell.rate_per_s * cell.output_tokens / cells.capacity_tokens_per_s(fit.profile, cell)
 
 
 @dataclass(frozen=True, slots=True)

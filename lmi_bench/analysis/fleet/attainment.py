@@ -7,7 +7,7 @@ luck: where fifteen minutes miss them, the capacity of the copies is lowered.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,16 +121,16 @@ def simulate_long(
     return attainment(settled, slos, open_loop=steady.open_loop, routing=routing)
 
 
+@dataclass(frozen=True, slots=True)
 class LongSimulation:
     """Simulates planned loads for fifteen minutes, each engine and load once."""
 
-    def __init__(self, request: RecommendRequest) -> None:
-        self._request = request
-        self._seen: dict[tuple[EngineKey, float], Attainment] = {}
+    request: RecommendRequest
+    _seen: dict[tuple[EngineKey, float], Attainment] = field(default_factory=dict)
 
     def at(self, fleet: Fleet) -> Attainment:
         """The attainment of the fleet's load."""
-        request, operating = self._request, operating_of(self._request, fleet)
+        request, operating = self.request, operating_of(self.request, fleet)
         layout, copy, machines = fleet
         key = (layout.engine_key, round(operating.rate_per_s, 9))
         if key not in self._seen:
@@ -150,11 +150,11 @@ class LongSimulation:
         A measurement counts more than a simulation.
         """
         layout, copy, _ = fleet
-        rate_per_s = operating_of(self._request, fleet).rate_per_s
-        if not self._request.open_loop or rate_per_s <= copy.kept_per_s * (1 + 1e-9):
+        rate_per_s = operating_of(self.request, fleet).rate_per_s
+        if not self.request.open_loop or rate_per_s <= copy.kept_per_s * (1 + 1e-9):
             return None
         found_ms = self.at(fleet).fifteen_minutes_ms
-        slos = self._request.slos
+        slos = self.request.slos
         if all((found_ms.get(str(slo)) or 0.0) <= slo.limit_ms for slo in slos):
             return None
         too_much_per_s = min(copy.too_much_per_s, rate_per_s)

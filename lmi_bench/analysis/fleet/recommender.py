@@ -9,7 +9,7 @@ the upper end of their interval if possible (`sure`), else as predicted (`likely
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
@@ -127,13 +127,15 @@ class _Ranked:
     rejected: list[Rejection]
 
 
+@dataclass(frozen=True, slots=True)
 class _Candidates:
     """Builds candidates, each once: a round of the planner changes few fleets."""
 
-    def __init__(self, request: RecommendRequest, intervals: bool) -> None:
-        self.request = request
-        self._intervals = intervals
-        self._built: dict[tuple[Layout, int, bool], tuple[CopyCapacity, Candidate]] = {}
+    request: RecommendRequest
+    intervals: bool
+    _built: dict[tuple[Layout, int, bool], tuple[CopyCapacity, Candidate]] = field(
+        default_factory=dict
+    )
 
     def of(self, fleet: Fleet, *, simulate: bool) -> Candidate:
         """The fleet with its figures."""
@@ -141,7 +143,7 @@ class _Candidates:
         copy, candidate = self._built.get(key, (None, None))
         if candidate is None or copy is not fleet.copy:
             candidate = build_candidate(
-                self.request, fleet, simulate=simulate, intervals=self._intervals
+                self.request, fleet, simulate=simulate, intervals=self.intervals
             )
             self._built[key] = fleet.copy, candidate
         return candidate

@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lmi_bench.analysis.model.memory import (
-    expert_params,
-    kv_bytes_per_sequence,
-    kv_bytes_per_value,
-    weight_bytes,
-    weight_format,
-)
+from lmi_bench.analysis.model import memory
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
 from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
 from lmi_bench.analysis.model.setup import (
@@ -72,7 +66,7 @@ def memory_plan_for(
     repeated_bytes = repeated_weight_bytes(shape, setup.dtype, split, degree)
     plan = MemoryPlan(
         setup.instance.accelerator.memory_bytes * profile.memory_share,
-        (weight_bytes(shape, setup.dtype) / degree + repeated_bytes) / split.pipeline,
+        (memory.weight_bytes(shape, setup.dtype) / degree + repeated_bytes) / split.pipeline,
         reserve_bytes_of(setup, profile),
         problem=tensor_parallel_problem(shape, setup.attention_degree),
     )
@@ -213,7 +207,7 @@ def _cache_tokens(setup: Setup, profile: EngineProfile, max_total_tokens: int) -
     draft = setup.draft
     if draft is None:
         return plan.kv_budget_bytes / bytes_per_token
-    budget_bytes = plan.kv_budget_bytes - weight_bytes(draft, setup.dtype) / setup.devices
+    budget_bytes = plan.kv_budget_bytes - memory.weight_bytes(draft, setup.dtype) / setup.devices
     bytes_per_token += kv_bytes_of(replace(setup, shape=draft), max_total_tokens)
     if budget_bytes < bytes_per_token * max_total_tokens:
         raise CapacityError(
@@ -235,10 +229,10 @@ def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
 
 def _sequence_bytes(setup: Setup, tokens: float) -> float:
     """Bytes of a sequence's cache on each device of its attention group, of all stages."""
-    return kv_bytes_per_sequence(
+    return memory.kv_bytes_per_sequence(
         setup.shape,
         tokens,
-        bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
+        bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),
         tensor_parallel=setup.attention_degree,
     )
 
@@ -307,7 +301,7 @@ def device_problem(profile: EngineProfile, accelerator: Accelerator) -> str | No
 
 def format_problem(dtype: str, accelerator: Accelerator) -> str | None:
     """Why engines do not load weights of a format on a device; None if they do."""
-    has, needed = accelerator.compute_capability, _SINCE.get(weight_format(dtype).name, 0.0)
+    has, needed = accelerator.compute_capability, _SINCE.get(memory.weight_format(dtype).name, 0.0)
     if has is None or has >= needed:
         return None
     return f"{dtype} weights need compute capability {needed:g}, {accelerator.name} has {has:g}"
@@ -318,7 +312,7 @@ def checkpoint_problem(profile: EngineProfile, shape: ModelShape, dtype: str) ->
     other = "use the profile of an engine that does, such as --profile vllm"
     if profile.architectures and shape.architecture not in ("", *profile.architectures):
         return f"{profile.label} does not load {shape.name} ({shape.architecture}): {other}"
-    if profile.dtypes and weight_format(dtype).name not in profile.dtypes:
+    if profile.dtypes and memory.weight_format(dtype).name not in profile.dtypes:
         return f"{profile.label} does not load weights in {dtype}: {other}"
     return None
 
@@ -381,11 +375,11 @@ def roofline_of(setup: Setup, *, input_tokens: int, output_tokens: int) -> Roofl
             f"no source states the bandwidth and {setup.dtype} peak of {accelerator.name}"
         )
     context, shape = input_tokens + output_tokens / 2, setup.shape
-    experts = expert_params(shape)
+    experts = memory.expert_params(shape)
     return Roofline(
         peak,
         bandwidth,
-        weight_bytes(shape, setup.dtype) / devices,
+        memory.weight_bytes(shape, setup.dtype) / devices,
         context * kv_bytes_of(setup, context),
         FLOP_PER_PARAMETER * shape.params_active / devices,
         experts / shape.params_total,
@@ -401,7 +395,7 @@ def critical_batch_of(setup: Setup, *, input_tokens: int, output_tokens: int) ->
     roof = roofline_of(setup, input_tokens=input_tokens, output_tokens=output_tokens)
     context, devices = input_tokens + output_tokens / 2, setup.tensor_parallel
     return critical_batch_size(
-        weight_bytes=weight_bytes(setup.shape, setup.dtype),
+        weight_bytes=memory.weight_bytes(setup.shape, setup.dtype),
         params_active=setup.shape.params_active,
         bandwidth_bytes_per_s=devices * roof.bandwidth_bytes_per_s,
         flop_per_s=devices * roof.peak_flop_per_s,

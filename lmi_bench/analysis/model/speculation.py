@@ -5,7 +5,7 @@ the draft model and one of the model over k + 1 rows a sequence, which reads the
 Leviathan et al. 2023, arXiv:2211.17192, equation 1.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ def acceptance_of_counts(drafted: int, accepted: int, draft_tokens: int) -> floa
     return (low + high) / 2
 
 
+@dataclass(frozen=True, slots=True)
 class DraftedStepTime:
     """A StepTime of real steps: the draft model's steps, then the model's own step.
 
@@ -49,33 +50,33 @@ class DraftedStepTime:
     longest draft has tokens; prompts pass through both models.
     """
 
-    def __init__(self, target: StepTimeModel, draft: StepTimeModel | None) -> None:
-        self._target = target
-        self._draft = draft
+    target: StepTimeModel
+    draft: StepTimeModel | None
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of drafting and verifying."""
-        target_s = self._target.step_time_s(shape)
-        if self._draft is None:
+        target_s = self.target.step_time_s(shape)
+        if self.draft is None:
             return target_s
         rows = shape.decode_sequences
         if not rows:
-            return target_s + self._draft.step_time_s(shape)
+            return target_s + self.draft.step_time_s(shape)
         drafts = -(-(shape.decode_tokens - rows) // rows)
         alone = StepShape(
             decode_sequences=rows,
             decode_tokens=rows,
             decode_context_tokens=max(rows, shape.decode_context_tokens - shape.decode_tokens),
         )
-        alone_s = self._draft.step_time_s(alone)
+        alone_s = self.draft.step_time_s(alone)
         if not shape.prefill_tokens:
             return target_s + drafts * alone_s
         first = replace(
             shape, decode_tokens=rows, decode_context_tokens=alone.decode_context_tokens
         )
-        return target_s + self._draft.step_time_s(first) + max(0, drafts - 1) * alone_s
+        return target_s + self.draft.step_time_s(first) + max(0, drafts - 1) * alone_s
 
 
+@dataclass(frozen=True, slots=True)
 class SpeculativeModel:
     """`PricedSteps` of one token a sequence: decoding divided by the tokens of a step.
 
@@ -83,26 +84,22 @@ class SpeculativeModel:
     are added here. The time of prompts is not divided: they run beside a whole step.
     """
 
-    def __init__(
-        self, target: StepTimeModel, draft: StepTimeModel | None, speculation: Speculation
-    ) -> None:
-        self._target = target
-        self._draft = draft
-        self._rows = speculation.draft_tokens + 1
-        self._gain = speculation.tokens_per_step
+    target: StepTimeModel
+    draft: StepTimeModel | None
+    speculation: Speculation
 
     @property
     def real_steps(self) -> StepTime:
         """The StepTime for a simulation of real steps."""
-        return DraftedStepTime(self._target, self._draft)
+        return DraftedStepTime(self.target, self.draft)
 
     def explain(self, step: StepShape) -> StepParts:
         """The parts of one verifying step of the model."""
-        drafted = (self._rows - 1) * step.decode_sequences
-        return self._target.explain(
+        drafted = self.speculation.draft_tokens * step.decode_sequences
+        return self.target.explain(
             replace(
                 step,
-                decode_tokens=self._rows * step.decode_sequences,
+                decode_tokens=step.decode_sequences + drafted,
                 decode_context_tokens=step.decode_context_tokens + drafted,
             )
         )
@@ -119,15 +116,15 @@ class SpeculativeModel:
 
     def pricer(self) -> Pricer:
         """`step_time_s` as a plain function of counts."""
-        drafted = self._target.drafted
-        draft = None if self._draft is None else self._draft.pricer()
-        more, gain = self._rows - 1, self._gain
+        drafted = self.target.drafted
+        draft = None if self.draft is None else self.draft.pricer()
+        more, gain = self.speculation.draft_tokens, self.speculation.tokens_per_step
 
         def priced(
             rows: int, context: int, prompts: int, tokens: int, pairs: float, cached: int
         ) -> float:
             context_all = context + more * rows
-            every = self._rows * rows
+            every = (more + 1) * rows
             decode_s = 0.0
             if rows:
                 decode_s = drafted((rows, context_all, 0, 0, 0.0, 0), every)[-1]

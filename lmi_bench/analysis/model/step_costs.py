@@ -7,17 +7,7 @@ on each of the `tensor_parallel` devices of one model copy.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lmi_bench.analysis.model.memory import (
-    BITS_PER_BYTE,
-    StreamedParams,
-    embedding_params,
-    expert_params,
-    kv_bytes_per_value,
-    kv_heads_per_rank,
-    kv_values_per_layer,
-    limited_reads,
-    weight_format,
-)
+from lmi_bench.analysis.model import memory
 from lmi_bench.analysis.model.profiles import EngineProfile, StepParameters
 from lmi_bench.analysis.model.setup import (
     NETWORK_LATENCY_S,
@@ -185,7 +175,7 @@ class _Rates:
 
     @classmethod
     def of(cls, setup: Setup, parameters: StepParameters) -> "_Rates":
-        device, fmt = setup.instance.accelerator, weight_format(setup.dtype)
+        device, fmt = setup.instance.accelerator, memory.weight_format(setup.dtype)
         dtype = compute_dtype(device, setup.dtype)
         widening_ops = _widening_ops(device, setup.dtype)
         bandwidth = _known(device.bandwidth_bytes_per_s, device, "memory bandwidth")
@@ -198,8 +188,8 @@ class _Rates:
         wide = (device.peak_flop_per_s("float16") if dtype in _NARROW else peak) or peak
         vector_op_per_s = device.fp32_flop_per_s or wide / _MATRIX_OVER_VECTOR
         return cls(
-            weight_bytes=fmt.bits / BITS_PER_BYTE,
-            kv_bytes_per_value=kv_bytes_per_value(setup.dtype, setup.kv_dtype),
+            weight_bytes=fmt.bits / memory.BITS_PER_BYTE,
+            kv_bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),
             widening_ops=widening_ops,
             read_bytes_per_s=read_bytes_per_s,
             weight_bytes_per_s=read_bytes_per_s * parameters.narrow_read_share**narrow,
@@ -214,14 +204,14 @@ class _Rates:
 
 def compute_dtype(accelerator: Accelerator, dtype: str) -> str:
     """Type of the products: FP8 and FP4 weights are widened on devices without such units."""
-    wanted = weight_format(dtype).compute_dtype
+    wanted = memory.weight_format(dtype).compute_dtype
     widened = wanted in ("float8", "float4") and accelerator.peak_flop_per_s(wanted) is None
     return "float16" if widened else wanted
 
 
 def _widening_ops(accelerator: Accelerator, dtype: str) -> int:
     """Vector operations that widen a weight on this device."""
-    fmt = weight_format(dtype)
+    fmt = memory.weight_format(dtype)
     if compute_dtype(accelerator, dtype) in ("float8", "float4"):
         return 0
     return _FP8_WIDENING_OPS if fmt.compute_dtype == "float8" else fmt.widening_ops
@@ -278,8 +268,8 @@ def _split_costs(setup: Setup) -> SplitCosts | None:
     shape, parallelism, ranks = setup.shape, setup.parallelism, setup.tensor_parallel
     if parallelism == PLAIN:
         return None
-    linear = shape.params_active - embedding_params(shape)
-    routed = expert_params(shape) * shape.experts_per_token / shape.experts if shape.experts else 0
+    linear = shape.params_active - memory.embedding_params(shape)
+    routed = memory.expert_params(shape) * shape.experts_per_token / max(1, shape.experts)
     spreads = parallelism.expert_parallel and ranks > 1
     return SplitCosts(
         groups=parallelism.attention_groups,
@@ -336,13 +326,13 @@ def _all_reduce(setup: Setup, parameters: StepParameters) -> tuple[float, float]
 
 def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> ProductCosts:
     shape, tensor_parallel = setup.shape, setup.tensor_parallel
-    params = StreamedParams.of(shape, setup.dtype)
+    params = memory.StreamedParams.of(shape, setup.dtype)
     param_s = rates.weight_bytes / rates.weight_bytes_per_s
     full_s = params.full * _ACTIVATION_BYTES / rates.read_bytes_per_s
     repeated = repeated_params(shape, setup.parallelism)
     repeated_s = param_s if params.packed else _ACTIVATION_BYTES / rates.read_bytes_per_s
     read_s = (params.experts + params.packed) * param_s + full_s + repeated * repeated_s
-    active = shape.params_active - embedding_params(shape)
+    active = shape.params_active - memory.embedding_params(shape)
     unread_share = 1 - shape.experts_per_token / shape.experts if params.experts else 0.0
     routed = params.experts * (1 - unread_share)  # of a token
     has_full = params.experts and not params.packed
@@ -364,7 +354,7 @@ def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> P
 
 def _widened_first(narrow: ProductCosts, setup: Setup, rates: _Rates) -> ProductCosts:
     """Products of weights that are widened as a whole: read, written wide, and read again."""
-    params, ranks = StreamedParams.of(setup.shape, setup.dtype), setup.tensor_parallel
+    params, ranks = memory.StreamedParams.of(setup.shape, setup.dtype), setup.tensor_parallel
     wide_bytes = params.packed * _ACTIVATION_BYTES
     return replace(
         narrow,
@@ -381,8 +371,8 @@ def _attention_costs(setup: Setup, profile: EngineProfile, rates: _Rates) -> Att
     shape, tensor_parallel = setup.shape, setup.tensor_parallel
     layers = shape.cached_layers
     groups = setup.parallelism.attention_groups  # a token is in the cache of one of them
-    values = kv_values_per_layer(shape, setup.attention_degree) / groups
-    window, limited = limited_reads(shape, setup.attention_degree)
+    values = memory.kv_values_per_layer(shape, setup.attention_degree) / groups
+    window, limited = memory.limited_reads(shape, setup.attention_degree)
     read_s = layers * values * rates.kv_bytes_per_value / rates.read_bytes_per_s
     shared = not profile.shared_head_dims or shape.head_dim in profile.shared_head_dims
     # kernels without grouped heads read the cache again for each query head
@@ -408,4 +398,4 @@ def _busy_rows(setup: Setup, profile: EngineProfile) -> float:
     processors = setup.instance.accelerator.multiprocessors
     if profile.split_attention or processors is None:
         return 0.0
-    return processors / kv_heads_per_rank(setup.shape, setup.tensor_parallel)
+    return processors / memory.kv_heads_per_rank(setup.shape, setup.tensor_parallel)

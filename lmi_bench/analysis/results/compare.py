@@ -272,7 +272,6 @@ def _compare_latency(
     pooled = [np.concatenate(side) if side else np.empty(0) for side in values]
     gaps = blank.metric == "itl"
     indices = _draws(a, b, _GAP_RESAMPLES if gaps else RESAMPLES, rng)
-    single = not gaps and all(v.size == 1 for side in values for v in side)
     samples: list[Callable[[float], FloatArray]] = []
     differences = []
     for statistic in COMPARED:
@@ -284,26 +283,17 @@ def _compare_latency(
             differences.append(replace(difference, reason=reason))
             continue
         if not samples:
-            of_draws = _of_single if single else _of_several
-            samples = [of_draws(own, chosen) for own, chosen in zip(values, indices, strict=True)]
+            samples = [_of_draws(own, chosen) for own, chosen in zip(values, indices, strict=True)]
         drawn = [side(QUANTILES[statistic]) for side in samples]
         points = [statistic_ms(side, statistic) for side in pooled]
         differences.append(_judge(difference, points, drawn))
     return differences
 
 
-def _of_single(
+def _of_draws(
     own: Sequence[FloatArray], chosen: NDArray[np.int64]
 ) -> Callable[[float], FloatArray]:
-    """The linear quantile of each draw of requests with one value each."""
-    drawn = np.concatenate(own)[chosen]
-    return lambda quantile: np.quantile(drawn, quantile, axis=1)
-
-
-def _of_several(
-    own: Sequence[FloatArray], chosen: NDArray[np.int64]
-) -> Callable[[float], FloatArray]:
-    """Likewise of requests with any number of values, all of which are sorted only once.
+    """The linear quantile of each draw of requests, whose values are sorted only once.
 
     chosen  shape (draws, requests): positions of the drawn requests
     """
