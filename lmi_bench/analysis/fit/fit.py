@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from lmi_bench.analysis.fit.discrepancy import (
@@ -40,6 +39,7 @@ from lmi_bench.analysis.model.profiles import (
 )
 from lmi_bench.analysis.model.setup import Setup
 from lmi_bench.analysis.model.step_costs import step_costs
+from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.scheduling.config import KvLayout
 
@@ -54,7 +54,6 @@ _OVERHEADS_S = np.geomspace(2e-3, 0.2, 15)
 _RESERVE_STEPS = (-0.04, -0.02, 0.02, 0.04, 0.06)  # shares of a device's memory
 _STEP_TOKENS, SCHEDULER_BATCHES = (2048, 8192), (128, 256, 1024)
 _WORTH_A_SETTING = 2.0  # least gain in cost for which a setting is changed
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.latency import samples_needed
-from lmi_bench.analysis.results.quantiles import central_interval
+from lmi_bench.analysis.results.quantiles import FloatArray, central_interval
 from lmi_bench.analysis.results.slo_results import statistic_ms
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Level
@@ -29,7 +29,6 @@ from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.run_store import Run
 
-FloatArray = NDArray[np.float64]
 Verdict = Literal["faster", "slower", "no difference", "unknown"]
 Key = tuple[int, int]  # attempt, request
 

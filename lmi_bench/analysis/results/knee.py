@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts, find_cause
 from lmi_bench.analysis.results.latency import samples_needed
-from lmi_bench.analysis.results.quantiles import central_interval, upper_quantile
+from lmi_bench.analysis.results.quantiles import FloatArray, central_interval, upper_quantile
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
 from lmi_bench.core.findings import Knee
 from lmi_bench.core.level import Level
@@ -45,7 +44,6 @@ NONE_RECOMMENDED = "None is recommended: "
 _NO_TOKENS = "answers without tokens have no ms/token: state the limit as an SLO on e2e"
 _TTFT_LIMIT = f"TTFT p90 <= {TTFT_LIMIT_MS / 1000:g} s"
 
-FloatArray = NDArray[np.float64]
 # (latency ms/token, throughput tok/s) of the usable levels -> index of the knee, or None
 _Rule = Callable[[FloatArray, FloatArray], int | None]
 

@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed
-from lmi_bench.analysis.results.quantiles import upper_quantile
+from lmi_bench.analysis.results.quantiles import FloatArray, upper_quantile
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Judgement, Level
 from lmi_bench.core.records import LevelRun, RequestRecord, is_at_start
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.workload import LevelSpec
 
-FloatArray = NDArray[np.float64]
 FailureRule = Literal["exclude", "infinite"]
 FAILURE_RULES: tuple[FailureRule, ...] = ("exclude", "infinite")
 UNKNOWN_NOISE = 1.0

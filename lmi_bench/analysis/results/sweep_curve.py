@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed
-from lmi_bench.analysis.results.quantiles import upper_quantile
+from lmi_bench.analysis.results.quantiles import FloatArray, upper_quantile
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis, load_name
 from lmi_bench.core.records import RequestRecord
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,9 +20,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.core.level import Judgement, Level
-
-FloatArray = NDArray[np.float64]
 
 DRAWS = 400
 _LEVEL_SD, _SLOPE, _SLOPE_SD = 5.0, 0.5, 0.5
