@@ -19,14 +19,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from lmi_bench.core import traces
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.traces import (
-    BAILIAN_BLOCK_TOKENS,
-    MOONCAKE_BLOCK_TOKENS,
-    TraceRequest,
-    is_bailian,
-)
 from lmi_bench.interchange.traffic_rows import (
     NAMES,
     Columns,
@@ -79,7 +74,7 @@ class Traffic:
     prefix         shared by the prompts, in tokens; None if the prompts are not recorded
     """
 
-    requests: tuple[TraceRequest, ...]
+    requests: tuple[traces.TraceRequest, ...]
     start_epoch_s: float | None
     has_times: bool
     assumed: int
@@ -252,8 +247,8 @@ def _traffic(log: LogFile, found: pd.DataFrame, prompts: _Prompts) -> Traffic:
     """The requests, and what is known of them."""
     at_s, stamp, no_rate = found["at_s"], str(found["stamp"].iloc[0]), _no_rate(log, found)
     is_mooncake, scale = _is_mooncake(log.first), 1 / _CHARACTERS_PER_TOKEN
-    if is_mooncake or is_bailian(log.first):
-        usual = MOONCAKE_BLOCK_TOKENS if is_mooncake else BAILIAN_BLOCK_TOKENS
+    if is_mooncake or traces.is_bailian(log.first):
+        usual = traces.MOONCAKE_BLOCK_TOKENS if is_mooncake else traces.BAILIAN_BLOCK_TOKENS
         scale = int(log.first.get("block_size", usual))
     times = (at_s * 0 if no_rate else at_s - at_s[0]).fillna(0) / (1000 if is_mooncake else 1)
     is_absolute = not no_rate and at_s[0] > _LEAST_EPOCH_S
@@ -287,7 +282,7 @@ def _traffic(log: LogFile, found: pd.DataFrame, prompts: _Prompts) -> Traffic:
     }
     lengths = found[_LENGTHS].round().clip(lower=1).astype(int)
     return Traffic(
-        requests=tuple(map(TraceRequest, times, lengths["input"], lengths["output"])),
+        requests=tuple(map(traces.TraceRequest, times, lengths["input"], lengths["output"])),
         start_epoch_s=float(at_s[0]) if is_absolute else None,
         has_times=not no_rate,
         assumed=assumed,
@@ -320,7 +315,7 @@ def _is_mooncake(row: Mapping[str, Any]) -> bool:
     at = row.get("timestamp")
     return (
         {"timestamp", "input_length", "output_length"} <= row.keys()
-        and not is_bailian(row)
+        and not traces.is_bailian(row)
         and isinstance(at, int | float)
         and ("hash_ids" in row or at < _MOONCAKE_MS_TO)
     )

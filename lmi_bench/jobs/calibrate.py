@@ -9,35 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lmi_bench.analysis.fit import from_run, validation
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import Fit, fit_cells, prior_fit
-from lmi_bench.analysis.fit.from_run import (
-    PlacedRun,
-    calibrated_levels,
-    cell_of_summary,
-    cells_from_run,
-    prior_for,
-    prior_for_run,
-    profile_for_run,
-    profile_of_fit,
-    run_dtype,
-    run_model,
-)
 from lmi_bench.analysis.fit.measured_tables import TableRow, read_table
 from lmi_bench.analysis.fit.uncertainty import Estimate, estimates
 from lmi_bench.analysis.fit.unstated import fit_unstated
-from lmi_bench.analysis.fit.validation import (
-    FIGURES,
-    Accuracy,
-    Judged,
-    LoadUnderSlo,
-    accuracy_of,
-    fitted_rows,
-    loads_under,
-    rows_of_profile,
-    setup_key,
-)
-from lmi_bench.analysis.fit.validation import validate as judge
 from lmi_bench.analysis.level.cells import can_run
 from lmi_bench.analysis.model.builtin_profiles import (
     BUNDLED_CPU_PRIOR,
@@ -137,7 +114,7 @@ def calibration_of(
     """The profile of a fit to measured levels; source: what holds or measured them."""
     models = ", ".join(dict.fromkeys(cell.setup.shape.name for cell in fit.cells))
     machines = ", ".join(dict.fromkeys(cell.setup.instance.instance_type for cell in fit.cells))
-    profile = profile_of_fit(
+    profile = from_run.profile_of_fit(
         fit,
         version=settings.version,
         fitted_on=f"{len(fit.cells)} levels of {models} on {machines} ({source})",
@@ -172,7 +149,7 @@ def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) 
         missing = "--model" if model is None else "--instance"
         raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
     setup = planned_setup(model, settings.instance, settings.tensor_parallel or 1, settings.dtype)
-    gathered.cells += [cell_of_summary(source, each.level, setup) for each in found.levels]
+    gathered.cells += [from_run.cell_of_summary(source, each.level, setup) for each in found.levels]
     gathered.base = gathered.base or GRAPH_GPU_PRIOR
 
 
@@ -188,7 +165,7 @@ def _add_table(source: Path, gathered: Gathered) -> None:
     if not cells:
         raise InputError(f"{source}: no line can be used" + (", all have fit = no" if rows else ""))
     gathered.cells += cells
-    gathered.base = prior_for(engines[0], cells)
+    gathered.base = from_run.prior_for(engines[0], cells)
 
 
 def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLevel, ...]:
@@ -260,8 +237,8 @@ def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine 
     Raises InputError if the run states too little or has no usable level.
     """
     model, facts = stated.model, run.manifest.target
-    shape = find_model(model or run_model(run))
-    dtype = stated.dtype or (narrow_dtype(model) if model else None) or run_dtype(run)
+    shape = find_model(model or from_run.run_model(run))
+    dtype = stated.dtype or (narrow_dtype(model) if model else None) or from_run.run_dtype(run)
     name = stated.instance or facts.instance or (LOCAL_NAME if facts.is_bundled else None)
     if name is None:
         raise InputError(
@@ -273,22 +250,22 @@ def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine 
         where = machine.instance()
     else:
         where, machine = find_instance(str(name)), None
-    degree = PlacedRun(run, where, stated.tensor_parallel).degree
+    degree = from_run.PlacedRun(run, where, stated.tensor_parallel).degree
     setup = Setup(shape, where, degree, dtype, kv_dtype=facts.kv_dtype)
     cells = []
     if run.levels:
-        cells = cells_from_run(run, shape, where, dtype=dtype, tensor_parallel=degree)
+        cells = from_run.cells_from_run(run, shape, where, dtype=dtype, tensor_parallel=degree)
     if name != LOCAL_NAME:
-        base = prior_for_run(run, cells or [MeasuredLevel(setup, 1, 1, Load(1), 1)])
+        base = from_run.prior_for_run(run, cells or [MeasuredLevel(setup, 1, 1, Load(1), 1)])
     else:
         base = BUNDLED_CPU_PRIOR if facts.is_bundled else SERVED_CPU_PRIOR
-    note = calibrated_levels([run])
-    return Gathered(cells, profile_for_run(base, run), machine, note, setup)
+    note = from_run.calibrated_levels([run])
+    return Gathered(cells, from_run.profile_for_run(base, run), machine, note, setup)
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0
 _WITHOUT_STATISTIC = re.compile(r"^(ttft|tpot|latency_per_token)\s*<=")
-_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "latency_per_token": FIGURES[1]}
+_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "latency_per_token": validation.FIGURES[1]}
 TABLES_VARIABLE = "LMI_BENCH_TABLES"
 
 
@@ -299,17 +276,20 @@ class Validation:
     under_slo  the highest loads of each set-up under the limits
     """
 
-    judged: list[Judged]
-    under_slo: list[LoadUnderSlo]
+    judged: list[validation.Judged]
+    under_slo: list[validation.LoadUnderSlo]
     warnings: list[str]
 
     def to_json(self) -> list[dict[str, Any]]:
         """As `validate --json` writes it: each row with the loads under SLOs of its set-up."""
         loads = defaultdict[Any, list[dict[str, Any]]](list)
         for entry in self.under_slo:
-            loads[setup_key(entry.row)].append(entry.to_json())
+            loads[validation.setup_key(entry.row)].append(entry.to_json())
         return [
-            {**each.to_json(), "under_slo": loads[setup_key(each.row)] if each.row.cell else []}
+            {
+                **each.to_json(),
+                "under_slo": loads[validation.setup_key(each.row)] if each.row.cell else [],
+            }
             for each in self.judged
         ]
 
@@ -353,7 +333,7 @@ class ShippedErrors:
     absent  tables that are not available
     """
 
-    errors: list[tuple[PublishedTable, Accuracy]]
+    errors: list[tuple[PublishedTable, validation.Accuracy]]
     absent: list[PublishedTable]
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -372,19 +352,19 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
     rows = _rows(settings, profile, listener)
     if profile is None:
         on = settings.calibrate_on
-        fitted = fitted_rows(
+        fitted = validation.fitted_rows(
             rows,
             calibrate_cells=settings.calibrate_cells or 0,
             calibrate_on=None if on is None else read_table(on),
             seed=settings.seed,
         )
-        judged, warnings = judge(rows, fitted)
+        judged, warnings = validation.validate(rows, fitted)
     else:
-        judged, problems = judge(rows, [rows_of_profile(profile, rows)])
+        judged, problems = validation.validate(rows, [validation.rows_of_profile(profile, rows)])
         engines = sorted({row.engine for row in rows})
         warnings = [text for text in map(profile.warning_for_engine, engines) if text]
         warnings += problems
-    under = [entry for limit in limits for entry in loads_under(judged, *limit)]
+    under = [entry for limit in limits for entry in validation.loads_under(judged, *limit)]
     if not settings.slo:  # closed loops have no limit unless one is stated
         under = [entry for entry in under if entry.is_rate]
     return Validation(judged, under, warnings)
@@ -392,7 +372,7 @@ def validate(settings: ValidateSettings, listener: Listener = SILENT) -> Validat
 
 def validate_shipped(listener: Listener = SILENT) -> ShippedErrors:
     """Judge each shipped profile on its tables; models it was not fitted to are judged apart."""
-    found: list[tuple[PublishedTable, Accuracy]] = []
+    found: list[tuple[PublishedTable, validation.Accuracy]] = []
     absent: list[PublishedTable] = []
     for index, table in enumerate(_TABLES):
         listener.progress("tables", index, len(_TABLES))
@@ -442,10 +422,10 @@ def _limits(slos: tuple[str, ...]) -> list[tuple[str, float]]:
     return limits
 
 
-def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accuracy]:
+def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[validation.Accuracy]:
     profile = SHIPPED[table.profile]
     own = [row for row in rows if row.engine in table.engines]
-    found, _ = judge(own, [rows_of_profile(profile, own)])
+    found, _ = validation.validate(own, [validation.rows_of_profile(profile, own)])
     judged = [replace(row, calibrated=False) for row in found]
     for name, is_fitted in (("fitted models", True), ("other models", False)):
         part = [
@@ -453,7 +433,7 @@ def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[Accurac
             for row in judged
             if row.row.cell and (row.row.cell.setup.shape.name in profile.models) == is_fitted
         ]
-        for figure in FIGURES:
-            entry = accuracy_of(name, figure, part)
+        for figure in validation.FIGURES:
+            entry = validation.accuracy_of(name, figure, part)
             if entry is not None:
                 yield entry

@@ -7,20 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.fleet.accelerator_comparison import (
-    FourSteps,
-    MachineFigures,
-    four_steps,
-    machine_figures,
-)
-from lmi_bench.analysis.fleet.autoscaling import (
-    Fleet,
-    Played,
-    binned,
-    day_arrivals_s,
-    parse_policy,
-    play,
-)
+from lmi_bench.analysis.fleet import accelerator_comparison as comparison
+from lmi_bench.analysis.fleet import autoscaling
 from lmi_bench.analysis.fleet.day import (
     DAY_S,
     STEP_S,
@@ -63,8 +51,8 @@ class AcceleratorComparison:
 
     workload: Workload
     profile: EngineProfile
-    steps: list[FourSteps]
-    figures: list[MachineFigures]
+    steps: list[comparison.FourSteps]
+    figures: list[comparison.MachineFigures]
     rejected: list[Rejection]
 
     def to_json(self) -> dict[str, Any]:
@@ -88,11 +76,11 @@ def compare_accelerators(
     )
     instances = repriced(None, settings.price_list)
     profile = find_profile(settings.profile)
-    figures, rejected = machine_figures(instances, workload, profile)
+    figures, rejected = comparison.machine_figures(instances, workload, profile)
     for text in model_notes(settings.model, settings.dtype):
         listener.note(text)
     return AcceleratorComparison(
-        workload, profile, four_steps(instances, workload), figures, rejected
+        workload, profile, comparison.four_steps(instances, workload), figures, rejected
     )
 
 
@@ -124,7 +112,7 @@ class PlayedPolicy:
     """A policy by the name that it was given, and its day."""
 
     name: str
-    played: Played
+    played: autoscaling.Played
 
     def to_json(self, price: float | None) -> dict[str, Any]:
         """The figures and the changes of the number of machines."""
@@ -209,7 +197,9 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     if settings.commit_discount is not None and price is None:
         raise InputError("--commit-discount needs a machine's price: add --machine-price-per-hour")
     recorded_s = None if settings.trace is None else _recorded_day_s(settings)
-    curve = _curve(settings, planned_per_s) if recorded_s is None else binned(recorded_s)
+    curve = (
+        _curve(settings, planned_per_s) if recorded_s is None else autoscaling.binned(recorded_s)
+    )
     start_up = _start_up(settings, saved, listener)
     day = plan(curve, start_up, capacity_per_s=capacity, least_slo_share=settings.least_slo_share)
     committed = _commitment(settings.commit_discount, day, price)
@@ -226,7 +216,7 @@ def _recorded_day_s(settings: DaySettings) -> NDArray[np.float64]:
     trace = read_trace(settings.trace)
     times_s = np.array([each.at_s for each in trace.requests])
     if settings.peak is not None:
-        times_s *= binned(times_s).peak_per_s / settings.peak
+        times_s *= autoscaling.binned(times_s).peak_per_s / settings.peak
     length_s = float(times_s[-1]) + 1 / trace.rate_per_s
     repeats = max(1, int(DAY_S // length_s))
     whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
@@ -251,24 +241,26 @@ def _played(
     if answer_s is None:
         told = None if saved is None else saved.best.figures.get("e2e_mean_ms")
         answer_s = 10.0 if told is None else ms_to_s(told.value)
-    arrivals_s = day_arrivals_s(curve, settings.seed) if recorded_s is None else recorded_s
+    arrivals_s = (
+        autoscaling.day_arrivals_s(curve, settings.seed) if recorded_s is None else recorded_s
+    )
     nth = -(-len(arrivals_s) // _MOST_PLAYED)
     saturated_per_s = capacity_per_s / LATENCY_LOAD_LIMIT / nth
     slots = max(1, round(saturated_per_s * answer_s))
     start_s = start_up.total_s - start_up.detection_s
-    fleet = Fleet(saturated_per_s, slots, start_s, settings.wait_limit)
+    fleet = autoscaling.Fleet(saturated_per_s, slots, start_s, settings.wait_limit)
     usual = day.scaling.target_per_s
     for text in ("flat", *settings.policy):
         policy, machines = None, day.flat_machines
         if text != "flat":
-            policy = parse_policy(text)
+            policy = autoscaling.parse_policy(text)
             by_rate = policy.metric == "rate"
             target = policy.target or (usual if by_rate else usual * answer_s)
             policy = replace(policy, target=target / nth)
             at_start_per_s = float(curve.rates_at(np.zeros(1))[0])
             machines = policy.within(at_start_per_s / (target if by_rate else target / answer_s))
         router = make_router(settings.router, settings.seed)
-        run = play(
+        run = autoscaling.play(
             arrivals_s[::nth], fleet, router, machines=machines, policy=policy, seed=settings.seed
         )
         yield PlayedPolicy(text, run)

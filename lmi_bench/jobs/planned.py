@@ -25,14 +25,9 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario, parse_scenario
 from lmi_bench.core.traces import read_trace
+from lmi_bench.jobs.settings import recommend
 from lmi_bench.jobs.settings.plan import PredictSettings
 from lmi_bench.jobs.settings.planning import DraftSettings, PriceSettings
-from lmi_bench.jobs.settings.recommend import (
-    AxisSettings,
-    FleetLimits,
-    PurchaseSettings,
-    RecommendSettings,
-)
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.targets.drafting import NGRAM_DRAFT
 from lmi_bench.targets.prompts import PlannedPrompts, repeats_text
@@ -134,7 +129,7 @@ def _measured(folder: Path) -> tuple[float, int]:
     return acceptance_of_counts(drafted, accepted, count), count
 
 
-def purchase_of(settings: PurchaseSettings) -> Purchase:
+def purchase_of(settings: recommend.PurchaseSettings) -> Purchase:
     """How the fleet is bought."""
     if settings.purchase in ("spot", "reserved") and settings.price_list.platform == "sagemaker":
         raise InputError(
@@ -152,7 +147,9 @@ def purchase_of(settings: PurchaseSettings) -> Purchase:
     return purchase
 
 
-def requirements_of(money: PurchaseSettings, limits: FleetLimits) -> Requirements:
+def requirements_of(
+    money: recommend.PurchaseSettings, limits: recommend.FleetLimits
+) -> Requirements:
     """The limits on the fleet."""
     return Requirements(
         min_throughput_tokens_per_s=limits.min_throughput,
@@ -163,13 +160,13 @@ def requirements_of(money: PurchaseSettings, limits: FleetLimits) -> Requirement
     )
 
 
-def first_dtype(settings: AxisSettings) -> str | None:
+def first_dtype(settings: recommend.AxisSettings) -> str | None:
     """The weight format that the others are compared with; None if none is given."""
     names = _listed("--dtype", settings.dtype, str)
     return weight_format(names[0]).name if names else None
 
 
-def engine_axes(settings: AxisSettings) -> dict[str, tuple[Any, ...]]:
+def engine_axes(settings: recommend.AxisSettings) -> dict[str, tuple[Any, ...]]:
     """The values of each engine setting to choose from, by the field of `EngineSetting`."""
     draft = planned_speculation(settings.speculation)
     return {
@@ -240,7 +237,7 @@ def read_workload(path: Path) -> ScenarioWorkload:
     return _read(load_scenario(path), str(path))
 
 
-def described_workload(settings: RecommendSettings) -> ScenarioWorkload:
+def described_workload(settings: recommend.RecommendSettings) -> ScenarioWorkload:
     """The workload that options describe by what prompts have in common."""
     if settings.users is not None:
         raise InputError("prompts with a prefix cache are planned for a --rate, not for --users")
@@ -248,7 +245,7 @@ def described_workload(settings: RecommendSettings) -> ScenarioWorkload:
     return _read(parse_scenario({"workload": stated}, source="the workload"), "the workload")
 
 
-def prompt_fields(settings: PredictSettings | RecommendSettings) -> dict[str, Any]:
+def prompt_fields(settings: PredictSettings | recommend.RecommendSettings) -> dict[str, Any]:
     """What options state of the prompts, by the names of a scenario's workload."""
     return {
         "input_tokens": settings.input_tokens,
@@ -262,7 +259,7 @@ def prompt_fields(settings: PredictSettings | RecommendSettings) -> dict[str, An
 
 
 def with_prefix_hits(
-    workload: Workload, settings: RecommendSettings, load: Load | None
+    workload: Workload, settings: recommend.RecommendSettings, load: Load | None
 ) -> Workload:
     """The workload with the stated share of cached prompt tokens, or the traffic of that load."""
     if workload.traffic is not None:

@@ -85,8 +85,8 @@ def _resolved(
     options = [f"engine.{name}" for name in stated]
     model, timeout_s = settings.model, settings.model_loading_timeout
     path, replies, streams = settings.serving_properties, settings.lmi_replies, None
-    if path is not None or is_lmi_environment(os.environ):
-        file = read_serving_file(
+    if path is not None or serving_file.is_lmi_environment(os.environ):
+        file = serving_file.read_serving_file(
             path,
             os.environ,
             simulated=settings.executor == "simulated",
@@ -99,11 +99,11 @@ def _resolved(
         model = model or file.model
         timeout_s = timeout_s or file.loading_timeout_s
         replies, streams = replies or file.lmi_replies, file.lmi_streams
-        beside = model_py_of(path)
+        beside = serving_file.model_py_of(path)
         if settings.model_py is None and beside is not None:
             listener.note(f"{beside} is not run: --model-py {beside} uses its formatters")
     else:
-        for setting, (variable, value) in limits_from_environment(os.environ).items():
+        for setting, (variable, value) in serving_file.limits_from_environment(os.environ).items():
             if setting not in stated:
                 stated[setting] = value
                 listener.note(f"{variable}={value} from the environment")

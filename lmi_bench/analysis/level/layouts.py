@@ -15,12 +15,7 @@ from lmi_bench.analysis.level.prefix_hits import CachedLengths, PrefixTraffic
 from lmi_bench.analysis.level.queueing import LateAnswers, QueueRun, follow
 from lmi_bench.analysis.level.simulator import simulate_level
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyState
-from lmi_bench.analysis.model.capacity import (
-    checkpoint_problem,
-    device_problem,
-    planned_model_for,
-    scheduler_config_for,
-)
+from lmi_bench.analysis.model import capacity
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
 from lmi_bench.analysis.model.setup import Setup, Speculation, parallelism_problem
@@ -357,8 +352,8 @@ def plan_copy(
     workload = workload.under(setting)
     profile = setting.profile(as_set(profile, workload.shape, layout.instance.accelerator))
     setup = layout.setup(workload)
-    model = planned_model_for(setup, profile)
-    config = scheduler_config_for(setup, profile, workload.most_tokens)
+    model = capacity.planned_model_for(setup, profile)
+    config = capacity.scheduler_config_for(setup, profile, workload.most_tokens)
     if (tokens := setting.max_prefill_tokens) is not None:
         longest = workload.longest_prompt
         if not config.chunked_prefill and tokens < longest:
@@ -411,7 +406,8 @@ def split_layouts(
 
     Raises InputError for a model or a number format that the engine does not load.
     """
-    if (problem := checkpoint_problem(profile, workload.shape, workload.dtype)) is not None:
+    problem = capacity.checkpoint_problem(profile, workload.shape, workload.dtype)
+    if problem is not None:
         raise InputError(problem)
     plans: dict[tuple[EngineKey, bool], CopyPlan | str] = {}
     possible: list[tuple[Layout, CopyPlan]] = []
@@ -419,7 +415,7 @@ def split_layouts(
     for instance in instances:
         accelerator = instance.accelerator
         blanket = None
-        if device_problem(profile, accelerator) is not None:
+        if capacity.device_problem(profile, accelerator) is not None:
             blanket = f"{profile.label} does not run on {accelerator.name}"
         elif accelerator.bandwidth_bytes_per_s is None:
             blanket = f"no source states the memory bandwidth of {accelerator.name}"

@@ -7,13 +7,6 @@ from typing import Final
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, Settings, flag_of, option
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.planning import (
-    LOAD,
-    WORKLOAD,
-    DraftSettings,
-    PriceSettings,
-    SplitSettings,
-)
 from lmi_bench.jobs.settings.sweep import API_KEY, HEADER
 
 _MEASURED_ON: Final = Option("Machine of the measured levels.", default="that of the source")
@@ -46,26 +39,28 @@ class PredictSettings(Settings):
         planning.TENSOR_PARALLEL, default="the smallest that fits", group=None
     )
     replicas: int = option(value=1, must="at least 1")
-    concurrency: str | None = option(group=LOAD)
-    rate: str | None = option(group=LOAD)
+    concurrency: str | None = option(group=planning.LOAD)
+    rate: str | None = option(group=planning.LOAD)
     dtype: str | None = option(planning.DTYPE)
     kv_dtype: str | None = option(planning.KV_DTYPE)
     profile: str | None = option(planning.PROFILE)
     prefix_hit: float = option(planning.PREFIX_HIT, value=0.0)
-    mix: str | None = option(group=WORKLOAD)
-    input_lengths: str | None = option(group=WORKLOAD)
-    output_lengths: str | None = option(group=WORKLOAD)
+    mix: str | None = option(group=planning.WORKLOAD)
+    input_lengths: str | None = option(group=planning.WORKLOAD)
+    output_lengths: str | None = option(group=planning.WORKLOAD)
     trace: Path | None = option(planning.TRACE)
-    speed: str | None = option(group=WORKLOAD)
+    speed: str | None = option(group=planning.WORKLOAD)
     shared_prefix: int = option(planning.SHARED_PREFIX, value=0)
     documents: str | None = option(planning.DOCUMENTS)
     turns: str | None = option(planning.TURNS)
-    think_time: str | None = option(group=WORKLOAD)
-    prefix_cache: bool = option("--prefix-cache/--no-prefix-cache", value=True, group=WORKLOAD)
+    think_time: str | None = option(group=planning.WORKLOAD)
+    prefix_cache: bool = option(
+        "--prefix-cache/--no-prefix-cache", value=True, group=planning.WORKLOAD
+    )
     seed: int = option(planning.SEED, value=0)
     router: str | None = option(planning.ROUTER)
-    speculation: DraftSettings = field(default_factory=DraftSettings)
-    split: SplitSettings = field(default_factory=SplitSettings)
+    speculation: planning.DraftSettings = field(default_factory=planning.DraftSettings)
+    split: planning.SplitSettings = field(default_factory=planning.SplitSettings)
     kv_tokens: int | None = option(planning.KV_TOKENS)
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
@@ -289,7 +284,7 @@ class AcceleratorSettings(Settings):
     output_tokens: int = option(planning.OUTPUT_TOKENS, value=256)
     dtype: str | None = option(planning.DTYPE)
     profile: str | None = option(planning.PROFILE)
-    price_list: PriceSettings = field(default_factory=PriceSettings)
+    price_list: planning.PriceSettings = field(default_factory=planning.PriceSettings)
 
 
 _DTYPE = "Weight format: float32, float16, bfloat16, float8, int8, int4, mxfp4 or nvfp4."

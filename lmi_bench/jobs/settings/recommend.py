@@ -7,16 +7,6 @@ from typing import ClassVar, Final
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Settings, option, stated
 from lmi_bench.jobs.settings import planning
-from lmi_bench.jobs.settings.planning import (
-    ENGINE,
-    LIMITS,
-    LOAD,
-    MACHINES,
-    PRICES,
-    WORKLOAD,
-    DraftSettings,
-    PriceSettings,
-)
 
 OBJECTIVES: Final = ("cost", "cost-per-hour", "cost-per-1m", "latency", "throughput")
 
@@ -37,21 +27,21 @@ class PurchaseSettings(Settings):
     availability  Availability: none, n+1 (one machine may fail) or az:K (one of K zones).
     """
 
-    GROUP: ClassVar = PRICES
+    GROUP: ClassVar = planning.PRICES
 
-    price_list: PriceSettings = field(default_factory=PriceSettings)
+    price_list: planning.PriceSettings = field(default_factory=planning.PriceSettings)
     region: tuple[str, ...] = option(value=(), default="all", rare=True)
     purchase: str = option(value="on-demand")
     commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
     committed: int | None = option(default="as many as are needed", rare=True)
-    availability: str = option(value="none", group=LIMITS)
+    availability: str = option(value="none", group=planning.LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
     """What a fleet must carry, and what it may cost."""
 
-    GROUP: ClassVar = LIMITS
+    GROUP: ClassVar = planning.LIMITS
 
     min_throughput: float | None = option("Minimum throughput of the fleet in output tok/s.")
     max_usd_per_hour: float | None = option("Maximum price of the fleet in USD per hour.")
@@ -65,7 +55,7 @@ class FleetLimits:
 class AxisSettings:
     """Engine settings to choose from; every field but the draft's may be a comma list."""
 
-    GROUP: ClassVar = ENGINE
+    GROUP: ClassVar = planning.ENGINE
 
     dtype: str | None = option(planning.DTYPE)
     kv_dtype: str | None = option(planning.KV_DTYPE)
@@ -79,7 +69,7 @@ class AxisSettings:
     memory_share: str | None = option("Share of a device's memory that the engine takes, 0 to 1.")
     graphs: str | None = option("CUDA graphs: on, off.", rare=True)
     replicas: str | None = option("Copies of the model on a machine.", default="as many as fit")
-    speculation: DraftSettings = field(default_factory=DraftSettings)
+    speculation: planning.DraftSettings = field(default_factory=planning.DraftSettings)
     ep: str | None = option(
         "Expert parallelism: on, off.", default="both for mixtures, if the engine has it"
     )
@@ -114,32 +104,36 @@ class RecommendSettings(Settings):
     model: str | None = option(planning.MODEL, default="that of the run")
     input_tokens: int | None = option(planning.INPUT_TOKENS)
     output_tokens: int | None = option(planning.OUTPUT_TOKENS)
-    workload: Path | None = option(metavar="S.yaml", group=WORKLOAD)
+    workload: Path | None = option(metavar="S.yaml", group=planning.WORKLOAD)
     prefix_hit: float = option(planning.PREFIX_HIT, value=0.0, rare=True)
     shared_prefix: int | None = option(planning.SHARED_PREFIX, rare=True)
     documents: str | None = option(planning.DOCUMENTS, rare=True)
     turns: str | None = option(planning.TURNS, rare=True)
     trace: Path | None = option(planning.TRACE, rare=True)
-    portfolio: Path | None = option(metavar="FILE.yaml", group=WORKLOAD)
+    portfolio: Path | None = option(metavar="FILE.yaml", group=planning.WORKLOAD)
     axes: AxisSettings = field(default_factory=AxisSettings)
-    rate: float | None = option(group=LOAD, must="above 0 req/s")
-    users: int | None = option(group=LOAD, must="at least 1")
-    think_time: float | None = option(group=LOAD, must="0 s or more")
-    vary: str | None = option(metavar="rate=A..B", group=LOAD, rare=True)
+    rate: float | None = option(group=planning.LOAD, must="above 0 req/s")
+    users: int | None = option(group=planning.LOAD, must="at least 1")
+    think_time: float | None = option(group=planning.LOAD, must="0 s or more")
+    vary: str | None = option(metavar="rate=A..B", group=planning.LOAD, rare=True)
     router: str = option(planning.ROUTER, value="random")
     slo: tuple[str, ...] = option(
         planning.SLO, value=(), help=f"{planning.SLO.help} Exit 99 if no fleet meets it."
     )
-    objective: str = option(value="cost", group=LIMITS, one_of=OBJECTIVES)
+    objective: str = option(value="cost", group=planning.LIMITS, one_of=OBJECTIVES)
     limits: FleetLimits = field(default_factory=FleetLimits)
-    instance: tuple[str, ...] = option(value=(), default="all, or the run's", group=MACHINES)
+    instance: tuple[str, ...] = option(
+        value=(), default="all, or the run's", group=planning.MACHINES
+    )
     tensor_parallel: tuple[int, ...] = option(
         planning.TENSOR_PARALLEL,
         value=(),
         help="Tensor-parallel degree to consider; repeatable.",
         default="all",
     )
-    measured_on: tuple[str, ...] = option(value=(), metavar="INSTANCE[:TP]", group=MACHINES)
+    measured_on: tuple[str, ...] = option(
+        value=(), metavar="INSTANCE[:TP]", group=planning.MACHINES
+    )
     profile: str | None = option(planning.PROFILE)
     kv_tokens: int | None = option(planning.KV_TOKENS)
     engine_version: str | None = option(planning.ENGINE_VERSION)
@@ -147,8 +141,8 @@ class RecommendSettings(Settings):
         planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True
     )
     money: PurchaseSettings = field(default_factory=PurchaseSettings)
-    blended_ratio: float = option(value=3.0, group=PRICES, rare=True)
-    discount: float = option(value=0.0, group=PRICES, rare=True)
+    blended_ratio: float = option(value=3.0, group=planning.PRICES, rare=True)
+    discount: float = option(value=0.0, group=planning.PRICES, rare=True)
     explain: bool = option(value=False)
     seed: int = option(planning.SEED, value=0)
 

@@ -30,19 +30,8 @@ from lmi_bench.core.scenario import (
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
 from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
-from lmi_bench.jobs.sweep import watch
+from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
-from lmi_bench.jobs.sweep.limits import (
-    AUTO_S,
-    NO_BUDGET,
-    Budget,
-    Spend,
-    TimeBox,
-    clock_text,
-    read_failures,
-    read_max_time,
-    read_share,
-)
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.hosts import parse_address, parse_hosts
@@ -73,7 +62,7 @@ class SweepOptions:
     """
 
     access: Access = NO_ACCESS
-    budget: Budget = NO_BUDGET
+    budget: limits.Budget = limits.NO_BUDGET
     slo: SloOptions = AS_STATED
     client: watch.Client = watch.AUTO_CLIENT
     trace: Path | None = None
@@ -101,14 +90,14 @@ def sweep(settings: SweepSettings, listener: Listener = SILENT) -> SweepResult:
 
 def read_options(settings: SweepSettings) -> SweepOptions:
     """The options that a scenario cannot hold; raises InputError for what cannot be read."""
-    limits, client, max_errors = settings.limits, settings.client, settings.limits.max_errors
-    goodput = " ".join(limits.goodput)
+    stated, client, max_errors = settings.limits, settings.client, settings.limits.max_errors
+    goodput = " ".join(stated.goodput)
     wait_s = client.cloudwatch_wait
     return SweepOptions(
         access=Access(settings.target.api_key, read_headers(settings.target.header)),
-        budget=Budget(limits.price_per_hour, limits.instance, limits.max_spend),
+        budget=limits.Budget(stated.price_per_hour, stated.instance, stated.max_spend),
         slo=SloOptions(
-            tuple(parse_goodput(goodput)) if goodput else (), read_failures(limits.failures)
+            tuple(parse_goodput(goodput)) if goodput else (), limits.read_failures(stated.failures)
         ),
         client=watch.Client(
             read_workers(client.workers),
@@ -118,8 +107,10 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         ),
         trace=settings.run.step_trace,
         cloudwatch_wait_s=watch.DEFAULT_WAIT_S if wait_s is None else wait_s,
-        max_time=limits.max_time,
-        max_error_share=None if max_errors == "none" else read_share("--max-errors", max_errors),
+        max_time=stated.max_time,
+        max_error_share=None
+        if max_errors == "none"
+        else limits.read_share("--max-errors", max_errors),
         live=settings.run.live,
     )
 
@@ -138,7 +129,7 @@ def sweep_scenario(
     """
     level_rule(scenario)  # raises before a model is loaded or an endpoint is asked
     if options.max_time is not None:
-        read_max_time(options.max_time)
+        limits.read_max_time(options.max_time)
     if options.live is None:
         return _sweep_target(scenario, options, listener, out=out, resume=resume)
     from lmi_bench.jobs.sweep.live import LiveReport  # loads an HTTP server
@@ -195,23 +186,23 @@ def _measure(
     kept = read_manifest(folder / MANIFEST) if resume and (folder / MANIFEST).exists() else None
     salt = bench.new_salt() if kept is None else kept.salt or ""
     prompts = bench.prompts(salt)  # reads the data set before the folder is made
-    time_box = TimeBox(_max_time_s(scenario, options.max_time), note=listener.note)
+    time_box = limits.TimeBox(_max_time_s(scenario, options.max_time), note=listener.note)
     rule = level_rule(scenario, time_box)
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
     if options.stop_at_miss:
         stop_rules = replace(stop_rules, watch=miss_watch(scenario))
     rule = replace(rule, stop_rules=stop_rules)
-    spend = Spend(
+    spend = limits.Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
         count_instances=bench.count_instances,
         note=listener.note,
     )
     server = watch.open_server_watch(bench, options.client)
-    limits = [str(limit) for limit in options.slo.limits]
+    goodput = [str(limit) for limit in options.slo.limits]
     with (
         watch.open_pool(bench, options.access, salt, prompts, options.client, listener) as pool,
-        _open_store(folder, bench, limits, salt, listener, resume=resume) as store,
+        _open_store(folder, bench, goodput, salt, listener, resume=resume) as store,
     ):
         on_folder(folder)
         _run_levels(bench, prompts, store, rule, spend, pool, server, time_box, listener)
@@ -261,7 +252,7 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
 
 
 def _open_store(
-    folder: Path, bench: Bench, limits: list[str], salt: str, listener: Listener, *, resume: bool
+    folder: Path, bench: Bench, goodput: list[str], salt: str, listener: Listener, *, resume: bool
 ) -> RunStore:
     manifest = Manifest(
         scenario=RunScenario.from_json(bench.scenario.canonical()),
@@ -269,7 +260,7 @@ def _open_store(
         target=TargetFacts.from_json(bench.facts),
         commands=[["lmi-bench", *sys.argv[1:]]],
         salt=salt,
-        goodput=limits,
+        goodput=goodput,
     )
     if resume and (folder / MANIFEST).exists():
         store = RunStore.resume(folder, manifest, secrets=bench.secrets)
@@ -290,10 +281,10 @@ def _run_levels(
     prompts: Prompts,
     store: RunStore,
     rule: LevelRule,
-    spend: Spend,
+    spend: limits.Spend,
     pool: WorkerPool | None,
     server: ServerWatch | None,
-    time_box: TimeBox,
+    time_box: limits.TimeBox,
     listener: Listener,
 ) -> None:
     scenario = bench.scenario
@@ -301,7 +292,7 @@ def _run_levels(
     for line in (f"target: {bench.title}", *bench.notes):
         listener.note(line)
     if time_box.max_s is not None:
-        limit = clock_text(time_box.max_s)
+        limit = limits.clock_text(time_box.max_s)
         picked = f"levels are picked for {limit} at most (--max-time)"
         listed = f"levels that would end after {limit} are left out"
         listener.note(picked if rule.total is None else listed)
@@ -328,14 +319,14 @@ def _run_levels(
 
 
 def _heard(
-    listener: Listener, rule: LevelRule, time_box: TimeBox
+    listener: Listener, rule: LevelRule, time_box: limits.TimeBox
 ) -> tuple[Callable[[Progress], None], Callable[[LevelRun, Level], None]]:
     """Callbacks that tell the listener how far a level is, and when it is over."""
     of_all = "" if rule.total is None else f"/{rule.total}"
 
     def left() -> str:
         left_s = time_box.left_s()
-        return "" if left_s is None else f", {clock_text(left_s)} left"
+        return "" if left_s is None else f", {limits.clock_text(left_s)} left"
 
     def on_progress(state: Progress) -> None:
         errors = f", {state.errors} errors" if state.errors else ""
@@ -352,7 +343,7 @@ def _heard(
 def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:
     """A sweep's maximum time: as stated, else 5 minutes if levels are picked on a real clock."""
     if stated is not None:
-        return read_max_time(stated)
+        return limits.read_max_time(stated)
     searched = scenario.load.search is not None  # its end is an answer, not a curve
     virtual = scenario.target.startswith(SIMULATED_PREFIX)
-    return None if searched or virtual or not scenario.load.is_adaptive else AUTO_S
+    return None if searched or virtual or not scenario.load.is_adaptive else limits.AUTO_S
