@@ -49,14 +49,9 @@ def speculation_facts(settings: EngineSection) -> dict[str, Any]:
     """Facts for a run's manifest; empty without speculative decoding."""
     if settings.draft is None:
         return {}
-    facts: dict[str, Any] = {
-        "draft": settings.draft,
-        "draft_tokens": settings.draft_tokens,
-        "draft_adaptive": settings.draft_adaptive,
-    }
-    if settings.draft_acceptance is not None:
-        facts["draft_acceptance"] = settings.draft_acceptance
-    return {"speculation": facts}
+    names = ("draft", "draft_tokens", "draft_adaptive", "draft_acceptance")
+    facts = {name: getattr(settings, name) for name in names}
+    return {"speculation": {name: value for name, value in facts.items() if value is not None}}
 
 
 def speculation_notes(settings: EngineSection) -> tuple[str, ...]:

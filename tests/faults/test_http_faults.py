@@ -9,7 +9,6 @@ import pytest
 
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 from tests.faults import misbehaving
@@ -26,6 +25,7 @@ from tests.faults.misbehaving import (
     records_of,
     usage,
 )
+from tests.loadgen.sending import measure
 
 pytestmark = pytest.mark.usefixtures("receiver")
 

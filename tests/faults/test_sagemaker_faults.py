@@ -11,7 +11,6 @@ from botocore.credentials import Credentials
 from lmi_bench.loadgen.aws.access import AwsAccess
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
-from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.event_stream import payload_part
 from lmi_bench.wire.format import find_format
@@ -24,6 +23,7 @@ from tests.faults.misbehaving import (
     record_of,
     serving,
 )
+from tests.loadgen.sending import measure
 from tests.wire.exception_frames import stream_exception
 
 HEAD = STREAM_HEAD.replace(b"text/event-stream", b"application/vnd.amazon.eventstream")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import Level
 from lmi_bench.core.server_metrics import CloudWatch
@@ -20,24 +21,11 @@ from lmi_bench.loadgen.aws.access import error_text, refusals
 PERIOD = timedelta(minutes=1)
 US_PER_MS = 1000.0
 _INVOCATIONS = "AWS/SageMaker"
-_COUNTS = {
-    "invocations": "Invocations",
-    "errors_4xx": "Invocation4XXErrors",
-    "errors_5xx": "Invocation5XXErrors",
-    "mid_stream_errors": "MidStreamErrors",
-}
-_LATENCIES = {
-    "model_latency": "ModelLatency",
-    "overhead_latency": "OverheadLatency",
-    "first_chunk_latency": "FirstChunkLatency",
-    "first_chunk_model_latency": "FirstChunkModelLatency",
-    "first_chunk_overhead_latency": "FirstChunkOverheadLatency",
-}
-_SHARES = {
-    "gpu_utilization": "GPUUtilization",
-    "gpu_memory": "GPUMemoryUtilization",
-    "cpu_utilization": "CPUUtilization",
-}
+_ROWS = read_rows("cloudwatch_metrics.csv", "loadgen")
+_COUNTS, _LATENCIES, _SHARES = (
+    {row["name"]: row["metric"] for row in _ROWS if row["kind"] == kind}
+    for kind in ("count", "latency", "share")
+)
 _QUERIES = (
     *((name, metric, "Sum") for name, metric in _COUNTS.items()),
     *((f"{name}_sum", metric, "Sum") for name, metric in _LATENCIES.items()),

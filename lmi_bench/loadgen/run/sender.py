@@ -9,7 +9,6 @@ free for sockets.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from lmi_bench.core.errors import TargetError, timeout_message
 from lmi_bench.core.exchange import Exchange
@@ -111,61 +110,6 @@ class Measured:
         return replace(self.outcome, exchange=replace(exchange, held_s=held_s))
 
 
-async def measure(
-    send: Send,
-    request: PlannedRequest,
-    due_s: float,
-    *,
-    timeout_s: float | None = 60.0,
-    guard: StallGuard | None = None,
-) -> Measured:
-    """Send one request; a failure is a result, a cancellation from outside passes through.
-
-    timeout_s  seconds from sending to the end of the answer; None: no limit
-    guard      gives up requests when the whole level has stalled
-    """
-    loop = asyncio.get_running_loop()
-    sent_s = loop.time()
-    limit = asyncio.timeout(timeout_s)
-    try:
-        async with limit:
-            if guard is not None:
-                guard.began(limit, request.output_tokens)
-            answer = await send(request)
-            if isinstance(answer, UndecodedAnswer):
-                return Measured(
-                    request, due_s, max(answer.ended_s, due_s), answer.num_events, answer
-                )
-    except TimeoutError as exc:
-        partial = arrived_before(exc.__cause__ or exc.__context__)  # context: Python 3.11.2
-        error = TargetError("timeout", _why_late(timeout_s, guard, partial), exchange=partial)
-        record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
-    except TargetError as exc:
-        record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
-    else:
-        record = RequestRecord.completed(request, due_s, answer)
-    finally:
-        if guard is not None:
-            guard.ended(limit, loop.time() - sent_s)
-    if record.status == "timeout":  # it was in flight until now, whenever its last byte came
-        record = replace(record, exchange=replace(record.exchange, ended_s=loop.time()))
-    return Measured(
-        request, due_s, _free_s(record, loop.time()), sum(record.exchange.token_counts), record
-    )
-
-
-def _why_late(timeout_s: float | None, guard: StallGuard | None, partial: Exchange | None) -> str:
-    """The missed deadline: for the first token, or for the complete answer."""
-    came = 0 if partial is None else sum(partial.token_counts)
-    if guard is not None and guard.gave_up_after_s is not None:
-        return (
-            f"stuck after {came} tokens: no answer of the level ended for "
-            f"{guard.gave_up_after_s:g} s; set a limit with --timeout"
-        )
-    assert timeout_s is not None  # or nothing was late
-    return timeout_message(timeout_s, came)
-
-
 def _free_s(record: RequestRecord, now_s: float) -> float:
     """When the request's user became free: at the answer's end, or now if it failed."""
     if not record.ok:
@@ -191,7 +135,7 @@ class Sender:
         guard: StallGuard | None = None,
         max_in_flight: int | None = None,
     ) -> None:
-        self._measure = partial(measure, send, timeout_s=timeout_s, guard=guard)
+        self._send, self._timeout_s, self._guard = send, timeout_s, guard
         self._gate = None if max_in_flight is None else asyncio.Semaphore(max_in_flight)
 
     async def measure(
@@ -209,3 +153,43 @@ class Sender:
             measured = await self._measure(request, due_s)
         measured.held_s += held_s
         return measured
+
+    async def _measure(self, request: PlannedRequest, due_s: float) -> Measured:
+        """Send one request; a failure is a result, a cancellation from outside passes through."""
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time()
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                if self._guard is not None:
+                    self._guard.began(limit, request.output_tokens)
+                answer = await self._send(request)
+                if isinstance(answer, UndecodedAnswer):
+                    free_s = max(answer.ended_s, due_s)
+                    return Measured(request, due_s, free_s, answer.num_events, answer)
+        except TimeoutError as exc:
+            partial = arrived_before(exc.__cause__ or exc.__context__)  # context: Python 3.11.2
+            error = TargetError("timeout", self._why_late(partial), exchange=partial)
+            record = RequestRecord.failed(request, due_s, error, sent_s=sent_s)
+        except TargetError as exc:
+            record = RequestRecord.failed(request, due_s, exc, sent_s=sent_s)
+        else:
+            record = RequestRecord.completed(request, due_s, answer)
+        finally:
+            if self._guard is not None:
+                self._guard.ended(limit, loop.time() - sent_s)
+        if record.status == "timeout":  # it was in flight until now, whenever its last byte came
+            record = replace(record, exchange=replace(record.exchange, ended_s=loop.time()))
+        tokens = sum(record.exchange.token_counts)
+        return Measured(request, due_s, _free_s(record, loop.time()), tokens, record)
+
+    def _why_late(self, partial: Exchange | None) -> str:
+        """The missed deadline: for the first token, or for the complete answer."""
+        came = 0 if partial is None else sum(partial.token_counts)
+        if self._guard is not None and self._guard.gave_up_after_s is not None:
+            return (
+                f"stuck after {came} tokens: no answer of the level ended for "
+                f"{self._guard.gave_up_after_s:g} s; set a limit with --timeout"
+            )
+        assert self._timeout_s is not None  # or nothing was late
+        return timeout_message(self._timeout_s, came)

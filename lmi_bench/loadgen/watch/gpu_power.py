@@ -7,6 +7,7 @@ samples by the trapezoidal rule. It includes what other programs used on these G
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ _J_PER_MJ = 1e-3
 _W_PER_MW = 1e-3
 
 
+@dataclass(eq=False)
 class GpuPower:
     """Energy and use of the given GPUs.
 
@@ -25,12 +27,11 @@ class GpuPower:
     clock  seconds
     """
 
-    def __init__(
-        self, nvml: Any, handles: Sequence[Any], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._nvml = nvml
-        self._handles = list(handles)
-        self._clock = clock
+    nvml: Any
+    handles: Sequence[Any]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -40,18 +41,18 @@ class GpuPower:
         self._energy_j: list[float] | None = []
 
     def read(self) -> None:
-        nvml = self._nvml
+        nvml = self.nvml
         try:
-            power_w = sum(nvml.nvmlDeviceGetPowerUsage(h) for h in self._handles) * _W_PER_MW
-            use = [nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100 for h in self._handles]
+            power_w = sum(nvml.nvmlDeviceGetPowerUsage(h) for h in self.handles) * _W_PER_MW
+            use = [nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100 for h in self.handles]
         except nvml.NVMLError:
             return
-        self._times_s.append(self._clock())
+        self._times_s.append(self.clock())
         self._power_w.append(power_w)
         self._use_frac.append(sum(use) / len(use))
         if self._energy_j is not None:
             try:
-                total_mj = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self._handles)
+                total_mj = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self.handles)
                 self._energy_j.append(total_mj * _J_PER_MJ)
             except nvml.NVMLError:
                 self._energy_j = None
@@ -64,14 +65,14 @@ class GpuPower:
         """
         times_s, power_w = self._times_s, self._power_w
         if len(times_s) < 2:
-            return Power.from_json({"gpus": len(self._handles), "valid": False})
+            return Power.from_json({"gpus": len(self.handles), "valid": False})
         span_s = times_s[-1] - times_s[0]
         if self._energy_j is not None:
             energy_j = self._energy_j[-1] - self._energy_j[0]
         else:
             energy_j = float(np.trapezoid(power_w, times_s))
         return Power(
-            gpus=len(self._handles),
+            gpus=len(self.handles),
             energy_j=energy_j,
             mean_power_w=energy_j / span_s if span_s > 0 else None,
             gpu_use_frac=sum(self._use_frac) / len(self._use_frac),

@@ -16,13 +16,13 @@ from lmi_bench.loadgen.aws.access import Signer, open_aws_access
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.run.channel import Job
-from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.targets.bench import Access
 from lmi_bench.targets.open import open_bench
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import document, serving
 from tests.loadgen.aws.runtime_server import ACCESS_KEY, REGION, SECRET_KEY, Dying, runtime_server
+from tests.loadgen.sending import measure
 
 REQUEST = PlannedRequest(0, 0.0, input_tokens=4, output_tokens=6, prompt_text="time year way day")
 LONG = PlannedRequest(0, 0.0, input_tokens=600, output_tokens=6, prompt_text="time " * 600)

@@ -11,10 +11,10 @@ import pytest
 
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
-from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.wire.format import find_format
 from tests.faults.misbehaving import REQUEST, good_answer, serving
+from tests.loadgen.sending import measure
 
 ANSWER_S = 0.1
 

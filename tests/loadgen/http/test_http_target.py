@@ -26,7 +26,6 @@ from lmi_bench.loadgen.http.kernel_time import KernelStamps
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, TextCounter, common_words
-from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.target import resolve
 from lmi_bench.report.text import token_counts_line
@@ -43,6 +42,7 @@ from tests.faults.misbehaving import (
     serving,
     usage,
 )
+from tests.loadgen.sending import measure
 
 OPENAI = find_format("openai")
 

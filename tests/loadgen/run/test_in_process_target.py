@@ -17,9 +17,9 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.simulated import SimulatedExecutor
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, no_text
 from lmi_bench.loadgen.run.in_process_target import InProcessTarget
-from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.target import resolve
+from tests.loadgen.sending import measure
 
 
 class PrefillOneDecodeTenth:

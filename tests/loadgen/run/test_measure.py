@@ -13,8 +13,8 @@ from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
-from lmi_bench.loadgen.run.sender import measure
 from lmi_bench.loadgen.run.target import resolve
+from tests.loadgen.sending import measure
 
 REQUEST = PlannedRequest(0, 0.0, 8, 4)
 
