@@ -134,7 +134,7 @@ def test_a_share_of_errors_beyond_the_limit_ends_the_sweep_early():
 
 def test_a_stuck_stream_does_not_hold_a_run_that_has_no_time_out(monkeypatch):
     """Three users go on while the fourth waits; half a second after the last answer it is over."""
-    monkeypatch.setattr(sender.StallGuard.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(sender, "LEAST_S", 0.5)
     monkeypatch.setattr(sender, "S_PER_TOKEN", 0.1)
     began_s = time.monotonic()
     (line,) = _run(lambda number: STUCK if number == 2 else FAULTS["ok"], 24, timeout_s=None).levels
