@@ -47,30 +47,21 @@ class NativeSource:
 def library(
     source: NativeSource,
     *,
-    cache_dir: Path | None = None,
-    compiler: str | None = None,
-    extra_flags: tuple[str, ...] = (),
     tell: Callable[[str], None] | None = None,
     build: bool = True,
 ) -> Path:
     """The compiled library: from the wheel if it has one, else from the cache, built if needed.
 
-    cache_dir  None: $XDG_CACHE_HOME/lmi-bench/native, or ~/.cache/lmi-bench/native
-    compiler   None: the environment's, or else the first that is installed
-    build      False: compile nothing, so the file may not be there yet
+    build  False: compile nothing, so the file may not be there yet
 
     Safe with several processes at once: a library appears whole or not at all. Raises
     NativeUnavailableError without a compiler that can build it.
     """
-    as_usual = compiler is None and not extra_flags and source.variable not in os.environ
     shipped = source.path.with_name(shipped_name(source))
-    if as_usual and shipped.is_file():
+    if source.variable not in os.environ and shipped.is_file():
         return shipped
-    program = compiler or _compiler(source)
-    folder = default_cache_dir() if cache_dir is None else cache_dir
-    flags = (*source.flags, *extra_flags)
-    stem = source.path.stem
-    path = folder / f"{stem}-{_key(source.path, program, flags)}.so"
+    program, folder, stem = _compiler(source), default_cache_dir(), source.path.stem
+    path = folder / f"{stem}-{_key(source.path, program, source.flags)}.so"
     if path.is_file() or not build:
         return path
     if tell is not None:
@@ -84,7 +75,7 @@ def library(
     os.close(handle)
     unfinished = Path(name)
     try:
-        _compile([program, *flags, "-o", name, str(source.path)])
+        _compile([program, *source.flags, "-o", name, str(source.path)])
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

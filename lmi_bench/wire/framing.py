@@ -21,17 +21,15 @@ class JsonLinesSplitter:
     """Yields each non-blank line without its newline and surrounding white space. LMI's async mode
     ends with blank lines; the last line needs no newline."""
 
-    def __init__(self, *, max_line_bytes: int = MAX_PAYLOAD_BYTES) -> None:
-        self._max_line_bytes = max_line_bytes
-        self._unfinished = b""
+    _unfinished = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         if not self._unfinished and data.endswith(b"\n") and data.count(b"\n") == 1:
             line = data.strip()  # fast path: nearly every read is exactly one line
             return [line] if line else []
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        if len(self._unfinished) > self._max_line_bytes:
-            raise _too_long("a line", self._max_line_bytes)
+        if len(self._unfinished) > MAX_PAYLOAD_BYTES:
+            raise _too_long("a line")
         return [line for line in map(bytes.strip, lines) if line]
 
     def close(self) -> list[bytes]:
@@ -47,8 +45,7 @@ class SseSplitter:
     lines of one event are joined by LF.
     """
 
-    def __init__(self, *, max_event_bytes: int = MAX_PAYLOAD_BYTES) -> None:
-        self._max_event_bytes = max_event_bytes
+    def __init__(self) -> None:
         self._unfinished = b""
         self._skip_line_feed = False
         self._first_line = True
@@ -69,8 +66,8 @@ class SseSplitter:
         payloads: list[bytes] = []
         for line in lines:
             self._take_line(line.rstrip(b"\r\n"), payloads)
-        if len(self._unfinished) + self._data_bytes > self._max_event_bytes:
-            raise _too_long("an event", self._max_event_bytes)
+        if len(self._unfinished) + self._data_bytes > MAX_PAYLOAD_BYTES:
+            raise _too_long("an event")
         return payloads
 
     def close(self) -> list[bytes]:
@@ -91,7 +88,7 @@ class SseSplitter:
             and b"\r" not in data
             and not self._unfinished
             and not self._data
-            and 8 < len(data) <= self._max_event_bytes
+            and 8 < len(data) <= MAX_PAYLOAD_BYTES
         ):
             self._first_line = False
             return data[6:-2]
@@ -137,6 +134,6 @@ class EitherSplitter:
         return [] if self._chosen is None else self._chosen.close()
 
 
-def _too_long(what: str, most_bytes: int) -> TargetError:
-    text = f"{what} of the stream is longer than {most_bytes:,} bytes"
+def _too_long(what: str) -> TargetError:
+    text = f"{what} of the stream is longer than {MAX_PAYLOAD_BYTES:,} bytes"
     return TargetError("malformed_frame", text)

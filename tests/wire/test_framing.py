@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi_bench.core.errors import TargetError
+from lmi_bench.wire import framing
 from lmi_bench.wire.framing import JsonLinesSplitter, SseSplitter
 
 
@@ -85,11 +86,10 @@ def test_json_lines_do_not_depend_on_the_cuts(case, cuts):
 
 
 @pytest.mark.parametrize(
-    "splitter",
-    [SseSplitter(max_event_bytes=100), JsonLinesSplitter(max_line_bytes=100)],
-    ids=["sse", "json lines"],
+    "splitter", [SseSplitter(), JsonLinesSplitter()], ids=["sse", "json lines"]
 )
-def test_a_frame_that_never_ends_is_refused_instead_of_kept(splitter):
+def test_a_frame_that_never_ends_is_refused_instead_of_kept(splitter, monkeypatch):
+    monkeypatch.setattr(framing, "MAX_PAYLOAD_BYTES", 100)
     for _ in range(10):
         assert splitter.feed(b"data: 6789") == []
     with pytest.raises(TargetError, match="longer than 100 bytes") as caught:
@@ -97,8 +97,9 @@ def test_a_frame_that_never_ends_is_refused_instead_of_kept(splitter):
     assert caught.value.kind == "malformed_frame"
 
 
-def test_data_lines_that_never_end_an_event_are_refused():
-    splitter = SseSplitter(max_event_bytes=100)
+def test_data_lines_that_never_end_an_event_are_refused(monkeypatch):
+    monkeypatch.setattr(framing, "MAX_PAYLOAD_BYTES", 100)
+    splitter = SseSplitter()
     for _ in range(25):
         assert splitter.feed(b"data: 1234\n") == []
     with pytest.raises(TargetError, match="longer than 100 bytes"):

@@ -17,13 +17,7 @@ from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.traces import RecordedConversation, read_conversations
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.loadgen.prompts.prompts import (
-    Prompts,
-    TextCounter,
-    estimated_tokens,
-    level_place,
-    text_request,
-)
+from lmi_bench.loadgen.prompts import prompts as texts
 
 NumTurns = Callable[[int], int]  # turns of a conversation, by its number
 
@@ -113,8 +107,8 @@ class MadeUpDialogues:
     num_turns     number of turns of a conversation
     """
 
-    first: Prompts
-    later: Prompts
+    first: texts.Prompts
+    later: texts.Prompts
     num_turns: NumTurns
     pauses: Pauses
     _: KW_ONLY
@@ -170,19 +164,19 @@ class RecordedDialogues:
         for place, turn in enumerate(conversation.turns):
             system = conversation.system if place == 0 else ""
             if self.salt and place == 0:
-                salt = f"[{self.salt}-{level_place(level)}-{session}]"
+                salt = f"[{self.salt}-{texts.level_place(level)}-{session}]"
                 system = f"{salt} {system}".strip()
             said = self._request(first_number + place, system, turn.asked, turn.answered)
             turns.append(Following(said, self.pauses.draw(draw) if place else 0.0))
         return Dialogue(session, turns, self.tokenizer)
 
     def _request(self, number: int, system: str, asked: str, answered: str) -> PlannedRequest:
-        text = f"{system}\n{asked}" if system else asked
-        count = estimated_tokens if self.tokenizer is None else TextCounter(self.tokenizer)
+        text, tokenizer = f"{system}\n{asked}" if system else asked, self.tokenizer
+        count = texts.estimated_tokens if tokenizer is None else texts.TextCounter(tokenizer)
         output_tokens = max(1, count(answered) if answered else self.output_tokens)
         messages = (("system", system), ("user", asked)) if system else (("user", asked),)
         options: dict[str, Any] = {"messages": messages, "ignore_eos": self.ignore_eos}
-        return text_request(number, text, output_tokens, self.tokenizer, **options)
+        return texts.text_request(number, text, output_tokens, tokenizer, **options)
 
 
 Dialogues = MadeUpDialogues | RecordedDialogues

@@ -11,7 +11,7 @@ import asyncio
 import random
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from lmi_bench.core.errors import TargetError
@@ -30,30 +30,30 @@ _TRANSIENT_STATUS = re.compile(r"HTTP (500|502|504)\b")
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class RetryingTarget:
     """A target that retries transient failures of another; an async context manager.
 
     draw  gives random numbers from 0 to 1
     """
 
-    def __init__(self, target: HttpTarget, draw: Callable[[], float] = random.random) -> None:
-        self._target = target
-        self._draw = draw
-        self._quota = _QUOTA  # so that a server that fails every request gets few of them thrice
+    target: HttpTarget
+    draw: Callable[[], float] = random.random
+    _quota: int = _QUOTA  # so that a server that fails every request gets few of them thrice
 
     @property
     def max_connections(self) -> int | None:
         """Maximum requests in flight; None: no limit."""
-        return self._target.max_connections
+        return self.target.max_connections
 
     async def send(self, request: PlannedRequest) -> Exchange:
         """Send a request until it is answered or out of retries. Raises TargetError."""
-        exchange, first_s, retries = await self._retried(lambda: self._target.send(request))
+        exchange, first_s, retries = await self._retried(lambda: self.target.send(request))
         return _from_first(exchange, first_s, retries)
 
     async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
         """The same, without decoding the answer."""
-        answer, first_s, retries = await self._retried(lambda: self._target.send_undecoded(request))
+        answer, first_s, retries = await self._retried(lambda: self.target.send_undecoded(request))
         if not retries:
             return answer
 
@@ -68,18 +68,18 @@ class RetryingTarget:
 
     async def open_level(self, connections: int) -> None:
         """Prepare for a level."""
-        await self._target.open_level(connections)
+        await self.target.open_level(connections)
 
     def end_level(self) -> ReceiveSignals:
         """Observations of the receiver."""
-        return self._target.end_level()
+        return self.target.end_level()
 
     async def __aenter__(self) -> Self:
-        await self._target.__aenter__()
+        await self.target.__aenter__()
         return self
 
     async def __aexit__(self, *failure: Any) -> None:
-        await self._target.__aexit__(*failure)
+        await self.target.__aexit__(*failure)
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, float, int]:
         """An attempt's result, when the first attempt was sent, and the number of retries."""
@@ -102,7 +102,7 @@ class RetryingTarget:
                     _mark(exc, first_s, retries)
                     raise
                 self._quota -= _RETRY_COST
-                back_off_s = min(self._draw() * 2**retries, MAX_BACK_OFF_S)
+                back_off_s = min(self.draw() * 2**retries, MAX_BACK_OFF_S)
             else:
                 gain = _RETRY_COST if retries else _SUCCESS_GAIN
                 self._quota = min(_QUOTA, self._quota + gain)

@@ -42,16 +42,17 @@ def builds(tmp_path) -> int:
 def test_a_library_is_built_once_and_again_for_another_compiler_or_flag(
     tmp_path, fake_compiler, monkeypatch
 ):
-    compiler, cache = str(fake_compiler(LINK)), tmp_path / "cache"
+    monkeypatch.setenv("CXX", str(fake_compiler(LINK)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     told = []
-    first = library(cache_dir=cache, compiler=compiler, tell=told.append)
-    assert library(cache_dir=cache, compiler=compiler, tell=told.append) == first
+    first = library(tell=told.append)
+    assert library(tell=told.append) == first
     assert (builds(tmp_path), len(told)) == (1, 1)
-    assert library(cache_dir=cache, compiler=compiler, extra_flags=("-g",)) != first
+    assert build_library(replace(SOURCE, flags=(*SOURCE.flags, "-g"))) != first
     monkeypatch.setenv("VERSION", "2")
-    assert library(cache_dir=cache, compiler=compiler) != first
+    assert library() != first
     assert builds(tmp_path) == 3
-    assert {path.suffix for path in cache.iterdir()} == {".so"}
+    assert {path.suffix for path in first.parent.iterdir()} == {".so"}
 
 
 def test_a_library_that_came_with_the_wheel_needs_no_compiler_and_fits_its_source_alone(
@@ -74,18 +75,23 @@ def test_a_library_that_came_with_the_wheel_needs_no_compiler_and_fits_its_sourc
         build_library(source)
 
 
-def test_a_compiler_that_fails_leaves_nothing_and_says_its_first_error(tmp_path, fake_compiler):
-    compiler = str(fake_compiler("echo 'step.cpp:1: error: no such thing' >&2; exit 1"))
+def test_a_compiler_that_fails_leaves_nothing_and_says_its_first_error(
+    tmp_path, fake_compiler, monkeypatch
+):
+    broken = fake_compiler("echo 'step.cpp:1: error: no such thing' >&2; exit 1")
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(NativeUnavailableError, match="error: no such thing"):
-        library(cache_dir=tmp_path / "cache", compiler=compiler)
-    assert list((tmp_path / "cache").iterdir()) == []
+        library()
+    assert list((tmp_path / "cache/lmi-bench/native").iterdir()) == []
 
 
 def test_no_compiler_is_a_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(NativeUnavailableError, match=r"no C\+\+ compiler is installed"):
-        library(cache_dir=tmp_path)
+        library()
 
 
 @pytest.mark.parametrize(
