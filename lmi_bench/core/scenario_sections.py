@@ -83,17 +83,10 @@ class WorkloadSection(Section, fields.SessionFields, fields.WorkloadFields):
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadSection:
-        drawn = self.input_lengths is not None or self.output_lengths is not None
-        given = {
-            "mix": bool(self.mix),
-            "dataset": self.dataset is not None,
-            "input_lengths or output_lengths": drawn,
-            "trace": self.trace is not None,
-            "conversations": self.conversations is not None,
-            "agents": self.agents is not None,
-            "agent_trace": self.agent_trace is not None,
-        }
-        named = [name for name, there in given.items() if there]
+        sources = ("mix", "dataset", "trace", "conversations", "agents", "agent_trace")
+        named = [name for name in sources if getattr(self, name) not in (None, ())]
+        if self.input_lengths is not None or self.output_lengths is not None:
+            named.append("input_lengths or output_lengths")
         if len(named) > 1:
             raise ValueError(f"give either {' or '.join(named)}, not both")
         for text in (self.input_lengths, self.output_lengths):

@@ -95,7 +95,7 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         component_name = _only_component(sagemaker, endpoint_name)
     container, component = _container(sagemaker, planned, component_name)
     answering = variants if invocation.target_variant is None else [running]
-    price, price_facts = _price_of_all(answering, config["ProductionVariants"], access.region)
+    price = _price_of_all(answering, config["ProductionVariants"], access.region)
     environment = {
         name: REDACTED if _SECRET_WORDS & set(name.upper().split("_")) else value
         for name, value in container.get("Environment", {}).items()
@@ -117,14 +117,14 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         "inference_component": component,
         "image": container.get("Image"),
         "environment": environment,
-        "price": price_facts,
+        "price": price,
     }
     devices, cores = _hardware(planned.get("InstanceType"), component)
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
         protocol=_protocol(container.get("Image") or ""),
         variant=name,
-        price_usd_per_hour=price,
+        price_usd_per_hour=price.get("usd_per_hour"),
         model=_model(container, environment),
         component=component_name,
         devices=devices,
@@ -132,7 +132,7 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
         count_instances=lambda: _count_instances(
             sagemaker, endpoint_name, [each["VariantName"] for each in answering]
         ),
-        notes=tuple(_notes(facts, price, len(answering))),
+        notes=tuple(_notes(facts, len(answering))),
     )
 
 
@@ -174,18 +174,18 @@ def _model(container: Mapping[str, Any], environment: Mapping[str, str]) -> str 
     return _MOUNTED if model is None and has_weights and is_chat else model
 
 
-def _notes(facts: Mapping[str, Any], price: float | None, num_answering: int) -> Iterator[str]:
+def _notes(facts: Mapping[str, Any], num_answering: int) -> Iterator[str]:
     """What to print about an endpoint before the sweep starts."""
-    instance_type = facts["instance"]
+    instance_type, price = facts["instance"], facts["price"]
     where = f"{facts['instances']} x {instance_type}" if instance_type else "serverless"
     if num_answering > 1:
         where += f" and {num_answering - 1} other variant(s), which answer, too"
     yield f"{facts['endpoint']} in {facts['region']}: {where}, routing {facts['routing']}"
-    if price is None:
-        yield f"price unknown: {facts['price']['reason']}"
+    if "reason" in price:
+        yield f"price unknown: {price['reason']}"
     else:
-        provenance = facts["price"]["provenance"]
-        yield f"price {price:.2f} USD an hour for all instances ({provenance})"
+        cost, provenance = price["usd_per_hour"], price["provenance"]
+        yield f"price {cost:.2f} USD an hour for all instances ({provenance})"
     if facts["autoscaling"] or facts["managed_scaling"]:
         yield "warning: the endpoint scales by itself, so levels may differ in instances"
     if facts["status"] != "InService":
@@ -279,8 +279,8 @@ def _autoscaling(
 
 def _price_of_all(
     answering: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]], region: str
-) -> tuple[float | None, dict[str, Any]]:
-    """USD an hour of the variants that answer; with several, facts of each by name."""
+) -> dict[str, Any]:
+    """USD an hour of the variants that answer; with several, facts of each by name, too."""
     types = {each["VariantName"]: each.get("InstanceType") for each in planned}
     prices = {
         each["VariantName"]: _price(
@@ -290,28 +290,25 @@ def _price_of_all(
     }
     if len(prices) == 1:
         return next(iter(prices.values()))
-    known = [price for price, _ in prices.values() if price is not None]
-    facts = {"variants": {name: facts for name, (_, facts) in prices.items()}}
-    if len(known) < len(prices):
-        reasons = [f"{name}: {each['reason']}" for name, (p, each) in prices.items() if p is None]
-        return None, {"reason": "; ".join(reasons), **facts}
-    each = next(facts for _, facts in prices.values())
-    return sum(known), {"usd_per_hour": sum(known), "provenance": each["provenance"], **facts}
+    reasons = [f"{name}: {each['reason']}" for name, each in prices.items() if "reason" in each]
+    if reasons:
+        return {"reason": "; ".join(reasons), "variants": prices}
+    cost = sum(each["usd_per_hour"] for each in prices.values())
+    provenance = next(each["provenance"] for each in prices.values())
+    return {"usd_per_hour": cost, "provenance": provenance, "variants": prices}
 
 
-def _price(
-    instance_type: str | None, num_instances: int | None, region: str
-) -> tuple[float | None, dict[str, Any]]:
-    """USD an hour of all instances, and its source or why there is none."""
+def _price(instance_type: str | None, num_instances: int | None, region: str) -> dict[str, Any]:
+    """USD an hour of all instances and its source, or the reason why there is none."""
     if instance_type is None or not num_instances:
-        return None, {"reason": "no instance is billed by the hour"}
+        return {"reason": "no instance is billed by the hour"}
     try:
         instance = find_instance(instance_type)
     except InputError:
-        return None, {"reason": f"{instance_type} is not in the catalog"}
+        return {"reason": f"{instance_type} is not in the catalog"}
     each = instance.price_usd_per_hour
     if each is None:
-        return None, {"reason": f"the catalog has no price of {instance_type}"}
+        return {"reason": f"the catalog has no price of {instance_type}"}
     facts: dict[str, Any] = {
         "usd_per_hour_each": each,
         "usd_per_hour": each * num_instances,
@@ -319,4 +316,4 @@ def _price(
     }
     if instance.price_region != region:
         facts["warning"] = f"the price is that of {instance.price_region}, not of {region}"
-    return each * num_instances, facts
+    return facts

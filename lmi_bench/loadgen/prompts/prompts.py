@@ -364,11 +364,8 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
                 f"{path}: line {number} needs a `prompt` (or `text`) that is not empty"
             )
         output_tokens = content.get("output_tokens")
-        if output_tokens is not None and (
-            not isinstance(output_tokens, int)
-            or isinstance(output_tokens, bool)
-            or output_tokens < 1
-        ):
+        is_count = type(output_tokens) is int and output_tokens >= 1
+        if output_tokens is not None and not is_count:
             raise InputError(
                 f"{path}: line {number}: output_tokens must be a whole number of at least 1, "
                 f"got {output_tokens!r}"
