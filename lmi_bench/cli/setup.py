@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import typer
 
@@ -14,9 +14,6 @@ from lmi_bench.core.errors import EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings import plan as settings_of
 from lmi_bench.jobs.settings import setup as of_setup
-
-if TYPE_CHECKING:
-    from lmi_bench.jobs.explain import Explanation
 
 _TABLES: Final = {
     "models": "List the models: parameters, layers, KV heads, context; the smallest first.",
@@ -139,39 +136,34 @@ def refresh(settings: of_setup.RefreshSettings) -> None:
 @spread_options
 def memory(settings: settings_of.MemorySettings, json_file: JsonFile = None) -> None:
     """Add up weights, KV cache and overhead of a batch, in all and on each device."""
-    from lmi_bench.jobs.explain import memory as run
-
-    _explain(run(settings), json_file)
+    _explain("memory", settings, json_file)
 
 
 @explain.command()
 @spread_options
 def batch(settings: settings_of.BatchSettings, json_file: JsonFile = None) -> None:
     """Print the batch at which a decode step becomes compute-bound, with and without the cache."""
-    from lmi_bench.jobs.explain import batch as run
-
-    _explain(run(settings), json_file)
+    _explain("batch", settings, json_file)
 
 
 @explain.command()
 @spread_options
 def blended(settings: settings_of.BlendedSettings, json_file: JsonFile = None) -> None:
     """Print the blended price of 1M tokens, by default for 3 input tokens to an output token."""
-    from lmi_bench.jobs.explain import blended as run
-
-    _explain(run(settings), json_file)
+    _explain("blended", settings, json_file)
 
 
 @explain.command()
 @spread_options
 def savings(settings: settings_of.SavingsSettings, json_file: JsonFile = None) -> None:
     """Print how much cheaper one machine is, and the throughput from which its tokens are."""
-    from lmi_bench.jobs.explain import savings as run
-
-    _explain(run(settings), json_file)
+    _explain("savings", settings, json_file)
 
 
-def _explain(explained: "Explanation", json_file: Path | None) -> None:
+def _explain(name: str, settings: Any, json_file: Path | None) -> None:
+    from lmi_bench.jobs import explain as formulas
+
+    explained: formulas.Explanation = getattr(formulas, name)(settings)
     rows = [
         {
             "quantity": term.quantity,
@@ -182,6 +174,5 @@ def _explain(explained: "Explanation", json_file: Path | None) -> None:
         for term in explained.terms
     ]
     print_table(explained.title, rows, left=("quantity", "unit", "formula"))
-    for text in explained.notes:
-        say(f"note: {text}")
+    say(*(f"note: {text}" for text in explained.notes))
     write_json(json_file, asdict(explained), "explanation")

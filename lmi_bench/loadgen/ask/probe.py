@@ -8,7 +8,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import orjson
@@ -60,33 +60,29 @@ class _OverrunError(Exception):
     """An answer far beyond the requested length; its text: what has arrived so far."""
 
 
+@dataclass(eq=False)
 class Probe:
-    """Sends requests to one server; `path` is that of its URL, `url` is safe to show.
+    """Sends requests to one server; `path` is that of its address, `url` is safe to show.
 
     tell     called with a message when a request takes long
     context  certificates to accept; None: the system's
     """
 
-    def __init__(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        *,
-        timeout_s: float = 60.0,
-        tell: Callable[[str], None] = lambda _: None,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        self.url = redact_text(url)
-        self._tell = tell
-        self._asked_url = url
-        at = parse_endpoint(url, find_format("openai"))
+    address: str
+    headers: Mapping[str, str]
+    _: KW_ONLY
+    timeout_s: float = 60.0
+    tell: Callable[[str], None] = lambda _: None
+    context: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        self.url = redact_text(self.address)
+        at = parse_endpoint(self.address, find_format("openai"))
         self.authority = at.authority
-        self.path = urllib.parse.urlsplit(url).path.rstrip("/")
+        self.path = urllib.parse.urlsplit(self.address).path.rstrip("/")
         self._https, self._host, self._port = at.scheme == "https", at.host, at.port
-        self.context = context
         own = {} if at.authorization is None else {"Authorization": at.authorization}
-        self._headers = {"Accept": "*/*", **own, **headers}
-        self._timeout_s = timeout_s
+        self._headers = {"Accept": "*/*", **own, **self.headers}
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -128,13 +124,13 @@ class Probe:
         whole  False: do not read the body of a 2xx reply
         Raises InputError if nothing answers, UnansweredError if the reply is incomplete.
         """
-        path = parse_endpoint(self._asked_url, wire_format).path
+        path = parse_endpoint(self.address, wire_format).path
         try:
-            with self._announced(f"POST {path}", self._timeout_s):
-                return self._ask("POST", path, body, self._timeout_s, whole=whole)
+            with self._announced(f"POST {path}", self.timeout_s):
+                return self._ask("POST", path, body, self.timeout_s, whole=whole)
         except TimeoutError as exc:
             raise UnansweredError(
-                f"{self.url} gave no whole answer to POST {path} within {self._timeout_s:g} s"
+                f"{self.url} gave no whole answer to POST {path} within {self.timeout_s:g} s"
             ) from exc
         except _OverrunError as exc:
             raise EndlessError(
@@ -150,7 +146,7 @@ class Probe:
     def _announced(self, what: str, limit_s: float) -> AbstractContextManager[None]:
         """Announce the wait if the block takes long."""
         text = f"waiting for {self.authority} to answer {what}, {limit_s:g} s at most"
-        return alarm(TELL_AFTER_S, lambda: self._tell(text))
+        return alarm(TELL_AFTER_S, lambda: self.tell(text))
 
     def _root(self) -> str:
         """The path prefix before the API's own paths, such as `/openai` in `/openai/v1`."""

@@ -94,25 +94,22 @@ class Progress:
     stopped_by: str | None = None
 
 
+@dataclass(eq=False)
 class LevelRunner:
     """One level: its requests, its loop, and the rules that stop it early."""
 
-    def __init__(
-        self,
-        order: LevelOrder,
-        target: Target,
-        prompts: Prompts,
-        on_progress: Callable[[Progress], None],
-    ) -> None:
-        self._order = order
+    order: LevelOrder
+    target: Target
+    prompts: Prompts
+    on_progress: Callable[[Progress], None]
+
+    def __post_init__(self) -> None:
+        order = self.order
         self._spec = spec = order.spec
         self._rules = rules = order.rules
         self._share = share = order.share
-        self._target = target
-        self._resolved = resolve(target)
-        self._prompts = prompts
+        self._resolved = resolve(self.target)
         self._is_decided = rules.watcher(spec)
-        self._on_progress = on_progress
         self.watch = LoopWatch()
         self._guard = StallGuard() if order.timeout_s is None else None
         limits = [n for n in (spec.max_in_flight, self._resolved.max_connections) if n]
@@ -183,22 +180,22 @@ class LevelRunner:
 
     def _prepare(self) -> None:
         if self._spec.load.sessions:  # a dialogue's text depends on the answers before it
-            if isinstance(self._prompts, AgentSessions):
+            if isinstance(self.prompts, AgentSessions):
                 planned = itertools.islice(self._session_numbers(), PREPARED_REQUESTS)
-                self._prompts.prepare(self._spec, planned, PREPARED_TOKENS)
+                self.prompts.prepare(self._spec, planned, PREPARED_TOKENS)
             return
         known = self._num_requests or 2 * self._users
         tokens = 0
         for index in range(min(known, PREPARED_REQUESTS)):
             number = self._share.number(self._spec, index)
-            request = self._prompts.request(self._spec, number)
+            request = self.prompts.request(self._spec, number)
             self._prepared[number] = request
             tokens += request.input_tokens
             if tokens > PREPARED_TOKENS:
                 break
 
     def _request(self, number: int) -> PlannedRequest:
-        return self._prepared.pop(number, None) or self._prompts.request(self._spec, number)
+        return self._prepared.pop(number, None) or self.prompts.request(self._spec, number)
 
     def _connections(self) -> int:
         most = OPEN_LOOP_CONNECTIONS if self._spec.concurrency is None else self._users
@@ -214,16 +211,16 @@ class LevelRunner:
         await run_closed_loop(
             self._sender(self._resolved.send, max_in_flight=None),
             ClosedLoop(concurrency=users, num_requests=len(numbers)),
-            lambda index: self._prompts.request(self._spec, -1 - numbers[index]),
+            lambda index: self.prompts.request(self._spec, -1 - numbers[index]),
             start_s=asyncio.get_running_loop().time(),
         )
 
     def _sender(self, send: Send, max_in_flight: int | None) -> Sender:
-        timeout_s = self._order.timeout_s
+        timeout_s = self.order.timeout_s
         return Sender(send, timeout_s=timeout_s, guard=self._guard, max_in_flight=max_in_flight)
 
     async def _closed(self) -> list[Measured]:
-        share, spacing_s = self._share, self._order.spacing_s
+        share, spacing_s = self._share, self.order.spacing_s
         users = ClosedLoop(
             concurrency=self._users,
             num_requests=self._num_requests,
@@ -252,12 +249,12 @@ class LevelRunner:
 
     async def _sessions(self) -> list[Measured]:
         """This process's conversations: every `of`-th of them, whole."""
-        spec, source, share = self._spec, self._prompts, self._share
-        spacing_s = self._order.spacing_s
+        spec, source, share = self._spec, self.prompts, self._share
+        spacing_s = self.order.spacing_s
         if not isinstance(source, Dialogues | AgentSessions):
             raise ValueError("a level of conversations needs dialogues, not single prompts")
         loop = SessionLoop(
-            self._sender(self._target.send, self._max_in_flight),
+            self._sender(self.target.send, self._max_in_flight),
             start_s=self._start_s,
             duration_s=spec.duration_s,
             on_ended=self._ended,
@@ -281,7 +278,7 @@ class LevelRunner:
 
     def _session_numbers(self) -> Iterator[tuple[int, int]]:
         """This process's sessions: their numbers, and those of their first requests."""
-        source, share = self._prompts, self._share
+        source, share = self.prompts, self._share
         if isinstance(source, AgentSessions):
             turns = source.turns_at(self._spec)
         else:
@@ -310,7 +307,7 @@ class LevelRunner:
         return arrival_times_s(
             spec.rate_per_s,
             process=spec.load.arrivals,
-            seed=self._order.seed + spec.repeat,
+            seed=self.order.seed + spec.repeat,
             num_requests=count,
             duration_s=spec.duration_s,
             burstiness=spec.load.burstiness,
@@ -347,7 +344,7 @@ class LevelRunner:
         if state == "running" and self._done and soon:
             return  # throttle: drawing is slower than a request
         self._reported_s = now_s
-        self._on_progress(
+        self.on_progress(
             Progress(
                 level=self._spec.index,
                 label=self._spec.load.name,
