@@ -184,7 +184,7 @@ class SyntheticPrompts:
     """Requests of given lengths with made-up words.
 
     lengths        kinds of request, which come in exact shares, shuffled in small blocks; or a
-                   function that can be pickled
+                   function
     shared_prefix  tokens at the beginning that all prompts of the run have in common
     corpus         number of documents and their tokens: each prompt has one behind the prefix, the
                    k-th most popular with a chance of 1/k; None: no documents
@@ -204,7 +204,7 @@ class SyntheticPrompts:
             raise InputError("a workload needs at least one kind of request")
         count = 0 if self.corpus is None else self.corpus[0]
         self._chances = list(accumulate(1 / rank for rank in range(1, count + 1)))
-        self._lengths = self.lengths if callable(self.lengths) else _Mix(tuple(self.lengths))
+        self._lengths = self.lengths if callable(self.lengths) else _mixed(tuple(self.lengths))
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         lengths = self._lengths(number, self.seed)
@@ -229,20 +229,17 @@ class SyntheticPrompts:
         return parts
 
 
-class _Mix:
+def _mixed(kinds: Sequence[Lengths]) -> LengthsOf:
     """Kinds of request in exact shares."""
+    block = _block(kinds)
 
-    def __init__(self, kinds: Sequence[Lengths]) -> None:
-        self._kinds = kinds
-        self._block = _block(kinds)
-
-    def __call__(self, number: int, seed: int) -> Lengths:
-        if len(self._block) == 1:
-            return self._kinds[self._block[0]]
-        block_number, place = divmod(number, len(self._block))
-        order = list(self._block)
+    def lengths(number: int, seed: int) -> Lengths:
+        block_number, place = divmod(number, len(block))
+        order = list(block)
         random.Random(f"{seed}/mix/{block_number}").shuffle(order)
-        return self._kinds[order[place]]
+        return kinds[order[place]]
+
+    return lengths if len(block) > 1 else lambda _number, _seed: kinds[block[0]]
 
 
 @dataclass(frozen=True, slots=True)
