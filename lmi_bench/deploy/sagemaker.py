@@ -192,16 +192,13 @@ def _scaling_values(
     assert endpoint.max_instances is not None
     per_copy = plan.scaling_target(endpoint.target_per_copy, endpoint.max_instances)
     copies, target = (plan.copies, per_copy) if components else (1, per_copy * plan.copies)
-    scaled, dimension = (
-        f"endpoint/{endpoint.name}/variant/{VARIANT}",
-        "variant:DesiredInstanceCount",
-    )
+    scaled, count = f"endpoint/{endpoint.name}/variant/{VARIANT}", "variant:DesiredInstanceCount"
     if components:
         scaled = f"inference-component/{endpoint.name}-component"
-        dimension = "inference-component:DesiredCopyCount"
+        count = "inference-component:DesiredCopyCount"
     return {
         "scaled": scaled,
-        "dimension": f"sagemaker:{dimension}",
+        "dimension": f"sagemaker:{count}",
         "least_capacity": plan.instances * copies,
         "most_capacity": endpoint.max_instances * copies,
         "policy": f"{endpoint.name}-concurrency",

@@ -86,11 +86,9 @@ def _cloudwatch(
     """A function that reads the endpoint's metrics for given spans; None without CloudWatch."""
     if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
         return None
-    watched = Watched(
+    watched = found.watched or Watched(
         invocation.endpoint_name,
-        invocation.target_variant or found.variant,
+        invocation.target_variant or "AllTraffic",
         invocation.inference_component,
-        found.devices,
-        found.cores,
     )
     return functools.partial(read_levels, aws.client("cloudwatch"), watched)

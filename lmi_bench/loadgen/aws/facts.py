@@ -13,6 +13,7 @@ from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import REDACTED
 from lmi_bench.loadgen.aws.access import AwsAccess, error_text, refusals
+from lmi_bench.loadgen.aws.cloudwatch import Watched
 from lmi_bench.loadgen.aws.target import Invocation
 
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS", "AUTH"}
@@ -31,24 +32,21 @@ class EndpointFacts:
 
     facts               plain values for the manifest
     protocol            the likely one of the container, from its image; LMI by default
-    variant             of which the settings are
     price_usd_per_hour  of all its instances, from the catalog; None: unknown
     model               from the container's settings
     count_instances     counts the instances that run now; None: unknown
     component           the inference component that answers
-    devices, cores      of one instance, or of one copy of the component; None: unknown
+    watched             whose metrics CloudWatch has; None: not known
     notes               notes to print at start
     """
 
     facts: dict[str, Any]
     protocol: str = "lmi"
-    variant: str = "AllTraffic"
     price_usd_per_hour: float | None = None
     model: str | None = None
     count_instances: Callable[[], int | None] | None = None
     component: str | None = None
-    devices: int | None = None
-    cores: int | None = None
+    watched: Watched | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -123,12 +121,10 @@ def _describe(access: AwsAccess, invocation: Invocation) -> EndpointFacts:
     return EndpointFacts(
         {key: value for key, value in facts.items() if value is not None},
         protocol=_protocol(container.get("Image") or ""),
-        variant=name,
         price_usd_per_hour=price.get("usd_per_hour"),
         model=_model(container, environment),
         component=component_name,
-        devices=devices,
-        cores=cores,
+        watched=Watched(endpoint_name, name, component_name, devices, cores),
         count_instances=lambda: _count_instances(
             sagemaker, endpoint_name, [each["VariantName"] for each in answering]
         ),

@@ -257,7 +257,7 @@ def test_an_inference_component_has_its_own_container_copies_and_devices():
     assert found.facts["image"] == "x/vllm:0.27"
     assert found.protocol == "openai-chat"
     assert found.model == "m"
-    assert (found.devices, found.cores) == (2, None)
+    assert (found.watched.devices, found.watched.cores) == (2, None)
 
 
 def test_the_only_component_answers_and_one_of_several_must_be_named():
@@ -285,7 +285,7 @@ def test_the_container_says_its_protocol_and_its_models_name(image, environment,
     )
     assert found.protocol == (protocol or "openai-chat")
     assert found.model == model
-    assert found.devices == 1
+    assert found.watched.devices == 1
 
 
 def test_a_serverless_endpoint_has_no_price_by_the_hour():
