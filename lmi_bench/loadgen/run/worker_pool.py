@@ -25,16 +25,7 @@ from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.loadgen.run.channel import (
-    Channel,
-    ClosedError,
-    Job,
-    Message,
-    Ping,
-    Ready,
-    Start,
-    Stop,
-)
+from lmi_bench.loadgen.run import channel as channels
 from lmi_bench.loadgen.run.host_clock import HostClock
 from lmi_bench.loadgen.run.hosts import JOIN, LOCAL, PIPE_SECRET, Host, Launched, let_in
 from lmi_bench.loadgen.run.level_parts import LevelPart, Share, merge_parts
@@ -66,10 +57,10 @@ class _Worker:
     """
 
     number: int
-    channel: Channel
+    channel: channels.Channel
     clock: HostClock
     tell: Callable[[str], None]
-    answers: asyncio.Queue[Message | LmiBenchError] = field(default_factory=asyncio.Queue)
+    answers: asyncio.Queue[channels.Message | LmiBenchError] = field(default_factory=asyncio.Queue)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     sending: bool = False
     in_level: bool = False
@@ -85,14 +76,14 @@ class _Worker:
         """Have it begin the level at this time of ours."""
         self.sending = self.in_level = True
         self.is_short_of_core, self.fault = False, None
-        self.channel.send(Start(at_s + self.clock.begin_level()))
+        self.channel.send(channels.Start(at_s + self.clock.begin_level()))
 
     async def ask_time(self) -> None:
         """Ping it until it is heard; raises LmiBenchError if it is silent."""
         if not self.answers.empty():
             return  # such as its end, which `expect` tells
         self.heard.clear()
-        self.channel.send(Ping(asyncio.get_running_loop().time()))
+        self.channel.send(channels.Ping(asyncio.get_running_loop().time()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SILENT_S):
                 await self.heard.wait()
@@ -100,9 +91,9 @@ class _Worker:
             name = self.channel.name
             raise LmiBenchError(f"{name} has not answered for {SILENT_S:g} s: {_LOST}")
 
-    def _heard(self, message: Message | LmiBenchError) -> None:
+    def _heard(self, message: channels.Message | LmiBenchError) -> None:
         self.heard.set()
-        if not isinstance(message, Ping):
+        if not isinstance(message, channels.Ping):
             self.answers.put_nowait(message)
             return
         now_s, name = asyncio.get_running_loop().time(), self.channel.name
@@ -115,10 +106,10 @@ class _Worker:
             share = f"its loop was late for {message.late_frac:.0%} of a second"
             self.tell(f"{name} gets too little of a core: {share}")
 
-    async def expect(self, *kinds: type[Message]) -> Message:
+    async def expect(self, *kinds: type[channels.Message]) -> channels.Message:
         """Its next message; raises an error that names it if it has failed or ended."""
         answer = await self.answers.get()
-        if isinstance(answer, ClosedError):
+        if isinstance(answer, channels.ClosedError):
             raise LmiBenchError(f"{answer}: {_LOST}")
         if isinstance(answer, LmiBenchError):
             raise answer
@@ -148,7 +139,7 @@ class WorkerPool:
     listener hears who is awaited, is refused, or cannot be trusted
     """
 
-    job: Job
+    job: channels.Job
     count: int | Literal["auto"] = "auto"
     _: KW_ONLY
     hosts: Sequence[Host] = ()
@@ -187,9 +178,9 @@ class WorkerPool:
             job = replace(self.job, headers=names) if host == JOIN else self.job
             self._workers[n].channel.send(job)
         for n in numbers:
-            self._workers[n].channel.receive(Ready)
+            self._workers[n].channel.receive(channels.Ready)
 
-    def _add(self, number: int, channel: Channel, host: Host) -> None:
+    def _add(self, number: int, channel: channels.Channel, host: Host) -> None:
         clock = HostClock(shared=host == LOCAL)
         self._workers[number] = _Worker(number, channel, clock, self.listener.warn)
 
@@ -233,7 +224,7 @@ class WorkerPool:
         for worker in workers:
             worker.order(replace(order, share=Share(worker.number, len(workers))))
         for worker in workers:
-            await worker.expect(Ready)
+            await worker.expect(channels.Ready)
         if before_start is not None:
             await before_start()
         await _measure_clocks(workers)
@@ -246,7 +237,7 @@ class WorkerPool:
         def on_state(number: int, state: Progress) -> None:
             if state.stopped_by and not any(each.stopped_by for each in states.values()):
                 for other in workers:
-                    other.channel.send(Stop(state.stopped_by))
+                    other.channel.send(channels.Stop(state.stopped_by))
             states[number] = state
             on_progress(_sum(states.values(), order.spec))
 
