@@ -60,7 +60,7 @@ class _OverrunError(Exception):
     """An answer far beyond the requested length; its text: what has arrived so far."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # its address and headers may have a key
 class Probe:
     """Sends requests to one server; `path` is that of its address, `url` is safe to show.
 
