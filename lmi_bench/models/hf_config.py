@@ -2,7 +2,8 @@
 
 `architectures.csv` has a row for each setting of a family: the field of DecoderSpec, or a word that
 the code below turns into some, the keys of config.json, and transformers' default. A row without
-a default is required, without keys a fact of the family; `?` before a default: null means none.
+a default is required, without keys a fact of the family; `?` before a default: null means none. The
+row `architectures` names the family's models.
 An unsupported setting that changes the arithmetic is an error, never ignored.
 """
 
@@ -20,17 +21,13 @@ from lmi_bench.models.spec import DecoderSpec, NormKind
 Config = Mapping[str, Any]
 Facts = dict[str, Any]
 
+_FILE: Final = resources.files("lmi_bench.models").joinpath("architectures.csv")
+_TABLE: Final = tuple(csv.DictReader(_FILE.read_text("utf-8").splitlines()))
 ARCHITECTURES: Final[Mapping[str, str]] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MinistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "FalconForCausalLM": "falcon",
-    "RWForCausalLM": "falcon",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Phi3ForCausalLM": "phi3",
+    name: row["family"]
+    for row in _TABLE
+    if row["field"] == "architectures"
+    for name in row["default"].split()
 }
 """The family of each supported value of config.json's `architectures`."""
 
@@ -54,6 +51,10 @@ def spec_from_hf_config(name: str, config: Config) -> DecoderSpec:
             f"model {name!r}: architecture {named} is not "
             f"supported; lmi-bench has: {', '.join(ARCHITECTURES)}"
         )
+    text = config.get("text_config")  # of a model that reads images as well
+    if architecture.endswith("ForConditionalGeneration") and isinstance(text, Mapping):
+        tied = config.get("tie_word_embeddings")
+        config = {**text, **({} if tied is None else {"tie_word_embeddings": tied})}
     family = ARCHITECTURES[architecture]
     read = _Reader(name, config)
     facts = {field: read.setting(*row) for field, row in _rows(family).items()}
@@ -75,8 +76,7 @@ def _named(config: Config) -> list[str]:
 @cache
 def _rows(family: str) -> Mapping[str, tuple[tuple[str, ...], str]]:
     """Keys and default of each field of a family."""
-    table = resources.files("lmi_bench.models").joinpath("architectures.csv").read_text("utf-8")
-    rows = [row for row in csv.DictReader(table.splitlines()) if row["family"] in ("*", family)]
+    rows = [row for row in _TABLE if row["family"] in ("*", family)]
     return {row["field"]: (tuple(row["keys"].split()), row["default"]) for row in rows}
 
 
@@ -126,26 +126,27 @@ class _Reader:
             raise InputError(f"{self._where}: {what}")
 
     def rope(self, facts: Facts) -> Facts:
-        """Rotary position settings, from their own object or the top level. Of a `turned_frac` a
-        family rotates that share of a head's features; others all, whatever the file says."""
-        stated = self.get("rope_scaling") or self.get("rope_parameters") or {}
-        self.refuse(not isinstance(stated, Mapping), f"{stated!r} are no rotary settings")
+        """Rotary position settings, from their own object or the top level."""
+        stated = self.settings(self.get("rope_scaling") or self.get("rope_parameters"))
         by_kind = [key for key, value in stated.items() if isinstance(value, Mapping)]
         self.refuse(bool(by_kind), f"rotary positions by layer ({by_kind}) are not supported")
+        trained = facts.get("trained") or self.get(_TRAINED)  # counts more, as in transformers
+        return self.scaling(stated if trained is None else {**stated, _TRAINED: trained}, facts)
+
+    def scaling(self, stated: Mapping[str, Any], facts: Facts) -> Facts:
+        """Complete rotary settings. Of a `turned_frac` a family rotates that share of a head's
+        features; others all, whatever transformers' scalings say."""
         kind = str(stated.get("rope_type") or stated.get("type") or "default")
         if "trained" in facts and kind in ("su", "yarn"):  # as Phi-3's first files called it
             kind = "longrope"
         rope, positions = {**stated, "rope_type": kind}, facts["max_positions"]
         if rope.get("rope_theta") is None:
             rope["rope_theta"] = facts["theta"]
-        trained = facts.get("trained") or self.get(_TRAINED)
-        if kind in ("llama3", "yarn", "longrope") and trained is not None:
-            rope[_TRAINED] = trained  # the top level counts more, as in transformers
-        if kind == "dynamic" or not rope.get(_TRAINED):
+        if kind not in ("llama3", "yarn", "longrope") or not rope.get(_TRAINED):
             rope[_TRAINED] = positions
         for key in _ROPE_SIZES:
             if rope.get(key) is not None and (rope[key] != 0 or key not in _ROPE_MAY_BE_0):
-                self._refuse_size(key, rope[key])
+                self.check_size(key, rope[key])
         if kind in ("yarn", "longrope") and rope.get("factor") is None:
             rope["factor"] = positions / rope[_TRAINED]
         turned = rope.get("partial_rotary_factor")
@@ -153,12 +154,19 @@ class _Reader:
             turned = facts.get("turned_frac") or self.get("partial_rotary_factor") or 1.0
         ignored = "turned_frac" not in facts and turned != 1.0
         self.refuse(ignored, f"partial_rotary_factor {turned} is not supported")
-        self._refuse_size("partial_rotary_factor", turned)
+        self.check_size("partial_rotary_factor", turned)
         self.refuse(turned > 1, f"partial_rotary_factor {turned} is above 1")
         rope["partial_rotary_factor"] = turned
         return rope
 
-    def _refuse_size(self, key: str, value: Any) -> None:
+    def settings(self, stated: Any) -> Mapping[str, Any]:
+        """Rotary settings as stated, none for null."""
+        wrong = not isinstance(stated or {}, Mapping)
+        self.refuse(wrong, f"{stated!r} are no rotary settings")
+        return stated or {}
+
+    def check_size(self, key: str, value: Any) -> None:
+        """Raise InputError for what is no positive number."""
         self._refuse_type(key, value, int | float, "a number")
         self.refuse(not 0 < value < 1e15, f"{key} must be above 0 and below 1e15, got {value!r}")
 
@@ -193,6 +201,7 @@ def _kind_of(text: str) -> type:
 
 
 _TRAINED: Final = "original_max_position_embeddings"
+_TENSOR: Final = "tensors."  # before the part that a name is of
 _ROPE_MAY_BE_0: Final = (
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
     *("mscale", "mscale_all_dim", "attention_factor"),
@@ -204,16 +213,20 @@ MOST_LAYERS: Final = 100_000  # a mistyped number must not fill the memory
 def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
     """What follows from a family's settings: sizes that are left out, rotation, windows."""
     heads, name = facts["num_heads"], facts["activation"]
-    known = ("gelu",) if family == "falcon" else ("silu", "swish")
+    known = facts["activations"].split()
     message = f"activation {name!r} is not supported; {family} needs {known[0]}"
     read.refuse(name not in known, message)
     facts["num_kv_heads"] = facts["num_kv_heads"] or heads
     facts["head_dim"] = facts["head_dim"] or facts["hidden_size"] // max(1, heads)
+    facts["score_scale"] = facts.get("score_scale") or max(1, facts["head_dim"]) ** -0.5
     facts["windows"] = read.windows(facts)
-    rope = facts["rope"] = read.rope(facts)
+    rope = facts["rope"] = facts.get("rope") or read.rope(facts)
     rotated = facts["head_dim"] * rope["partial_rotary_factor"]
     read.refuse(int(rotated) % 2 > 0, f"{rotated} rotated features of a head are odd")
-    facts["max_positions"] = _longest_context(facts["max_positions"], rope)
+    if "window_rope" not in facts:  # Gemma 3 states its whole length
+        facts["max_positions"] = _longest_context(facts["max_positions"], rope)
+    names = {field: text for field, text in facts.items() if field.startswith(_TENSOR)}
+    facts["tensors"] = {field.removeprefix(_TENSOR): text for field, text in names.items()}
     fields = {each.name for each in dataclasses.fields(DecoderSpec)}
     used = {field: v for field, v in facts.items() if field in fields and v is not None}
     return DecoderSpec(family=family, **used)
@@ -252,6 +265,36 @@ def _falcon(read: _Reader, facts: Facts) -> None:
     norms = read.get("num_ln_in_parallel_attn") or 2
     two = not facts["parallel"] or (newer and norms == 2)
     facts["norms_per_layer"] = 2 if two else 1
+    if facts["parallel"]:
+        facts["tensors.norms"] = "ln_attn ln_mlp" if two else "input_layernorm"
+
+
+def _gemma(read: _Reader, facts: Facts) -> None:
+    bidirectional = bool(read.get("use_bidirectional_attention"))
+    read.refuse(bidirectional, "use_bidirectional_attention is not supported")
+    facts["embedding_scale"] = facts["hidden_size"] ** 0.5
+    if "query_scalar" in facts:
+        read.check_size("query_pre_attn_scalar", facts["query_scalar"])
+        facts["score_scale"] = facts["query_scalar"] ** -0.5
+
+
+def _gemma3(read: _Reader, facts: Facts) -> None:
+    """Layers with a window have rotary settings of their own: `rope_parameters` by kind of layer,
+    or in earlier files `rope_local_base_freq`, beside settings of the other layers."""
+    _gemma(read, facts)
+    capped = read.get("attn_logit_softcapping") is not None  # of no kernel that transformers takes
+    read.refuse(capped, "attn_logit_softcapping is not supported")
+    stated, ropes = dict(read.settings(read.get("rope_parameters"))), []
+    for kind, key, theta in (
+        ("full_attention", "rope_theta", "1000000.0"),
+        ("sliding_attention", "rope_local_base_freq", "10000.0"),
+    ):
+        rope = read.settings(stated.pop(kind, None))
+        if kind == "full_attention":
+            rope = {**rope, **read.settings(read.get("rope_scaling"))}
+        ropes.append(read.scaling(rope, facts | {"theta": read.setting((key,), theta)}))
+    read.refuse(bool(stated), f"rope_parameters {list(stated)} are not supported")
+    facts["rope"], facts["window_rope"] = ropes
 
 
 def _qwen3_moe(read: _Reader, _: Facts) -> None:
@@ -262,5 +305,8 @@ def _qwen3_moe(read: _Reader, _: Facts) -> None:
 _OWN: Final[Mapping[str, Callable[[_Reader, Facts], None]]] = {
     "falcon": _falcon,
     "qwen3_moe": _qwen3_moe,
+    "gemma": _gemma,
+    "gemma2": _gemma,
+    "gemma3": _gemma3,
 }
 """What the table does not say of a family."""

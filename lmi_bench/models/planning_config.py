@@ -8,6 +8,7 @@ figure, `families.csv` what the keys do not tell; an architecture that it lacks 
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -56,10 +57,9 @@ def planning_shape(name: str, config: Mapping[str, Any], folder: Path | None = N
 
     folder  with tensors, for architectures that are not known
     """
-    try:
-        return shape_from_hf_config(name, config)
-    except InputError:
-        pass  # the engine does not run it
+    if not any(key in config for figure in ("text", "encoders", "mtp") for key in _keys(figure)):
+        with suppress(InputError):  # the engine does not run it
+            return shape_from_hf_config(name, config)
     tensors = NO_TENSORS if folder is None else TensorSizes.of(folder)
     try:
         try:

@@ -21,18 +21,24 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A decoder whose layers are all alike except for their attention windows.
+    """A decoder: its sizes, and what differs from a plain one, of which every field is neutral.
 
     ffn_size           inner size of the MLP, or of one expert
     gated_mlp          down(silu(gate(x)) * up(x)); else down(gelu(up(x)))
+    gelu               a gated MLP has gelu, approximated by tanh, in place of silu
     parallel           attention and MLP read the same input and both are added to it
-    norms_per_layer    2, or 1 if a parallel layer's attention and MLP share one
+    norms_per_layer    2, or 1 if a parallel layer's attention and MLP share one, or 4
+    out_norms          two of them are of the outputs of attention and MLP
+    norm_plus_one      a norm's factor is its weight + 1
     qk_norm            queries and keys are RMS-normalised per head before rotary positions
     windows            per layer: tokens attended to, itself included, or None for all
     experts            0 for a dense MLP; `experts_per_token` of them run for each token
     renormalise        True to scale the weights of a token's chosen experts to sum to 1
     rope               rotary position settings under Hugging Face's names (`rope_theta`,
-                       `rope_type`, `factor`, ...)
+                       `rope_type`, `factor`, ...); `window_rope`: of layers with a window
+    score_cap          limit of scores; score_scale: their factor, mostly head_dim ** -0.5
+    logit_cap          limit of logits, by tanh; embedding_scale: factor of embeddings
+    tensors            names of tensors, by the part that has another than Llama's
     """
 
     family: str
@@ -59,6 +65,15 @@ class DecoderSpec:
     experts_per_token: int = 0
     renormalise: bool = True
     rope: Mapping[str, Any] = field(default_factory=dict)
+    gelu: bool = False
+    out_norms: bool = False
+    norm_plus_one: bool = False
+    window_rope: Mapping[str, Any] = field(default_factory=dict)
+    score_cap: float = 0.0
+    score_scale: float = 1.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.windows and len(self.windows) != self.num_layers:

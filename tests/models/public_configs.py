@@ -182,6 +182,7 @@ CONFIGS: dict[str, Config] = {
         "model_type": "mistral3",
         "text_config": _moe(
             "mistral", 40, 5120, 32, 8, vocab_size=131072, head_dim=128, intermediate_size=32768,
+            sliding_window=None,
         ),
         "vision_config": {
             "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,

@@ -195,8 +195,8 @@ def test_qwens_window_begins_where_max_window_layers_says():
             "layer_types that alternate are not supported",
         ),
         (
-            named("Qwen3Moe", sizes(2, 64, 4, 4, 96, 100, 512) | MOE | {"mlp_only_layers": [0]}),
-            "mixing dense and expert layers is not supported",
+            named("Gemma2", sizes(2, 64, 4, 4, 96, 100, 512) | {"use_bidirectional_attention": 1}),
+            "use_bidirectional_attention is not supported",
         ),
         (
             named("Llama", sizes(2, 64, 4, 4, 96, 100, 512) | {"rope_scaling": {"x": {}}}),

@@ -18,6 +18,7 @@ from lmi_bench.analysis.model.memory import (
 )
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
+from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.planning_config import planning_shape
 from tests.models.public_configs import CONFIGS, PUBLISHED
 
@@ -36,6 +37,31 @@ def test_parameters_are_within_1_per_cent_of_the_published_total(name):
         embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
         counts = (shape.params_active, shape.params_active - embedding)
         assert min(abs(count / 1e9 / active - 1) for count in counts) < 0.05
+
+
+BY_ENGINE = {
+    "mistral-small-3.1-24b": "Mistral3ForConditionalGeneration",
+    "phi-4": "Phi3ForCausalLM",
+    "gemma-3-27b": "Gemma3ForConditionalGeneration",
+}
+
+
+@pytest.mark.parametrize("name", BY_ENGINE)
+def test_the_engines_reader_agrees_on_weights_and_cache(name):
+    """Planning counts matrices alone; the engine's reader norms, biases and sinks as well."""
+    config = CONFIGS[name] | {"architectures": [BY_ENGINE[name]]}
+    spec, planned = spec_from_hf_config(name, config), shape_of(name)
+    engine, both = spec.shape(name), planning_shape(name, config)
+    text = planned.params_total - planned.encoder_params
+    assert engine.params_total == pytest.approx(text, rel=0.004)
+    assert engine.params_active == pytest.approx(planned.params_active, rel=0.004)
+    assert kv_bytes_per_token(engine) == kv_bytes_per_token(planned)
+    for field in ("growing_layers", "sliding_window", "num_kv_heads", "shared_experts"):
+        assert getattr(engine, field) == getattr(planned, field)
+    assert (both.encoder_params, both.mtp_params) == (planned.encoder_params, planned.mtp_params)
+    assert both.params_total == pytest.approx(
+        engine.params_total + planned.encoder_params, rel=0.004
+    )
 
 
 def test_latent_attention_caches_one_vector_a_token_and_layer():

@@ -46,7 +46,8 @@ class Linear(Structure):
 class Layer(Structure):
     _fields_: ClassVar[_Fields] = [
         *_fields(Linear, "qkv out gate_up down"),
-        *_fields(c_void_p, "attention_norm mlp_norm query_norm key_norm keys values"),
+        *_fields(c_void_p, "attention_norm mlp_norm attention_out_norm mlp_out_norm"),
+        *_fields(c_void_p, "query_norm key_norm keys values"),
         ("window", c_int64),
     ]
 
@@ -54,12 +55,12 @@ class Layer(Structure):
 class Model(Structure):
     _fields_: ClassVar[_Fields] = [
         *_fields(c_int64, "layers hidden heads kv_heads head_dim ffn vocab block_size"),
-        *_fields(c_int64, "cache_kind embedding_kind threads"),
-        *_fields(c_float, "norm_eps scale"),
+        *_fields(c_int64, "cache_kind embedding_kind threads gelu"),
+        *_fields(c_float, "norm_eps scale embedding_scale score_cap logit_cap"),
         ("layer", POINTER(Layer)),
         *_fields(c_void_p, "final_norm embedding"),
         ("head", Linear),
-        ("frequencies", c_void_p),
+        *_fields(c_void_p, "frequencies window_frequencies"),
         *_fields(c_float, "amplitude growth_factor growth_power trained_length"),
     ]
 

@@ -57,6 +57,7 @@ struct LmiLinear {
 struct LmiLayer {
   LmiLinear qkv, out, gate_up, down;
   const float *attention_norm, *mlp_norm;
+  const float *attention_out_norm, *mlp_out_norm;  // of what is added to x; null: none
   const float *query_norm, *key_norm;  // null: heads are not normalised
   void *keys, *values;
   int64_t window;  // tokens seen, itself included; 0: all
@@ -66,12 +67,15 @@ struct LmiModel {
   int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
   int64_t block_size, cache_kind, embedding_kind;
   int64_t threads;
+  int64_t gelu;  // in place of silu, approximated by tanh
   float norm_eps, scale;
+  float embedding_scale, score_cap, logit_cap;  // cap 0: none
   const LmiLayer* layer;
   const float* final_norm;
   const void* embedding;  // [vocab][hidden]
   LmiLinear head;
   const float* frequencies;  // [head_dim/2], radians a position
+  const float* window_frequencies;  // of layers with a window; null: the same
   float amplitude;           // of cosines and sines
   // dynamic RoPE: frequencies / (factor * length / trained - factor + 1) ^ (power * exponent)
   float growth_factor, growth_power, trained_length;  // factor 0: none
@@ -325,10 +329,10 @@ struct Engine {
   std::vector<int32_t> sequence;  // [rows]
   int64_t query_rows = 1;
   int64_t x_stride = 0, h_stride = 0, qkv_stride = 0, attended_stride = 0, inner_stride = 0;
-  float *x = nullptr, *last_x = nullptr, *qkv = nullptr, *turn = nullptr, *best = nullptr;
+  float *x = nullptr, *last_x = nullptr, *added = nullptr, *qkv = nullptr, *turn = nullptr, *best = nullptr;
   char *h = nullptr, *attended = nullptr, *last_attended = nullptr, *inner = nullptr;
   int32_t* best_id = nullptr;
-  Buffer buffers[10];
+  Buffer buffers[11];
   std::vector<Buffer> scratch_memory;
   std::vector<Scratch> scratch;  // one per thread
 };
@@ -491,11 +495,12 @@ void take_memory(Engine& e, const LmiStep& s) {
   e.qkv = e.buffers[2].floats(rows * e.qkv_stride);
   e.attended = (char*)e.buffers[3].bytes(rows * e.attended_stride * row_bytes);
   e.inner = (char*)e.buffers[4].bytes(rows * e.inner_stride * row_bytes);
-  e.turn = e.buffers[5].floats(rows * m.head_dim);
+  e.turn = e.buffers[5].floats(rows * m.head_dim * 2);
   e.last_x = e.buffers[6].floats(sampled * e.x_stride);
   e.last_attended = (char*)e.buffers[7].bytes(sampled * e.attended_stride * row_bytes);
   e.best = e.buffers[8].floats(sampled * panels(m.head));
   e.best_id = (int32_t*)e.buffers[9].floats(sampled * panels(m.head));
+  e.added = e.buffers[10].floats(rows * e.x_stride);
 }
 
 }  // namespace lmi
@@ -952,10 +957,17 @@ static void embed(Engine& e, int64_t row) {
     const bf16* from = (const bf16*)m.embedding + at;
     for (int64_t i = 0; i < m.hidden; i++) x[i] = widened(from[i]);
   }
+  if (m.embedding_scale != 1)
+    for (int64_t i = 0; i < m.hidden; i++) x[i] *= m.embedding_scale;
 }
 
-// Cosines, then sines, of one row
-static void turns(Engine& e, int64_t row) {
+// cap * tanh(x / cap)
+LMI_INLINE Vector capped(Vector x, float cap) {
+  return cap - 2 * cap / (exponential(x * (2 / cap)) + 1.0f);
+}
+
+// Cosines, then sines, of one row, for layers of one kind
+static void turns(Engine& e, int64_t row, const float* frequencies, float* to) {
   const LmiModel& m = e.model;
   const int64_t half = m.head_dim / 2;
   const LmiSequence& sequence = e.step->sequence[e.sequence[row]];
@@ -964,12 +976,11 @@ static void turns(Engine& e, int64_t row) {
   if (m.growth_factor > 0 && length > m.trained_length)
     slower = powf(m.growth_factor * (length / m.trained_length) - (m.growth_factor - 1.0f),
                   m.growth_power);
-  float* to = e.turn + row * m.head_dim;
   for (int64_t i = 0; i < half; i++) {
-    float frequency = m.frequencies[i];
+    float frequency = frequencies[i];
     if (slower != 1.0f) frequency /= powf(slower, float(2 * i) / float(m.head_dim));
     const float angle = float(e.position[row]) * frequency;
-    const float length = m.frequencies[i] > 0 ? m.amplitude : 1;  // 0: a feature that stays
+    const float length = frequencies[i] > 0 ? m.amplitude : 1;  // 0: a feature that stays
     to[i] = cosf(angle) * length;
     to[half + i] = sinf(angle) * length;
   }
@@ -1011,7 +1022,8 @@ static void keep(Engine& e, const LmiLayer& layer, int64_t row) {
   const LmiSequence& sequence = e.step->sequence[e.sequence[row]];
   const int64_t page = e.step->tables[sequence.first_block + position / block];
   const int64_t at = position % block, together = m.cache_kind == LMI_F32 ? 1 : 2;
-  const float* turn = e.turn + row * d;
+  const bool near = layer.window && m.window_frequencies;
+  const float* turn = e.turn + (near * e.step->rows + row) * d;
   float* qkv = e.qkv + row * e.qkv_stride;
   auto key_at = [&](int64_t h) {  // 4 bytes in each of many rows: one number, or a pair
     return (uint32_t*)layer.keys + (page * m.kv_heads + h) * block * d / together + at;
@@ -1271,7 +1283,10 @@ static void attend(Engine& e, const LmiLayer& layer, const Queries& rows, const 
     const int64_t alone = lines == 1 ? find_sixteens<Cache>(pages, s.at) : 0;
     alone ? score_alone<Cache>(pages, alone, s) : score_pages<Cache>(pages, lines, s);
     for_lines([&](int64_t line, int64_t row, int64_t) {
-      soften(s.scores + line * s.span, columns, base, sees(first + row), first + row + 1,
+      float* scores = s.scores + line * s.span;
+      for (int64_t t = 0; m.score_cap > 0 && t < columns; t += W)
+        store(scores + t, capped(load(scores + t), m.score_cap));
+      soften(scores, columns, base, sees(first + row), first + row + 1,
              s.out + line * d, d, s.top + line, s.total + line);
     });
     alone ? gather_alone<Cache>(pages, alone, s) : gather_pages<Cache>(pages, lines, s);
@@ -1328,9 +1343,23 @@ void step(Engine& e) {
     float* to = x + row * e.x_stride + panel * PANEL;
     for (int64_t c = 0; c < PANEL; c += W) store(to + c, load(to + c) + load(sums + c));
   };
+  // x += linear(from), or x += norm(linear(from))
+  auto add_linear = [&](const LmiLinear& w, const Rows& from, const float* weight) {
+    if (!weight) return linear(e, w, from, rows, add_to_x);
+    linear(e, w, from, rows, [&](int64_t row, int64_t panel, const float* sums) {
+      memcpy(e.added + row * e.x_stride + panel * PANEL, sums, PANEL * 4);
+    });
+    for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) {
+      float *to = x + row * e.x_stride, *added = e.added + row * e.x_stride;
+      normalise(added, weight, m.norm_eps, m.hidden, Rows{(char*)added, 0, false}, 0);
+      for (int64_t i = 0; i < m.hidden; i += W) store(to + i, load(to + i) + load(added + i));
+    });
+  };
   for_rows(team, rows, ROWS_A_PIECE, [&](int64_t row) {
     embed(e, row);
-    turns(e, row);
+    turns(e, row, m.frequencies, e.turn + row * m.head_dim);
+    if (m.window_frequencies)
+      turns(e, row, m.window_frequencies, e.turn + (now.rows + row) * m.head_dim);
   });
   for (int64_t index = 0; index < m.layers; index++) {
     const LmiLayer& layer = e.layers[index];
@@ -1357,20 +1386,25 @@ void step(Engine& e) {
       attended.data = e.last_attended;
       rows = now.sampled;
     }
-    linear(e, layer.out, attended, rows, add_to_x);
+    add_linear(layer.out, attended, layer.attention_out_norm);
     norm(layer.mlp_norm);
     linear(e, layer.gate_up, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
       for (int64_t c = 0; c < PANEL / 2; c += W) {
         const Vector gate = load(sums + c), up = load(sums + PANEL / 2 + c);
-        inner.put(row, panel * (PANEL / 2) + c, gate / (exponential(-gate) + 1.0f) * up);
+        // gelu(x) is about x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))
+        const Vector at = m.gelu ? (gate + gate * gate * gate * 0.044715f) * 1.5957691216f : gate;
+        inner.put(row, panel * (PANEL / 2) + c, gate / (exponential(-at) + 1.0f) * up);
       }
     });
-    linear(e, layer.down, inner, rows, add_to_x);
+    add_linear(layer.down, inner, layer.mlp_out_norm);
   }
   norm(m.final_norm);
   linear(e, m.head, h, rows, [&](int64_t row, int64_t panel, const float* sums) {
     const int64_t count = std::min(PANEL, m.vocab - panel * PANEL);
-    if (now.logits) memcpy(now.logits + row * m.vocab + panel * PANEL, sums, count * 4);
+    float* to = now.logits + row * m.vocab + panel * PANEL;
+    if (now.logits) memcpy(to, sums, count * 4);
+    for (int64_t c = 0; now.logits && m.logit_cap > 0 && c < count; c++)
+      to[c] = tanhf(to[c] / m.logit_cap) * m.logit_cap;
     if (now.likeliest) likeliest_of(e, row, panel, sums);
   });
   if (!now.likeliest) return;

@@ -21,13 +21,15 @@ from lmi_bench.models.spec import DecoderSpec, NormKind
 
 PANEL: Final = 64  # outputs that step.cpp computes together
 KINDS: Final = {torch.float32: binding.F32, torch.bfloat16: binding.BF16}
-FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
 
 
 def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
     """Why the step cannot run this model with this block size; None if it can."""
     if spec.family not in FAMILIES or spec.norm is not NormKind.RMS or spec.experts:
         return f"it has no step for {spec.family} models (only for {', '.join(FAMILIES)})"
+    if spec.window_rope and spec.window_rope["rope_type"] != "default":
+        return f"it has no {spec.window_rope['rope_type']} positions in layers with a window"
     for name in ("hidden_size", "head_dim"):
         if getattr(spec, name) % 16:
             return f"{name} {getattr(spec, name)} is not a multiple of 16"
@@ -80,6 +82,9 @@ class NativeWeights:
     def _model(self, load: WeightLoader) -> binding.Model:
         spec = self._spec
         frequencies, amplitude = rotary_frequencies(spec.rope, spec.head_dim)
+        near = None
+        if spec.window_rope:
+            near = self._hold(rotary_frequencies(spec.window_rope, spec.head_dim)[0])
         growth = dynamic_growth(spec.rope, spec.head_dim)
         embedding = load.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         head = load.head_rows(embedding)
@@ -93,12 +98,17 @@ class NativeWeights:
             vocab=spec.vocab_size,
             embedding_kind=KINDS[self._dtype],
             norm_eps=spec.norm_eps,
-            scale=spec.head_dim**-0.5,
+            gelu=spec.gelu,
+            scale=spec.score_scale,
+            embedding_scale=float(torch.tensor(spec.embedding_scale, dtype=self._dtype)),
+            score_cap=spec.score_cap,
+            logit_cap=spec.logit_cap,
             layer=self.layers,
             final_norm=self._vector(load.norm("model.norm").tensors[0]),
             embedding=self._hold(embedding.contiguous()),
             head=self._linear(PlainLinear(head)),
             frequencies=self._hold(frequencies.contiguous()),
+            window_frequencies=near,
             amplitude=amplitude,
             growth_factor=growth[0] if growth else 0.0,
             growth_power=growth[1] if growth else 0.0,
@@ -118,6 +128,9 @@ class NativeWeights:
         layer.down = self._linear(plain(mlp.down))
         layer.attention_norm = self._vector(part.attention_norm.tensors[0])
         layer.mlp_norm = self._vector(part.mlp_norm.tensors[0])
+        if part.out_norms:
+            layer.attention_out_norm = self._vector(part.out_norms[0].tensors[0])
+            layer.mlp_out_norm = self._vector(part.out_norms[1].tensors[0])
         if attention.qk_norm is not None:
             heads = attention.qk_norm.tensors[0]
             layer.query_norm, layer.key_norm = self._vector(heads[0]), self._vector(heads[-1])

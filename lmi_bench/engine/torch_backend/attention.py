@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows, slots_of
+from lmi_bench.models.spec import DecoderSpec
 
 _GATHER_BYTES: Final = 16 << 20  # limit of keys gathered at once, a few times a core's L2 cache
 _WINDOW_ROWS: Final = 256  # minimum rows of a prompt that share the keys of their windows
@@ -274,7 +275,8 @@ def _bias(unseen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class PagedAttention:
-    """Attention of every layer of one model over one cache.
+    """Attention of every layer of one model over one cache: softmax(scale * q k) v, where scores
+    may be capped: cap * tanh(scores / cap).
 
     With keys per query head (MHA), decoding is bound by reading the cache: it computes in the
     cache's format and sums values in place, which saves half of the gathering. With shared keys
@@ -283,20 +285,14 @@ class PagedAttention:
     mask_formats  formats that packed steps must be made with
     """
 
-    def __init__(
-        self,
-        cache: KvCache,
-        num_heads: int,
-        compute: torch.dtype,
-        windows: Sequence[int | None] = (),
-    ) -> None:
-        """windows  per layer, in tokens, None: full attention; empty: full in every layer"""
-        shape = cache.shape
+    def __init__(self, cache: KvCache, spec: DecoderSpec, compute: torch.dtype) -> None:
+        shape, num_heads, windows = cache.shape, spec.num_heads, spec.layer_windows
         self._cache = cache
         self._num_kv_heads = shape.num_kv_heads
         self._group = num_heads // shape.num_kv_heads
         self._head_dim = shape.head_dim
-        self._scale = shape.head_dim**-0.5
+        self._scale = spec.score_scale
+        self._cap = spec.score_cap
         # a CPU has no arithmetic in half precision
         narrow = shape.dtype == torch.float16 and compute != torch.float16
         alone = self._group == 1 and not narrow
@@ -337,6 +333,16 @@ class PagedAttention:
                 .to(q.dtype)
                 for pages in self._cache.head_pages(layer)
             )
+        if self._cap:  # SDPA has no form for it; all heads' scores at once would take much memory
+            bias, grouped = prompt.bias, q.view(rows, kv_heads, group, -1)
+            if bias is None:
+                later = torch.ones(rows, keys.shape[1], dtype=torch.bool, device=q.device).triu(1)
+                bias = _bias(later, q.dtype)
+            weights = (
+                self._capped(grouped[:, head] @ keys[head].T * self._scale, bias[:, None])
+                for head in range(kv_heads)
+            )
+            return torch.cat([part @ values[head] for head, part in enumerate(weights)], dim=1)
         # KV heads are SDPA's batch; expand shares each with its query heads without a copy
         shared = (kv_heads, group, keys.shape[1], self._head_dim)
         attended = functional.scaled_dot_product_attention(
@@ -349,6 +355,10 @@ class PagedAttention:
         )
         return attended.permute(2, 0, 1, 3).reshape(rows, -1, self._head_dim)
 
+    def _capped(self, scores: Tensor, bias: Tensor) -> Tensor:
+        """Weights of scores that are capped before the bias is added."""
+        return torch.softmax(torch.tanh(scores / self._cap) * self._cap + bias, dim=-1)
+
     def _decode(self, layer: int, q: Tensor, group: DecodeGroup) -> Tensor:
         """One row per sequence; result shape (sequences, heads, head_dim)."""
         batch, _, context = group.bias.shape
@@ -357,8 +367,9 @@ class PagedAttention:
         queries = q.to(dtype).reshape(batch, self._group, self._head_dim)
         scores = self._buffer("scores", (batch, self._group, context), dtype)
         keys = self._gather(key_pages, group, dtype)
-        torch.baddbmm(group.bias, queries, keys.transpose(1, 2), alpha=self._scale, out=scores)
-        weights = torch.softmax(scores, dim=-1)
+        beta, scale, keys = 0 if self._cap else 1, self._scale, keys.transpose(1, 2)
+        torch.baddbmm(group.bias, queries, keys, beta=beta, alpha=scale, out=scores)
+        weights = self._capped(scores, group.bias) if self._cap else torch.softmax(scores, dim=-1)
         if group.value_rows is None:
             attended = torch.bmm(weights, self._gather(value_pages, group, dtype))
         else:  # a weighted sum of indexed rows, without a copy of the values

@@ -30,6 +30,10 @@ class Linear(ABC):
         """silu(linear(x))."""
         return functional.silu(self(x), inplace=True)
 
+    def gelu(self, x: Tensor) -> Tensor:
+        """gelu(linear(x)), approximated by tanh."""
+        return functional.gelu(self(x), approximate="tanh")
+
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         """linear(x) * factor."""
         return self(x).mul_(factor)
@@ -75,6 +79,9 @@ class PackedLinear(Linear):
     def silu(self, x: Tensor) -> Tensor:
         return self._unary(x, self._weight, self._bias, "swish", [], "")
 
+    def gelu(self, x: Tensor) -> Tensor:
+        return self._unary(x, self._weight, self._bias, "gelu", [], "tanh")
+
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         return self._binary(x, factor, self._weight, self._bias, "mul")
 
@@ -101,7 +108,8 @@ def packing_works(device: torch.device, dtype: torch.dtype) -> bool:
 class RmsNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, with the mean in float32.
 
-    tensors  the weight, shape (features,), or a row for each of several heads: (heads, head_dim)
+    tensors  the weight, shape (features,), or a row for each of several heads: (heads, head_dim);
+             in float32 it is applied before the result is rounded
     """
 
     tensors: tuple[Tensor, ...]
@@ -111,8 +119,9 @@ class RmsNorm:
         wide = x.to(_RMS_DTYPE)
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = scale.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
-        normed: Tensor = (wide * scale).to(x.dtype) * self.tensors[0]
-        return normed
+        weight = self.tensors[0]
+        normed: Tensor = (wide * scale).to(weight.dtype) * weight
+        return normed.to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,18 +151,23 @@ class Mlp(Protocol):
 
 @dataclass(slots=True, eq=False)
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202."""
+    """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202; or
+    with `gelu` in place of silu."""
 
     gate: Linear
     up: Linear
     down: Linear
+    gelu: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """The layer without a residual, as an expert needs it."""
-        return self.down(self.up.multiply(x, self.gate.silu(x)))
+        return self.down(self._inner(x))
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.down.add(self.up.multiply(x, self.gate.silu(x)), residual)
+        return self.down.add(self._inner(x), residual)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        return self.up.multiply(x, self.gate.gelu(x) if self.gelu else self.gate.silu(x))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -316,10 +316,16 @@ class WeightLoader:
         """Inputs of the whole matrix; this rank may have a part."""
         return self.checkpoint.stored_shape(f"{name}.weight")[1]
 
+    def factor(self, name: str, size: int) -> Tensor:
+        """A norm's weight, plus 1 if the model stores it less 1; then in float32, which rounds it
+        no further."""
+        weight = self.tensor(f"{name}.weight", size)
+        return weight.float() + 1 if self.spec.norm_plus_one else weight
+
     def norm(self, name: str) -> Norm:
         """The model's kind of norm over its hidden features."""
         hidden, eps = self.spec.hidden_size, self.spec.norm_eps
-        weight = self.tensor(f"{name}.weight", hidden)
+        weight = self.factor(name, hidden)
         if self.spec.norm is NormKind.RMS:
             return RmsNorm((weight,), eps)
         return LayerNorm((weight, self.tensor(f"{name}.bias", hidden)), eps)

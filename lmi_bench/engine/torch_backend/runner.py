@@ -54,9 +54,7 @@ class TorchForward:
         self.block_size = cache.shape.block_size
         self.num_blocks = num_blocks or cache.num_blocks
         self._device = cache.keys[0].device
-        self._attention = PagedAttention(
-            cache, model.shape.num_heads, model.precision.compute, model.spec.layer_windows
-        )
+        self._attention = PagedAttention(cache, model.spec, model.precision.compute)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:

@@ -1,6 +1,6 @@
 """Tensors that a checkpoint holds in another form than the layers ask for, under Llama's names.
 
-Projections of one input may be one matrix.
+A wrapper of a text model has its own prefix, projections of one input may be one matrix.
 """
 
 import re
@@ -13,6 +13,11 @@ from torch import Tensor
 
 from lmi_bench.models.spec import DecoderSpec
 
+_PREFIXES: Final = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.": "",
+}
 _FUSED: Final = re.compile(r".*\.(qkv|gate_up)_proj\.(weight|bias)")
 
 
@@ -39,10 +44,17 @@ def forms_of(stored: Stored, spec: DecoderSpec) -> dict[str, Form]:
     """Every tensor of the model that is not in the files under its name and in its form."""
     forms: dict[str, Form] = {}
 
+    def whole(name: str) -> Form:
+        return forms.get(name) or Form(stored.stored_shape(name), partial(stored.read, name))
+
     for name in stored.names:
+        old = next((old for old in _PREFIXES if name.startswith(old)), "")
+        own = _PREFIXES.get(old, "") + name.removeprefix(old)
+        if own != name:
+            forms[own] = whole(name)
+    for name in (*stored.names, *forms):
         if _FUSED.fullmatch(name):
-            whole = Form(stored.stored_shape(name), partial(stored.read, name))
-            forms.update(_parts(name, whole, spec))
+            forms.update(_parts(name, whole(name), spec))
     return forms
 
 

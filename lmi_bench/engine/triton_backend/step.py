@@ -19,7 +19,7 @@ _LEAST_PAGE: Final = 16
 
 def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
     """Why these kernels cannot run this model, as a clause after "because"; else None."""
-    if spec.parallel or not spec.gated_mlp or spec.norm is not NormKind.RMS:
+    if spec.parallel or spec.gelu or not spec.gated_mlp or spec.norm is not NormKind.RMS:
         return f"there are no kernels for {spec.family}'s layers"
     if spec.experts:
         return "there are no kernels for experts"

@@ -38,6 +38,10 @@ MODELS = {
     "window over a page": ("Mistral", {"sliding_window": 21}),
     "Qwen2": ("Qwen2", {}),
     "Qwen3": ("Qwen3", {}),
+    "Phi-3": ("Phi3", {}),
+    "Gemma": ("Gemma", {}),
+    "Gemma 2": ("Gemma2", {}),
+    "Gemma 3": ("Gemma3", {"tie_word_embeddings": True}),
 }
 
 
@@ -59,7 +63,7 @@ def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(
     assert_equal_but_for_near_ties(model, requests, outputs)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Gemma2"])
 @pytest.mark.parametrize("variant", ["avx512", "avx2", "portable"])
 def test_every_set_of_kernels_gives_the_same_tokens(make_model, compiled, family, variant):
     if variant not in compiled.variants():

@@ -112,7 +112,13 @@ def test_float32_logits_are_those_of_transformers(open_step):
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("Llama", {}), ("Mistral", {"sliding_window": 5}), ("Qwen2", {}), ("Qwen3", {})],
+    [
+        ("Llama", {}),
+        ("Mistral", {"sliding_window": 5}),
+        ("Qwen2", {}),
+        ("Qwen3", {}),
+        *((f"Gemma{n}", {}) for n in ("", 2, 3)),
+    ],
 )
 def test_bfloat16_logits_are_as_good_as_those_of_transformers(open_step, family, changes):
     """Stated tolerance, that of the torch back end: against float32, root mean square error at

@@ -67,6 +67,9 @@ MODELS = {
         "Phi3",
         {"max_position_embeddings": 1024, "rope_parameters": LONGROPE} | TIED,
     ),
+    "Gemma": ("Gemma", {}),
+    "Gemma 2: four norms, caps, windows": ("Gemma2", TIED),
+    "Gemma 3: rotary settings by layer": ("Gemma3", TIED),
 }
 NEW = {
     name: case
@@ -89,7 +92,7 @@ def test_a_batch_of_requests_gets_the_tokens_that_transformers_gives_each(
 def test_chunks_preemption_prefixes_and_drafts_change_no_token(make_model, family, changes):
     model = make_model(family, **changes)
     requests = random_requests(2, 10, longest_prompt=24, longest_output=36)
-    requests += [(prompt, 4, delay_s) for prompt, _, delay_s in requests]
+    requests = [([5, 7, 9, 11, *prompt], tokens, wait_s) for prompt, tokens, wait_s in requests]
     outputs, stats = asyncio.run(
         generate(
             model.folder,

@@ -29,6 +29,42 @@ def stored(model):
     return load_file(model.folder / "model.safetensors")
 
 
+@pytest.mark.parametrize(
+    "prefix", [{"model.": "language_model.model."}, {"model.": "model.language_model."}]
+)
+def test_a_wrapper_of_a_text_model_gives_the_text_models_output(make_model, tmp_path, prefix):
+    model = make_model("Mistral")
+    ((old, new),) = prefix.items()
+    tensors = {name.replace(old, new, 1): tensor for name, tensor in stored(model).items()}
+    if "language_model.model." in new:
+        tensors["language_model.lm_head.weight"] = tensors.pop("lm_head.weight")
+    tensors["vision_tower.patch.weight"] = torch.ones(4, 4)
+    text = json.loads((model.folder / "config.json").read_text())
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    folder = rewritten(model.folder, tmp_path / "m", tensors)
+    (folder / "config.json").write_text(json.dumps(outer))
+    torch.testing.assert_close(scores(folder), scores(model.folder))
+
+
+def test_gemma_3_with_its_encoder_as_transformers_saves_it_gives_its_text(tmp_path):
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    text = {"head_dim": 16, "num_key_value_heads": 1, "sliding_window": 8, "vocab_size": 211}
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    config = transformers.Gemma3Config(
+        text_config=sizes | text | {"initializer_range": 0.2, "pad_token_id": 2},
+        vision_config=sizes | {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=210,
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "m")
+    with torch.inference_mode():
+        logits = model(torch.tensor([TOKENS])).logits[0, :-1]
+    wanted = torch.log_softmax(logits, -1).gather(1, torch.tensor(TOKENS)[1:, None])[:, 0]
+    torch.testing.assert_close(scores(tmp_path / "m"), wanted, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("load", [TorchExecutor.load, NativeExecutor.load])
 def test_another_head_in_the_file_of_a_tied_model_is_taken(make_llama, tmp_path, load):
     """As transformers does; a copy of the embedding is no other head."""

@@ -16,6 +16,8 @@ GATED = {"intermediate_size": 96, "num_key_value_heads": 2, "tie_word_embeddings
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FALCON = {"alibi": False, "tie_word_embeddings": False}
 LAYER_TYPES = ["sliding_attention", "full_attention"]
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 12}
+GEMMA |= {"layer_types": LAYER_TYPES}
 FAMILIES: dict[str, dict[str, object]] = {
     "Llama": GATED | {"num_key_value_heads": 4},
     "Mistral": GATED,
@@ -26,6 +28,9 @@ FAMILIES: dict[str, dict[str, object]] = {
     | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "Falcon": FALCON,
     "Phi3": GATED | {"pad_token_id": 2},
+    "Gemma": GATED | {"head_dim": 32},
+    "Gemma2": GATED | GEMMA | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
+    "Gemma3": GATED | GEMMA,
     "Ministral": GATED | {"head_dim": 16, "sliding_window": 12, "layer_types": LAYER_TYPES},
 }
 """What each family's config has beside the common sizes."""
@@ -44,7 +49,8 @@ class TinyModel:
 
     def __init__(self, folder: Path, family: str, **changes: object) -> None:
         torch.manual_seed(7)
-        config = getattr(transformers, f"{family}Config")(
+        text = "Text" if family == "Gemma3" else ""
+        config = getattr(transformers, f"{family}{text}Config")(
             **{
                 "vocab_size": VOCAB_SIZE,
                 "hidden_size": 64,
@@ -59,11 +65,14 @@ class TinyModel:
             | changes
         )
         self.model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-        for name, parameter in self.model.named_parameters():
-            if parameter.ndim == 1:  # norms and biases: else ones and zeros, which hide mistakes
-                mean = 0.0 if name.endswith("bias") else 1.0
+        zero = ("bias",) if "Gemma" not in family else ("bias", "norm.weight")
+        state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for name, parameter in state.items():
+            if (parameter.ndim == 1 and "inv_freq" not in name) or name.endswith("_bias"):
+                # norms, biases, sinks: else ones and zeros, which hide mistakes
+                mean = 0.0 if name.endswith(zero) else 1.0
                 torch.nn.init.normal_(parameter, mean=mean, std=0.2)
-            elif family in ("Mixtral", "Qwen3Moe") and "gate" in name and parameter.ndim == 2:
+            elif name.endswith((".gate.weight", "router.weight")):
                 torch.nn.init.normal_(parameter, std=0.5)  # a router that has a clear opinion
         self.folder = folder
         self.model.save_pretrained(folder)

@@ -1,12 +1,13 @@
 """The decoder's forward pass, common to all model families.
 
-A family's file maps a checkpoint's tensors to parts; the DecoderSpec describes the parts (norms,
-biases, windows, experts).
+`families` maps a checkpoint's tensors to parts; the DecoderSpec describes the parts (norms, biases,
+windows, experts).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizedBytes
@@ -52,16 +53,23 @@ class AttentionBlock:
 @dataclass(frozen=True, slots=True)
 class Layer:
     """x += attention(norm(x)), then x += mlp(norm(x)); both from the same x if `parallel`. It runs
-    in two halves; rows that are not sampled can be dropped between them."""
+    in two halves; rows that are not sampled can be dropped between them.
+
+    out_norms  of what attention and MLP add to x; none: they add it as it is
+    """
 
     attention_norm: Norm
     attention: AttentionBlock
     mlp_norm: Norm
     mlp: Mlp
     parallel: bool = False
+    out_norms: tuple[Norm, ...] = ()
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output from its input and the attention."""
+        if self.out_norms:
+            x = x + self.out_norms[0](self.attention.out(attended))
+            return x + self.out_norms[1](self.mlp.add(self.mlp_norm(x), x.new_zeros(x.shape)))
         with_attention = self.attention.out.add(attended, x)
         read = x if self.parallel else with_attention
         return self.mlp.add(self.mlp_norm(read), with_attention)
@@ -74,6 +82,7 @@ class Decoder:
     Its parts are public for back ends with another forward pass.
 
     precision   number formats of weights and products
+    rotary      of every layer, or of those without a window if there is a `window_rotary`
     held_bytes  bytes of matrices, embeddings and head
     quantized   bytes before and after quantization; None without quantization
     unread      words about tensors of the file that no layer reads; empty without any
@@ -90,6 +99,7 @@ class Decoder:
     held_bytes: int
     quantized: QuantizedBytes | None
     unread: str
+    window_rotary: Rotary | None = None
 
     def logits(
         self,
@@ -104,11 +114,18 @@ class Decoder:
         token_ids, positions, contexts  shape (rows,), as in PackedStep
         """
         x = self.embedding(token_ids).to(self.precision.compute)
-        turn = self.rotary.at(positions, contexts)
+        if self.spec.embedding_scale != 1.0:  # rounded as the rows are
+            x = x * x.new_tensor(self.spec.embedding_scale)
+        turn = near = self.rotary.at(positions, contexts)
+        if self.window_rotary is not None:
+            near = self.window_rotary.at(positions, contexts)
+        windows, cap = self.spec.layer_windows, self.spec.logit_cap
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            attended = layer.attention.attend(index, layer.attention_norm(x), turn, attend)
+            own = turn if windows[index] is None else near
+            attended = layer.attention.attend(index, layer.attention_norm(x), own, attend)
             if index == last:  # from here on a row feeds only its own logits
                 attended, x = attended[sampled_rows], x[sampled_rows]
             x = layer.finish(x, attended)
-        return self.head(self.norm(x))
+        logits = self.head(self.norm(x))
+        return torch.tanh(logits / cap) * cap if cap else logits

@@ -1,19 +1,19 @@
 """Builds each model family: maps a checkpoint's tensors to the parts of a decoder.
 
-Llama and related models (Mistral, Mixtral, Qwen2, Qwen3, Phi-3): RMS norms, rotary positions,
-shared KV heads, a gated MLP or several as experts. They use the same tensor names; the spec has
-their windows, biases and head norms. Falcon: layer norms, attention parallel to the MLP; 7B has
-one KV head and one norm per layer, 40B and 180B have 8 KV heads and a norm for each half.
+The spec tells which parts there are, and their names where these are not Llama's.
+Falcon: layer norms, attention parallel to the MLP; 7B has one KV head and one norm per layer, 40B
+and 180B have 8 KV heads and a norm for each half.
 Sources: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Jiang et al. 2023,
 arXiv:2310.06825, and 2024, arXiv:2401.04088; Yang et al. 2024, arXiv:2412.15115, and 2025,
-arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867.
+arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867; Gemma Team 2024, arXiv:2408.00118, and
+2025, arXiv:2503.19786.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class Names:
     norms  of attention and MLP; one name: of both together
     qkv    one name: queries, keys and values are stored as one matrix, KV head by KV head
     inner  matrices that read the MLP's input: gate and up, or up alone
+    out_norms  of the outputs of attention and MLP
     """
 
     embedding: str = "model.embed_tokens"
@@ -44,29 +45,17 @@ class Names:
     mlp: str = "mlp"
     inner: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
-
-
-_LLAMA: Final = Names()
-_MIXTRAL: Final = Names(mlp="block_sparse_moe", inner=("w1", "w3"), down="w2")
-_FALCON: Final = Names(
-    embedding="transformer.word_embeddings",
-    layers="transformer.h",
-    norm="transformer.ln_f",
-    attention="self_attention",
-    qkv=("query_key_value",),
-    out="dense",
-    inner=("dense_h_to_4h",),
-    down="dense_4h_to_h",
-)
+    out_norms: tuple[str, ...] = ()
 
 
 def names_of(spec: DecoderSpec) -> Names:
     """The names of a model's tensors."""
-    if spec.family != "falcon":
-        return _MIXTRAL if spec.family == "mixtral" else _LLAMA
-    if spec.norms_per_layer == 1:
-        return replace(_FALCON, norms=("input_layernorm",))
-    return replace(_FALCON, norms=("ln_attn", "ln_mlp")) if spec.parallel else _FALCON
+    names = Names()
+    own: dict[str, Any] = dict(spec.tensors)
+    for part, text in spec.tensors.items():
+        if not isinstance(getattr(names, part), str):
+            own[part] = tuple(text.split())
+    return replace(names, **own)
 
 
 def build_layer(load: WeightLoader, index: int) -> Layer:
@@ -76,7 +65,8 @@ def build_layer(load: WeightLoader, index: int) -> Layer:
     norms = [load.norm(f"{prefix}.{name}") for name in names.norms]
     attention = _attention(load, names, f"{prefix}.{names.attention}")
     mlp = _mlp(load, names, f"{prefix}.{names.mlp}")
-    return Layer(norms[0], attention, norms[-1], mlp, spec.parallel)
+    out_norms = [load.norm(f"{prefix}.{name}") for name in names.out_norms]
+    return Layer(norms[0], attention, norms[-1], mlp, spec.parallel, tuple(out_norms))
 
 
 def _attention(load: WeightLoader, names: Names, prefix: str) -> AttentionBlock:
@@ -118,7 +108,7 @@ def _by_kind(spec: DecoderSpec, fused: Tensor) -> Tensor:
 def _qk_norm(load: WeightLoader, prefix: str) -> RmsNorm:
     """The norms of query and key heads as one, with a row of weights for each head."""
     spec = load.spec
-    query, key = (load.tensor(f"{prefix}.{name}_norm.weight", spec.head_dim) for name in "qk")
+    query, key = (load.factor(f"{prefix}.{name}_norm", spec.head_dim) for name in "qk")
     weight = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)), dim=0)
     return RmsNorm((weight,), spec.norm_eps)
 
@@ -128,12 +118,17 @@ def _mlp(load: WeightLoader, names: Names, prefix: str) -> Mlp:
     if not spec.gated_mlp:
         return GeluMlp(*_matrices(load, names, prefix))
     if not spec.experts:
-        return GatedMlp(*_matrices(load, names, prefix))
+        return _gated(load, names, prefix)
     router = load.linear((f"{prefix}.gate",), (spec.experts,), spec.hidden_size)
     each = [f"{prefix}.experts.{number}" for number in range(spec.experts)]
-    experts = [GatedMlp(*_matrices(load, names, one, summed=False)) for one in each]
+    experts = [_gated(load, names, one, summed=False) for one in each]
     per_token = spec.experts_per_token
     return ExpertMlp(router, experts, per_token, renormalise=spec.renormalise, join=load.join)
+
+
+def _gated(load: WeightLoader, names: Names, prefix: str, *, summed: bool = True) -> GatedMlp:
+    gate, up, down = _matrices(load, names, prefix, summed=summed)
+    return GatedMlp(gate, up, down, load.spec.gelu)
 
 
 def _matrices(
@@ -149,11 +144,12 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
     """Build a model of any family from the weights that `load` reads."""
     spec, names = load.spec, names_of(load.spec)
     embedding, head = load.vocabulary(f"{names.embedding}.weight")
+    rotary = partial(Rotary, dtype=load.precision.compute, device=load.device)
     return Decoder(
         shape=spec.shape(folder.resolve().name),
         spec=spec,
         precision=load.precision,
-        rotary=Rotary(spec.rope, spec.head_dim, dtype=load.precision.compute, device=load.device),
+        rotary=rotary(spec.rope, spec.head_dim),
         embedding=embedding,
         layers=[build_layer(load, index) for index in range(spec.num_layers)],
         norm=load.norm(names.norm),
@@ -161,4 +157,5 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
         held_bytes=load.held_bytes,
         quantized=load.quantized,
         unread=load.checkpoint.unread(),
+        window_rotary=rotary(spec.window_rope, spec.head_dim) if spec.window_rope else None,
     )

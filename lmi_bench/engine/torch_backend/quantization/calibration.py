@@ -367,5 +367,9 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> QuantizePlan | None
     if settings.scheme is Scheme.NONE:
         return None
     group_size = check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
+    if settings.scheme.calibrated and spec.norm_plus_one:
+        raise InputError(
+            f"{folder.name}: {settings.scheme} has no factors for {spec.family}'s norms"
+        )
     factors = calibration.factors(group_size) if settings.scheme.calibrated else None
     return QuantizePlan(settings, group_size, factors)

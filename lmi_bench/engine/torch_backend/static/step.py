@@ -96,7 +96,8 @@ class _Call(Linear):
 
 def _with_calls(model: Decoder, norm_tensors: Sequence[Tensor]) -> Decoder:
     """The model with a call in place of every part, and with these tensors in its norms."""
-    tensors, like = iter(norm_tensors), norm_tensors[0]  # every part computes in their format
+    tensors = iter(norm_tensors)
+    like = norm_tensors[0].new_empty(0, dtype=model.precision.compute)
     hidden = model.spec.hidden_size
 
     def filled(norm: Norm) -> Norm:
@@ -114,7 +115,8 @@ def _with_calls(model: Decoder, norm_tensors: Sequence[Tensor]) -> Decoder:
             qk_norm=None if block.qk_norm is None else filled(block.qk_norm),
         )
         mlp_norm, mlp = filled(layer.mlp_norm), _Call(number + 2, hidden)
-        layers.append(Layer(norm, attention, mlp_norm, mlp, layer.parallel))
+        out = tuple(filled(norm) for norm in layer.out_norms)
+        layers.append(Layer(norm, attention, mlp_norm, mlp, layer.parallel, out))
     return replace(
         model,
         embedding=lambda token_ids: call_part(_EMBEDDING, token_ids, like, hidden),
@@ -152,6 +154,7 @@ class DecodeStep(torch.nn.Module):
         norm_tensors          the parameters of the model's norms, from `_norm_tensors`
         """
         layout, windows = self._layout, self._model.spec.layer_windows
+        scale, cap = self._model.spec.score_scale, self._model.spec.score_cap
         count, size, head_dim = positions.shape[0], layout.block_size, layout.head_dim
         batch = count * layout.num_kv_heads
         # block, head and offset of each row's heads; broadcast to (sequences, kv_heads)
@@ -161,7 +164,7 @@ class DecodeStep(torch.nn.Module):
             (positions % size)[:, None],
         )
         page_rows = head_page_rows(block_tables, layout.num_kv_heads)
-        tokens, dtype = block_tables.shape[1] * size, norm_tensors[0].dtype
+        tokens, dtype = block_tables.shape[1] * size, self._model.precision.compute
         biases = {window: self._bias(positions, tokens, window, dtype) for window in set(windows)}
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -172,7 +175,11 @@ class DecodeStep(torch.nn.Module):
                 gathered = pages.view(-1, size, head_dim).index_select(0, page_rows)
                 seen.append(gathered.view(batch, -1, head_dim).to(q.dtype))
             queries, bias = q.reshape(batch, -1, head_dim), biases[windows[index]]
-            scores = torch.baddbmm(bias, queries, seen[0].transpose(1, 2), alpha=head_dim**-0.5)
+            turned = seen[0].transpose(1, 2)
+            if cap:
+                scores = torch.tanh(torch.bmm(queries, turned) * (scale / cap)) * cap + bias
+            else:
+                scores = torch.baddbmm(bias, queries, turned, alpha=scale)
             return torch.bmm(torch.softmax(scores, dim=-1), seen[1]).reshape(count, -1)
 
         model = _with_calls(self._model, norm_tensors)
@@ -239,7 +246,12 @@ def _norm_tensors(model: Decoder) -> list[Tensor]:
     norms = [
         norm
         for layer in model.layers
-        for norm in (layer.attention_norm, layer.attention.qk_norm, layer.mlp_norm)
+        for norm in (
+            layer.attention_norm,
+            layer.attention.qk_norm,
+            layer.mlp_norm,
+            *layer.out_norms,
+        )
     ]
     return [tensor for norm in (*norms, model.norm) if norm is not None for tensor in norm.tensors]
 
