@@ -27,8 +27,9 @@ import transformers
 
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.native_build import NativeUnavailableError
+from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.native_backend.executor import NativeExecutor
-from lmi_bench.engine.scheduling.drafting import NgramDrafter
+from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 
@@ -47,6 +48,7 @@ MODES: dict[str, dict[str, Any]] = {
     "chunked": {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": 7},
     "prefix": {"prefix_caching": True, "max_rolling_batch_size": 3},
     "n-gram": {"drafter": 3},
+    "draft": {"draft": 3},  # of the model itself: all but near ties are accepted
 }
 BACK_ENDS: dict[str, Callable[..., Any]] = {
     "torch": TorchExecutor.load,
@@ -83,6 +85,12 @@ def counted(references: list[Any], outputs: list[list[int]]) -> tuple[int, int]:
     return compared, wrong
 
 
+def with_draft(load: Callable[..., Any], folder: Path, options: Any) -> Any:
+    """The model with itself as its draft."""
+    target = load(folder, options)
+    return DraftingExecutor(target, load(folder, options, beside=target))
+
+
 class Table:
     """Rows as they are done, and what the modes did: a mode that does nothing proves nothing."""
 
@@ -102,6 +110,9 @@ class Table:
         settings = CACHE | MODES.get(mode, {})
         if drafted := settings.pop("drafter", None):
             settings["drafter"] = NgramDrafter(drafted, shortest=1)
+        if drafted := settings.pop("draft", None):
+            settings["drafter"] = ExecutorDrafter(drafted)
+            load = partial(with_draft, load)
         running = parity.generate(model.folder, requests, block_size=BLOCK, load=load, **settings)
         outputs, stats = asyncio.run(running)
         compared, wrong = counted(references, outputs)
