@@ -47,7 +47,8 @@ def installed(what: str, instead: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as exc:
-        packages = "triton" if exc.name == "triton" else "'lmi-bench[engine]'"
+        others = {"triton": "triton", "llguidance": "'lmi-bench[structured]'"}
+        packages = others.get(exc.name or "", "'lmi-bench[engine]'")
         text = f"{what} needs {exc.name}: pip install {packages}{instead}"
         raise InputError(text) from exc
 

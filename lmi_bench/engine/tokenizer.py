@@ -50,7 +50,7 @@ class Tokenizer:
             raise
         except Exception as exc:  # the library raises bare Exception for any invalid file
             raise InputError(f"{path} cannot be read as a tokenizer: {exc}") from exc
-        return cls(tokenizer, _eos_token_ids(folder), folder)
+        return cls(tokenizer, eos_token_ids(folder), folder)
 
     @classmethod
     def from_json(cls, content: str, eos_token_ids: Iterable[int] = ()) -> "Tokenizer":
@@ -137,7 +137,7 @@ def _fast_tokenizer_class() -> Any:
     return FastTokenizer
 
 
-def _eos_token_ids(folder: Path) -> tuple[int, ...]:
+def eos_token_ids(folder: Path) -> tuple[int, ...]:
     """The end-of-sequence ids, from generation_config.json first, then config.json."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_bench.core.errors import InputError
@@ -20,6 +21,15 @@ Ranked = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must follow: llguidance's `text`, over the tokens of the model in `folder`."""
+
+    text: str
+    folder: Path
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Generation settings of one request; the defaults are greedy decoding.
 
@@ -30,6 +40,7 @@ class SamplingParams:
     top_logprobs    also return those of this many most likely tokens per position
     eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
     stop_token_ids  end it with reason `stop_sequence`
+    grammar         that the answer must follow
     min_p           least probability, as a share of the likeliest token's
     logit_bias      added to the logits of these tokens, -100 to 100
     penalised       True if earlier tokens or a bias change the logits; derived from the rest
@@ -57,6 +68,7 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    grammar: Grammar | None = None
     min_p: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     # a field, since every step reads it for every row

@@ -30,6 +30,8 @@ _MUST: Final = {
     "missing": "be a string",  # all fields without a default are
     "list_type": "be a non-empty list",
     "too_short": "be a non-empty list",
+    "extra_forbidden": "be omitted",
+    "literal_error": "be {expected}",
     "dict_type": "be an object",
     "model_type": "be an object",
     "greater_than_equal": "be at least {ge}",

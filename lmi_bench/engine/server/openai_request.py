@@ -1,11 +1,12 @@
 """The fields of an OpenAI request, completion or chat, with vLLM's extra ones."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import AliasChoices, Field, NonNegativeInt, PlainValidator
+from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PlainValidator
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.engine.grammar import calls_grammar
 from lmi_bench.engine.server.fields import AtLeast1, Fields, VllmFields
 from lmi_bench.engine.server.streaming import MAX_CHOICES
 
@@ -18,13 +19,43 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class _OpenAiFields(VllmFields):
+class _Guided(Fields):
+    """Grammars for the answer, by the names that vLLM had at first."""
+
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = None
+
+    def grammars(self) -> list[tuple[str, Any]]:
+        """The kind and the value of each, for `read_grammar`."""
+        kinds = ("json", "regex", "choice", "grammar")
+        found = [(kind, getattr(self, f"guided_{kind}")) for kind in kinds]
+        return [pair for pair in found if pair[1] is not None]
+
+
+class _Structured(_Guided):
+    """`structured_outputs`."""
+
+    model_config = ConfigDict(
+        extra="forbid", alias_generator=lambda name: name.removeprefix("guided_")
+    )
+    json_object: bool = False
+
+
+class _ResponseFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: dict[str, Any] = Field({})
+
+
+class _OpenAiFields(_Guided, VllmFields):
     """The fields that completions and chats share.
 
     max_tokens              None: up to the end of the context
     n                       answers to the prompt
     best_of                 a larger one is not supported, since all computed choices are sent
     return_token_ids        include each chunk's token ids
+    response_format, structured_outputs, guided_json ...  at most one grammar for the answer
     truncate_prompt_tokens  keep only this many tokens at the prompt's end
     """
 
@@ -33,7 +64,6 @@ class _OpenAiFields(VllmFields):
         "suffix": "",
         "use_beam_search": False,
         "return_tokens_as_token_ids": False,
-        "response_format": {"type": "text"},
         "modalities": ["text"],
         "function_call": "none",
         "include_reasoning": True,
@@ -54,6 +84,8 @@ class _OpenAiFields(VllmFields):
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
     truncate_prompt_tokens: AtLeast1 | None = None
+    response_format: _ResponseFormat = _ResponseFormat()
+    structured_outputs: _Structured = _Structured()
 
     def model_post_init(self, context: Any) -> None:
         """Raise InputError for fields that do not go together."""
@@ -63,6 +95,20 @@ class _OpenAiFields(VllmFields):
                 f"best_of={self.best_of} with n={self.n} is not supported by this server: "
                 "omit best_of"
             )
+
+    def constraint(self) -> tuple[str, Any] | None:
+        """The kind and the value of the grammar that the answer must follow, for `read_grammar`.
+
+        Raises InputError if there are several."""
+        form, structured = self.response_format, self.structured_outputs
+        found = self.grammars() + structured.grammars()
+        if form.type == "json_object" or structured.json_object:
+            found.append(("json", {"type": "object"}))
+        if form.type == "json_schema":
+            found.append(("json", form.json_schema.get("schema")))
+        if len(found) > 1:
+            raise InputError(f"an answer can follow one grammar: {len(found)} were sent")
+        return found[0] if found else None
 
 
 def _one_prompt(prompt: Any) -> Any:
@@ -90,6 +136,7 @@ class CompletionCall(_OpenAiFields):
     num_logprobs: NonNegativeInt | None = Field(None, validation_alias="logprobs")
     echo: bool = False
     most_tool_calls: ClassVar[int | None] = 0
+    tool_choice: ClassVar[Any] = "none"
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -123,6 +170,7 @@ def _arguments(sent: Any) -> dict[str, Any]:
 
 class _Function(Fields):
     name: str
+    parameters: dict[str, Any] | None = None
     arguments: Annotated[dict[str, Any], PlainValidator(_arguments)] = Field({})
 
 
@@ -137,11 +185,11 @@ class Message(Fields):
 
     role: str
     content: Annotated[str, PlainValidator(_joined)] = ""
-    tool_calls: list[_Tool] = Field([])
+    tool_calls: list[_Tool] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as transformers takes it: only one with calls names them."""
-        return self.model_dump(exclude=None if self.tool_calls else {"tool_calls"})
+        """The message as transformers takes it."""
+        return self.model_dump(exclude_none=True)
 
 
 class ChatCall(_OpenAiFields):
@@ -176,15 +224,33 @@ class ChatCall(_OpenAiFields):
         super().model_post_init(context)
         for tool in self.tools:
             _Tool.read(tool)
-        if self.tool_choice not in ("none", "auto"):
-            raise InputError("tool_choice must be none or auto: no call can be forced here")
+
+    def constraint(self) -> tuple[str, Any] | None:
+        found, choice = super().constraint(), self.tool_choice
+        if found and self.most_tool_calls != 0:
+            raise InputError(
+                "an answer that may call tools cannot follow a grammar too: "
+                "set tool_choice to none, or omit the tools or the grammar"
+            )
+        if choice in ("none", "auto"):
+            return found
+        named = choice.get("function") if isinstance(choice, dict) else None
+        functions = [tool["function"] for tool in self.tools]
+        forced = [f for f in functions if choice == "required" or {"name": f["name"]} == named]
+        if not forced:
+            raise InputError(
+                "tool_choice must be none, auto, required or one of the tools: "
+                '{"type": "function", "function": {"name": ...}}'
+            )
+        return "grammar", calls_grammar(forced, several=self.most_tool_calls is None)
 
     @property
     def most_tool_calls(self) -> int | None:
         """Calls that the answer may have; None: any number."""
         if not self.tools or self.tool_choice == "none":
             return 0
-        return None if self.parallel_tool_calls else 1
+        several = self.parallel_tool_calls and not isinstance(self.tool_choice, dict)
+        return None if several else 1
 
     @property
     def num_logprobs(self) -> int | None:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.chat_template import ChatTemplate
+from lmi_bench.engine.grammar import read_grammar
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
@@ -88,7 +89,8 @@ class OpenAiReply(ABC):
         answer = self._answers[number]
         reason = answer.finish_reason
         shown = None if reason is None else openai_finish_reason(reason)
-        if shown == "stop" and self._finders[number].num_found:
+        called = self._finders[number].num_found and not isinstance(self._call.tool_choice, dict)
+        if shown == "stop" and called:  # a named tool's call ends like a text, as in vLLM
             shown = "tool_calls"
         choice = {
             "index": number,
@@ -271,11 +273,16 @@ class OpenAiRoutes:
         state, cut = self.state, call.truncate_prompt_tokens
         token_ids = await self._token_ids(call)
         token_ids = token_ids if cut is None else token_ids[-cut:]
+        grammar = None
+        if constraint := call.constraint():
+            folder = getattr(state.codec, "folder", None)
+            grammar = await asyncio.to_thread(read_grammar, *constraint, folder, state.vocab_size)
         rest = max(state.max_model_len - len(token_ids), call.min_tokens, 1)
         sampling = call.sampling_with(
             call.num_logprobs,
             max_new_tokens=call.max_tokens or rest,
             eos_token_ids=state.codec.eos_token_ids,
+            grammar=grammar,
         )
         text = ""
         if isinstance(call, CompletionCall) and call.echo:

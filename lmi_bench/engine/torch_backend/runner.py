@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lmi_bench.core.errors import EngineError
+from lmi_bench.engine.grammar import Follower
 from lmi_bench.engine.scheduling.batch import (
     LAST_SAMPLED,
     BatchEntry,
@@ -75,6 +76,7 @@ class _SequenceState:
     history: list[int]  # ids whose keys and values are in the cache
     block_table: list[int] = field(default_factory=list)
     last_sampled: int | None = None
+    follower: Follower | None = None
 
 
 class ModelRunner:
@@ -138,7 +140,10 @@ class ModelRunner:
     def _advance(self, entry: BatchEntry) -> SequenceRows:
         """Update a sequence's state for this entry and return its rows."""
         if entry.begins:
-            self._states[entry.seq_id] = _SequenceState(list(entry.cached_token_ids))
+            grammar = entry.sampling.grammar
+            follower = None if grammar is None else Follower(grammar)
+            cached = list(entry.cached_token_ids)
+            self._states[entry.seq_id] = _SequenceState(cached, follower=follower)
         state = self._states.get(entry.seq_id)
         if state is None or len(state.history) < entry.first_position:
             raise EngineError(
@@ -192,20 +197,20 @@ class ModelRunner:
         seed = entry.sampling.seed
         if seed is None:
             seed = self._sampling_seed + entry.seq_id
-        history = self._states[entry.seq_id].history
+        history, follower = self._states[entry.seq_id].history, self._states[entry.seq_id].follower
         penalised = entry.sampling.penalised
         first = rows.context_tokens - rows.sampled + 1
-        return [
-            RowRequest(
-                entry.sampling,
-                position,
-                history[:position] if penalised else (),
-                seed,
-                self._banned(entry.sampling, entry.num_generated + number),
-                entry.num_generated + number - 1,
-            )
-            for number, position in enumerate(range(first, first + rows.sampled), start=1)
-        ]
+        requests = []
+        for number, position in enumerate(range(first, first + rows.sampled)):
+            num_generated = entry.num_generated + number
+            banned = self._banned(entry.sampling, num_generated + 1)
+            before = history[:position] if penalised else ()
+            row = RowRequest(entry.sampling, position, before, seed, banned, num_generated)
+            if follower is not None:
+                forbidden = follower.forbidden(history[position - num_generated : position])
+                row = replace(row, forbidden=torch.from_numpy(forbidden))
+            requests.append(row)
+        return requests
 
     def _banned(self, sampling: SamplingParams, number: int) -> tuple[int, ...]:
         """Ids that would end a request at its `number`-th token, before its minimum length."""
@@ -245,5 +250,6 @@ def _takes_likeliest(entry: BatchEntry) -> bool:
         sampling.greedy
         and not sampling.penalised
         and not sampling.logprobs
+        and sampling.grammar is None
         and entry.num_generated >= sampling.min_tokens
     )

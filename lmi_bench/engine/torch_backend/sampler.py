@@ -31,7 +31,8 @@ class RowRequest:
     history   all tokens before it; needed only for penalties
     seed      seed of the sequence's draws
     num_generated  number of the history's last tokens that belong to the answer
-    banned    ids that must not be chosen because they would end the request too early
+    forbidden  True for tokens that break the answer's grammar, shape (vocab,); None: no grammar
+    banned    ids that would end the request too early: chosen only if the grammar has no others
     """
 
     sampling: SamplingParams
@@ -40,6 +41,12 @@ class RowRequest:
     seed: int
     banned: tuple[int, ...] = ()
     num_generated: int = 0
+    forbidden: Tensor | None = None
+
+    @property
+    def changed(self) -> bool:
+        """True if the row's logits are changed before the temperature."""
+        return self.sampling.penalised or bool(self.banned) or self.forbidden is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +154,7 @@ def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
     if not any(row.sampling.greedy for row in rows):
         return [0] * len(rows)
     picked: list[int] = logits.argmax(dim=-1).tolist()
-    penalised = [
-        i
-        for i, row in enumerate(rows)
-        if row.sampling.greedy and (row.sampling.penalised or row.banned)
-    ]
+    penalised = [i for i, row in enumerate(rows) if row.sampling.greedy and row.changed]
     if penalised:
         scores = _penalised(logits[penalised].float(), [rows[i] for i in penalised])
         for i, token_id in zip(penalised, scores.argmax(dim=-1).tolist(), strict=True):
@@ -172,8 +175,8 @@ def _ranked(scores: Tensor, counts: list[int]) -> list[Ranked]:
 
 
 def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
-    """Apply the penalties, and exclude banned tokens."""
-    if not any(row.sampling.penalised or row.banned for row in rows):
+    """Apply the penalties, and exclude tokens that are banned or break the grammar."""
+    if not any(row.changed for row in rows):
         return scores
     scores = scores.clone()
     for i, row in enumerate(rows):
@@ -185,8 +188,13 @@ def _penalised(scores: Tensor, rows: Sequence[RowRequest]) -> Tensor:
             _penalise_repetition(scores[i], row)
         if row.num_generated and sampling.counts_answer:
             _penalise_counts(scores[i], row)
+        if row.forbidden is not None:
+            scores[i].masked_fill_(row.forbidden.to(scores.device), -torch.inf)
         if row.banned:
+            ends = scores[i, list(row.banned)]
             scores[i, list(row.banned)] = -torch.inf
+            if row.forbidden is not None and scores[i].max() == -torch.inf:
+                scores[i, list(row.banned)] = ends
     return scores
 
 

@@ -25,8 +25,10 @@ def test_openais_client_gets_calls_whole_and_streamed(tmp_path, serve_toy, scrip
             calls = []
             async for chunk in await client.chat.completions.create(**chat, stream=True):
                 calls += chunk.choices[0].delta.tool_calls or ()
-            with pytest.raises(openai.BadRequestError, match="guided_regex"):
-                await client.chat.completions.create(**chat, extra_body={"guided_regex": "a"})
+            with pytest.raises(openai.BadRequestError, match="logits_processors"):
+                await client.chat.completions.create(
+                    **chat, extra_body={"logits_processors": ["a"]}
+                )
             return whole.choices[0], calls
 
     choice, streamed = asyncio.run(main())

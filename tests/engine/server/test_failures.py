@@ -65,7 +65,7 @@ def test_a_bad_lmi_request_gets_400_and_the_reason(serve_toy, body, message):
         (b'{"prompt": "a", "min_tokens": 17}', "min_tokens must be between"),
         (b'{"prompt": "a", "logprobs": 21}', "top_logprobs must be between 0 and 20, got 21"),
         (b'{"prompt": "a", "suffix": "b"}', 'suffix="b" is not supported'),
-        (b'{"prompt": "a", "guided_json": {}}', "guided_json={} is not supported"),
+        (b'{"prompt": "a", "allowed_token_ids": []}', "allowed_token_ids=[] is not supported"),
         (b'{"prompt": "a", "logit_bias": {"32000": 1}}', "ids go from 0 to 31999"),
         (b'{"prompt": "a", "logit_bias": {"5": 101}}', "numbers from -100 to 100"),
         (b'{"prompt": "a", "min_p": 1.5}', "min_p must be between 0 and 1"),

@@ -185,12 +185,34 @@ def test_only_one_call_where_several_at_once_are_not_wanted(tmp_path, serve_toy,
     assert len(choice["message"]["tool_calls"]) == 1
 
 
+def test_arguments_keep_their_nulls():
+    call = ChatCall.read(
+        {
+            "messages": [
+                HISTORY[1]
+                | {
+                    "tool_calls": [
+                        {
+                            "function": {
+                                "name": "now",
+                                "arguments": '{"zone": null, "of": [{"a": null}]}',
+                            }
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+    (shown,) = call.messages[0].for_template()["tool_calls"]
+    assert shown["function"]["arguments"] == {"zone": None, "of": [{"a": None}]}
+
+
 @pytest.mark.parametrize("arguments", ["", None, {}])
 def test_a_call_without_arguments_has_an_empty_object(arguments):
-    calls = [{"function": {"name": "now", "arguments": arguments}}]
+    calls = [{"id": "1", "function": {"name": "now", "arguments": arguments}}]
     call = ChatCall.read({"messages": [{"role": "assistant", "tool_calls": calls}]})
     (shown,) = call.messages[0].for_template()["tool_calls"]
-    assert shown["function"]["arguments"] == {}
+    assert shown == {"id": "1", "function": {"name": "now", "arguments": {}}}
 
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
