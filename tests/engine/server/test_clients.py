@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tests.engine.server.test_structured import structured_server, write_model
 from tests.engine.server.test_tool_calls import HISTORY, PARIS, WEATHER, tool_server
 
 openai = pytest.importorskip("openai", reason="needs the extra `clients`")
@@ -59,3 +60,30 @@ def test_langchain_binds_tools(tmp_path, serve_toy, scripted):
     for message in asyncio.run(main()):
         (call,) = message.tool_calls
         assert (call["name"], call["args"]) == ("weather", {"city": "Paris é"})
+
+
+def test_langchain_reads_structured_output(serve_toy, tmp_path):
+    """A random model answers, so it is the grammar that keeps the schema."""
+    langchain = pytest.importorskip("langchain_openai", reason="needs the extra `clients`")
+    pytest.importorskip("llguidance", reason="needs the extra `structured`")
+    person = {
+        "title": "person",
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"enum": [7, 8]}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+
+    async def main():
+        async with structured_server(serve_toy, write_model(tmp_path)) as server:
+            model = langchain.ChatOpenAI(
+                model="toy", base_url=f"{server.url}/v1", api_key="none", max_tokens=300
+            )
+            return [
+                await model.with_structured_output(person, method=method).ainvoke("Who?")
+                for method in ("json_schema", "function_calling")
+            ]
+
+    for found in asyncio.run(main()):
+        assert sorted(found) == ["age", "name"]
+        assert found["age"] in (7, 8)

@@ -57,8 +57,11 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("structured"))
+
+
+def write_model(folder):
     """A tiny random model whose tokens are bytes and some merges; 1 ends an answer."""
-    folder = tmp_path_factory.mktemp("structured")
     tokenizer = FastTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
