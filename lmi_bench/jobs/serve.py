@@ -19,12 +19,7 @@ from lmi_bench.engine.server.codec import Codec, PlainTokenizer
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, load_formatters
 from lmi_bench.engine.server.lmi_routes import AS_TGI, LMI_REPLIES, Replies
 from lmi_bench.engine.server.sagemaker_routes import SignatureCheck, credentials_check
-from lmi_bench.jobs.serving_file import (
-    is_lmi_environment,
-    limits_from_environment,
-    model_py_of,
-    read_serving_file,
-)
+from lmi_bench.jobs import serving_file
 from lmi_bench.jobs.settings.bundled import ServeSettings
 from lmi_bench.jobs.settings.engine import stated_settings
 from lmi_bench.targets.applies import refuse_idle

@@ -5,15 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from lmi_bench.analysis.fit import uncertainty
 from lmi_bench.analysis.fit.fit import Fit
-from lmi_bench.analysis.fit.uncertainty import (
-    Estimate,
-    TimeFactors,
-    Uncertainty,
-    metric_of,
-    under_load,
-    why_withheld,
-)
 from lmi_bench.analysis.fleet.answer import Candidate, InputPrices, MemoryUse, SloOutlook
 from lmi_bench.analysis.fleet.measured_load import CapacityBelief, Verdict
 from lmi_bench.analysis.fleet.money import (
@@ -59,7 +52,7 @@ class CopyCapacity:
     plan: CopyPlan
     simulation: CopySimulation
     fit: Fit
-    factors: TimeFactors
+    factors: uncertainty.TimeFactors
     rate_per_s: float
     central_per_s: float
     concurrency: int
@@ -188,14 +181,14 @@ def build_candidate(
     elif simulate and users is not None:
         observed = copy.simulation.at_concurrency(users)
     asked = Load(users, operating.rate_per_s if users is None else None)
-    load = under_load(set_up(layout, copy.plan.workload), copy.fit.profile, asked)
-    reason = why_withheld(copy.fit, load)
+    load = uncertainty.under_load(set_up(layout, copy.plan.workload), copy.fit.profile, asked)
+    reason = uncertainty.why_withheld(copy.fit, load)
     sure = None
     if simulate and intervals and reason is None:
-        sure = Uncertainty.of(copy.fit, load, spread=True)
+        sure = uncertainty.Uncertainty.of(copy.fit, load, spread=True)
     loaded = _LoadedFleet(request, layout, copy, machines, operating, observed, sure)
     rates = loaded.rates()
-    figures: dict[str, Estimate | None] = {**rates}
+    figures: dict[str, uncertainty.Estimate | None] = {**rates}
     withheld: dict[str, str] = {}
     for metric, statistic in dict.fromkeys(
         (*_SHOWN, *((slo.metric, slo.statistic) for slo in request.slos))
@@ -240,7 +233,7 @@ class _LoadedFleet:
     machines: int
     operating: Operating
     observed: Latencies | None
-    sure: Uncertainty | None
+    sure: uncertainty.Uncertainty | None
 
     @property
     def _served_per_s(self) -> float:
@@ -309,7 +302,7 @@ class _LoadedFleet:
             capacity_tokens_per_s=capacity_tokens_per_s,
         )
 
-    def rates(self) -> dict[str, Estimate]:
+    def rates(self) -> dict[str, uncertainty.Estimate]:
         """Throughput at the load and capacity of the fleet."""
         capacity = self._capacity()
         output_tokens = self.request.workload.output_tokens
@@ -319,30 +312,32 @@ class _LoadedFleet:
             "capacity_tokens_per_s": capacity.times(output_tokens),
         }
 
-    def _throughput(self, output_per_s: float) -> Estimate:
+    def _throughput(self, output_per_s: float) -> uncertainty.Estimate:
         """Output tokens each second; an open loop serves exactly its arrivals."""
         if self.request.open_loop:
-            return Estimate(output_per_s, output_per_s, output_per_s)
+            return uncertainty.Estimate(output_per_s, output_per_s, output_per_s)
         if self.sure is not None:
             return self.sure.factors["throughput_tokens_per_s"].around(output_per_s)
         factors = self.copy.factors
-        return Estimate(output_per_s, output_per_s / factors.steps, output_per_s * factors.shorter)
+        return uncertainty.Estimate(
+            output_per_s, output_per_s / factors.steps, output_per_s * factors.shorter
+        )
 
-    def _capacity(self) -> Estimate:
+    def _capacity(self) -> uncertainty.Estimate:
         """Requests each second of the fleet within the SLOs; machines are counted with its lower
         end, the capacity if all times are longer by the factor `steps`."""
         copy, copies = self.copy, self.machines * self.layout.copies
         factor = copy.factors.steps
         if not self.request.open_loop:
             rate = copies * copy.plan.steady.rate_per_s(copy.concurrency)
-            return Estimate(rate, rate / factor, rate * copy.factors.shorter)
+            return uncertainty.Estimate(rate, rate / factor, rate * copy.factors.shorter)
         belief = copy.belief(keeps_slos=False)
         predicted = max(copy.central_per_s, copy.rate_per_s / factor)
         predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
         high = max(belief.kept_per_s, min(predicted * copy.factors.shorter, belief.missed_per_s))
-        return Estimate(copies * predicted, copies * belief.sure_per_s, copies * high)
+        return uncertainty.Estimate(copies * predicted, copies * belief.sure_per_s, copies * high)
 
-    def latency(self, metric: str, statistic: str) -> Estimate:
+    def latency(self, metric: str, statistic: str) -> uncertainty.Estimate:
         """A latency in ms with its interval.
 
         No profile is fitted to gaps between tokens: their interval, like all without `sure`, is
@@ -360,19 +355,21 @@ class _LoadedFleet:
 
         central_s = closed_s(1.0)
         if not central_s:  # an answer of one token has no gaps
-            return Estimate(0.0, 0.0, 0.0)
+            return uncertainty.Estimate(0.0, 0.0, 0.0)
         observed = self.observed
         value_s = central_s if observed is None else observed.statistic_s(metric, statistic)
         if self.sure is not None and metric != "itl":
-            return self.sure.factors[metric_of(metric, statistic)].around(value_s).in_ms()
+            return (
+                self.sure.factors[uncertainty.metric_of(metric, statistic)].around(value_s).in_ms()
+            )
         scales = (1 / factor, factor)
         ends_s = [value_s * closed_s(scale) / central_s for scale in scales]
         if metric == "itl" and open_loop and not 1 / factor <= value_s / central_s <= factor:
             # one of them counts a gap with a prompt, the other without: either may be right
             ends_s = [end for scale in scales for end in (scale * value_s, closed_s(scale))]
-        return Estimate(value_s, min(value_s, *ends_s), max(value_s, *ends_s)).in_ms()
+        return uncertainty.Estimate(value_s, min(value_s, *ends_s), max(value_s, *ends_s)).in_ms()
 
-    def outlooks(self, figures: dict[str, Estimate | None]) -> Iterator[SloOutlook]:
+    def outlooks(self, figures: dict[str, uncertainty.Estimate | None]) -> Iterator[SloOutlook]:
         """Each SLO at this load."""
         measured = self.request.open_loop and (
             self.operating.rate_per_s <= self.copy.kept_per_s * (1 + 1e-9)

@@ -10,14 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.model import step_time
 from lmi_bench.analysis.model.setup import Speculation
-from lmi_bench.analysis.model.step_time import (
-    Pricer,
-    StepColumns,
-    StepParts,
-    StepTimeModel,
-    counts_of,
-)
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.step_shape import StepShape, StepTime
 
@@ -50,8 +44,8 @@ class DraftedStepTime:
     longest draft has tokens; prompts pass through both models.
     """
 
-    target: StepTimeModel
-    draft: StepTimeModel | None
+    target: step_time.StepTimeModel
+    draft: step_time.StepTimeModel | None
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of drafting and verifying."""
@@ -84,8 +78,8 @@ class SpeculativeModel:
     are added here. The time of prompts is not divided: they run beside a whole step.
     """
 
-    target: StepTimeModel
-    draft: StepTimeModel | None
+    target: step_time.StepTimeModel
+    draft: step_time.StepTimeModel | None
     speculation: Speculation
 
     @property
@@ -93,7 +87,7 @@ class SpeculativeModel:
         """The StepTime for a simulation of real steps."""
         return DraftedStepTime(self.target, self.draft)
 
-    def explain(self, step: StepShape) -> StepParts:
+    def explain(self, step: StepShape) -> step_time.StepParts:
         """The parts of one verifying step of the model."""
         drafted = self.speculation.draft_tokens * step.decode_sequences
         return self.target.explain(
@@ -106,15 +100,15 @@ class SpeculativeModel:
 
     def step_time_s(self, shape: StepShape) -> float:
         """Seconds of one token for every sequence, and of the step's prompts."""
-        return self.pricer()(*counts_of(shape))
+        return self.pricer()(*step_time.counts_of(shape))
 
-    def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
+    def step_times_s(self, steps: step_time.StepColumns) -> NDArray[np.float64]:
         """Seconds of each row, repeats included, shape (rows,)."""
         price = self.pricer()
         rows = zip(*steps.counts, strict=True)
         return np.array([price(*row) for row in rows], dtype=np.float64) * steps.repeat
 
-    def pricer(self) -> Pricer:
+    def pricer(self) -> step_time.Pricer:
         """`step_time_s` as a plain function of counts."""
         drafted = self.target.drafted
         draft = None if self.draft is None else self.draft.pricer()

@@ -17,21 +17,14 @@ from lmi_bench.core.errors import EngineError
 from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.server import streaming
+from lmi_bench.engine.server import fields, streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
-from lmi_bench.engine.server.fields import (
-    AtLeast1,
-    Fields,
-    StopStrings,
-    VllmFields,
-    load_json_object,
-)
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.state import ServerState
 
 
-class LmiParameters(VllmFields):
+class LmiParameters(fields.VllmFields):
     """The fields of `parameters`.
 
     do_sample         None: a temperature, top_k or top_p implies it, as in LMI since 0.32
@@ -40,7 +33,7 @@ class LmiParameters(VllmFields):
     """
 
     neutral: ClassVar = {  # parameters of other backends
-        **VllmFields.neutral,
+        **fields.VllmFields.neutral,
         "n": 1,
         "best_of": 1,
         "num_beams": 1,
@@ -54,12 +47,12 @@ class LmiParameters(VllmFields):
         0, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
     )
     ignore_eos: bool = Field(False, validation_alias=AliasChoices("ignore_eos", "ignore_eos_token"))
-    stop_sequences: StopStrings = ()
+    stop_sequences: fields.StopStrings = ()
     do_sample: bool | None = None
     details: bool = False
     return_full_text: bool = False
     top_n_tokens: NonNegativeInt = 0
-    truncate: AtLeast1 | None = None
+    truncate: fields.AtLeast1 | None = None
 
     @property
     def samples(self) -> bool:
@@ -80,7 +73,7 @@ def _text(inputs: Any) -> str:
     return inputs
 
 
-class LmiCall(Fields):
+class LmiCall(fields.Fields):
     """One `/invocations` request."""
 
     section = "parameters"
@@ -298,7 +291,7 @@ class LmiRoutes:
         """Generate text, at once or as a stream of JSON lines."""
         state, formatters, streams = self.state, self.replies.formatters, self.replies.streams
         reply_type = LMI_REPLIES.get(self.replies.kind, RollingBatchReply)
-        body = formatters.request(load_json_object(await request.read()), state.codec)
+        body = formatters.request(fields.load_json_object(await request.read()), state.codec)
         batched = reply_type is BatchedReply and not body.get("stream")
         sent = body.get("inputs")
         texts = sent if batched and isinstance(sent, list) and sent else [sent]

@@ -26,15 +26,7 @@ import orjson
 from aiohttp import web
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.server.failures import (
-    FAILURES,
-    closing,
-    json_response,
-    lmi_failure,
-    openai_failure,
-    tgi_failure,
-    unreadable,
-)
+from lmi_bench.engine.server import failures
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.streaming import Envelope
@@ -215,7 +207,7 @@ class SageMakerRoutes:
         except web.HTTPRequestEntityTooLarge as exc:
             return _aws_error(400, "ValidationError", f"the body is too large: {exc.text}")
         except web.RequestPayloadError as exc:
-            return closing(_aws_error(400, "ValidationError", unreadable(exc)))
+            return failures.closing(_aws_error(400, "ValidationError", failures.unreadable(exc)))
         if self.check is not None:
             url = request.rel_url
             try:
@@ -229,7 +221,7 @@ class SageMakerRoutes:
         failure_of, handler = self._route(body)
         try:
             return await handler(request, envelope)
-        except FAILURES as exc:
+        except failures.FAILURES as exc:
             status, error = failure_of(exc)
             return _model_error(status, orjson.dumps(error))
 
@@ -240,12 +232,12 @@ class SageMakerRoutes:
         except orjson.JSONDecodeError:
             keys = ()
         if isinstance(keys, dict) and "prompt" in keys:
-            return openai_failure, self.openai.completions
+            return failures.openai_failure, self.openai.completions
         if isinstance(keys, dict) and "messages" in keys and "inputs" not in keys:
-            return openai_failure, self.openai.chat
+            return failures.openai_failure, self.openai.chat
         if self.tgi is not None:
-            return tgi_failure, self.tgi.compat_generate
-        return partial(lmi_failure, model_name=self.model_name), self.lmi.invocations
+            return failures.tgi_failure, self.tgi.compat_generate
+        return partial(failures.lmi_failure, model_name=self.model_name), self.lmi.invocations
 
 
 def credentials_check(access_key: str | None, secret_key: str | None) -> SignatureCheck:
@@ -287,4 +279,4 @@ def _model_error(original_status: int, said: bytes, why: str = "") -> web.Respon
 def _aws_error(status: int, code: str, message: str, **fields: Any) -> web.Response:
     """A restJson1 error: its name is in a header."""
     body = {"Message": message, "message": message} | fields
-    return json_response(body, status=status, headers={_ERROR_TYPE: code})
+    return failures.json_response(body, status=status, headers={_ERROR_TYPE: code})

@@ -17,18 +17,11 @@ from aiohttp import web
 
 from lmi_bench import __version__
 from lmi_bench.core.units import s_to_ms
+from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
-from lmi_bench.engine.server.streaming import (
-    PLAIN,
-    Envelope,
-    complete_all,
-    end_all,
-    send_stream,
-    submit_choices,
-)
 from lmi_bench.engine.server.tgi_request import (
     MAX_BEST_OF,
     TgiBody,
@@ -192,7 +185,7 @@ class TgiRoutes:
         return await self._stream(request, TgiBody.read(await request.read()))
 
     async def compat_generate(
-        self, request: web.Request, envelope: Envelope = PLAIN
+        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         """`/`: an array of one answer, or a stream."""
         body = TgiCompatBody.read(await request.read())
@@ -205,18 +198,18 @@ class TgiRoutes:
         count = num_answers(body.parameters)
         prompt = await self._prompt(body, logprobs=body.parameters.details or count > 1)
         queued_s = asyncio.get_running_loop().time()
-        answers = await submit_choices(state, prompt, count)
+        answers = await streaming.submit_choices(state, prompt, count)
         try:
-            await complete_all(answers)
+            await streaming.complete_all(answers)
             headers = _timing_headers(body, answers[0], start_s, queued_s)
             reply = whole_reply(answers, state.codec, body)
             headers |= state.ignored_header(body.ignored)
             return json_response([reply] if in_array else reply, headers=headers)
         finally:
-            end_all(state, answers)
+            streaming.end_all(state, answers)
 
     async def _stream(
-        self, request: web.Request, body: TgiBody, envelope: Envelope = PLAIN
+        self, request: web.Request, body: TgiBody, envelope: streaming.Envelope = streaming.PLAIN
     ) -> web.StreamResponse:
         headers = {
             "Content-Type": "text/event-stream",
@@ -228,7 +221,7 @@ class TgiRoutes:
         }
         answers: list[Answer] = []
         try:
-            return await send_stream(
+            return await streaming.send_stream(
                 request,
                 self._events(body, answers),
                 headers=headers,
@@ -236,7 +229,7 @@ class TgiRoutes:
                 headers_first=True,
             )
         finally:
-            end_all(self._state, answers)
+            streaming.end_all(self._state, answers)
 
     async def _events(self, body: TgiBody, answers: list[Answer]) -> AsyncIterator[bytes]:
         """Submit a request and yield its events; appends its answer to `answers` for cleanup."""

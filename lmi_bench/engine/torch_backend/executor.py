@@ -11,12 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from lmi_bench.core.errors import EngineError, LmiBenchError
-from lmi_bench.engine.quantization import (
-    NOT_QUANTIZED,
-    QuantizedBytes,
-    QuantizeSettings,
-    sum_quantized,
-)
+from lmi_bench.engine import quantization
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.precision import dtype_name
@@ -53,7 +48,7 @@ class ModelNumbers:
     kv_dtype: str
     weights_description: str
     weight_bytes: int
-    quantized: QuantizedBytes | None = None
+    quantized: quantization.QuantizedBytes | None = None
     prepared: PreparedSteps | None = None
 
 
@@ -166,10 +161,10 @@ class TorchExecutor(RanksExecutor[RankWorker]):
         return None if static is None else (static.static_steps, static.other_steps)
 
 
-def weights_name(config: Mapping[str, Any], quantize: QuantizeSettings) -> str:
+def weights_name(config: Mapping[str, Any], quantize: quantization.QuantizeSettings) -> str:
     """Name of the weights' quantization: as requested, or as stored in the folder."""
     stored = config.get("quantization_config") or {}
-    if quantize != NOT_QUANTIZED or not stored:
+    if quantize != quantization.NOT_QUANTIZED or not stored:
         return str(quantize)
     return f"stored {stored.get('quant_method')} {stored.get('bits', '')}".strip()
 
@@ -232,6 +227,6 @@ def load_model(
         kv_dtype=dtype_name(settings.cache_dtype(precision.stored)),
         weights_description=f"{precision}{rooms[0].unread}",
         weight_bytes=sum(room.weight_bytes for room in rooms),
-        quantized=sum_quantized([room.quantized for room in rooms]),
+        quantized=quantization.sum_quantized([room.quantized for room in rooms]),
         prepared=taken[0][1],
     )

@@ -22,13 +22,7 @@ import torch
 
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.quantization import NOT_QUANTIZED
-from lmi_bench.engine.torch_backend.collectives import (
-    Meeting,
-    SegmentOwner,
-    Transport,
-    room_for,
-    works_here,
-)
+from lmi_bench.engine.torch_backend import collectives
 from lmi_bench.engine.torch_backend.executor import (
     RanksExecutor,
     load_model,
@@ -43,13 +37,13 @@ from lmi_bench.engine.torch_backend.weights import Progress, Tell, read_model
 _STOP_S: Final = 5.0
 
 
-def usual_transport(degree: int, device: str) -> Transport:
+def usual_transport(degree: int, device: str) -> collectives.Transport:
     """NCCL between GPUs; between CPU processes shared memory if it works, else gloo."""
     if device.startswith("cuda"):
-        return Transport.NCCL
-    if works_here() and room_for(degree):
-        return Transport.SHARED_MEMORY
-    return Transport.GLOO
+        return collectives.Transport.NCCL
+    if collectives.works_here() and collectives.room_for(degree):
+        return collectives.Transport.SHARED_MEMORY
+    return collectives.Transport.GLOO
 
 
 class ExitCodes:
@@ -75,7 +69,7 @@ class RankGroup:
     def __init__(
         self,
         degree: int,
-        transport: Transport,
+        transport: collectives.Transport,
         *,
         threads: int,
         first_device: int = 0,
@@ -92,7 +86,7 @@ class RankGroup:
             raise InputError(f"a tensor-parallel group has at least 2 ranks, got {degree}")
         self.degree = degree
         self.transport = transport
-        self._segments: list[SegmentOwner] = []
+        self._segments: list[collectives.SegmentOwner] = []
         self._connections: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
         self._exits = ExitCodes()
@@ -168,16 +162,16 @@ class RankGroup:
             theirs.close()
             self._connections.append(ours)
             self._processes.append(process)
-        if self.transport is Transport.SHARED_MEMORY:
+        if self.transport is collectives.Transport.SHARED_MEMORY:
             for _ in range(groups):
-                self._segments.append(SegmentOwner(self.degree // groups))
+                self._segments.append(collectives.SegmentOwner(self.degree // groups))
             where = [owner.segment for owner in self._segments]
             self.ask_each(partial(RankWorker.join, where=where))
             for owner in self._segments:
                 owner.unlink()
         else:
             with tempfile.TemporaryDirectory(prefix="lmi-bench-") as folder:
-                meeting = Meeting(self.transport, str(Path(folder) / "meeting"), groups)
+                meeting = collectives.Meeting(self.transport, str(Path(folder) / "meeting"), groups)
                 self.ask_each(partial(RankWorker.join, where=meeting))
 
     def _collect(
@@ -244,22 +238,24 @@ def measure_all_reduces(
     Raises InputError if shared memory does not work here, or there are too few GPUs.
     """
     device = "cpu"
-    if transport == Transport.NCCL:
+    if transport == collectives.Transport.NCCL:
         device = "cuda"
         if torch.cuda.device_count() < ranks:
             raise InputError(
                 f"--transport nccl: {ranks} ranks need as many GPUs; "
                 f"{torch.cuda.device_count()} are here"
             )
-    if transport == Transport.SHARED_MEMORY:
-        if not works_here():
+    if transport == collectives.Transport.SHARED_MEMORY:
+        if not collectives.works_here():
             raise InputError("shared memory needs an x86-64 processor here: use --transport gloo")
-        if not room_for(ranks):
+        if not collectives.room_for(ranks):
             raise InputError(
                 f"the system's shared memory (/dev/shm) has no room for {ranks} ranks: enlarge it, "
                 "or use --transport gloo"
             )
-    with closing(RankGroup(ranks, Transport(transport), threads=1, groups=groups)) as group:
+    with closing(
+        RankGroup(ranks, collectives.Transport(transport), threads=1, groups=groups)
+    ) as group:
         calls = tuple(max(1, min(_MOST_CALLS, _BYTES_A_ROUND // size)) for size in sizes_bytes)
         sizes = tuple(sizes_bytes)
         timing = partial(RankWorker.time_all_reduces, sizes_bytes=sizes, calls=calls)
@@ -279,7 +275,7 @@ class ParallelExecutor(RanksExecutor[RankGroup]):
         *,
         tensor_parallel: int,
         progress: Progress | None = None,
-        transport: Transport | None = None,
+        transport: collectives.Transport | None = None,
         tell: Tell | None = None,
     ) -> "ParallelExecutor":
         """Start `tensor_parallel` processes, each of which loads its part of a model folder.

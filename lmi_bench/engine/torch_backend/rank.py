@@ -37,13 +37,7 @@ from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.precision import Precision, choose_precision, time_s
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
-from lmi_bench.engine.torch_backend.static.build import (
-    SPARE_BLOCKS,
-    Forwards,
-    PreparedSteps,
-    StepSettings,
-    with_prepared_steps,
-)
+from lmi_bench.engine.torch_backend.static import build
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
 from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell
 
@@ -158,7 +152,7 @@ class RankWorker:
     orphaned: Callable[[], bool] = bool
     collectives: Collectives | None = None
     runner: ModelRunner | None = None
-    forwards: Forwards | None = field(default=None, init=False)
+    forwards: build.Forwards | None = field(default=None, init=False)
     _model: Decoder = field(init=False)
     _layout: KvLayoutShape = field(init=False)
 
@@ -220,14 +214,14 @@ class RankWorker:
         )
 
     def take_cache(
-        self, num_blocks: int, sampling_seed: int, steps: StepSettings, quantize: str
-    ) -> tuple[int, PreparedSteps | None]:
+        self, num_blocks: int, sampling_seed: int, steps: build.StepSettings, quantize: str
+    ) -> tuple[int, build.PreparedSteps | None]:
         """Allocate the cache blocks and prepare decode steps; returns the cache's bytes, and the
         prepared steps."""
-        blocks = num_blocks + (SPARE_BLOCKS if steps.wanted else 0)
+        blocks = num_blocks + (build.SPARE_BLOCKS if steps.wanted else 0)
         cache = KvCache(self._layout, blocks, self._model.norm.tensors[0].device)
         eager = TorchForward(self._model, cache, num_blocks=num_blocks)
-        self.forwards = with_prepared_steps(
+        self.forwards = build.with_prepared_steps(
             eager, steps, tensor_parallel=self.degree, quantize=quantize, tell=self.tell
         )
         self.runner = ModelRunner(self.forwards.forward, sampling_seed=sampling_seed)

@@ -30,15 +30,7 @@ from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
 from lmi_bench.engine.torch_backend.models.families import build_with, names_of
 from lmi_bench.engine.torch_backend.precision import choose_precision
-from lmi_bench.engine.torch_backend.quantization.loader import (
-    COLUMN_FACTORS,
-    LARGEST_INPUT,
-    OUTPUT_DIVISORS,
-    QuantizePlan,
-    check_group_size,
-    is_quantized_name,
-    stored_plan,
-)
+from lmi_bench.engine.torch_backend.quantization import loader
 from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped
 from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.weights import Checkpoint, ModelSource, Tell
@@ -303,13 +295,13 @@ class Calibration:
                 weights = [
                     checkpoint.whole(f"{name}.weight").to(inputs.rows.device).float()
                     for name in group.readers
-                    if is_quantized_name(name, self.source.spec)
+                    if loader.is_quantized_name(name, self.source.spec)
                 ]
                 found = find_factors(settings, group_size, weights, inputs)
                 if found is not None:
-                    factors[f"{group.producer}.{OUTPUT_DIVISORS}"] = found.cpu()
+                    factors[f"{group.producer}.{loader.OUTPUT_DIVISORS}"] = found.cpu()
                     for name in group.readers:
-                        factors[f"{name}.{COLUMN_FACTORS}"] = found.cpu().clone()
+                        factors[f"{name}.{loader.COLUMN_FACTORS}"] = found.cpu().clone()
                 if self.tell is not None:
                     self.tell("scales of layers", number, len(groups))
         if settings.scheme is Scheme.SMOOTHQUANT and not settings.per_token:
@@ -342,13 +334,15 @@ def _largest_inputs(recording: Recording, factors: dict[str, Tensor]) -> dict[st
     """The largest input of every matrix, after division by the factors."""
     largest = {}
     for name, inputs in recording.inputs.items():
-        factor = factors.get(f"{name}.{COLUMN_FACTORS}")
+        factor = factors.get(f"{name}.{loader.COLUMN_FACTORS}")
         values = inputs.largest.cpu()
-        largest[f"{name}.{LARGEST_INPUT}"] = (values if factor is None else values / factor).max()
+        largest[f"{name}.{loader.LARGEST_INPUT}"] = (
+            values if factor is None else values / factor
+        ).max()
     return largest
 
 
-def prepare(calibration: Calibration, *, degree: int = 1) -> QuantizePlan | None:
+def prepare(calibration: Calibration, *, degree: int = 1) -> loader.QuantizePlan | None:
     """The plan for a model's weights; None without quantization. Calibrates if needed.
 
     degree  ranks that the model is split over
@@ -356,7 +350,7 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> QuantizePlan | None
     """
     source, settings = calibration.source, calibration.settings
     folder, spec = source.folder, source.spec
-    stored = stored_plan(folder, source.config, spec, degree)
+    stored = loader.stored_plan(folder, source.config, spec, degree)
     if stored is not None:
         if settings.scheme not in (Scheme.NONE, stored.settings.scheme):
             raise InputError(
@@ -366,10 +360,12 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> QuantizePlan | None
         return stored
     if settings.scheme is Scheme.NONE:
         return None
-    group_size = check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
+    group_size = (
+        loader.check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
+    )
     if settings.scheme.calibrated and spec.norm_plus_one:
         raise InputError(
             f"{folder.name}: {settings.scheme} has no factors for {spec.family}'s norms"
         )
     factors = calibration.factors(group_size) if settings.scheme.calibrated else None
-    return QuantizePlan(settings, group_size, factors)
+    return loader.QuantizePlan(settings, group_size, factors)

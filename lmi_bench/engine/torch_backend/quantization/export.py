@@ -18,6 +18,7 @@ from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.models.families import names_of
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
+from lmi_bench.engine.torch_backend.quantization import rounding
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
 from lmi_bench.engine.torch_backend.quantization.loader import (
@@ -30,13 +31,6 @@ from lmi_bench.engine.torch_backend.quantization.loader import (
     is_quantized_name,
     relative_error,
     round_weight,
-)
-from lmi_bench.engine.torch_backend.quantization.rounding import (
-    FP8,
-    GroupedWeight,
-    QuantizedWeight,
-    pack_3bit_for_file,
-    to_awq,
 )
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Tell, read_model
 from lmi_bench.models.folder import make_new_folder
@@ -100,16 +94,19 @@ def export_quantized(
     return writer.finish()
 
 
-def _tensors(weight: QuantizedWeight) -> Mapping[str, Tensor]:
-    if isinstance(weight, GroupedWeight):
+def _tensors(weight: rounding.QuantizedWeight) -> Mapping[str, Tensor]:
+    if isinstance(weight, rounding.GroupedWeight):
         if weight.bits == 4:
-            return to_awq(weight)
+            return rounding.to_awq(weight)
         return {
-            "packed_3bit": pack_3bit_for_file(weight.values),
+            "packed_3bit": rounding.pack_3bit_for_file(weight.values),
             "scale": weight.scale.half(),
             "zeros": weight.zeros,
         }
-    return {"fp8" if weight.values.dtype is FP8 else "int8": weight.values, "scale": weight.scale}
+    return {
+        "fp8" if weight.values.dtype is rounding.FP8 else "int8": weight.values,
+        "scale": weight.scale,
+    }
 
 
 def _config(plan: QuantizePlan) -> dict[str, Any]:

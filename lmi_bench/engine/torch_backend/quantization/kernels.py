@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.precision import Precision, shortest_time_s
+from lmi_bench.engine.torch_backend.quantization import rounding
 from lmi_bench.engine.torch_backend.quantization.linear import (
     FP8_GPU_SIDE,
     KERNEL_GROUP_SIZES,
@@ -31,14 +32,6 @@ from lmi_bench.engine.torch_backend.quantization.linear import (
     W8A8Emulated,
     fp8_is_native,
     kernel_layout_is_known,
-)
-from lmi_bench.engine.torch_backend.quantization.rounding import (
-    GroupedWeight,
-    QuantizedWeight,
-    RowWeight,
-    round_fp8,
-    round_grouped,
-    round_int8,
 )
 
 _PROBE_SIZE: Final = 1024
@@ -96,7 +89,7 @@ def _int8(precision: Precision, device: torch.device) -> Kernels:
     plain = Kernels(_weight_only(Int8WeightOnly), "unpacked at every step: no kernel here")
     if device.type != "cpu":
         return plain
-    weight = round_int8(_probe_weight())
+    weight = rounding.round_int8(_probe_weight())
     rows = _probe_rows(16).to(precision.compute)
     in_bytes = Kernels(_weight_only(Int8ByBytes), "int8 kernel, activations in two bytes")
     byte_kernel_works = _works(lambda: Int8ByBytes(weight, None)(rows), rows, weight)
@@ -115,7 +108,7 @@ def _int8(precision: Precision, device: torch.device) -> Kernels:
 
 
 def _w8a8(device: torch.device) -> Kernels:
-    weight = round_int8(_probe_weight().to(device))
+    weight = rounding.round_int8(_probe_weight().to(device))
     rows = _probe_rows(16).to(device)
     if device.type == "cpu" and _works(lambda: W8A8ByOneDnn(weight, None)(rows), rows, weight):
         return Kernels(W8A8ByOneDnn, "oneDNN's int8 kernel")
@@ -129,13 +122,15 @@ def _int4(precision: Precision, device: torch.device) -> Kernels:
     plain = Kernels(_weight_only(GroupedLinear), words)
     if device.type != "cpu" or precision.stored != torch.bfloat16 or not kernel_layout_is_known():
         return plain
-    weight = round_grouped(_probe_weight(), 4, 128)
+    weight = rounding.round_grouped(_probe_weight(), 4, 128)
     rows = _probe_rows(4).to(precision.compute)
     kernel_rows = _kernel_rows(Grouped4BitByKernel, weight, rows)
     if not kernel_rows:
         return plain
 
-    def make(weight: GroupedWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
+    def make(
+        weight: rounding.GroupedWeight, bias: Tensor | None, _: Tensor | None
+    ) -> QuantizedLinear:
         fits = weight.values.shape[0] % KERNEL_PANEL == 0
         if not fits or weight.group_size not in KERNEL_GROUP_SIZES:
             return GroupedLinear(weight, bias)
@@ -147,13 +142,15 @@ def _int4(precision: Precision, device: torch.device) -> Kernels:
 def _fp8(precision: Precision, device: torch.device) -> Kernels:
     emulated = _weight_only(Fp8Emulated)
 
-    def native(weight: RowWeight, bias: Tensor | None, _: Tensor | None) -> QuantizedLinear:
+    def native(
+        weight: rounding.RowWeight, bias: Tensor | None, _: Tensor | None
+    ) -> QuantizedLinear:
         fits = not any(size % FP8_GPU_SIDE for size in weight.values.shape)
         return Fp8ByGpu(weight, bias) if fits else Fp8Emulated(weight, bias)
 
     if not fp8_is_native(device):
         return Kernels(emulated, "emulated: this device has no float8 arithmetic", emulated=True)
-    weight = round_fp8(_probe_weight().to(device))
+    weight = rounding.round_fp8(_probe_weight().to(device))
     rows = _probe_rows(16).to(device, precision.compute)
     wanted = Fp8Emulated(weight, None)(rows).float()
     if not _comes_near(lambda: Fp8ByGpu(weight, None)(rows), wanted):
@@ -168,7 +165,7 @@ def _switch_words(kernel: str, kernel_rows: int) -> str:
     return f"{kernel} up to {most} rows, more rows with unpacked weights"
 
 
-def _works(run: Callable[[], Tensor], rows: Tensor, weight: QuantizedWeight) -> bool:
+def _works(run: Callable[[], Tensor], rows: Tensor, weight: rounding.QuantizedWeight) -> bool:
     """True if a product is close to the one with the dequantized weight."""
     return _comes_near(run, rows.float() @ weight.floats().t())
 
@@ -182,7 +179,7 @@ def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
 
 
 def _kernel_rows(
-    form: Callable[..., QuantizedLinear], weight: QuantizedWeight, rows: Tensor
+    form: Callable[..., QuantizedLinear], weight: rounding.QuantizedWeight, rows: Tensor
 ) -> int:
     """Maximum rows for which a form's kernel works and is not slower than unpacking; 0: none."""
 

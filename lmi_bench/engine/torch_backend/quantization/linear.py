@@ -19,16 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmi_bench.engine.torch_backend.layers import Linear
-from lmi_bench.engine.torch_backend.quantization.rounding import (
-    FP8,
-    FP8_MAX,
-    GroupedWeight,
-    RowWeight,
-    pack_3bit,
-    pack_bits,
-    unpack_3bit,
-    unpack_bits,
-)
+from lmi_bench.engine.torch_backend.quantization import rounding
 
 _CHUNK_BYTES: Final = 1 << 24
 """Unpacked weights at one time: few enough to stay in the processor's cache."""
@@ -87,7 +78,7 @@ class _ByOneDnn(QuantizedLinear):
     """An int8 weight in oneDNN's layout, and its product with rows of uint8."""
 
     def __init__(
-        self, weight: RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
+        self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         """fixed_largest  largest activation in calibration; None: each row's own"""
         ops: Any = torch.ops.onednn
@@ -125,7 +116,7 @@ class _ScaledRows(UnpackedLinear):
     """A weight with one scale per output, which `product` applies to its result: fewer
     multiplications."""
 
-    def __init__(self, weight: RowWeight, bias: Tensor | None) -> None:
+    def __init__(self, weight: rounding.RowWeight, bias: Tensor | None) -> None:
         self._values = weight.values.contiguous()
         self._scale = weight.scale
         super().__init__(weight.values, bias, self._values, self._scale)
@@ -138,7 +129,9 @@ class Int8WeightOnly(_ScaledRows):
     """int8 weights and unrounded activations. Few rows use torch's own bfloat16 kernel if it is
     faster."""
 
-    def __init__(self, weight: RowWeight, bias: Tensor | None, *, kernel_rows: int = 0) -> None:
+    def __init__(
+        self, weight: rounding.RowWeight, bias: Tensor | None, *, kernel_rows: int = 0
+    ) -> None:
         """kernel_rows  maximum rows for the kernel; 0: it is not used"""
         super().__init__(weight, bias)
         self._kernel_rows = kernel_rows
@@ -183,7 +176,7 @@ class W8A8Emulated(_ScaledRows):
     """The same arithmetic without a kernel: integers multiplied as float32."""
 
     def __init__(
-        self, weight: RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
+        self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         super().__init__(weight, bias)
         self._round = _RoundedRows(fixed_largest)
@@ -217,11 +210,11 @@ _MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
 class GroupedLinear(UnpackedLinear):
     """3-bit or 4-bit weights, unpacked at every call: for any device and format."""
 
-    def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
-        self._packed: tuple[Tensor, ...] = (pack_bits(weight.values, 4),)
-        self._unpack: Callable[..., Tensor] = partial(unpack_bits, bits=4)
+    def __init__(self, weight: rounding.GroupedWeight, bias: Tensor | None) -> None:
+        self._packed: tuple[Tensor, ...] = (rounding.pack_bits(weight.values, 4),)
+        self._unpack: Callable[..., Tensor] = partial(rounding.unpack_bits, bits=4)
         if weight.bits == 3:
-            self._packed, self._unpack = pack_3bit(weight.values), unpack_3bit
+            self._packed, self._unpack = rounding.pack_3bit(weight.values), rounding.unpack_3bit
         self._scale = weight.scale.half()
         self._zeros = weight.zeros
         super().__init__(weight.values, bias, *self._packed, self._scale, self._zeros)
@@ -250,7 +243,9 @@ class Grouped4BitByKernel(QuantizedLinear):
     `kernel_layout_is_known` checks this on the machine.
     """
 
-    def __init__(self, weight: GroupedWeight, bias: Tensor | None, *, kernel_rows: int) -> None:
+    def __init__(
+        self, weight: rounding.GroupedWeight, bias: Tensor | None, *, kernel_rows: int
+    ) -> None:
         """kernel_rows  maximum rows for the kernel"""
         self._packed = pack_for_kernel(weight.values)
         self._group_size = weight.group_size
@@ -330,8 +325,8 @@ def fp8_is_native(device: torch.device) -> bool:
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in float8, and their scales, shape (rows, 1)."""
     wide = x.float()
-    unit = _largest_as(wide, FP8_MAX, _SMALLEST_FP8)
-    return (wide / unit).to(FP8), unit
+    unit = _largest_as(wide, rounding.FP8_MAX, _SMALLEST_FP8)
+    return (wide / unit).to(rounding.FP8), unit
 
 
 class Fp8Emulated(_ScaledRows):
@@ -346,7 +341,7 @@ class Fp8Emulated(_ScaledRows):
 class Fp8ByGpu(QuantizedLinear):
     """float8 in memory and in the product, with a scale for each row of both sides."""
 
-    def __init__(self, weight: RowWeight, bias: Tensor | None) -> None:
+    def __init__(self, weight: rounding.RowWeight, bias: Tensor | None) -> None:
         self._values = weight.values.contiguous()
         self._scale = weight.scale[None].contiguous()
         super().__init__(weight.values, bias, self._values, self._scale)
