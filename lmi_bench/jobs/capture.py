@@ -16,7 +16,7 @@ from typing import Any, Final
 from lmi_bench import __version__
 from lmi_bench.analysis.fit.experiment_design import choose_cells
 from lmi_bench.analysis.fit.fit import fit_cells, prior_fit
-from lmi_bench.analysis.fit.from_run import cells_from_run, run_model, why_left_out
+from lmi_bench.analysis.fit.from_run import PlacedRun, cells_from_run, run_model, why_left_out
 from lmi_bench.analysis.level.cells import predict_cell, profile_of
 from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
@@ -287,10 +287,10 @@ def _fitted(
 ) -> Calibration:
     """The fit to the runs; its profile says where and how they were measured."""
     setup, machine, degree = site.setup, site.place.machine, site.setup.tensor_parallel
-    where = (setup.shape, setup.instance)
     cells = list[MeasuredLevel]()
     for run in runs:
-        cells += cells_from_run(run, *where, dtype=setup.dtype, tensor_parallel=degree)
+        placed = PlacedRun(run, setup.instance, degree)
+        cells += cells_from_run(placed, setup.shape, dtype=setup.dtype)
     source = f"captured by lmi-bench {__version__}"
     done = calibration_of(settings, fit_cells(site.base, cells), machine, source)
     about = {

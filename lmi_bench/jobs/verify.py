@@ -338,7 +338,7 @@ def _fitted(
     placed = from_run.PlacedRun(run, machine, best.tensor_parallel)
     dtype = setting.dtype or plan.answer.question.dtype
     formats = {"dtype": dtype, "kv_dtype": setting.kv_dtype}
-    cells = from_run.cells_from_run(run, shape, machine, **formats, tensor_parallel=placed.degree)
+    cells = from_run.cells_from_run(placed, shape, **formats)
     fitted, after = from_run.calibrate_on_runs(profile, [placed], shape, **formats)
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
     before = from_run.accuracy_on(profile, cells)

@@ -117,28 +117,21 @@ def _only_ttft_unsure(line: Level) -> bool:
 
 
 def cells_from_run(
-    run: Run,
-    shape: ModelShape,
-    instance: Instance,
-    *,
-    dtype: str | None = None,
-    kv_dtype: str | None = None,
-    tensor_parallel: int | None = None,
+    placed: PlacedRun, shape: ModelShape, *, dtype: str | None = None, kv_dtype: str | None = None
 ) -> list[MeasuredLevel]:
     """The usable levels of a run as cells; raises InputError where there is none.
 
     dtype, kv_dtype  None: as the run's target states
     """
+    run, facts = placed.run, placed.run.manifest.target
     input_tokens, output_tokens = run_lengths(run)
-    facts = run.manifest.target
-    degree = PlacedRun(run, instance, tensor_parallel).degree
     if facts.replicas > 1:
         raise InputError(
             f"{run.path}: measured on {facts.replicas} replicas at once, but a profile "
             "describes one: sweep again without --replicas"
         )
-    dtype = dtype or run_dtype(run)
-    setup = Setup(shape, instance, degree, dtype, kv_dtype=kv_dtype or facts.kv_dtype)
+    dtype, kv_dtype = dtype or run_dtype(run), kv_dtype or facts.kv_dtype
+    setup = Setup(shape, placed.instance, placed.degree, dtype, kv_dtype=kv_dtype)
     cells = []
     for line, records in zip(run.levels, run.records, strict=True):
         if why_left_out(line) is not None:
@@ -280,14 +273,7 @@ def calibrate_on_runs(
     cells = [
         cell
         for each in placed
-        for cell in cells_from_run(
-            each.run,
-            shape,
-            each.instance,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            tensor_parallel=each.tensor_parallel,
-        )
+        for cell in cells_from_run(each, shape, dtype=dtype, kv_dtype=kv_dtype)
     ]
     runs = [each.run for each in placed]
     machines = dict.fromkeys(each.instance.instance_type for each in placed)

@@ -87,9 +87,13 @@ def stating(run, **changes):
     return replace(run, manifest=Manifest.from_json(content | changes))
 
 
+def placed(run):
+    return PlacedRun(run, INSTANCE)
+
+
 def test_every_clean_level_becomes_a_cell_with_what_was_measured():
     run = sweep_of(TGI_2023)
-    cells = cells_from_run(run, SHAPE, INSTANCE)
+    cells = cells_from_run(placed(run), SHAPE)
     assert [cell.concurrency for cell in cells] == [1, 4, 16, 40]
     assert [cell.num_requests for cell in cells] == [3, 12, 48, 120]
     assert cells[0].throughput_tokens_per_s == run.levels[0].throughput_tokens_per_s
@@ -104,7 +108,7 @@ def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
     records = tuple(RequestRecord(i, at, Exchange(at, (at + 1,))) for i, at in enumerate(due))
     line = replace(run.levels[0], load=Load(rate_per_s=2.5), requests=3)
     (cell,) = cells_from_run(
-        replace(run, levels=[line], records=[records], manifest=run.manifest), SHAPE, INSTANCE
+        placed(replace(run, levels=[line], records=[records], manifest=run.manifest)), SHAPE
     )
     assert (cell.rate_per_s, cell.concurrency) == (2.5, 0)
     assert cell.arrivals_s == tuple(due)
@@ -112,7 +116,7 @@ def test_an_open_loop_becomes_a_cell_with_the_times_its_requests_were_due():
 
 def test_the_engines_cache_format_is_the_cells():
     run = sweep_of(TGI_2023, levels=(4,))
-    (cell,) = cells_from_run(stating(run, target={"kv_dtype": "float32"}), SHAPE, INSTANCE)
+    (cell,) = cells_from_run(placed(stating(run, target={"kv_dtype": "float32"})), SHAPE)
     assert cell.setup.kv_dtype == "float32"
 
 
@@ -158,23 +162,23 @@ def test_levels_that_missed_failed_or_stopped_are_left_out():
     run.levels[1] = replace(run.levels[1], valid=False)
     run.levels[2] = replace(run.levels[2], errors=1)
     run.levels[3] = replace(run.levels[3], stopped_by="timeout")
-    assert [cell.concurrency for cell in cells_from_run(run, SHAPE, INSTANCE)] == [1]
+    assert [cell.concurrency for cell in cells_from_run(placed(run), SHAPE)] == [1]
     assert calibrated_levels([run]) == (
         "calibrating on 1 measured level(s); left out: concurrency 4: invalid; concurrency 16: "
         "1 failed request; concurrency 40: ended early by: timeout"
     )
     run.levels[0] = replace(run.levels[0], valid=False)
     with pytest.raises(InputError, match="no level can be calibrated on"):
-        cells_from_run(run, SHAPE, INSTANCE)
+        cells_from_run(placed(run), SHAPE)
 
 
 def test_a_level_whose_first_tokens_alone_are_unsure_keeps_its_other_figures():
     run = sweep_of(TGI_2023, levels=(1,))
-    sure = cells_from_run(run, SHAPE, INSTANCE)[0]
+    sure = cells_from_run(placed(run), SHAPE)[0]
     run.levels[0] = replace(
         run.levels[0], valid=False, invalid_reason=f"{GENERATOR_LIMITED}: TTFT mean 5% too long"
     )
-    assert cells_from_run(run, SHAPE, INSTANCE) == [replace(sure, ttft_mean_s=None)]
+    assert cells_from_run(placed(run), SHAPE) == [replace(sure, ttft_mean_s=None)]
     assert calibrated_levels([run]) == "calibrating on 1 measured level(s)"
 
 
@@ -183,7 +187,7 @@ def test_a_level_whose_first_tokens_alone_are_unsure_keeps_its_other_figures():
 )
 def test_unequal_requests_are_refused(changes):
     with pytest.raises(InputError, match="differ in length"):
-        cells_from_run(sweep_of(TGI_2023, **changes), SHAPE, INSTANCE)
+        cells_from_run(placed(sweep_of(TGI_2023, **changes)), SHAPE)
 
 
 def test_a_profile_fitted_to_a_sweep_explains_it():
@@ -220,7 +224,7 @@ def test_requests_of_drawn_lengths_are_no_cells_of_the_default_ones(drawn):
     """Such a scenario still states 256 in and 256 out, which none of its requests has."""
     run = sweep_of(TGI_2023, levels=(1,), **drawn)
     with pytest.raises(InputError, match=f"differ in length \\({next(iter(drawn))}\\)"):
-        cells_from_run(run, SHAPE, INSTANCE)
+        cells_from_run(placed(run), SHAPE)
 
 
 def test_answers_shorter_than_asked_count_as_long_as_they_were():
@@ -228,7 +232,7 @@ def test_answers_shorter_than_asked_count_as_long_as_they_were():
     run = sweep_of(TGI_2023, levels=(4,))
     shorter = UnplannedLengths(12, asked_tokens_mean=256.0, output_tokens_mean=128.2)
     run.levels[0] = replace(run.levels[0], unplanned_lengths=shorter)
-    (cell,) = cells_from_run(run, SHAPE, INSTANCE)
+    (cell,) = cells_from_run(placed(run), SHAPE)
     assert (cell.input_tokens, cell.output_tokens) == (256, 128)
 
 
