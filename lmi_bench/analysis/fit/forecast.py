@@ -26,6 +26,7 @@ from lmi_bench.analysis.model.measured_level import MeasuredLevel, Metric
 from lmi_bench.analysis.model.profiles import EngineProfile
 from lmi_bench.analysis.model.setup import ROUTED_S, Setup
 from lmi_bench.analysis.results.latency import summarise_level
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.level import LATENCY_KEY, Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
@@ -34,14 +35,8 @@ from lmi_bench.engine.router import Router
 
 _SIMULATED_METRICS: Final[dict[str, Metric]] = {**FIGURE_METRICS, "ttft_p90_ms": "ttft_mean_s"}
 _PARTS, _STUDENT = 10, 1.383  # parts of a level, and the 90 % quantile for their mean
-CAUSES = {
-    "bandwidth": "reading weights and cache from memory",
-    "compute": "arithmetic",
-    "host": "the host: launching steps and keeping sequences",
-    "link": "the link between the devices",
-    "kv_memory": "KV-cache memory: more requests arrive at once than fit the cache",
-    "batch_limit": "the engine's limit on running sequences (max_rolling_batch_size)",
-}
+_CAUSES = read_rows("causes.csv", "analysis")
+CAUSES = {row["cause"]: row["limits"] for row in _CAUSES if row["limits"]}
 
 
 @dataclass(frozen=True, slots=True)

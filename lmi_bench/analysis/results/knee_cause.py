@@ -10,28 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve
+from lmi_bench.catalog.tables import read_rows
 
-CAUSE_TITLES: Mapping[str, str] = {
-    "kv_memory": "KV-cache memory",
-    "compute": "compute",
-    "bandwidth": "memory bandwidth",
-    "host": "host time per step",
-    "link": "link between devices",
-    "client": "load generator",
-    "server_limit": "a limit of the server",
-    "unknown": "unknown",
-}
-
-_CHANGES: Mapping[str, str] = {
-    "kv_memory": "Give the KV cache more room: a higher tensor-parallel degree, 8-bit weights or "
-    "cache, or a device with more memory",
-    "compute": "Use devices with more FLOP/s, or a higher tensor-parallel degree",
-    "bandwidth": "Use devices with more memory bandwidth, or 8-bit weights: every step reads them",
-    "host": "Cut the host time of a step: an engine with CUDA graphs, or a lower tensor-parallel "
-    "degree with more replicas",
-    "link": "Lower the tensor-parallel degree and add replicas, or use devices joined by NVLink",
-    "client": "Give the load generator more cores or a host of its own, and measure again",
-}
+_CAUSES = {row["cause"]: row for row in read_rows("causes.csv", "analysis")}
+CAUSE_TITLES = {cause: row["title"] for cause, row in _CAUSES.items() if row["title"]}
+_CHANGES = {cause: row["change"] for cause, row in _CAUSES.items() if row["change"]}
 
 _WAITING, _FULL_CACHE = 1.0, 0.9
 """Least mean number of waiting requests, and least share of the KV cache in use, that count."""
