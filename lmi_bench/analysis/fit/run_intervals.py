@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from lmi_bench.analysis.fit.fit import fit_of_profile
-from lmi_bench.analysis.fit.from_run import mean_lengths, profile_for_run, run_model
+from lmi_bench.analysis.fit.from_run import cell_of_summary, profile_for_run, run_model
 from lmi_bench.analysis.fit.uncertainty import Uncertainty
 from lmi_bench.analysis.model.builtin_profiles import shipped_profile
-from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
+from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD
 from lmi_bench.analysis.model.profiles import EngineProfile, profile_from_json
 from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.instances import find_instance
@@ -31,19 +31,12 @@ def level_uncertainties(run: Run, lines: Sequence[Level]) -> list[Uncertainty | 
     for line in lines:
         each: Uncertainty | None = None
         with suppress(LmiBenchError):
-            input_tokens, output_tokens = mean_lengths(run.path, line)
-            cell = MeasuredLevel(
-                setup,
-                input_tokens=input_tokens,
-                output_tokens=output_tokens,
-                load=line.load,
-                num_requests=line.sent,
+            cell = replace(
+                cell_of_summary(run.path, line, setup),
                 replicas=run.manifest.target.replicas,
                 length_spread=LENGTH_SPREAD if is_drawn else 0.0,
-                start_left_out=bool(line.start_requests),
             )
-            fit = fit_of_profile(profile, [cell])
-            each = Uncertainty.of(fit, cell, spread=is_drawn)
+            each = Uncertainty.of(profile, cell, spread=is_drawn)
         found.append(each)
     return found
 
