@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CLI_PAGE, SCENARIO_PAGE = "reference/cli.md", "reference/scenario.md"
 METRICS_PAGE = DOCS / "reference/metrics.md"
-DEFINITIONS = ROOT / "lmi_bench/analysis/results/definitions.csv"
+DEFINITIONS = ROOT / "lmi_bench/analysis/results/data/definitions.csv"
 TABLE = re.compile(r"(?<=<!-- definitions -->\n).*?(?=<!-- end -->)", re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 TYPE = re.compile(r"<(?:list\[)?(\w+)\]?>")

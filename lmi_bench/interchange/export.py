@@ -25,12 +25,8 @@ _STATISTICS = {"mean": "mean", "std": "stddev", "min": "min", "p50": "p50", "p90
                "p95": "p95", "p99": "p99", "max": "max"}  # fmt: skip
 
 
-def llm_d_reports(run: Run) -> list[dict[str, Any]]:
-    """A report for each level, in the order in which they ran."""
-    return [_report(run, line, stage) for stage, line in enumerate(run.levels)]
-
-
 def _report(run: Run, line: Level, stage: int) -> dict[str, Any]:
+    """The report of a level, the `stage`-th of the run."""
     values = _stack_values(run) | _load_values(run, line) | _result_values(line)
     experiment = _digest({"hash": run.manifest.scenario_hash, "folder": run.path.name})
     values |= {
@@ -138,9 +134,10 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
                 return [path]
             case "llm-d":
                 files = []
-                for number, report in enumerate(llm_d_reports(run)):
-                    files.append(folder / f"level-{number}.yaml")
-                    files[-1].write_text(yaml.safe_dump(report, sort_keys=False), encoding="utf-8")
+                for stage, line in enumerate(run.levels):
+                    report = yaml.safe_dump(_report(run, line, stage), sort_keys=False)
+                    files.append(folder / f"level-{stage}.yaml")
+                    files[-1].write_text(report, encoding="utf-8")
                 return files
         return _write_tables(run, folder, export_format)
     except OSError as exc:

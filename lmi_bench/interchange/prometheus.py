@@ -14,12 +14,10 @@ import urllib.parse
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.core.errors import InputError
-from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, independent_kinds
+from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, Summary, independent_kinds
 from lmi_bench.loadgen.watch.server_metrics import SampleReader
 
 Fetch = Callable[[str], str]
@@ -39,20 +37,7 @@ _ENGINES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MeteredTraffic:
-    """Traffic as the metrics show it.
-
-    rates_per_s  (Unix time in seconds, mean rate of five minutes); empty for a page
-    """
-
-    engine: str
-    kinds: tuple[RequestKind, ...]
-    rates_per_s: tuple[tuple[float, float], ...]
-    unknown: tuple[str, ...]
-
-
-def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -> MeteredTraffic:
+def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -> Summary:
     """Read the traffic from a Prometheus server or a page of metrics.
 
     hours  length of the period that ends now
@@ -78,25 +63,34 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
         rows = _asked(get, base, "query_range", {"query": query, **span})
         points = [(float(at), float(rate)) for at, rate in (rows[0]["values"] if rows else ())]
         rates = tuple(point for point in points if math.isfinite(point[1]))
-        unknown = (*_NO_PAIRS, *_UNKNOWN[: 2 if rates else 3])
-        return MeteredTraffic(engine, kinds, rates, unknown)
+        unknown = _UNKNOWN[: 3 if rates else 4]
+        by_hour: list[list[float]] = [[] for _ in range(24 if rates else 0)]
+        for at, rate in rates:
+            by_hour[int(at // 3600) % 24].append(rate)
+        return Summary(
+            kinds,
+            peak_per_s=max((rate for _, rate in rates), default=None) or None,
+            mean_per_s=sum(rate for _, rate in rates) / len(rates) if rates else None,
+            hourly_per_s=tuple(sum(each) / len(each) if each else None for each in by_hour),
+            unknown=unknown,
+            notes=(_NOTE.format(engine),),
+        )
     raise InputError(
         f"{base} has no metrics of {', '.join(_ENGINES)} over the last "
         f"{hours:g} hours: name a Prometheus server that scrapes the engine, or its /metrics page"
     )
 
 
-_NO_PAIRS = (
-    "which prompts have which answers: metrics count them separately, so all pairs are assumed",
-)
+_NOTE = "lengths from the metrics of {}"
 _UNKNOWN = (
+    "which prompts have which answers: metrics count them separately, so all pairs are assumed",
     "burstiness within five minutes: assumed to be Poisson",
     "shared prefixes: metrics hold no text",
     "rate and daily curve: a page of metrics holds sums since the engine's start (ask Prometheus)",
 )
 
 
-def _page(url: str, text: str) -> MeteredTraffic:
+def _page(url: str, text: str) -> Summary:
     samples: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     names = {f"{name}_bucket": name for *lengths, _ in _ENGINES.values() for name in lengths}
     for sample in SampleReader(names).read(text):
@@ -105,7 +99,7 @@ def _page(url: str, text: str) -> MeteredTraffic:
     for engine, (prompts, answers, _) in _ENGINES.items():
         if prompts in samples and answers in samples:
             kinds = independent_kinds(_groups(samples[prompts]), _groups(samples[answers]))
-            return MeteredTraffic(engine, kinds, (), (*_NO_PAIRS, *_UNKNOWN))
+            return Summary(kinds, unknown=_UNKNOWN, notes=(_NOTE.format(engine),))
     raise InputError(
         f"{url} has no lengths of {', '.join(_ENGINES)}: it must have "
         f"{_ENGINES['vLLM'][0]} and the like"

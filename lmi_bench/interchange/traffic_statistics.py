@@ -39,6 +39,29 @@ class Burstiness:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The workload found in a source; None and empty: not known.
+
+    peak_per_s     highest rate over five minutes; mean_per_s: over the whole record
+    hourly_per_s   mean rates of the hours of a day (UTC)
+    shared_tokens  common prefix of at least half of the prompts
+    repeated       share of prompt text that repeats the beginning of another prompt
+    """
+
+    kinds: tuple[RequestKind, ...]
+    peak_per_s: float | None = None
+    mean_per_s: float | None = None
+    bursts: Burstiness | None = None
+    hourly_per_s: tuple[float | None, ...] = ()
+    shared_tokens: int | None = None
+    repeated: float | None = None
+    correlation: float | None = None
+    assumed: bool = False
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 def peak_rate_per_s(times_s: Sequence[float], window_s: float = PEAK_WINDOW_S) -> float:
     """The highest mean rate of any window; the mean rate of a record shorter than the window.
 

@@ -434,6 +434,6 @@ def _errors(table: PublishedTable, rows: Sequence[TableRow]) -> Iterator[validat
             if row.row.cell and (row.row.cell.setup.shape.name in profile.models) == is_fitted
         ]
         for figure in validation.FIGURES:
-            entry = validation.accuracy_of(name, figure, part)
+            entry = validation.accuracy_of(name, part, figure)
             if entry is not None:
                 yield entry

@@ -9,16 +9,7 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.fleet import accelerator_comparison as comparison
 from lmi_bench.analysis.fleet import autoscaling
-from lmi_bench.analysis.fleet.day import (
-    DAY_S,
-    STEP_S,
-    DayPlan,
-    DayResult,
-    LoadCurve,
-    load_curve_file,
-    shaped,
-)
-from lmi_bench.analysis.fleet.day import plan_day as plan
+from lmi_bench.analysis.fleet import day as days
 from lmi_bench.analysis.fleet.money import best_commitment, cost_of_hours
 from lmi_bench.analysis.fleet.presets import Preset, presets
 from lmi_bench.analysis.fleet.start_up import DOUBT, StartUp, estimated_start_up, parse_start_up
@@ -141,8 +132,8 @@ class PlannedDay:
     policies        played request by request, the flat fleet first
     """
 
-    plan: DayPlan
-    load: LoadCurve
+    plan: days.DayPlan
+    load: days.LoadCurve
     start_up: StartUp
     machine: str
     capacity_per_s: float
@@ -154,7 +145,7 @@ class PlannedDay:
     def to_json(self) -> dict[str, Any]:
         """As `plan-day --json` writes it."""
 
-        def day(result: DayResult) -> dict[str, Any]:
+        def day(result: days.DayResult) -> dict[str, Any]:
             values = {**asdict(result), "paid": list(result.paid)}
             return {**values, "usd_per_day": result.cost_usd(self.price)}
 
@@ -163,7 +154,7 @@ class PlannedDay:
             "chosen": "scaled" if self.plan.scales else "flat",
             "why": self.plan.why,
             **({"caveats": list(self.caveats)} if self.caveats else {}),
-            "step_s": STEP_S,
+            "step_s": days.STEP_S,
             "target_rate_per_s": self.plan.scaling.target_per_s,
             "flat_machines": self.plan.flat_machines,
             "scaled": day(self.plan.scaled),
@@ -201,7 +192,8 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
         _curve(settings, planned_per_s) if recorded_s is None else autoscaling.binned(recorded_s)
     )
     start_up = _start_up(settings, saved, listener)
-    day = plan(curve, start_up, capacity_per_s=capacity, least_slo_share=settings.least_slo_share)
+    least = settings.least_slo_share
+    day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least)
     committed = _commitment(settings.commit_discount, day, price)
     caveats = () if saved is None else saved.answer.caveats
     policies: tuple[PlayedPolicy, ...] = ()
@@ -218,18 +210,18 @@ def _recorded_day_s(settings: DaySettings) -> NDArray[np.float64]:
     if settings.peak is not None:
         times_s *= autoscaling.binned(times_s).peak_per_s / settings.peak
     length_s = float(times_s[-1]) + 1 / trace.rate_per_s
-    repeats = max(1, int(DAY_S // length_s))
+    repeats = max(1, int(days.DAY_S // length_s))
     whole = np.concatenate([times_s + number * length_s for number in range(repeats)])
-    return np.asarray(whole[whole < DAY_S])
+    return np.asarray(whole[whole < days.DAY_S])
 
 
 def _played(
     settings: DaySettings,
     saved: SavedRecommendation | None,
-    day: DayPlan,
+    day: days.DayPlan,
     capacity_per_s: float,
     start_up: StartUp,
-    curve: LoadCurve,
+    curve: days.LoadCurve,
     recorded_s: NDArray[np.float64] | None,
 ) -> Iterator[PlayedPolicy]:
     """The flat fleet and each policy on the same requests.
@@ -302,21 +294,25 @@ def _start_up(
     return start_up
 
 
-def _curve(settings: DaySettings, planned_per_s: float | None) -> LoadCurve:
+def _curve(settings: DaySettings, planned_per_s: float | None) -> days.LoadCurve:
     if settings.load is not None:
-        curve = load_curve_file(settings.load)
+        curve = days.load_curve_file(settings.load)
         return curve if settings.peak is None else curve.scaled_to(settings.peak)
     peak = planned_per_s if settings.peak is None else settings.peak
     if peak is None:
         raise InputError("--peak is missing: the highest load of the day, req/s; no rate is known")
-    return shaped(settings.shape or "office", peak_per_s=peak, least_share=settings.least_share)
+    return days.shaped(
+        settings.shape or "office", peak_per_s=peak, least_share=settings.least_share
+    )
 
 
-def _commitment(discount: float | None, day: DayPlan, price: float | None) -> Commitment | None:
+def _commitment(
+    discount: float | None, day: days.DayPlan, price: float | None
+) -> Commitment | None:
     if discount is None or price is None:
         return None
     needed = day.chosen.paid
     machines = best_commitment(needed, discount=discount)
-    step_price = price * (DAY_S / len(needed)) / SECONDS_PER_HOUR
+    step_price = price * (days.DAY_S / len(needed)) / SECONDS_PER_HOUR
     cost = cost_of_hours(needed, step_price, discount=discount, committed=machines)
     return Commitment(machines, cost.total_usd, cost.unused_usd)

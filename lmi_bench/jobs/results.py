@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from lmi_bench.analysis.level.layouts import RequestKind
 from lmi_bench.analysis.results.compare import (
     Difference,
     ScalingEfficiency,
@@ -27,8 +26,9 @@ from lmi_bench.core.slo import parse_slo
 from lmi_bench.interchange import traffic_statistics
 from lmi_bench.interchange.export import EXPORT_FORMATS, export_run
 from lmi_bench.interchange.imports.read import read_results, write_imported
-from lmi_bench.interchange.prometheus import MeteredTraffic, read_metrics
+from lmi_bench.interchange.prometheus import read_metrics
 from lmi_bench.interchange.traffic import Traffic, parse_assumed, parse_fields, read_traffic
+from lmi_bench.interchange.traffic_statistics import Summary as Summary
 from lmi_bench.jobs.files import read_recommendation
 from lmi_bench.jobs.settings import results
 from lmi_bench.jobs.sweep.limits import read_failures, read_share
@@ -176,29 +176,6 @@ _LEAST_SHARED = 16  # tokens of a cache block; shorter prefixes are chance or a 
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """The workload found in a source; None and empty: not known.
-
-    peak_per_s     highest rate over five minutes; mean_per_s: over the whole record
-    hourly_per_s   mean rates of the hours of a day (UTC)
-    shared_tokens  common prefix of at least half of the prompts
-    repeated       share of prompt text that repeats the beginning of another prompt
-    """
-
-    kinds: tuple[RequestKind, ...]
-    peak_per_s: float | None = None
-    mean_per_s: float | None = None
-    bursts: traffic_statistics.Burstiness | None = None
-    hourly_per_s: tuple[float | None, ...] = ()
-    shared_tokens: int | None = None
-    repeated: float | None = None
-    correlation: float | None = None
-    assumed: bool = False
-    unknown: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class WrittenWorkload:
     """The summary, the scenario file, and the daily curve if the source has one."""
 
@@ -213,9 +190,7 @@ def workload_from(
     """Read the source and write the scenario; raises InputError for one that cannot be read."""
     source, out = settings.source, settings.out
     if source.startswith(results.PROMETHEUS):
-        found = of_metrics(
-            read_metrics(source.removeprefix(results.PROMETHEUS), hours=settings.hours)
-        )
+        found = read_metrics(source.removeprefix(results.PROMETHEUS), hours=settings.hours)
     else:
         traffic = read_traffic(
             Path(source),
@@ -271,22 +246,6 @@ def of_traffic(traffic: Traffic) -> Summary:
         bursts=bursts,
         hourly_per_s=hourly,
         unknown=tuple(unknown),
-    )
-
-
-def of_metrics(metered: MeteredTraffic) -> Summary:
-    """The summary of an engine's counters."""
-    rates = metered.rates_per_s
-    by_hour: list[list[float]] = [[] for _ in range(24 if rates else 0)]
-    for at, rate in rates:
-        by_hour[int(at // 3600) % 24].append(rate)
-    return Summary(
-        kinds=metered.kinds,
-        peak_per_s=max((rate for _, rate in rates), default=None) or None,
-        mean_per_s=sum(rate for _, rate in rates) / len(rates) if rates else None,
-        hourly_per_s=tuple(sum(each) / len(each) if each else None for each in by_hour),
-        unknown=metered.unknown,
-        notes=(f"lengths from the metrics of {metered.engine}",),
     )
 
 

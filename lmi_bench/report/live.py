@@ -49,12 +49,7 @@ class LivePage:
         self.progress: dict[str, Any] = {}
         self.asked_s = -math.inf
         self._folder: Path | None = None
-        self._over = threading.Event()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the sweep has ended, of itself or by a kill."""
-        return self._over.is_set()
+        self.over = threading.Event()  # the sweep has ended, of itself or by a kill
 
     def hear(self, lines: Iterable[str]) -> None:
         """Take the sweep's messages until it ends or is killed."""
@@ -69,7 +64,7 @@ class LivePage:
                 begins = message["done"] < self.progress.get("done", math.inf)
                 since = time.strftime("%H:%M:%S") if begins else self.progress["since"]
                 self.progress = message | {"since": since}
-        self._over.set()
+        self.over.set()
 
     def follow(self) -> None:
         """Build the page whenever a file has changed, until the sweep ends."""
@@ -78,7 +73,7 @@ class LivePage:
         from lmi_bench.report.view import build_view
 
         built: object = None
-        while not self._over.wait(_LOOK_S):
+        while not self.over.wait(_LOOK_S):
             if self._folder is not None and (stamp := _stamp(self._folder)) != built:
                 with suppress(Exception):  # keeps the last page; the end raises what is wrong
                     self.show(render_html(build_view([load_run(self._folder)]), live=True))

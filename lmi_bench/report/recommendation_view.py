@@ -14,15 +14,7 @@ from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
 from lmi_bench.report.explore import CANDIDATES, candidates_data, fleet_roofline
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain
 from lmi_bench.report.table import Cell, Field, Table, field, table_of
-from lmi_bench.report.tables.fleets import (
-    PRICE_KEYS,
-    accuracy_fields,
-    candidates_table,
-    figure_key,
-    load_fields,
-    money,
-    shown,
-)
+from lmi_bench.report.tables import fleets
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
 _PLACED = {
@@ -32,7 +24,7 @@ _PLACED = {
 _PLACED_OF_CANDIDATE = {
     "instance", "instances", "tensor_parallel", "replicas", "engine", "slos", "warnings", "reason",
     "blended_3to1_as_published_reason", "setting", "estimated", "price_range_usd_per_hour",
-    *PRICE_KEYS,
+    *fleets.PRICE_KEYS,
 }  # fmt: skip
 _SHOWN_CANDIDATES = 12
 _SHORT_ANSWER = 4  # tokens of a class or a score: its price is that of the prompt
@@ -42,7 +34,7 @@ _NUMBER = re.compile(r"[A-Za-z]*\$?\d(?:[\d,]*\d)?(?:\.\d+)?")  # and names such
 def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> RecommendationView:
     """The view of one recommendation file; raises InputError for another kind of file."""
     answer = Recommendation.from_json(content)
-    chosen, shown = answer.recommended or answer.nearest, answer.candidates[:CANDIDATES]
+    chosen, listed = answer.recommended or answer.nearest, answer.candidates[:CANDIDATES]
     return RecommendationView(
         anchor=anchor,
         title=f"Recommendation for {answer.question.model}",
@@ -51,8 +43,8 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         headline=_headline(answer, chosen),
         answer=() if chosen is None else tuple(answer_tiles(chosen, answer)),
         figures=None if chosen is None else _figures_table(chosen),
-        candidates=candidates_table(shown[:_SHOWN_CANDIDATES], chosen, "Candidates"),
-        more_candidates=candidates_table(shown[_SHOWN_CANDIDATES:], chosen, ""),
+        candidates=fleets.candidates_table(listed[:_SHOWN_CANDIDATES], chosen, "Candidates"),
+        more_candidates=fleets.candidates_table(listed[_SHOWN_CANDIDATES:], chosen, ""),
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
         rejected=_rejected_groups(answer.rejected),
         loads=_loads_table(content.get("vary")),
@@ -89,12 +81,12 @@ def answer_tiles(chosen: Candidate, answer: Recommendation) -> Iterator[Headline
         parts = (
             "within the SLOs" if chosen.slos else "",
             "" if question.rate_per_s is None else f"{question.rate_per_s:g} asked for",
-            "" if tokens is None else f"{shown(tokens)} output tok/s {_where(chosen, answer)}",
+            f"{fleets.shown(tokens)} output tok/s {_where(chosen, answer)}" if tokens else "",
         )
-        yield Headline("Capacity", shown(carried), "req/s", "; ".join(filter(None, parts)))
+        yield Headline("Capacity", fleets.shown(carried), "req/s", "; ".join(filter(None, parts)))
     if question.objective == "latency":
         figure = chosen.figures.get("latency_per_token_p90_ms")
-        yield Headline("Latency", shown(figure), "ms/token p90", f"for {question.load}")
+        yield Headline("Latency", fleets.shown(figure), "ms/token p90", f"for {question.load}")
     if (prices := chosen.usd_per_1m_input_tokens) is not None:
         hit = None if found is None else found.prefix_hit_share
         share, told = f"{prices.cached_share:.0%}", "as planned"
@@ -117,7 +109,7 @@ def answer_tiles(chosen: Candidate, answer: Recommendation) -> Iterator[Headline
 def _slo_tile(chosen: Candidate, outlook: SloOutlook) -> Headline:
     """The figure under an SLO, how sure it is, and the requests that keep it."""
     slo, found = outlook.slo, chosen.attainment
-    figure = chosen.figures.get(figure_key(slo))
+    figure = chosen.figures.get(fleets.figure_key(slo))
     confidence, parts = outlook.confidence, []
     if found is not None:
         if slo in found.fragile_slos:
@@ -130,14 +122,14 @@ def _slo_tile(chosen: Candidate, outlook: SloOutlook) -> Headline:
             parts.append(f"worst five minutes: {told}")
     tone = {"missed": "bad", "likely": "warn", "fragile": "warn"}.get(confidence, "good")
     unit = "" if figure is None else "ms"
-    return Headline(slo, shown(figure), unit, "; ".join((confidence, *parts)), tone)
+    return Headline(slo, fleets.shown(figure), unit, "; ".join((confidence, *parts)), tone)
 
 
 def _cost_tile(candidate: Candidate, answer: Recommendation) -> Headline:
     per_hour, question = candidate.price_usd_per_hour, answer.question
     if per_hour is None:
         return Headline("Cost", "price unknown", "", "")
-    value, parts = f"USD {money(candidate, per_hour)}", []
+    value, parts = f"USD {fleets.money(candidate, per_hour)}", []
     unit, between = "per hour", candidate.price_range_usd_per_hour
     if between is not None:
         unit += f" (estimated: {between[0]:,.2f} to {between[1]:,.2f})"
@@ -154,9 +146,9 @@ def _cost_tile(candidate: Candidate, answer: Recommendation) -> Headline:
         parts.append(f"{mark}{per_input:,.4f} for 1M input tokens {where}")
     elif per_token is not None:
         published = candidate.blended_3to1_as_published
-        blended = f"; {money(candidate, published)} blended {question.blended_ratio:g}:1"
+        blended = f"; {fleets.money(candidate, published)} blended {question.blended_ratio:g}:1"
         parts.append(
-            f"{money(candidate, per_token)} for 1M output tokens {where}"
+            f"{fleets.money(candidate, per_token)} for 1M output tokens {where}"
             + ("" if published is None else blended)
         )
     return Headline("Cost", value, unit, ", ".join(parts))
@@ -243,8 +235,8 @@ def _figures_table(chosen: Candidate) -> Table | None:
         return field({"value": "Predicted"}.get(name, name.capitalize()), text)
 
     fields = (field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
-    shown = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
-    return table_of("Predicted for it", fields, shown) if shown else None
+    keys = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
+    return table_of("Predicted for it", fields, keys) if keys else None
 
 
 def by_reason(rejected: Sequence[Rejection]) -> list[list[Rejection]]:
@@ -291,10 +283,12 @@ def _loads_table(content: object) -> Table | None:
     if content is None:
         return None
     found = Variation.from_json(content, "vary")
-    return table_of("Cheapest layout by load", load_fields(found), found.intervals)
+    return table_of("Cheapest layout by load", fleets.load_fields(found), found.intervals)
 
 
 def _accuracy_table(levels: Sequence[LevelAccuracy] | None) -> Table | None:
     if not any(level.figures for level in levels or ()):
         return None
-    return table_of("Predicted against measured", accuracy_fields(levels or ()), levels or ())
+    return table_of(
+        "Predicted against measured", fleets.accuracy_fields(levels or ()), levels or ()
+    )

@@ -1,28 +1,17 @@
 """A run as plain text: a block to paste in an issue, lines for the console, and Markdown."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, cast
 
-from lmi_bench.core.level import Level
+from lmi_bench.catalog.tables import Row
+from lmi_bench.core.level import Level, Metric
 from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.report.formats import MISSING, count, number, share, statistic_cell
 from lmi_bench.report.table import Table
-from lmi_bench.report.tables.levels import TTFT_PARTS, level_state, load_item
+from lmi_bench.report.tables.levels import COLUMNS, TTFT_PARTS, level_state, load_item
 from lmi_bench.report.values import Headline, ReportView, RunView
 
 _WIDTH = 62
-_SECTIONS = (
-    ("Time to first token", "ttft", "TTFT (ms)"),
-    ("Inter-token latency", "itl", "ITL (ms)"),
-    ("Time per output token", "tpot", "TPOT (ms)"),
-    ("End-to-end latency", "e2e", "E2E (ms)"),
-    ("Latency per token", "latency_per_token", "Latency (ms/token)"),
-)
-_FROM_SENT = (
-    ("Time to first token, from the send", "ttft_from_sent", "TTFT from sent (ms)"),
-    ("End-to-end latency, from the send", "e2e_from_sent", "E2E from sent (ms)"),
-    ("Dispatch delay: sent after due", "dispatch_delay", "delay (ms)"),
-)
 _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
 
 
@@ -63,24 +52,26 @@ def level_block(line: Level) -> str:
     ]
     text = [" Serving Benchmark Result ".center(_WIDTH, "=")]
     text += [_row(name, value) for name, value in rows]
-    for title, metric, short in (*_SECTIONS, *_own_sections(line)):
-        if line.is_tokenless and not line.of(metric).n:
-            continue  # an embedding has an end alone
-        text.append(f" {title} ".center(_WIDTH, "-"))
-        text += [
-            _row(f"{shown} {short}:", statistic_cell(line.of(metric), name, 4).text)
-            for name, shown in _STATISTICS
-        ]
+    for row in COLUMNS:
+        if row["of"] == "block" and _has_section(line, row):
+            found = line.of(cast("Metric", row["key"]))
+            text.append(f" {row['title']} ".center(_WIDTH, "-"))
+            text += [
+                _row(f"{shown} {row['console']}:", statistic_cell(found, name, 4).text)
+                for name, shown in _STATISTICS
+            ]
     text.append("=" * _WIDTH)
     return "\n".join(text)
 
 
-def _own_sections(line: Level) -> Iterator[tuple[str, str, str]]:
-    """Latencies that only some levels have."""
-    if line.load.is_open and "ttft_from_sent" in line.latency:
-        yield from _FROM_SENT
-    if "ttft_answer" in line.latency:  # reasoning models: TTFT counts reasoning tokens
-        yield "Time to first token of the answer", "ttft_answer", "TTFT of the answer (ms)"
+def _has_section(line: Level, row: Row) -> bool:
+    """Whether a level's block has a latency; an embedding has an end alone."""
+    metric = cast("Metric", row["key"])
+    if line.is_tokenless and not line.of(metric).n:
+        return False
+    if row["group"]:  # from the send
+        return line.load.is_open and "ttft_from_sent" in line.latency
+    return metric != "ttft_answer" or metric in line.latency  # TTFT counts reasoning tokens
 
 
 def _own_rows(line: Level) -> Iterator[tuple[str, str]]:

@@ -121,7 +121,7 @@ def test_a_page_of_metrics_gives_lengths_and_says_that_it_knows_no_rate():
         (150, 5, 0.125),
         (150, 20, 0.125),
     ]
-    assert found.rates_per_s == ()
+    assert (found.peak_per_s, found.mean_per_s, found.hourly_per_s) == (None, None, ())
     assert any(text.startswith("rate and daily curve") for text in found.unknown)
     assert any("separately" in text for text in found.unknown)
 
@@ -139,8 +139,9 @@ def test_a_prometheus_server_also_knows_the_rate():
         return json.dumps({"status": "success", "data": {"result": result}})
 
     found = read_metrics("http://host:9090", fetch=answer)
-    assert found.engine == "TGI"
-    assert found.rates_per_s == ((0.0, 1.5), (300.0, 2.5))
+    assert found.notes == ("lengths from the metrics of TGI",)
+    assert (found.peak_per_s, found.mean_per_s) == (2.5, 2.0)
+    assert found.hourly_per_s == (2.0, *[None] * 23)
     assert [(k.input_tokens, k.output_tokens) for k in found.kinds] == [(50, 10)]
 
 

@@ -347,32 +347,25 @@ class Accuracy(JsonValue):
 
 def accuracies(judged: Sequence[Judged]) -> list[Accuracy]:
     """One entry for each slice and figure that has a row."""
-    others = [(row, row.row.cell) for row in judged if row.row.cell and not row.calibrated]
-    found = [
-        accuracy_of(name, figure, [row for row, cell in others if belongs(row, cell)])
-        for name, belongs in _slices(judged)
-        for figure in FIGURES
-    ]
+    found = [accuracy_of(*part, figure) for part in _slices(judged) for figure in FIGURES]
     return [entry for entry in found if entry is not None]
 
 
-def _slices(
-    judged: Sequence[Judged],
-) -> Iterator[tuple[str, Callable[[Judged, MeasuredLevel], bool]]]:
-    def of_engine(engine: str) -> Callable[[Judged, MeasuredLevel], bool]:
-        return lambda row, _cell: row.row.engine == engine
-
-    yield "all", lambda _row, _cell: True
+def _slices(judged: Sequence[Judged]) -> Iterator[tuple[str, list[Judged]]]:
+    """The rows that were not calibrated on, all and by kind."""
+    others = [(row, row.row.cell) for row in judged if row.row.cell and not row.calibrated]
+    yield "all", [row for row, _ in others]
     engines = sorted({row.row.engine for row in judged})
-    if len(engines) > 1:
-        yield from ((engine or "no engine named", of_engine(engine)) for engine in engines)
-    yield "saturated", lambda row, _cell: row.regime in ("kv_memory", "batch_limit")
-    yield "TP > 1", lambda _row, cell: cell.setup.tensor_parallel > 1
-    yield "other model", lambda row, _cell: row.model_unseen
-    yield "long prompt", lambda _row, cell: cell.input_tokens >= _LONG_PROMPT_TOKENS
+    for engine in engines if engines[1:] else ():
+        yield engine or "no engine named", [row for row, _ in others if row.row.engine == engine]
+    yield "saturated", [row for row, _ in others if row.regime in ("kv_memory", "batch_limit")]
+    yield "TP > 1", [row for row, cell in others if cell.setup.tensor_parallel > 1]
+    yield "other model", [row for row, _ in others if row.model_unseen]
+    long = [row for row, cell in others if cell.input_tokens >= _LONG_PROMPT_TOKENS]
+    yield "long prompt", long
 
 
-def accuracy_of(name: str, figure: str, rows: Sequence[Judged]) -> Accuracy | None:
+def accuracy_of(name: str, rows: Sequence[Judged], figure: str) -> Accuracy | None:
     """The accuracy of one figure over these rows; None where no row states and predicts it."""
     pairs = [(row.figures.get(figure), row.measured(figure)) for row in rows]
     stated = [(estimate, measured) for estimate, measured in pairs if measured is not None]

@@ -3,9 +3,9 @@
 Other tools give the same names to other formulas.
 """
 
-import csv
 from dataclasses import dataclass
-from importlib import resources
+
+from lmi_bench.catalog.tables import read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,5 +23,4 @@ class Definition:
     vllm_key: str
 
 
-_TABLE = resources.files(__package__).joinpath("definitions.csv").read_text(encoding="utf-8")
-DEFINITIONS = tuple(Definition(**row) for row in csv.DictReader(_TABLE.splitlines()))
+DEFINITIONS = tuple(Definition(**row) for row in read_rows("definitions.csv", "analysis.results"))

@@ -14,6 +14,7 @@ from typing import Any, Final
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.results.confidence import text_perplexity
 from lmi_bench.analysis.results.repeats import pooled_run, spread
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.listener import SILENT, Listener, Silent
@@ -147,18 +148,8 @@ def score_shift(scores: Sequence[float], reference: Sequence[float]) -> float:
     return math.fsum(abs(a - b) for a, b in pairs) / len(scores)
 
 
-TECHNIQUES: Final = (
-    ("engine.quantize: int8", "weights, a scale a row", "CPU; GPU unpacks at every step"),
-    ("engine.quantize: awq-int4", "weights, searched scales, groups", "CPU; GPU unpacks"),
-    ("engine.quantize: awq-int3", "as awq-int4, 3/8 byte a weight", "unpacked at every step"),
-    ("engine.quantize: smoothquant", "weights and activations in int8", "CPU, GPU"),
-    ("engine.quantize: fp8", "weights and activations in E4M3", "GPU; emulated on a CPU"),
-    ("engine.draft: ngram | MODEL", "speculative decoding", "CPU, GPU; no quality is lost"),
-    ("engine.compile, engine.artefact", "decode steps compiled; no quality is lost", "CPU, GPU"),
-    ("engine.tensor_parallel: N", "the model over N devices", "CPU, GPU"),
-    ("engine.policy, engine.chunked_prefill, ...", "batching, as in a scenario", "CPU, GPU"),
-    ("engine.dtype, engine.kv_dtype", "formats of weights and cache", "CPU, GPU"),
-)
+TECHNIQUES: Final = [tuple(row.values()) for row in read_rows("techniques.csv", "jobs")]
+"""Settings of a recipe's engine, each with what it does and where it runs."""
 
 _MOST_SWEEPS = 3  # of a variant, while one of its levels is invalid
 

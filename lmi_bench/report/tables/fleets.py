@@ -100,14 +100,10 @@ def _price_field(key: str, group: str, title: str, console: str) -> Field[Candid
         if value is None:
             reason = candidate.blended_reason if key.startswith("blended") else None
             return Cell("?", reason or "not known", "na")
-        return Cell(money(candidate, value), estimate_text(between))
+        ends = between and f"estimated: {usd(between[0])} to {usd(between[1])} an hour"
+        return Cell(money(candidate, value), ends or "")
 
     return field(title, cell, group, console=console)
-
-
-def estimate_text(between: tuple[float, float] | None) -> str:
-    """The range of an estimated price; empty if it is stated."""
-    return "" if between is None else f"estimated: {usd(between[0])} to {usd(between[1])} an hour"
 
 
 def _price_of(candidate: Candidate) -> str:

@@ -273,9 +273,6 @@ def _knee_fields(axis: str, knees: Sequence[Knee]) -> tuple[Field[Knee], ...]:
     changes = [knee.change or MISSING for knee in knees]
     unit, title = ("", "Concurrent requests") if axis == "concurrency" else (" req/s", "Rate")
 
-    def found_at(knee: Knee) -> bool:
-        return knee.axis == axis and knee.load is not None
-
     def change(knee: Knee) -> Cell:
         text = knee.change or MISSING
         repeated = text != MISSING and text in changes[: knees.index(knee)]
@@ -285,10 +282,12 @@ def _knee_fields(axis: str, knees: Sequence[Knee]) -> tuple[Field[Knee], ...]:
         return f"{rule_title(knee)}{' *' if knee.recommended else ''}"
 
     def load(knee: Knee) -> str:
-        return f"{knee_load(knee)}{unit}" if found_at(knee) else MISSING
+        if knee.axis != axis or knee.load is None:
+            return MISSING
+        return f"{'>= ' if knee.high is None else ''}{format_figure(knee.load)}{unit}"
 
     def cause(knee: Knee) -> str:
-        return cause_title(knee) if found_at(knee) else MISSING
+        return MISSING if load(knee) == MISSING else cause_title(knee)
 
     return (
         field("Rule", rule, numeric=False, console="rule"),
@@ -323,13 +322,6 @@ def cause_title(knee: Knee) -> str:
 def rule_title(knee: Knee) -> str:
     """A rule's title; a file of another version may have an unknown rule."""
     return RULE_TITLES.get(knee.rule, knee.rule)
-
-
-def knee_load(knee: Knee) -> str:
-    """The load of a knee; `>= 16` where only a lower bound is known."""
-    if knee.load is None:
-        return MISSING
-    return f"{'>= ' if knee.high is None else ''}{format_figure(knee.load)}"
 
 
 def knee_interval(knee: Knee) -> str:
