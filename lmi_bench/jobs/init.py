@@ -14,20 +14,13 @@ import yaml
 
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
+from lmi_bench.core import scenario as scenarios
 from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import installed_versions
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.option import numbers
 from lmi_bench.core.redaction import redact_text
-from lmi_bench.core.scenario import (
-    AUTO,
-    DEFAULT_MODEL,
-    ENGINE_TARGET,
-    SIMULATED_PREFIX,
-    Scenario,
-    parse_scenario,
-)
 from lmi_bench.jobs.settings.setup import InitSettings
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.models.folder import TRAINED_NAMES, is_model_folder, trained_folder
@@ -128,7 +121,7 @@ def _stated(settings: InitSettings) -> dict[str, str]:
     if target is not None:
         shown = redact_text(target)
         by_target = _KIND_OF_TARGET.get(kind_of(target), "engine")
-        if by_target == "engine" and target != ENGINE_TARGET:
+        if by_target == "engine" and target != scenarios.ENGINE_TARGET:
             raise InputError(
                 f"--target {shown}: write engine, sim:INSTANCE, sagemaker:NAME or a URL"
             )
@@ -145,7 +138,7 @@ def _stated(settings: InitSettings) -> dict[str, str]:
 def _known_kind(answer: str) -> dict[str, Any]:
     if answer not in _KINDS:
         raise InputError(f"{answer!r} is none of {', '.join(_KINDS)}")
-    return {"kind": answer, **({"target": ENGINE_TARGET} if answer == "engine" else {})}
+    return {"kind": answer, **({"target": scenarios.ENGINE_TARGET} if answer == "engine" else {})}
 
 
 def _with_answer(
@@ -160,7 +153,7 @@ def _with_answer(
         )
     place, value = _read(question.field, kind, answer)
     content = {**known, place: value}
-    _check(parse_scenario({}).with_overrides({**_SHORTEST, **content}), kind, place)
+    _check(scenarios.parse_scenario({}).with_overrides({**_SHORTEST, **content}), kind, place)
     return content
 
 
@@ -180,20 +173,20 @@ def _read(place: str, kind: str, answer: str) -> tuple[str, Any]:
             return "load.rate_per_s", numbers("rate", rates)
         if kind == "plan":
             raise InputError(f"{answer}: a plan is for requests per second, such as: rate 2")
-        return place, answer if answer == AUTO else numbers("users", answer)
+        return place, answer if answer == scenarios.AUTO else numbers("users", answer)
     if place == "slo":
         return place, [] if answer in ("", "none") else [one.strip() for one in answer.split(",")]
     if place == "target" and kind == "simulated":
-        return place, SIMULATED_PREFIX + answer.removeprefix(SIMULATED_PREFIX)
+        return place, scenarios.SIMULATED_PREFIX + answer.removeprefix(scenarios.SIMULATED_PREFIX)
     return place, answer
 
 
-def _check(scenario: Scenario, kind: str, place: str) -> None:
+def _check(scenario: scenarios.Scenario, kind: str, place: str) -> None:
     """Check the answers as the command will that uses the file, as far as they are known."""
     target, model = scenario.target, scenario.model
     if place == "target":
         if kind == "simulated":
-            find_instance(target.removeprefix(SIMULATED_PREFIX))
+            find_instance(target.removeprefix(scenarios.SIMULATED_PREFIX))
         elif kind_of(target) == "url":
             parse_endpoint(target, find_format("openai"))
         elif not target.partition(":")[2] or kind_of(target) != "sagemaker":
@@ -207,8 +200,10 @@ def _check(scenario: Scenario, kind: str, place: str) -> None:
             f"the bundled engine takes {', '.join((*DEMO_NAMES, *TRAINED_NAMES))} or a Hugging "
             f"Face folder, not {model!r}"
         )
-    if kind == "plan" and model == DEFAULT_MODEL:  # a scenario's model if none is stated
-        raise InputError(f"{DEFAULT_MODEL} is for the bundled engine: name the model to plan for")
+    if kind == "plan" and model == scenarios.DEFAULT_MODEL:  # a scenario's model if none is stated
+        raise InputError(
+            f"{scenarios.DEFAULT_MODEL} is for the bundled engine: name the model to plan for"
+        )
     positions = DEMO_POSITIONS if is_demo else find_model(str(folder)).max_positions
     if (tokens := longest_request(scenario)) > positions:
         raise InputError(

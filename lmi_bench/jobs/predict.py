@@ -6,13 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from lmi_bench.analysis.fit import forecast as predicted
 from lmi_bench.analysis.fit.fit import fit_of_profile
-from lmi_bench.analysis.fit.forecast import (
-    Forecast,
-    SimulatedForecast,
-    forecast,
-    simulated_forecast,
-)
 from lmi_bench.analysis.fit.uncertainty import under_load
 from lmi_bench.analysis.level.simulator import Requests
 from lmi_bench.analysis.model.builtin_profiles import BUNDLED_CPU_PRIOR
@@ -54,9 +49,9 @@ class Prediction:
     setup: Setup
     profile: EngineProfile
     warnings: list[str]
-    forecasts: tuple[Forecast, ...] = ()
+    forecasts: tuple[predicted.Forecast, ...] = ()
     scenario: Scenario | None = None
-    simulated: tuple[SimulatedForecast, ...] = ()
+    simulated: tuple[predicted.SimulatedForecast, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As `predict --json` writes it."""
@@ -154,7 +149,7 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     else:
         cells = list(_cells(blank))
         fit = fit_of_profile(profile, cells)
-        answer = replace(blank, forecasts=tuple(forecast(fit, cell) for cell in cells))
+        answer = replace(blank, forecasts=tuple(predicted.forecast(fit, cell) for cell in cells))
     if not is_local and (text := default_note(settings.profile)) is not None:
         listener.note(text)
     return answer
@@ -233,7 +228,7 @@ def _simulated(blank: Prediction, listener: Listener) -> Prediction:
             load = replace(spec.load, rate_per_s=rate_per_s, arrivals="trace")
             spec, request = replace(spec, load=load), planned.at(rate_per_s, scenario.seed)
         forecasts.append(
-            simulated_forecast(
+            predicted.simulated_forecast(
                 setup,
                 blank.profile,
                 spec,

@@ -14,19 +14,7 @@ from typing import Any
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import Level
 from lmi_bench.core.load import Load
-from lmi_bench.interchange.imports.level import (
-    LATENCY_KEYS,
-    Imported,
-    ImportedLevel,
-    in_ms,
-    missing,
-    number_of,
-    stated_load,
-    statistics,
-    summary_level,
-    value_at,
-    whole_of,
-)
+from lmi_bench.interchange.imports import level as levels
 
 Object = Mapping[str, Any]
 Path = str | Sequence[str | float]
@@ -73,13 +61,13 @@ class Summary:
         return self._load(self.prepare(content)[0])
 
     def _load(self, content: Object) -> Load:
-        rate = number_of(content, *_paths(self.numbers.get("rate", ())))
-        users = whole_of(content, *_paths(self.numbers.get("users", ())))
+        rate = levels.number_of(content, *_paths(self.numbers.get("rate", ())))
+        users = levels.whole_of(content, *_paths(self.numbers.get("users", ())))
         if rate is not None and rate > 0 and not (self.users_first and users is not None):
-            return stated_load(rate_per_s=rate)
-        return stated_load(concurrency=users)
+            return levels.stated_load(rate_per_s=rate)
+        return levels.stated_load(concurrency=users)
 
-    def read(self, content: Object, load: Load | None) -> Imported:
+    def read(self, content: Object, load: Load | None) -> levels.Imported:
         """The file's levels; `load` overrides the file's own. Raises InputError."""
         prepared = self.prepare(content)
         first = prepared[0]
@@ -88,18 +76,23 @@ class Summary:
                 "a sweep states the load of each level: leave --concurrency and --rate out"
             )
         lengths = {
-            f"{side}_tokens": whole_of(first, f"{side[0]}sl") for side in ("input", "output")
+            f"{side}_tokens": levels.whole_of(first, f"{side[0]}sl") for side in ("input", "output")
         }
-        return Imported(
+        return levels.Imported(
             first.get("_tool") or self.tool,
-            tuple(ImportedLevel(self._level(each, load or self._load(each))) for each in prepared),
+            tuple(
+                levels.ImportedLevel(self._level(each, load or self._load(each)))
+                for each in prepared
+            ),
             {name: _first(first, path) for name, path in self.facts.items()},
             {} if None in lengths.values() else lengths,
             (*self.notes, *first.get("_notes", ())),
         )
 
     def _level(self, content: Object, load: Load) -> Level:
-        found = {name: number_of(content, *_paths(path)) for name, path in self.numbers.items()}
+        found = {
+            name: levels.number_of(content, *_paths(path)) for name, path in self.numbers.items()
+        }
         for name, divisor in self.divisors.items():
             if (value := found[name]) is not None:
                 found[name] = value / divisor
@@ -126,15 +119,15 @@ class Summary:
         absent = {**self.absent, **content.get("_absent", {})}
         latencies = {
             key: self._statistics(content, key, completed)
-            for key in LATENCY_KEYS
+            for key in levels.LATENCY_KEYS
             if key in self.metrics and key not in absent
         }
-        return summary_level(
+        return levels.summary_level(
             load,
             tool=content.get("_tool") or self.tool,
             numbers=found,
             errors_by_kind=content.get("_failed"),
-            latencies={key: missing(reason) for key, reason in absent.items()} | latencies,
+            latencies={key: levels.missing(reason) for key, reason in absent.items()} | latencies,
             extra={name: value for name, value in extra.items() if value is not None},
         )
 
@@ -143,15 +136,15 @@ class Summary:
         values = {
             name: value
             for name, path in self.statistics.items()
-            if (value := number_of(content, *_paths(path, metric))) is not None
+            if (value := levels.number_of(content, *_paths(path, metric))) is not None
         }
         if not values:
-            return missing()
+            return levels.missing()
         units = _paths(self.unit, metric)
-        factor_ms = in_ms(_first(content, units) or units[-1])
+        factor_ms = levels.in_ms(_first(content, units) or units[-1])
         values = {name: value * factor_ms for name, value in values.items()}
         # gaps are pooled over requests, so the number of samples is unknown
-        return statistics(values, n=None if key == "itl_ms" else completed)
+        return levels.statistics(values, n=None if key == "itl_ms" else completed)
 
 
 def _derive_rates(found: dict[str, float | None], completed: int | None) -> None:
@@ -181,7 +174,7 @@ def _paths(path: Path, metric: str = "") -> tuple[str | float, ...]:
 
 
 def _first(content: Object, path: Path) -> Any:
-    values = (value_at(content, each) for each in _paths(path) if isinstance(each, str))
+    values = (levels.value_at(content, each) for each in _paths(path) if isinstance(each, str))
     return next((value for value in values if value is not None), None)
 
 
@@ -190,7 +183,7 @@ def has(content: Object, paths: Iterable[str]) -> bool:
 
     def has_path(path: str) -> bool:
         parent, _, key = path.rpartition(".")
-        place = value_at(content, parent) if parent else content
+        place = levels.value_at(content, parent) if parent else content
         return isinstance(place, Mapping) and key in place
 
     return all(map(has_path, paths))
