@@ -250,11 +250,11 @@ def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine 
         where = machine.instance()
     else:
         where, machine = find_instance(str(name)), None
-    degree = from_run.PlacedRun(run, where, stated.tensor_parallel).degree
-    setup = Setup(shape, where, degree, dtype, kv_dtype=facts.kv_dtype)
+    placed = from_run.PlacedRun(run, where, stated.tensor_parallel)
+    setup = Setup(shape, where, placed.degree, dtype, kv_dtype=facts.kv_dtype)
     cells = []
     if run.levels:
-        cells = from_run.cells_from_run(run, shape, where, dtype=dtype, tensor_parallel=degree)
+        cells = from_run.cells_from_run(placed, shape, dtype=dtype)
     if name != LOCAL_NAME:
         base = from_run.prior_for_run(run, cells or [MeasuredLevel(setup, 1, 1, Load(1), 1)])
     else:
