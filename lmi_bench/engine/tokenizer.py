@@ -1,5 +1,6 @@
 """Converts text to token ids and back with a model folder's tokenizer.json, without torch."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +9,10 @@ from lmi_bench.core.errors import InputError, installed
 from lmi_bench.models.folder import read_object
 
 _UNFINISHED: Final = "�"  # how `tokenizers` decodes bytes that are not (yet) UTF-8
+_BYTE_TOKEN: Final = re.compile("<0x[0-9A-F]{2}>")
+_HIDDEN: Final = [byte for byte in range(256) if byte < 33 or 126 < byte < 161 or byte == 173]
+_BYTE_LEVEL: Final = {256 + i: byte for i, byte in enumerate(_HIDDEN)}
+"""The byte of each other character in the names of GPT-2's byte-level tokens."""
 _CONTEXT_TOKENS: Final = 6  # prompt tokens: enough for a whole character and the word before it
 
 
@@ -74,6 +79,16 @@ class Tokenizer:
         """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, which may be a part of a character."""
+        text = self.decode([token_id])
+        if _UNFINISHED not in text:
+            return text.encode()
+        name: str = self._tokenizer.id_to_token(token_id)
+        if _BYTE_TOKEN.fullmatch(name):  # SentencePiece's
+            return bytes([int(name[1:-1], 16)])
+        return name.translate(_BYTE_LEVEL).encode("latin-1", "replace")
 
     def special_token(self, token_id: int) -> str | None:
         """The name of a token that `decode` skips, such as `</s>`; None for others."""

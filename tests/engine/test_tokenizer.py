@@ -199,3 +199,12 @@ def test_reading_a_tokenizer_loads_no_torch(tmp_path):
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_the_bytes_of_tokens_make_up_characters(tmp_path, make):
+    tokenizer = make(tmp_path)
+    for text in ("🙂", "日本", "é"):
+        parts = [tokenizer.token_bytes(token_id) for token_id in tokenizer.encode(text)]
+        assert b"".join(parts).decode() == text
+        assert sum(len(part) == 1 for part in parts) >= 2

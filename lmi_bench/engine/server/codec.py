@@ -26,8 +26,11 @@ class Codec(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt, by default with the special tokens that the model needs."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, which may be a part of a character."""
 
     def special_token(self, token_id: int) -> str | None:
         """The name of a token without text, such as `</s>`; None for all others."""
@@ -49,8 +52,11 @@ class PlainTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [self._word_id(word) for word in text.split()]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join([f" t{token_id}" for token_id in token_ids])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.decode([token_id]).encode()
 
     def special_token(self, token_id: int) -> None:
         """None: every token is a word."""

@@ -31,7 +31,7 @@ LOGGER = logging.getLogger(__name__)
 FAILURES = (InputError, OverloadedError, EngineError)
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-_OPENAI_PREFIX: Final = "/v1/"
+_OPENAI_PREFIXES: Final = ("/v1/", "/tokenize", "/detokenize")
 TGI_PATHS: Final = ("/", "/generate", "/generate_stream", "/info")
 
 _OPENAI_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
@@ -164,14 +164,14 @@ def json_response(
 
 
 def _failure(path: str, exc: Exception, model_name: str) -> tuple[int, dict[str, Any]]:
-    if path.startswith(_OPENAI_PREFIX):
+    if path.startswith(_OPENAI_PREFIXES):
         return openai_failure(exc)
     return tgi_failure(exc) if path in TGI_PATHS else lmi_failure(exc, model_name)
 
 
 def _body(path: str, status: int, message: str) -> dict[str, Any]:
     """The error body for a status and a message, in the path's protocol."""
-    if path.startswith(_OPENAI_PREFIX):
+    if path.startswith(_OPENAI_PREFIXES):
         return _openai_body(status, message)
     if path in TGI_PATHS:  # TGI has no other type for client errors
         return {"error": message, "error_type": "generation" if status == 500 else "validation"}

@@ -126,9 +126,8 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 AtLeast1 = Annotated[int, Field(ge=1)]
 Strings = Annotated[tuple[str, ...], PlainValidator(_strings)]
 StopStrings = Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)]
-StopTokens = Annotated[
-    tuple[int, ...], PlainValidator(_token_ids), Field(max_length=MAX_STOP_STRINGS)
-]
+TokenIds = Annotated[tuple[int, ...], PlainValidator(_token_ids)]
+StopTokens = Annotated[TokenIds, Field(max_length=MAX_STOP_STRINGS)]
 
 
 _NOT_SUPPORTED: Final = (

@@ -7,7 +7,7 @@ from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PlainValid
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.grammar import calls_grammar
-from lmi_bench.engine.server.fields import AtLeast1, Fields, VllmFields
+from lmi_bench.engine.server.fields import AtLeast1, Fields, TokenIds, VllmFields
 from lmi_bench.engine.server.streaming import MAX_CHOICES
 
 
@@ -64,6 +64,7 @@ class _OpenAiFields(_Guided, VllmFields):
         "suffix": "",
         "use_beam_search": False,
         "return_tokens_as_token_ids": False,
+        "return_token_strs": False,
         "modalities": ["text"],
         "function_call": "none",
         "include_reasoning": True,
@@ -111,27 +112,25 @@ class _OpenAiFields(_Guided, VllmFields):
         return found[0] if found else None
 
 
-def _one_prompt(prompt: Any) -> Any:
-    """Text or token ids, possibly in a list of one; several prompts are not supported."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
+def _prompts(sent: Any) -> list[str | list[int]]:
+    """Text or token ids, or a list of several."""
+    several = isinstance(sent, list) and sent and isinstance(sent[0], str | list)
+    for prompt in sent if several else [sent]:
+        is_ids = isinstance(prompt, list) and all(type(v) is int and v >= 0 for v in prompt)
+        if not prompt or not (is_ids or isinstance(prompt, str)):
             raise InputError(
-                f"prompt has {len(prompt)} prompts: this server accepts one per request"
+                "prompt must be a non-empty string or a non-empty list of token ids, or several"
             )
-        prompt = prompt[0]
-    is_ids = isinstance(prompt, list) and all(type(v) is int and v >= 0 for v in prompt)
-    if not prompt or not (is_ids or isinstance(prompt, str)):
-        raise InputError("prompt must be a non-empty string or a non-empty list of token ids")
-    return prompt
+    return sent if several else [sent]
 
 
 class CompletionCall(_OpenAiFields):
     """`/v1/completions`. echo: put the prompt before each answer."""
 
-    neutral: ClassVar = {**_OpenAiFields.neutral, "add_special_tokens": True}
-    prompt: Annotated[str | list[int], PlainValidator(_one_prompt)] = Field(
-        "", validate_default=True
+    prompts: Annotated[list[str | list[int]], PlainValidator(_prompts)] = Field(
+        [], validate_default=True, validation_alias="prompt"
     )
+    add_special_tokens: bool = True
     max_tokens: AtLeast1 = 16
     num_logprobs: NonNegativeInt | None = Field(None, validation_alias="logprobs")
     echo: bool = False
@@ -192,6 +191,11 @@ class Message(Fields):
         return self.model_dump(exclude_none=True)
 
 
+class DetokenizeCall(Fields):
+    tokens: TokenIds = ()
+    model: str | None = None
+
+
 class ChatCall(_OpenAiFields):
     """`/v1/chat/completions`.
 
@@ -208,6 +212,7 @@ class ChatCall(_OpenAiFields):
         "add_special_tokens": False,
     }
     messages: list[Message] = Field([], min_length=1, validate_default=True)
+    echo: ClassVar[bool] = False
     max_tokens: AtLeast1 | None = Field(
         None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
     )

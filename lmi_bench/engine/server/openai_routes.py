@@ -1,23 +1,31 @@
 """The OpenAI routes, compatible with vLLM: completions, chat, models, and their replies."""
 
 import asyncio
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any, ClassVar
 
 import orjson
 from aiohttp import web
 
+from lmi_bench import __version__
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.grammar import read_grammar
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
-from lmi_bench.engine.server.openai_request import ChatCall, CompletionCall, OpenAiCall
+from lmi_bench.engine.server.fields import load_json_object
+from lmi_bench.engine.server.openai_request import (
+    ChatCall,
+    CompletionCall,
+    DetokenizeCall,
+    OpenAiCall,
+)
 from lmi_bench.engine.server.state import ServerState
 from lmi_bench.engine.server.tool_calls import CallFinder
 
@@ -41,7 +49,7 @@ class OpenAiReply(ABC):
         self._head = {
             "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
             "object": self.stream_object,
-            "created": state.created,
+            "created": int(time.time()),
             "model": state.model_name,
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
@@ -103,8 +111,9 @@ class OpenAiReply(ABC):
         return choice
 
     def _usage(self) -> dict[str, int]:
-        """Token counts: the prompt once, and the output of all choices so far."""
-        num_prompt = len(self._answers[0].prompt.token_ids)
+        """Token counts: each prompt once, and the output of all choices so far."""
+        firsts = self._answers[:: self._call.n]
+        num_prompt = sum([len(answer.prompt.token_ids) for answer in firsts])
         num_output = sum([len(answer.pieces) for answer in self._answers])
         return {
             "prompt_tokens": num_prompt,
@@ -197,8 +206,8 @@ class ChatReply(OpenAiReply):
         return self._entry(piece.token_id, piece.logprob) | {"top_logprobs": ranked}
 
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
-        token = self._codec.decode([token_id])
-        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+        in_bytes = list(self._codec.token_bytes(token_id))
+        return {"token": self._codec.decode([token_id]), "logprob": logprob, "bytes": in_bytes}
 
 
 def _stop_reason(answer: Answer) -> str | int | None:
@@ -219,11 +228,17 @@ class OpenAiRoutes:
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/v1/models/{model:.+}", self.models)
+        app.router.add_get("/version", self.version)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
 
     async def models(self, request: web.Request) -> web.Response:
-        state = self.state
+        """The one model: alone if the path names it, else in a list."""
+        state, name = self.state, request.match_info.get("model")
+        self._check_model(name)
         model = {
             "id": state.model_name,
             "object": "model",
@@ -233,7 +248,36 @@ class OpenAiRoutes:
             "parent": None,
             "max_model_len": state.max_model_len,
         }
-        return json_response({"object": "list", "data": [model]})
+        return json_response(model if name else {"object": "list", "data": [model]})
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response({"version": __version__})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """The tokens of a prompt or a chat, as they would be computed."""
+        body = load_json_object(await request.read())
+        call = (ChatCall if "messages" in body else CompletionCall).read(body)
+        self._check_model(call.model)
+        (_, tokens), *more = await self._tokens(call)
+        if more:
+            raise InputError("prompt must be one text")
+        found = {"count": len(tokens), "max_model_len": self.state.max_model_len, "tokens": tokens}
+        return json_response(found | {"token_strs": None})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        call, size = DetokenizeCall.read(await request.read()), self.state.vocab_size
+        self._check_model(call.model)
+        if max(call.tokens, default=0) >= size:
+            raise InputError(f"tokens must be ids below {size}, got {max(call.tokens)}")
+        prompt = self.state.codec.decode(call.tokens, skip_special_tokens=False)
+        return json_response({"prompt": prompt})
+
+    def _check_model(self, name: str | None) -> None:
+        served = self.state.model_name
+        if name not in (None, served):
+            raise UnknownModelError(
+                f"The model `{name}` does not exist: this server serves `{served}`"
+            )
 
     async def _generate(
         self,
@@ -245,13 +289,11 @@ class OpenAiRoutes:
         """Continue a prompt or answer a chat, at once or as server-sent events."""
         call = kind.read(await request.read())
         state = self.state
-        if call.model is not None and call.model != state.model_name:
-            raise UnknownModelError(
-                f"The model `{call.model}` does not exist: this server serves `{state.model_name}`"
-            )
-        prompt = await self._prompt(call)
-        answers = await streaming.submit_choices(state, prompt, call.n)
+        self._check_model(call.model)
+        answers: list[Answer] = []
         try:
+            for prompt in await self._prompts(call):
+                answers += await streaming.submit_choices(state, prompt, call.n)
             headers = state.ignored_header(call.ignored)
             reply = reply_type(call, answers, state)
             if not call.stream:
@@ -269,37 +311,43 @@ class OpenAiRoutes:
     completions = partialmethod(_generate, CompletionCall, CompletionReply)
     chat = partialmethod(_generate, ChatCall, ChatReply)
 
-    async def _prompt(self, call: OpenAiCall) -> Prompt:
+    async def _prompts(self, call: OpenAiCall) -> list[Prompt]:
         state, cut = self.state, call.truncate_prompt_tokens
-        token_ids = await self._token_ids(call)
-        token_ids = token_ids if cut is None else token_ids[-cut:]
         grammar = None
         if constraint := call.constraint():
             folder = getattr(state.codec, "folder", None)
             grammar = await asyncio.to_thread(read_grammar, *constraint, folder, state.vocab_size)
-        rest = max(state.max_model_len - len(token_ids), call.min_tokens, 1)
-        sampling = call.sampling_with(
-            call.num_logprobs,
-            max_new_tokens=call.max_tokens or rest,
-            eos_token_ids=state.codec.eos_token_ids,
-            grammar=grammar,
-        )
-        text = ""
-        if isinstance(call, CompletionCall) and call.echo:
-            text = state.codec.decode(token_ids)
-            if isinstance(call.prompt, str) and cut is None:  # as sent
-                text = call.prompt
-        return Prompt(token_ids, sampling, call.stop, call.include_stop_str_in_output, text)
+        prompts = []
+        for sent, tokens in await self._tokens(call):
+            token_ids = tokens if cut is None else tokens[-cut:]
+            rest = max(state.max_model_len - len(token_ids), call.min_tokens, 1)
+            sampling = call.sampling_with(
+                call.num_logprobs,
+                max_new_tokens=call.max_tokens or rest,
+                eos_token_ids=state.codec.eos_token_ids,
+                grammar=grammar,
+            )
+            text = ""
+            if call.echo:
+                text = sent if isinstance(sent, str) and not cut else state.codec.decode(token_ids)
+            prompts.append(
+                Prompt(token_ids, sampling, call.stop, call.include_stop_str_in_output, text)
+            )
+        return prompts
 
-    async def _token_ids(self, call: OpenAiCall) -> list[int]:
+    async def _tokens(self, call: OpenAiCall) -> list[tuple[str | list[int], list[int]]]:
+        """Each prompt, as text or tokens, and its tokens."""
+        prompts: list[str | list[int]]
         if isinstance(call, CompletionCall):
-            prompt = call.prompt
-            return await self.state.encode(prompt) if isinstance(prompt, str) else prompt
-        template = self.template
-        if call.tools and (template is None or not template.takes_tools):
+            prompts, special = call.prompts, call.add_special_tokens
+        elif call.tools and not (self.template and self.template.takes_tools):
             raise InputError("tools need a model whose chat template knows them: omit tools")
-        if template is None:
-            return await self.state.encode("\n".join(message.content for message in call.messages))
-        messages = [message.for_template() for message in call.messages]
-        text = await asyncio.to_thread(template.render, messages, call.template_variables())
-        return await self.state.encode(text, add_special_tokens=False)  # the template has them
+        elif self.template is None:
+            prompts, special = ["\n".join([message.content for message in call.messages])], True
+        else:
+            messages = [message.for_template() for message in call.messages]
+            render, variables = self.template.render, call.template_variables()
+            prompts = [await asyncio.to_thread(render, messages, variables)]
+            special = False  # the template has them
+        encode = partial(self.state.encode, add_special_tokens=special)
+        return [(each, await encode(each) if isinstance(each, str) else each) for each in prompts]

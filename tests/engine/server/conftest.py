@@ -74,8 +74,11 @@ class ByteCodec:
     def encode(self, text, **options):
         return list(text.encode())
 
-    def decode(self, token_ids):
-        return bytes(i for i in token_ids if i).decode(errors="replace")
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        return bytes(i for i in token_ids if i or not skip_special_tokens).decode(errors="replace")
+
+    def token_bytes(self, token_id):
+        return bytes([token_id])
 
     def special_token(self, token_id):
         return "</s>" if token_id == 0 else None

@@ -159,3 +159,24 @@ def test_a_template_reaches_nothing_beyond_its_messages(tmp_path, template):
 def test_a_text_that_is_no_template_is_named(tmp_path):
     with pytest.raises(InputError, match=r"tokenizer_config.json: the chat template cannot be"):
         ChatTemplate.from_folder(folder_with(tmp_path, "{% for %}"))
+
+
+def test_special_tokens_of_a_prompt_are_added_or_not_as_asked(tmp_path, serve_toy):
+    """`add_special_tokens`, as vLLM has it; a chat has those of its template."""
+    options = with_template(folder_with(tmp_path, "{{ bos_token }}{{ messages[0].content }}"))
+    begin = options["codec"].encode("")[0]
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+
+    async def main():
+        async with serve_toy(**options) as server:
+            bodies = ({"prompt": "a"}, {"prompt": "a", "add_special_tokens": False}, chat)
+            found = [await server.post("/tokenize", body) for body in bodies]
+            tokens = [json.loads(body)["tokens"] for _, _, body in found]
+            text = await server.post("/detokenize", {"tokens": tokens[0]})
+            bare = {"max_tokens": 1, **bodies[1]}
+            usage = json.loads((await server.post("/v1/completions", bare))[2])["usage"]
+            return tokens, json.loads(text[2]), usage["prompt_tokens"]
+
+    (added, bare, of_chat), text, num_prompt = asyncio.run(main())
+    assert added == of_chat == [begin, *bare]
+    assert (len(bare), num_prompt, text) == (1, 1, {"prompt": "<s>a"})

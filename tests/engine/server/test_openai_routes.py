@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from lmi_bench import __version__
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.format import find_format
 
@@ -149,12 +150,88 @@ def test_a_prompt_may_be_text_ids_or_a_list_of_one(serve_toy):
         assert json.loads(body)["usage"]["prompt_tokens"] == 2
 
 
+def test_several_prompts_have_their_choices_one_after_the_other(serve_toy, scripted):
+    """As in vLLM: choice 2 * i + j is the j-th answer to the i-th prompt."""
+
+    async def main():
+        async with serve_toy(executor=scripted([11])) as server:
+            body = {"prompt": ["a b", "c", "d e f"], "n": 2, "echo": True, "max_tokens": 2}
+            whole = await server.post("/v1/completions", body)
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            return whole, await server.post("/v1/completions", body)
+
+    whole, stream = asyncio.run(main())
+    reply = json.loads(whole[2])
+    texts = [f"{prompt} t11 t11" for prompt in ("a b", "a b", "c", "c", "d e f", "d e f")]
+    assert [choice["text"] for choice in reply["choices"]] == texts
+    assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+    assert reply["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+    *chunks, usage = events_of(stream[2])
+    streamed = [""] * 6
+    for chunk in chunks:
+        streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert (streamed, usage["usage"]) == (texts, reply["usage"])
+
+
+def test_if_one_of_several_prompts_cannot_run_none_does(serve_toy, slow_steps):
+    async def main():
+        async with serve_toy(executor=slow_steps) as server:
+            body = {"prompt": ["a", "b " * 600], "max_tokens": 400}
+            status, _, _ = await server.post("/v1/completions", body)
+            await server.until(lambda: server.scheduler.num_running == 0)
+            return status, server.engine.outstanding
+
+    assert asyncio.run(main()) == (400, 0)
+
+
+def test_tokens_of_a_prompt_and_their_text(serve_toy, byte_codec):
+    async def main():
+        async with serve_toy(codec=byte_codec) as server:
+            return [
+                await server.post("/tokenize", {"model": "toy", "prompt": "aé"}),
+                await server.post("/tokenize", {"messages": [{"role": "user", "content": "ab"}]}),
+                await server.post("/detokenize", {"tokens": [97, 195, 169]}),
+                await server.post("/detokenize", {"tokens": [256]}),
+                await server.post("/tokenize", {}),
+                await server.post("/tokenize", {"prompt": ["a", "b"]}),
+                await server.post("/tokenize", {"prompt": "a", "return_token_strs": True}),
+                await server.post("/tokenize", {"prompt": "a", "model": "other"}),
+                await server.post("/detokenize", {"tokens": [97], "model": "other"}),
+                await server.post("/detokenize", {"tokens": "a"}),
+            ]
+
+    prompt, chat, text, unknown, empty, *refused = asyncio.run(main())
+    assert [status for status, _, _ in refused] == [400, 400, 404, 404, 400]
+    expected = {"count": 3, "max_model_len": 512, "tokens": [97, 195, 169], "token_strs": None}
+    assert json.loads(prompt[2]) == expected
+    assert json.loads(chat[2])["tokens"] == [97, 98]
+    assert json.loads(text[2]) == {"prompt": "aé"}
+    assert (unknown[0], empty[0]) == (400, 400)
+    assert "ids below 256, got 256" in json.loads(unknown[2])["error"]["message"]
+
+
+def test_the_bytes_of_tokens_make_up_a_character(serve_toy, scripted, byte_codec):
+    async def main():
+        async with serve_toy(executor=scripted([*"é".encode()]), codec=byte_codec) as server:
+            call = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+            return await server.post("/v1/chat/completions", call | {"logprobs": True})
+
+    content = json.loads(asyncio.run(main())[2])["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "é"
+
+
 def test_models_names_the_one_model_and_its_limit(serve_toy):
     async def main():
-        async with serve_toy() as server, server.client.get("/v1/models") as response:
-            return await response.json()
+        async with serve_toy() as server, server.client.get("/v1/models/other") as other:
+            found = []
+            for path in ("/v1/models", "/v1/models/toy", "/version"):
+                async with server.client.get(path) as response:
+                    found.append(await response.json())
+            return *found[:2], other.status, found[2]
 
-    reply = asyncio.run(main())
+    reply, alone, other, version = asyncio.run(main())
+    assert (alone, other) == (reply["data"][0], 404)
+    assert version == {"version": __version__}
     assert reply["object"] == "list"
     (model,) = reply["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("toy", "model", 512)
