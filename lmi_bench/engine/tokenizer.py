@@ -1,7 +1,7 @@
 """Converts text to token ids and back with a model folder's tokenizer.json, without torch."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ class Tokenizer:
     vocab_size     all ids are below it
     eos_token_ids  ids that end a generation, from the folder's generation settings
     folder         None if it was not read from a folder
+    sampling       the sampling settings that the folder states
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Tokenizer:
         tokenizer.no_truncation()  # a tokenizer saved during training may truncate or pad
         tokenizer.no_padding()
         self.folder = folder
+        self.sampling: Mapping[str, float] = {} if folder is None else _sampling(folder)
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
         self._special_tokens: dict[int, str] = {
@@ -150,6 +152,13 @@ def _fast_tokenizer_class() -> Any:
     with installed("reading a tokenizer"):
         from tokenizers import Tokenizer as FastTokenizer
     return FastTokenizer
+
+
+def _sampling(folder: Path) -> dict[str, float]:
+    path = folder / "generation_config.json"
+    found = read_object(path) if path.is_file() else {}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: found[name] for name in names if type(found.get(name)) in (int, float)}
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:

@@ -67,6 +67,9 @@ def serve(
         computed = "" if settings.instance else parts.shape.name  # a simulation has no text
         for line in (*weights_notes(computed), *parts.notes):
             listener.note(line)
+        if parts.tokenizer is not None and parts.tokenizer.sampling:
+            drawn = [f"{name} {value:g}" for name, value in parts.tokenizer.sampling.items()]
+            listener.note(f"sampling of OpenAI requests that state none: {', '.join(drawn)}")
         replies = Replies(settings.lmi_replies or "rolling", streams, formatters)
         return asyncio.run(_serve(parts, settings, check, replies, on_ready, tracer))
 

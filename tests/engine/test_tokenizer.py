@@ -204,7 +204,21 @@ def test_reading_a_tokenizer_loads_no_torch(tmp_path):
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_the_bytes_of_tokens_make_up_characters(tmp_path, make):
     tokenizer = make(tmp_path)
-    for text in ("🙂", "日本", "é"):
+    for text in ("🙂", "日本", "é", "".join(map(chr, range(0x80, 0x180)))):
         parts = [tokenizer.token_bytes(token_id) for token_id in tokenizer.encode(text)]
         assert b"".join(parts).decode() == text
         assert sum(len(part) == 1 for part in parts) >= 2
+
+
+def test_sampling_settings_are_the_models_own_where_it_has_any(tmp_path):
+    assert byte_level(tmp_path).sampling == {}
+    config = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": None,
+        "do_sample": True,
+        "eos_token_id": 2,
+    }
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert byte_level(tmp_path).sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}

@@ -1,7 +1,8 @@
 """The tokenizer interface that the server needs, the simulated engine's tokenizer, stop strings."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from lmi_bench.core.errors import InputError
@@ -18,10 +19,12 @@ class StreamDecoder(Protocol):
 
 
 class Codec(Protocol):
-    """Text to token ids and back. All ids are below `vocab_size`; some end a generation."""
+    """Text to token ids and back. All ids are below `vocab_size`; some end a generation. `sampling`
+    has settings for requests that state none."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    sampling: Mapping[str, float]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt, by default with the special tokens that the model needs."""
@@ -43,6 +46,7 @@ class PlainTokenizer:
     """Token n is the word `tn` after a space; any other word hashes to one of the ids."""
 
     eos_token_ids: tuple[int, ...] = ()
+    sampling: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, vocab_size: int = 32_000) -> None:
         if vocab_size < 1:

@@ -287,8 +287,9 @@ class OpenAiRoutes:
         envelope: streaming.Envelope = streaming.PLAIN,
     ) -> web.StreamResponse:
         """Continue a prompt or answer a chat, at once or as server-sent events."""
-        call = kind.read(await request.read())
-        state = self.state
+        state, sent = self.state, load_json_object(await request.read())
+        stated = {name: value for name, value in sent.items() if value is not None}
+        call = kind.read({**state.codec.sampling, **stated})
         self._check_model(call.model)
         answers: list[Answer] = []
         try:

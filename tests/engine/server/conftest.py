@@ -4,6 +4,7 @@ import asyncio
 import codecs
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import aiohttp
 import pytest
@@ -70,6 +71,7 @@ class ByteCodec:
 
     vocab_size = 256
     eos_token_ids = (0,)
+    sampling = MappingProxyType({})
 
     def encode(self, text, **options):
         return list(text.encode())

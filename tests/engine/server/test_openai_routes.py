@@ -7,6 +7,7 @@ import pytest
 
 from lmi_bench import __version__
 from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.wire.format import find_format
 
 
@@ -148,6 +149,30 @@ def test_a_prompt_may_be_text_ids_or_a_list_of_one(serve_toy):
     for status, _, body in asyncio.run(main()):
         assert status == 200
         assert json.loads(body)["usage"]["prompt_tokens"] == 2
+
+
+def test_a_model_may_state_how_its_tokens_are_drawn(serve_toy, scripted):
+    """As in vLLM; what a request says itself goes before, and a null says nothing."""
+
+    class Watching(scripted):
+        seen = ()
+
+        async def execute(self, batch):
+            sampling = batch.entries[0].sampling
+            self.seen += ((sampling.temperature, sampling.top_k, sampling.top_p),)
+            return await super().execute(batch)
+
+    executor = Watching([11])
+    codec = PlainTokenizer()
+    codec.sampling = {"temperature": 0.5, "top_k": 7}
+
+    async def main():
+        async with serve_toy(executor=executor, codec=codec) as server:
+            for more in ({}, {"temperature": None, "top_p": 0.5}, {"temperature": 2, "top_k": 0}):
+                await server.post("/v1/completions", {"prompt": "a", "max_tokens": 1} | more)
+
+    asyncio.run(main())
+    assert executor.seen == ((0.5, 7, 1.0), (0.5, 7, 0.5), (2.0, 0, 1.0))
 
 
 def test_several_prompts_have_their_choices_one_after_the_other(serve_toy, scripted):
