@@ -1,4 +1,4 @@
-"""The clients that people use, unmodified, against a server: OpenAI's and LangChain's."""
+"""The clients that people use, unmodified, against a server: OpenAI's, LangChain's, LiteLLM's, lm-eval's."""
 
 from __future__ import annotations
 
@@ -87,3 +87,51 @@ def test_langchain_reads_structured_output(serve_toy, tmp_path):
     for found in asyncio.run(main()):
         assert sorted(found) == ["age", "name"]
         assert found["age"] in (7, 8)
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_litellm_gets_calls_whole_and_streamed(tmp_path, serve_toy, scripted, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches one
+    litellm = pytest.importorskip("litellm", reason="needs the extra `clients`")
+    answer = f"<tool_call>{PARIS}</tool_call>"
+    chat = {"model": "hosted_vllm/toy", "messages": HISTORY, "tools": [WEATHER], "max_tokens": 200}
+
+    async def main():
+        async with tool_server(serve_toy, scripted, tmp_path, answer) as server:
+            chat.update(api_base=f"{server.url}/v1", api_key="none")
+            whole = await litellm.acompletion(**chat)
+            pieces = [chunk async for chunk in await litellm.acompletion(**chat, stream=True)]
+            return whole, litellm.stream_chunk_builder(pieces)
+
+    for reply in asyncio.run(main()):
+        (call,) = reply.choices[0].message.tool_calls
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments) == {"city": "Paris é"}
+        assert reply.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_lm_eval_generates_for_several_prompts_a_request(serve_toy, scripted):
+    """Its log-likelihoods need `echo` with `logprobs`, which is refused."""
+    models = pytest.importorskip(
+        "lm_eval.models.openai_completions", reason="needs the extra `clients`"
+    )
+    instances = pytest.importorskip("lm_eval.api.instance")
+
+    async def main():
+        async with serve_toy(executor=scripted([11, 12, 13])) as server:
+            model = models.LocalCompletionsAPI(
+                base_url=f"{server.url}/v1/completions",
+                model="toy",
+                tokenizer_backend=None,
+                tokenized_requests=False,
+                batch_size=2,
+            )
+            settings = {"until": [" t13"], "max_gen_toks": 9}
+            requests = [
+                instances.Instance("generate_until", {}, (f"prompt {i}", settings), i)
+                for i in range(5)
+            ]
+            return await asyncio.to_thread(model.generate_until, requests)
+
+    assert asyncio.run(main()) == [" t11 t12"] * 5
