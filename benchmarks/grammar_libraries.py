@@ -48,8 +48,8 @@ ANSWERS = [
 ]
 
 
-def trained() -> Tokenizer:
-    """A tokenizer of VOCAB tokens, of Python's own library and its packages."""
+def trained(vocab: int = VOCAB, most_chars: float = 60e6) -> Tokenizer:
+    """A tokenizer of `vocab` tokens, of Python's own library and its packages."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -59,12 +59,12 @@ def trained() -> Tokenizer:
     for file in files:
         texts.append(file.read_text("utf-8", errors="ignore"))
         chars += len(texts[-1])
-        if chars > 60e6:
+        if chars > most_chars:
             break
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
-            vocab_size=VOCAB,
+            vocab_size=vocab,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             special_tokens=["<s>", "</s>", "<|start|>", "<|end|>"],
             show_progress=False,
