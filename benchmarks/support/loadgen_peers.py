@@ -1,17 +1,23 @@
 """Other load generators against the truth server: what they report beside what was true.
 
     python benchmarks/support/loadgen_peers.py --peers ~/peers --tokenizer DIR [--only vllm,aiperf]
+    python benchmarks/support/loadgen_peers.py --peers ~/peers --tokenizer DIR \\
+        --only lmi-bench,vllm-rs,endpoints --streams 32,128,512,2048 --burn 0,0.6 --rounds 16,8,4,4
 
-`--peers` holds one virtual environment a tool: vllm, aiperf, guidellm, genai-bench, llmeter. Each
-runs with its own defaults on the client's core, 512 streams, three requests each; its result file
-is read by `lmi-bench import`'s readers.
+`--peers` holds one virtual environment a tool: vllm, aiperf, guidellm, genai-bench, llmeter,
+endpoints (MLCommons'), and `vllm-rs/vllm-rs`, a program of vLLM's wheel; lmi-bench is this one's
+command, from its start to the written run. Each runs with its own defaults on the client's core;
+most result files are read by `lmi-bench import`'s readers.
 Errors are reported / true - 1 of the same quantile. A tool that reports no gaps between tokens
-shows its time per output token there, marked TPOT.
+shows its time per output token there, marked TPOT. `beside` is the time that the command took
+beyond the first request's arrival to the last token's departure.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -28,6 +34,7 @@ import loadgen_accuracy as accuracy
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
+from lmi_bench.core.run_store import load_run
 from lmi_bench.interchange.imports.read import read_results
 
 TOKENS = 64
@@ -76,6 +83,7 @@ class Peer:
     command: Callable[[Job], list[str]]
     read: Callable[[Path, int], Quantiles]
     offline: bool = True
+    says: Callable[[Path], str] = lambda _: "nothing"
 
 
 def imported(pattern: str) -> Callable[[Path, int], Quantiles]:
@@ -136,8 +144,76 @@ def llmeter(job: Job) -> list[str]:
     return [job.python("llmeter"), "-c", LLMETER, *arguments]
 
 
+def vllm_rs(job: Job) -> list[str]:
+    """The program vllm/vllm-rs of vLLM's wheel."""
+    return [
+        str(job.peers / "vllm-rs/vllm-rs"), "bench", "serve", "--backend", "openai-chat",
+        "--base-url", job.url, "--model", "truth-model", "--tokenizer", str(job.tokenizer),
+        "--dataset-name", "custom", "--dataset-path", str(write_prompts(job)),
+        "--custom-output-len", str(TOKENS), "--num-prompts", str(job.requests),
+        "--max-concurrency", str(job.streams), "--ignore-eos", "--save-result",
+        "--result-dir", str(job.out), "--result-filename", "vllm.json",
+        "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99",
+    ]  # fmt: skip
+
+
+def endpoints(job: Job) -> list[str]:
+    return [
+        str(job.peers / "endpoints/bin/inference-endpoint"), "benchmark", "online",
+        "--endpoints", job.url, "--model", "truth-model", "--dataset", str(write_prompts(job)),
+        "--load-pattern", "concurrency", "--concurrency", str(job.streams),
+        "--num-samples", str(job.requests), "--max-output-tokens", str(TOKENS),
+        "--min-output-tokens", str(TOKENS), "--streaming", "on", "--tokenizer", str(job.tokenizer),
+        "--report-dir", str(job.out / "report"), "--duration", "0",
+    ]  # fmt: skip
+
+
+def endpoints_result(folder: Path, _: int) -> Quantiles:
+    """Its summary's empirical percentiles; it measures no gaps between tokens."""
+    found = json.loads((folder / "report/performance/result_summary.json").read_text())
+    return {
+        f"{ours}_ms": {
+            f"p{quantile}": found[theirs]["percentiles"][f"{quantile}.0"] / 1e6
+            for quantile in (50, 99)
+        }
+        for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"))
+    }
+
+
+def lmi_bench(job: Job) -> list[str]:
+    return [
+        sys.executable, "-m", "lmi_bench", "sweep", job.url, "--protocol", "openai-chat",
+        "--model", "truth-model", "--isl", "64", "--osl", str(TOKENS),
+        "--concurrency", str(job.streams), "--requests-per-user", str(job.rounds),
+        "--workers", "1", "--out", str(job.out / "run"),
+    ]  # fmt: skip
+
+
+def lmi_bench_result(folder: Path, _: int) -> Quantiles:
+    (level,) = load_run(folder / "run").levels
+    return level.to_json()
+
+
+def lmi_bench_says(folder: Path) -> str:
+    (level,) = load_run(folder / "run").levels
+    if not level.valid:
+        return f"invalid: {(level.invalid_reason or '').partition(';')[0]}"
+    bounds = [level.generator.p99_bound(metric)[1] for metric in ("ttft", "itl")]
+    return "valid, " + " and ".join("?" if one is None else f"{one:.2%}" for one in bounds)
+
+
+def write_prompts(job: Job) -> Path:
+    path = job.out / "prompts.jsonl"
+    line = json.dumps({"prompt": "time " * 64}) + "\n"
+    path.write_text(line * job.requests)
+    return path
+
+
 PEERS = {
     "vllm": Peer(vllm, imported("vllm.json")),
+    "vllm-rs": Peer(vllm_rs, imported("vllm.json")),
+    "endpoints": Peer(endpoints, endpoints_result),
+    "lmi-bench": Peer(lmi_bench, lmi_bench_result, says=lmi_bench_says),
     "aiperf": Peer(aiperf, imported("profile_export_aiperf.json"), offline=False),
     "guidellm": Peer(guidellm, imported("guidellm.json")),
     "genai-bench": Peer(genai_bench, imported("g/D*.json")),
@@ -147,19 +223,20 @@ PEERS = {
 
 def run(name: str, port: int, options: argparse.Namespace) -> str:
     """A row of the table."""
+    peer, columns = PEERS[name], TITLES.count("|") - 2
     with tempfile.TemporaryDirectory() as folder:
         url = f"http://127.0.0.1:{port}"
         job = Job(
             url, options.streams, options.rounds, options.tokenizer, options.peers, Path(folder)
         )
         environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
-        if PEERS[name].offline:
+        if peer.offline:
             environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         accuracy.call(port, "/truth/reset", "POST")
         start_s = time.monotonic()
         try:
             done = subprocess.run(
-                PEERS[name].command(job),
+                peer.command(job),
                 capture_output=True,
                 text=True,
                 timeout=options.timeout_s,
@@ -168,23 +245,27 @@ def run(name: str, port: int, options: argparse.Namespace) -> str:
                 preexec_fn=lambda: accuracy.take_cores(accuracy.CLIENT_CORE),
             )
         except FileNotFoundError:
-            return f"| {name} | not installed |" + " |" * 5
+            return f"| {name} | not installed |" + " |" * (columns - 2)
         except subprocess.TimeoutExpired:
-            return f"| {name} | not done after {options.timeout_s:g} s |" + " |" * 5
+            return f"| {name} | not done after {options.timeout_s:g} s |" + " |" * (columns - 2)
         took_s = time.monotonic() - start_s
         truth = accuracy.call(port, "/truth/stats", "GET")
         try:
-            reported = PEERS[name].read(job.out, job.streams)
+            reported, says = peer.read(job.out, job.streams), peer.says(job.out)
         except (StopIteration, OSError, InputError):
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-            return (
-                f"| {name} | failed (exit status {done.returncode}): {lines[-1][:90]} |" + " |" * 5
-            )
-    return f"| {name} | {row(reported, truth)} | {truth['completed']:,} | {took_s:.0f} |"
+            why = f"failed (exit status {done.returncode}): {lines[-1][:90]}"
+            return f"| {name} | {why} |" + " |" * (columns - 2)
+    beside_s = took_s - (truth["t_last_send_ns"] - truth["t_first_recv_ns"]) / 1e9
+    cells = (job.streams, f"{options.burn:.0%}", row(reported, truth), says, truth["completed"])
+    return f"| {name} | {' | '.join(map(str, cells))} | {took_s:.1f} | {beside_s:.1f} |"
 
 
 def row(reported: Quantiles, truth: Mapping[str, Any]) -> str:
-    cells = [error(reported["ttft_ms"].get(q), truth["ttft"][f"{q}_ms"]) for q in ("p50", "p99")]
+    cells = [
+        error(reported["ttft_ms"].get(q), truth["ttft_from_arrival"][f"{q}_ms"])
+        for q in ("p50", "p99")
+    ]
     gaps, mark = reported.get("itl_ms") or {}, ""
     if gaps.get("p50") is None and gaps.get("p99") is None:
         gaps, mark = reported.get("tpot_ms") or {}, " TPOT"
@@ -200,26 +281,40 @@ def error(reported: float | None, true: float) -> str:
     return f"{100 * (reported / true - 1):+.1f}"
 
 
+TITLES = (
+    "| tool | streams | core burnt | TTFT p50 % | TTFT p99 % | ITL p50 % | ITL p99 % | says | "
+    "requests | took s | beside s |"
+)
+
+
 def table(
     peers: Path,
     tokenizer: Path,
     port: int,
     *,
-    only: Sequence[str] = tuple(PEERS),
-    streams: int = 512,
-    rounds: int = 3,
+    only: Sequence[str] = ("vllm", "aiperf", "guidellm", "genai-bench", "llmeter"),
+    loads: Sequence[tuple[int, int]] = ((512, 3),),
+    burns: Sequence[float] = (0.0,),
     timeout_s: float = 150.0,
 ) -> Iterator[str]:
-    """The table's lines, each when its tool is done."""
-    options = argparse.Namespace(
-        peers=peers, tokenizer=tokenizer, streams=streams, rounds=rounds, timeout_s=timeout_s
-    )
+    """The table's lines, each when its tool is done. loads: streams, and requests of each."""
     server = argparse.Namespace(ttft_ms=200.0, itl_ms=20.0, tokens=TOKENS, realtime=False)
-    yield "| tool | TTFT p50 % | TTFT p99 % | ITL p50 % | ITL p99 % | requests | took s |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield TITLES
+    yield "|---|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|"
     with tempfile.TemporaryDirectory() as folder:
-        for name in only:
-            with accuracy.truth_server("c", Path(folder), port, server):
+        for (streams, rounds), burn, name in itertools.product(loads, burns, only):
+            options = argparse.Namespace(
+                peers=peers,
+                tokenizer=tokenizer,
+                streams=streams,
+                rounds=rounds,
+                timeout_s=timeout_s,
+                burn=burn,
+            )
+            with (
+                accuracy.truth_server("c", Path(folder), port, server),
+                accuracy.burnt_core(burn, False),
+            ):
                 yield run(name, port, options)
 
 
@@ -230,8 +325,9 @@ def main() -> None:
         "--tokenizer", type=Path, required=True, help="any small tokenizer's folder"
     )
     parser.add_argument("--only", default=",".join(PEERS))
-    parser.add_argument("--streams", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", default="512", help="such as 32,512")
+    parser.add_argument("--rounds", default="3", help="requests of each stream, such as 16,4")
+    parser.add_argument("--burn", default="0", help="shares of the core burnt, such as 0,0.6")
     parser.add_argument("--timeout-s", type=float, default=150.0)
     parser.add_argument("--port", type=int, default=18412)
     options = parser.parse_args()
@@ -240,12 +336,16 @@ def main() -> None:
         options.tokenizer,
         options.port,
         only=options.only.split(","),
-        streams=options.streams,
-        rounds=options.rounds,
+        loads=list(zip(_numbers(options.streams), _numbers(options.rounds), strict=True)),
+        burns=[float(text) for text in options.burn.split(",")],
         timeout_s=options.timeout_s,
     )
     for line in lines:
         print(line, flush=True)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
 
 
 if __name__ == "__main__":

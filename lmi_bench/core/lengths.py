@@ -147,8 +147,8 @@ def _empirical(text: str) -> LengthDistribution | None:
 def parse_lengths(text: str) -> LengthDistribution:
     """Read a distribution; raises InputError with the grammar if it cannot be parsed.
 
-    >>> parse_lengths("uniform(500,1000)")
-    LengthDistribution(kind='uniform', first=500.0, second=1000.0, most=1000)
+    >>> parse_lengths("uniform(500,1000)").mean
+    750.0
     """
     text = text.strip()
     found = _empirical(text)
