@@ -1,4 +1,4 @@
-"""The clients that people use, unmodified, against a server: OpenAI's, LangChain's, LiteLLM's, lm-eval's."""
+"""Clients that people use, unmodified: those of OpenAI, LangChain, LiteLLM and lm-eval."""
 
 from __future__ import annotations
 
