@@ -4,6 +4,7 @@ The level table begins with the columns of the published benchmark tables, so th
 published rows can be stacked; every further column has its unit in its name.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -71,11 +72,8 @@ def hardware(run: Run) -> dict[str, Any]:
     facts = run.manifest.target
     instance, accelerator, number = facts.instance, facts.accelerator, facts.n_accelerators
     if instance is not None:
-        try:
+        with suppress(InputError):  # not in the catalog: only the run's own facts are known
             known = find_instance(instance)
-        except InputError:  # not in the catalog: only the run's own facts are known
-            known = None
-        if known is not None:
             accelerator = accelerator or known.accelerator.name
             number = number or known.num_accelerators
     return {

@@ -1,5 +1,6 @@
 """Profiles: fitted to measured levels, and judged by their errors on such levels."""
 
+import itertools
 import os
 import re
 from collections import defaultdict
@@ -192,15 +193,9 @@ def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLeve
 
 
 def _key(cell: MeasuredLevel) -> tuple[object, ...]:
-    return (
-        cell.setup.shape.name,
-        cell.setup.instance.instance_type,
-        cell.setup.tensor_parallel,
-        cell.input_tokens,
-        cell.output_tokens,
-        cell.concurrency,
-        cell.rate_per_s,
-    )
+    setup, lengths = cell.setup, (cell.input_tokens, cell.output_tokens)
+    place = (setup.shape.name, setup.instance.instance_type, setup.tensor_parallel)
+    return (*place, *lengths, cell.concurrency, cell.rate_per_s)
 
 
 def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
@@ -211,20 +206,19 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
     for measured in like:
         most = measured.setup.instance.num_accelerators
         degrees = {measured.setup.tensor_parallel, *(1 << n for n in range(most.bit_length()))}
-        for tensor_parallel in sorted(degrees):
-            for prompt in sorted({measured.input_tokens, 4 * longest}):
-                for users in _USERS:
-                    cell = replace(
-                        measured,
-                        setup=replace(measured.setup, tensor_parallel=tensor_parallel),
-                        input_tokens=prompt,
-                        load=Load(users),
-                        num_requests=3 * users,
-                        replicas=1,
-                        max_sequences=None,
-                    )
-                    if _key(cell) not in grid and can_run(fit.profile, cell):
-                        grid[_key(cell)] = cell
+        prompts = sorted({measured.input_tokens, 4 * longest})
+        for degree, prompt, users in itertools.product(sorted(degrees), prompts, _USERS):
+            cell = replace(
+                measured,
+                setup=replace(measured.setup, tensor_parallel=degree),
+                input_tokens=prompt,
+                load=Load(users),
+                num_requests=3 * users,
+                replicas=1,
+                max_sequences=None,
+            )
+            if _key(cell) not in grid and can_run(fit.profile, cell):
+                grid[_key(cell)] = cell
     return list(grid.values())
 
 

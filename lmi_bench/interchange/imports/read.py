@@ -117,6 +117,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _joined(parts: Sequence[Imported]) -> Imported:
+    """All levels, with what the first part says of the rest."""
     first = parts[0]
     levels = tuple(level for part in parts for level in part.levels)
     is_same = all(part.workload == first.workload for part in parts)
@@ -163,12 +164,11 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
         raise InputError(
             f"files of {' and '.join(tools)} are not one run: import those of each tool separately"
         )
-    first = parts[0]
-    facts = {key: value for key, value in first.facts.items() if value not in (None, [])}
-    workload = first.workload if all(p.workload == first.workload for p in parts) else {}
+    whole = _joined(parts)
+    facts = {key: value for key, value in whole.facts.items() if value not in (None, [])}
     scenario: dict[str, Any] = {"name": "", "model": facts.get("model", ""), "target": tools[0]}
-    if workload:
-        scenario["workload"] = workload
+    if whole.workload:
+        scenario["workload"] = whole.workload
     digest = hashlib.sha256(json.dumps(scenario, sort_keys=True).encode()).hexdigest()
     manifest = Manifest(
         scenario=RunScenario.from_json(scenario, "the files"),
@@ -178,10 +178,9 @@ def write_imported(parts: Sequence[Imported], folder: Path, *, command: Sequence
         imported_from=tools[0],
         notes=sorted({note for part in parts for note in part.notes}),
     )
-    levels = [level for part in parts for level in part.levels]
-    if not levels:
+    if not whole.levels:
         raise InputError("the files hold no level")
     with RunStore.create(folder, manifest) as store:
-        for index, level in enumerate(levels):
+        for index, level in enumerate(whole.levels):
             store.append_level(level.records, replace(level.level, index=index))
-    return len(levels)
+    return len(whole.levels)
