@@ -104,16 +104,13 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
 def chart_data(chart: Chart) -> dict[str, Any]:
     """A chart as plain values; the page has its title and description as text."""
     keys = ("anchor", "x_title", "y_title", "over_load", "has_knees", "limits", "top_ms", "stacked")
+    of_run = ("label", "axis", "simulated", "loads", "valid")
     of_series = ("colour", "x", "y", "statistic", "band")
     return {
         **{key: getattr(chart, key) for key in keys},
         "runs": [
-            {
-                "label": curve.label,
-                "axis": curve.axis,
-                "simulated": curve.simulated,
-                "loads": curve.loads,
-                "valid": curve.valid,
+            {key: getattr(curve, key) for key in of_run}
+            | {
                 "knees": [
                     (knee.load, rule_title(knee), knee.recommended)
                     for knee in curve.knees

@@ -2,36 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fit.uncertainty import Estimate
 from lmi_bench.analysis.fleet.answer import Candidate, LoadInterval, Variation
+from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.formats import MISSING, interval, key_title, number, plain, usd
 from lmi_bench.report.table import Cell, Field, Table, bracketed, field, table_of
 
-CAPACITY = "capacity req/s"
-_FIGURES = {
-    "capacity_rate_per_s": CAPACITY,
-    "throughput_tokens_per_s": "tok/s",
-    "ttft_p90_ms": "TTFT p90 ms",
-    "itl_p50_ms": "ITL p50 ms",
-    "latency_per_token_p90_ms": "ms/token p90",
-}
-"""Heading on the console of the most important figures."""
-# field, group of columns, title; the console has a heading for the first ones
-_PRICES = {
-    "price_usd_per_hour": ("Price, USD", "an hour", "USD/h"),
-    "usd_per_1m_output_tokens": ("Price, USD", "1M output tokens", "USD/1M out"),
-}
-_MORE_PRICES = {
-    "usd_per_month": ("Price, USD", "a month", ""),
-    "usd_per_1m_total_tokens": ("Price, USD", "1M tokens in and out", ""),
-    "usd_per_1m_output_tokens_at_saturation": ("The same, saturated", "output", ""),
-    "usd_per_1m_total_tokens_at_saturation": ("The same, saturated", "in and out", ""),
-    "blended_3to1_as_published": ("Blended 3:1", "as published", ""),
-}
-PRICE_KEYS = (*_PRICES, *_MORE_PRICES)
+_COLUMNS: Final = read_rows("candidate_columns.csv", "report")
+"""Columns of a candidate: figures, which the page titles by their key, and prices."""
+_FIGURES: Final = {row["key"]: row["console"] for row in _COLUMNS if row["of"] == "figures"}
+_PRICES: Final = [row for row in _COLUMNS if row["of"] == "prices"]
+PRICE_KEYS: Final = tuple(row["key"] for row in _PRICES)
+CAPACITY: Final = _FIGURES["capacity_rate_per_s"]
 _MARKS = {"likely": " ?", "measured": " measured", "missed": " missed"}
 _TONES = {"likely": "warn", "missed": "bad"}
 
@@ -94,7 +80,9 @@ def slo_heading(slo: str) -> str:
     return f"{found.metric.upper() if len(found.metric) < 5 else found.metric} {found.statistic} ms"
 
 
-def _price_field(key: str, group: str, title: str, console: str) -> Field[Candidate]:
+def _price_field(row: Row) -> Field[Candidate]:
+    key = row["key"]
+
     def cell(candidate: Candidate) -> Cell:
         value, between = getattr(candidate, key), candidate.price_range_usd_per_hour
         if value is None:
@@ -103,7 +91,7 @@ def _price_field(key: str, group: str, title: str, console: str) -> Field[Candid
         ends = between and f"estimated: {usd(between[0])} to {usd(between[1])} an hour"
         return Cell(money(candidate, value), ends or "")
 
-    return field(title, cell, group, console=console)
+    return field(row["title"], cell, row["group"], console=row["console"])
 
 
 def _price_of(candidate: Candidate) -> str:
@@ -122,11 +110,11 @@ def candidate_fields(candidates: Sequence[Candidate]) -> tuple[Field[Candidate],
         figure_key(each.slo): slo_heading(each.slo) for one in candidates for each in one.slos
     }
     figures = {key: title for key, title in _FIGURES.items() if key not in limited} | limited
-    more = {
-        key: titles
-        for key, titles in _MORE_PRICES.items()
-        if any(getattr(each, key) is not None for each in candidates)
-    }
+    more = [
+        row
+        for row in _PRICES
+        if not row["console"] and any(getattr(each, row["key"]) is not None for each in candidates)
+    ]
 
     def words(title: str, text: Callable[[Candidate], str]) -> Field[Candidate]:
         return field(title, text, numeric=False, console=title.lower())
@@ -137,9 +125,9 @@ def candidate_fields(candidates: Sequence[Candidate]) -> tuple[Field[Candidate],
         field("TP x copies", lambda each: f"{each.tensor_parallel} x {each.copies}",
               console="TP x copies"),
         *([engine] if any(each.setting.describe() for each in candidates) else []),
-        *(_price_field(key, *titles) for key, titles in _PRICES.items()),
+        *(_price_field(row) for row in _PRICES if row["console"]),
         *(_figure_field(key, title) for key, title in figures.items()),
-        *(_price_field(key, *titles) for key, titles in more.items()),
+        *map(_price_field, more),
         words("Limited by", lambda each: each.limited_by),
         words("Basis", lambda each: each.basis),
         words("Price of", _price_of),
