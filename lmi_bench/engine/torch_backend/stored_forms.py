@@ -1,6 +1,8 @@
 """Tensors that a checkpoint holds in another form than the layers ask for, under Llama's names.
 
-A wrapper of a text model has its own prefix, projections of one input may be one matrix.
+A wrapper of a text model has its own prefix, projections of one input may be one matrix. Weights of
+4 or 8 bits with scales (FP8, compressed-tensors) become the floats that they stand for; activations
+are not rounded then.
 """
 
 import re
@@ -9,10 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+import torch
 from torch import Tensor
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.models.spec import DecoderSpec
 
+FLOAT_METHODS: Final = ("fp8", "compressed-tensors")
+"""`quant_method` of weights that are read as floats."""
 _PREFIXES: Final = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",
@@ -43,19 +49,53 @@ class Form:
 def forms_of(stored: Stored, spec: DecoderSpec) -> dict[str, Form]:
     """Every tensor of the model that is not in the files under its name and in its form."""
     forms: dict[str, Form] = {}
+    names = frozenset(stored.names)
 
     def whole(name: str) -> Form:
         return forms.get(name) or Form(stored.stored_shape(name), partial(stored.read, name))
 
-    for name in stored.names:
+    for name in names:
         old = next((old for old in _PREFIXES if name.startswith(old)), "")
         own = _PREFIXES.get(old, "") + name.removeprefix(old)
-        if own != name:
+        base, _, last = own.rpartition(".")
+        if last in ("weight_zero_point", "weight_g_idx"):
+            raise InputError(f"tensor {name!r}: weights with a zero or an order are not supported")
+        if last in ("weight_scale_inv", "weight_scale"):
+            source = name.removesuffix(last)
+            packed = f"{source}weight_packed" in names
+            forms[f"{base}.weight"] = _scaled(stored, source, last, packed)
+        elif own != name and own not in forms:
             forms[own] = whole(name)
-    for name in (*stored.names, *forms):
+    for name in (*names, *forms):
         if _FUSED.fullmatch(name):
             forms.update(_parts(name, whole(name), spec))
     return forms
+
+
+def _scaled(stored: Stored, source: str, scale_name: str, is_packed: bool) -> Form:
+    """Values of 8 bits, or eight of 4 bits in each 32-bit number of a row, the first lowest; times
+    the scale of their tensor, row, block or group."""
+    name = f"{source}weight_packed" if is_packed else f"{source}weight"
+    shape = stored.stored_shape(name)
+    if is_packed:
+        shape = (shape[0], 8 * shape[1])
+        if stored.read(f"{source}weight_shape").tolist() != list(shape):
+            raise InputError(f"tensor {name!r}: packed weights have 4 bits here, not others")
+
+    def read(*index: int | slice) -> Tensor:
+        values = stored.read(name)
+        if is_packed:
+            shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+            values = ((values[..., None] >> shifts) & 15).flatten(1) - 8
+        scale = stored.read(f"{source}{scale_name}").float()
+        for side, size in enumerate(shape if scale.numel() > 1 else ()):
+            # a power of 2, of which the last block may have less
+            block = 1 << (-(-size // scale.shape[side]) - 1).bit_length()
+            scale = scale.repeat_interleave(block, side).narrow(side, 0, size)
+        whole = (values.float() * scale).to(torch.bfloat16)
+        return whole[index] if index else whole
+
+    return Form(shape, read)
 
 
 def _parts(name: str, whole: Form, spec: DecoderSpec) -> Iterator[tuple[str, Form]]:

@@ -24,7 +24,7 @@ _INDEX: Final = "model.safetensors.index.json"
 _SUMMED: Final = (torch.float32, torch.bfloat16, torch.float16)
 """Formats that can contain NaN or infinity and are stored unscaled."""
 
-_KNOWN: Final = re.compile(r"rotary_emb\.inv_freq$").search
+_KNOWN: Final = re.compile(r"rotary_emb\.inv_freq$|weight_shape$").search
 """Tensors that a layer computes itself."""
 
 Progress = Callable[[int, int], None]

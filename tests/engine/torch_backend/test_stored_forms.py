@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.native_backend.executor import NativeExecutor
 from lmi_bench.engine.torch_backend.executor import TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
@@ -63,6 +64,55 @@ def test_gemma_3_with_its_encoder_as_transformers_saves_it_gives_its_text(tmp_pa
         logits = model(torch.tensor([TOKENS])).logits[0, :-1]
     wanted = torch.log_softmax(logits, -1).gather(1, torch.tensor(TOKENS)[1:, None])[:, 0]
     torch.testing.assert_close(scores(tmp_path / "m"), wanted, atol=1e-4, rtol=1e-4)
+
+
+def rounded_by(kind, weight):
+    """Stored parts of a weight, and the floats that they mean, by the formats' definitions."""
+    rows, columns = weight.shape
+    if kind == "fp8":
+        blocks = weight.view(rows // 32, 32, columns // 32, 32)
+        scale = blocks.abs().amax(dim=(1, 3)) / 448
+        wide = scale[:, None, :, None].expand(blocks.shape).reshape(rows, columns)
+        values = (weight / wide).to(torch.float8_e4m3fn)
+        return {"weight": values, "weight_scale_inv": scale}, values.float() * wide
+    if kind == "int8":
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        values = (weight / scale).round().to(torch.int8)
+        return {"weight": values, "weight_scale": scale}, values.float() * scale
+    grouped = weight.view(rows, columns // 32, 32)
+    scale = grouped.abs().amax(dim=2) / 7
+    values = (grouped / scale[..., None]).round().clamp(-8, 7)
+    nibbles = (values.view(rows, columns // 8, 8).long() + 8) << torch.arange(0, 32, 4)
+    packed = nibbles.sum(-1)
+    packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+    parts = {"weight_packed": packed, "weight_scale": scale}
+    parts["weight_shape"] = torch.tensor([rows, columns])
+    return parts, (values * scale[..., None]).view(rows, columns)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_rounded_checkpoints_are_read_as_the_floats_that_they_stand_for(make_model, tmp_path, kind):
+    model = make_model("Llama")
+    rounded, floats = stored(model), stored(model)
+    for name in [name for name in floats if "_proj.weight" in name]:
+        base = name.removesuffix("weight")
+        parts, floats[name] = rounded_by(kind, rounded.pop(name))
+        floats[name] = floats[name].to(torch.bfloat16).float()
+        rounded |= {f"{base}{part}": tensor for part, tensor in parts.items()}
+    method = "fp8" if kind == "fp8" else "compressed-tensors"
+    stated = {"quant_method": method, "weight_block_size": [32, 32]}
+    ours = scores(rewritten(model.folder, tmp_path / "q", rounded, quantization_config=stated))
+    wanted = scores(rewritten(model.folder, tmp_path / "f", floats))
+    torch.testing.assert_close(ours, wanted)
+    assert (ours - scores(model.folder)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("part", ["weight_zero_point", "weight_g_idx"])
+def test_forms_that_would_be_read_wrongly_are_refused(make_model, tmp_path, part):
+    model = make_model("Llama")
+    tensors = stored(model) | {f"model.layers.0.mlp.up_proj.{part}": torch.ones(2)}
+    with pytest.raises(InputError, match="a zero or an order are not supported"):
+        scores(rewritten(model.folder, tmp_path / "m", tensors))
 
 
 @pytest.mark.parametrize("load", [TorchExecutor.load, NativeExecutor.load])

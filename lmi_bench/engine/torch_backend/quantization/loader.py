@@ -22,6 +22,7 @@ from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization import rounding
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
+from lmi_bench.engine.torch_backend.stored_forms import FLOAT_METHODS
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec
 
@@ -66,6 +67,8 @@ def stored_plan(
     if not stated:
         return None
     method = str(stated.get("quant_method", "")).lower()
+    if method in FLOAT_METHODS:
+        return None
     if method == "awq":
         settings, group_size = _awq_settings(folder, stated), int(stated.get("group_size", 128))
         if group_size < 1:
@@ -75,7 +78,7 @@ def stored_plan(
     else:
         raise InputError(
             f"{folder / 'config.json'}: weights quantized with {method or 'an unnamed method'!r} "
-            f"cannot be loaded; supported: awq, {OWN_METHOD}"
+            f"cannot be loaded; supported: awq, {OWN_METHOD}, {', '.join(FLOAT_METHODS)}"
         )
     for size in _matrix_inputs(spec, degree):
         if group_size and size % group_size:
