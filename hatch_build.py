@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import tempfile
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -26,15 +26,13 @@ class CompiledStep(BuildHookInterface):
         if os.environ.get("LMI_BENCH_COMPILED") != "1" or version == "editable":
             return
         sys.path.insert(0, self.root)
-        from lmi_bench.core.native_build import shipped_name
-        from lmi_bench.engine.native_backend.binding import SOURCE, library
+        from lmi_bench.core.native_build import library, shipped_name
+        from lmi_bench.engine.native_backend.binding import SOURCE
 
         self._folder = tempfile.TemporaryDirectory()
-        built = library(
-            cache_dir=Path(self._folder.name),
-            extra_flags=("-static-libstdc++", "-static-libgcc"),
-            tell=self.app.display_info,
-        )
+        os.environ["XDG_CACHE_HOME"] = self._folder.name  # nothing of the user's is taken
+        flags = (*SOURCE.flags, "-static-libstdc++", "-static-libgcc")
+        built = library(replace(SOURCE, flags=flags), tell=self.app.display_info)
         target = SOURCE.path.with_name(shipped_name(SOURCE)).relative_to(self.root)
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["force_include"][str(built)] = str(target)

@@ -65,8 +65,7 @@ def write(settings: settings_of.DeploySettings) -> None:
 @deploy.command()
 @spread_options
 def loadgen(
-    settings: settings_of.Loadgen,
-    out: Annotated[Path, Option("YAML file.", ("--out", "-o"))],
+    settings: settings_of.Loadgen, out: Annotated[Path, Option("YAML file.", ("--out", "-o"))]
 ) -> None:
     """Write a load generator for Kubernetes: a sweep, and an Indexed Job of pods that send for it.
 

@@ -45,10 +45,7 @@ class NativeSource:
 
 
 def library(
-    source: NativeSource,
-    *,
-    tell: Callable[[str], None] | None = None,
-    build: bool = True,
+    source: NativeSource, *, tell: Callable[[str], None] | None = None, build: bool = True
 ) -> Path:
     """The compiled library: from the wheel if it has one, else from the cache, built if needed.
 

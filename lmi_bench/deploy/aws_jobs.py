@@ -31,10 +31,7 @@ _RECOMMEND: Final = "create_ai_recommendation_job"
 
 
 def job_files(
-    plan: DeploymentPlan,
-    answer: Recommendation,
-    endpoint: EndpointSettings,
-    server: Server,
+    plan: DeploymentPlan, answer: Recommendation, endpoint: EndpointSettings, server: Server
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The files by name, and what they leave out.
 

@@ -56,11 +56,7 @@ class PodImage:
 
 
 def kubernetes_files(
-    plan: DeploymentPlan,
-    pod: PodImage,
-    endpoint: EndpointSettings,
-    *,
-    prometheus: str,
+    plan: DeploymentPlan, pod: PodImage, endpoint: EndpointSettings, *, prometheus: str
 ) -> dict[str, str]:
     """The files by name.
 

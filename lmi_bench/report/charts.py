@@ -115,7 +115,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
                     (knee.load, rule_title(knee), knee.recommended)
                     for knee in curve.knees
                     if knee.load is not None
-                ],
+                ]
             }
             for curve in chart.curves
         ],

@@ -23,11 +23,7 @@ import torch
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.quantization import NOT_QUANTIZED
 from lmi_bench.engine.torch_backend import collectives
-from lmi_bench.engine.torch_backend.executor import (
-    RanksExecutor,
-    load_model,
-    weights_name,
-)
+from lmi_bench.engine.torch_backend.executor import RanksExecutor, load_model, weights_name
 from lmi_bench.engine.torch_backend.fork_server import fork_context
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.loading import check_degree

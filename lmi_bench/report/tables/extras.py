@@ -195,8 +195,7 @@ def server_table(axis: str, lines: Lines) -> Table | None:
 def _known_fields(part: str, lines: Lines) -> list[Field[Level]]:
     """The columns of a part of a level that some level has a value for."""
     return fields_of(
-        part,
-        lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines),
+        part, lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
     )
 
 
@@ -225,10 +224,7 @@ def power_table(axis: str, lines: Lines) -> Table | None:
             return Cell(f"valid, by {value_at(line, 'server.power.source')}", "", "good")
         return Cell("too short to tell", "the level gave too few readings", "warn")
 
-    fields = [
-        *fields_of("server.power"),
-        field("Reading", verdict, numeric=False),
-    ]
+    fields = [*fields_of("server.power"), field("Reading", verdict, numeric=False)]
     return per_level("Energy", axis, lines, fields)
 
 
