@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import boto3
+
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.config import SchedulerConfig
@@ -21,6 +23,7 @@ ACCESS_KEY, SECRET_KEY, REGION = "AKIDEXAMPLE", "not-a-secret", "eu-west-3"
 
 def dummy_credentials(monkeypatch, tmp_path):
     """The credentials that the servers here know, and none of the machine's own."""
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # may hold those of an earlier test
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
