@@ -598,11 +598,7 @@ def main() -> None:
     if (options.peers is None) != (options.tokenizer is None):
         raise SystemExit("--peers and --tokenizer go together")
     page = Page(options.write)
-    facts = host_facts()
-    scheduling = "SCHED_FIFO" if options.realtime else "ordinary scheduling"
-    page.add(f"{facts['cpu']}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
-             f"Python {platform.python_version()}, {scheduling}; load average "
-             f"{os.getloadavg()[0]:.1f} before the first run.\n")  # fmt: skip
+    page.add(machine(realtime=options.realtime))
     titles = ["streams", "set-up", *(title for title, _, _ in COLUMNS), "runs", "left out"]
     page.add("| " + " | ".join(titles) + " |")
     page.add("|" + "---:|" * len(titles))
@@ -632,14 +628,22 @@ def main() -> None:
         add_peers(page, options)
 
 
+def machine(*, realtime: bool) -> str:
+    """The machine, as a page states it."""
+    scheduling = "SCHED_FIFO" if realtime else "ordinary scheduling"
+    return (
+        f"{host_facts()['cpu']}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, {scheduling}; load average {os.getloadavg()[0]:.1f} "
+        "before the first run.\n"
+    )
+
+
 class Page:
     """Lines that are printed as they come, and written to a file if there is one."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, preface: str = PREFACE) -> None:
         self._path = path
-        self._lines: list[str] = []
-        if path is not None:
-            self._lines = [PREFACE]
+        self._lines = [] if path is None else [preface]
 
     def add(self, line: str) -> None:
         print(line, flush=True)

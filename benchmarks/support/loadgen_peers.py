@@ -2,7 +2,8 @@
 
     python benchmarks/support/loadgen_peers.py --peers ~/peers --tokenizer DIR [--only vllm,aiperf]
     python benchmarks/support/loadgen_peers.py --peers ~/peers --tokenizer DIR \\
-        --only lmi-bench,vllm-rs,endpoints --streams 32,128,512,2048 --burn 0,0.6 --rounds 16,8,4,4
+        --only lmi-bench,vllm-rs,endpoints --streams 32,128,512,2048 --burn 0,0.6 \\
+        --rounds 16,8,4,3 --write benchmarks/results/loadgen_clients.md
 
 `--peers` holds one virtual environment a tool: vllm, aiperf, guidellm, genai-bench, llmeter,
 endpoints (MLCommons'), and `vllm-rs/vllm-rs`, a program of vLLM's wheel; lmi-bench is this one's
@@ -38,6 +39,18 @@ from lmi_bench.core.run_store import load_run
 from lmi_bench.interchange.imports.read import read_results
 
 TOKENS = 64
+PREFACE = """# Clients beside each other
+
+Printed by `python benchmarks/support/loadgen_peers.py ... --write FILE`: whole commands of several
+tools against the C server of known times, TTFT 200 ms, ITL 20 ms, 64 tokens, the server on one
+core and the tool on the other, one run each. Errors are reported / true - 1 of the same quantile,
+in %; TPOT where a tool measures no gaps between tokens. "Core burnt": the share of the tool's core
+that another program takes at equal priority. "Says": what the tool's result states of its own
+truth; of lmi-bench the bounds of the TTFT p99 and the ITL p99. "Beside": seconds of the command
+before the first request came to the server and after its last token had left. lmi-bench leaves the
+first request of each user out of its latencies, of which the server's quantiles know nothing; it
+asks the server two questions and sends a warm-up request before its level.
+"""
 VLLM = (
     "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
     "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
@@ -330,6 +343,7 @@ def main() -> None:
     parser.add_argument("--burn", default="0", help="shares of the core burnt, such as 0,0.6")
     parser.add_argument("--timeout-s", type=float, default=150.0)
     parser.add_argument("--port", type=int, default=18412)
+    parser.add_argument("--write", type=Path, help="this Markdown file, too")
     options = parser.parse_args()
     lines = table(
         options.peers,
@@ -340,8 +354,10 @@ def main() -> None:
         burns=[float(text) for text in options.burn.split(",")],
         timeout_s=options.timeout_s,
     )
+    page = accuracy.Page(options.write, PREFACE)
+    page.add(accuracy.machine(realtime=False))
     for line in lines:
-        print(line, flush=True)
+        page.add(line)
 
 
 def _numbers(text: str) -> list[int]:
