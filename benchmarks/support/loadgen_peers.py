@@ -113,6 +113,13 @@ def vllm(job: Job) -> list[str]:
         "--endpoint", "/v1/chat/completions", "--base-url", job.url, "--model", "truth-model",
         "--tokenizer", str(job.tokenizer), "--dataset-name", "random", "--random-input-len", "64",
         "--random-output-len", str(TOKENS), "--num-prompts", str(job.requests),
+        *vllm_result(job),
+    ]  # fmt: skip
+
+
+def vllm_result(job: Job) -> list[str]:
+    """Options of both of vLLM's clients."""
+    return [
         "--max-concurrency", str(job.streams), "--ignore-eos", "--save-result",
         "--result-dir", str(job.out), "--result-filename", "vllm.json",
         "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99",
@@ -163,10 +170,7 @@ def vllm_rs(job: Job) -> list[str]:
         str(job.peers / "vllm-rs/vllm-rs"), "bench", "serve", "--backend", "openai-chat",
         "--base-url", job.url, "--model", "truth-model", "--tokenizer", str(job.tokenizer),
         "--dataset-name", "custom", "--dataset-path", str(write_prompts(job)),
-        "--custom-output-len", str(TOKENS), "--num-prompts", str(job.requests),
-        "--max-concurrency", str(job.streams), "--ignore-eos", "--save-result",
-        "--result-dir", str(job.out), "--result-filename", "vllm.json",
-        "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99",
+        "--custom-output-len", str(TOKENS), "--num-prompts", str(job.requests), *vllm_result(job),
     ]  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class Bench:
     run: Callable[[Main], Any]
     knee_facts: Callable[[Sequence[Level]], KneeFacts]
     notes: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
     spacing_s: float = 0.0
     salted: bool = True
     usd_per_hour: float | None = None

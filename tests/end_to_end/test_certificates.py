@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from lmi_bench.core.run_store import load_run
 from tests.end_to_end.commands import lmi_bench
 from tests.loadgen.aws.runtime_server import runtime_server
 
@@ -131,8 +132,26 @@ def test_a_private_authority_is_trusted_by_its_option(tmp_path, workers):
     pem = certificate(tmp_path)
     with runtime_server(signed=False) as plain, over_tls(plain, pem) as url:
         done = sweep(url, tmp_path / "run", "--cacert", pem, "--workers", workers)
+        metrics = f"{url}/metrics"
     assert "concurrency 1" in done.stderr
     assert "not checked" not in done.stderr
+    (level,) = load_run(tmp_path / "run").levels
+    assert level.server.sources == [metrics]  # read with the same trust
+
+
+def test_a_scenario_names_the_authority_beside_its_own_file(tmp_path, monkeypatch):
+    folder = tmp_path / "scenarios"
+    folder.mkdir()
+    certificate(folder)
+    with runtime_server(signed=False) as plain, over_tls(plain, folder / "certificate.pem") as url:
+        (folder / "one.yaml").write_text(
+            f"target: {url}\nclient: {{cacert: certificate.pem}}\n"
+            "workload: {input_tokens: 8, output_tokens: 4}\n"
+            "load: {concurrency: [1], requests_per_user: 3}\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        done = lmi_bench("sweep", folder / "one.yaml", "--out", tmp_path / "run")
+    assert "concurrency 1" in done.stderr
 
 
 def test_an_unchecked_certificate_is_said_in_the_terminal_and_the_report(tmp_path):

@@ -18,6 +18,7 @@ from lmi_bench.models.hf_config import (
     shape_from_hf_config,
     spec_from_hf_config,
 )
+from tests.models.wrong_values import WRONG
 
 LLAMA3_ROPE = {
     "factor": 8.0,
@@ -280,25 +281,6 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
 def test_a_name_longer_than_a_path_may_be_is_an_unknown_model():
     with pytest.raises(InputError, match="is not in the catalog"):
         find_model("m" * 300)
-
-
-WRONG = (
-    math.nan,
-    math.inf,
-    -1,
-    0,
-    1.5,
-    10**30,
-    "",
-    "x",
-    True,
-    None,
-    [],
-    [1],
-    [{}, []],
-    {},
-    {"a": 1},
-)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

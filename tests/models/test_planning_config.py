@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import struct
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.models.hf_config import spec_from_hf_config
 from lmi_bench.models.planning_config import planning_shape
 from tests.models.public_configs import CONFIGS, PUBLISHED
+from tests.models.wrong_values import WRONG
 
 
 def shape_of(name, **changed):
@@ -205,25 +205,9 @@ def places(config, before=()):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_whatever_a_key_holds_the_file_is_read_or_refused_in_one_line(name):
-    wrong = (
-        math.nan,
-        math.inf,
-        -1,
-        0,
-        1.5,
-        10**12,
-        "",
-        "x",
-        True,
-        None,
-        [],
-        [1],
-        [{}, []],
-        {"a": 1},
-    )
     refusals = []
     for path in places(CONFIGS[name]):
-        for value in wrong:
+        for value in WRONG:
             config = copy.deepcopy(CONFIGS[name])
             inner = config
             for key in path[:-1]:
