@@ -344,9 +344,7 @@ def endless():
 
 def test_a_stream_without_an_end_is_told_of_and_then_refused(monkeypatch):
     """Long before the time-out of 60 s, and with the way to measure such a server all the same."""
-    monkeypatch.setattr(
-        probe, "TELL_AFTER_S", 1.0
-    )  # others take less, even if busy
+    monkeypatch.setattr(probe, "TELL_AFTER_S", 1.0)  # others take less, even if busy
     monkeypatch.setattr(probe, "OVERRUN_S", 2.0)
     told = []
     with endless() as url, pytest.raises(InputError, match="does not end its answer") as caught:
