@@ -9,11 +9,11 @@ import threading
 def main() -> None:
     """Run the command line; Ctrl-C while it is loaded or ends leaves no traceback."""
     try:
-        from lmi_bench.cli.main import main as run
-    except KeyboardInterrupt:
-        sys.exit(130)  # EXIT_INTERRUPTED; where it is defined may not be loaded yet
-    sys.unraisablehook = _interrupt_again
-    try:
+        try:
+            from lmi_bench.cli.main import main as run
+        except KeyboardInterrupt:
+            sys.exit(130)  # EXIT_INTERRUPTED; where it is defined may not be loaded yet
+        sys.unraisablehook = _interrupt_again
         run()
     finally:  # Python's own end would print a KeyboardInterrupt of its last moments
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -205,6 +205,22 @@ def test_an_interrupt_in_the_making_of_a_class_does_not_change_the_exit_code(
     assert done.returncode == code
 
 
+def test_an_interrupt_in_the_making_of_a_class_while_commands_load_has_its_exit_code(tmp_path):
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'lmi_bench.cli.main':\n"
+        "            exec('raise KeyboardInterrupt')\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from lmi_bench.__main__ import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment())
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_ctrl_c_while_python_ends_is_no_traceback():
     """It comes when the command is done, and Python waits for the last threads."""
     program = (
