@@ -171,13 +171,15 @@ class _Reader:
         self.refuse(not 0 < value < 1e15, f"{key} must be above 0 and below 1e15, got {value!r}")
 
     def windows(self, facts: Facts) -> tuple[int | None, ...]:
-        """Windows by `layer_types`. Without them the layers from `first_window` on slide, but not
-        each `full_every`-th; a family without either word does not read them."""
+        """Windows by `layer_types`. Without them the layers from `first_window` to `stop_window`
+        slide, but not each `full_every`-th; a family without these words does not read them."""
         num_layers, kinds = facts["num_layers"], self.get("layer_types")
         window: int | None = facts.get("window") if facts.get("windowed", True) else None
         self.refuse(num_layers > MOST_LAYERS, f"{num_layers} layers are more than {MOST_LAYERS}")
         every, first = facts.get("full_every", 0), facts.get("first_window") or 0
-        sliding = [i >= first and not (every and (i + 1) % every == 0) for i in range(num_layers)]
+        stop = facts.get("stop_window")
+        slides = range(first, num_layers if stop is None else stop)
+        sliding = [i in slides and not (every and (i + 1) % every == 0) for i in range(num_layers)]
         if kinds is not None:
             named = isinstance(kinds, Sequence) and len(kinds) == num_layers
             known = named and all(each in ("sliding_attention", "full_attention") for each in kinds)
@@ -225,11 +227,25 @@ def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
     read.refuse(int(rotated) % 2 > 0, f"{rotated} rotated features of a head are odd")
     if "window_rope" not in facts:  # Gemma 3 states its whole length
         facts["max_positions"] = _longest_context(facts["max_positions"], rope)
+    facts["dense_layers"] = _dense_layers(read, facts)
     names = {field: text for field, text in facts.items() if field.startswith(_TENSOR)}
     facts["tensors"] = {field.removeprefix(_TENSOR): text for field, text in names.items()}
     fields = {each.name for each in dataclasses.fields(DecoderSpec)}
     used = {field: v for field, v in facts.items() if field in fields and v is not None}
     return DecoderSpec(family=family, **used)
+
+
+def _dense_layers(read: _Reader, facts: Facts) -> tuple[int, ...]:
+    """Layers with one MLP instead of experts: the first `dense_count`, and of Qwen's all that
+    `mlp_only_layers` names and all but each `sparse_step`-th."""
+    step = facts.get("sparse_step", 1)
+    named = (read.get("mlp_only_layers") or []) if "sparse_step" in facts else []
+    wrong = not isinstance(named, list) or not all(type(each) is int for each in named)
+    read.refuse(wrong or step < 1, f"mlp_only_layers {named!r} every {step} are not supported")
+    layers = range(facts["num_layers"])
+    return tuple(
+        i for i in layers if i < facts.get("dense_count", 0) or i in named or (i + 1) % step
+    )
 
 
 def _longest_context(positions: int, rope: Mapping[str, Any]) -> int:
@@ -297,14 +313,15 @@ def _gemma3(read: _Reader, facts: Facts) -> None:
     facts["rope"], facts["window_rope"] = ropes
 
 
-def _qwen3_moe(read: _Reader, _: Facts) -> None:
-    dense = read.get("mlp_only_layers") or (read.get("decoder_sparse_step") or 1) != 1
-    read.refuse(bool(dense), "mixing dense and expert layers is not supported")
+def _sigmoid_experts(read: _Reader, facts: Facts) -> None:
+    softmax = read.get("scoring_func") == "softmax"
+    read.refuse(softmax, "scoring_func 'softmax' is not supported")
+    facts["shared_ffn_size"] = facts["ffn_size"] * facts["shared_count"]
 
 
 _OWN: Final[Mapping[str, Callable[[_Reader, Facts], None]]] = {
     "falcon": _falcon,
-    "qwen3_moe": _qwen3_moe,
+    "glm4_moe": _sigmoid_experts,
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3": _gemma3,

@@ -34,6 +34,10 @@ class DecoderSpec:
     windows            per layer: tokens attended to, itself included, or None for all
     experts            0 for a dense MLP; `experts_per_token` of them run for each token
     renormalise        True to scale the weights of a token's chosen experts to sum to 1
+    sigmoid_routing    scores by sigmoid with a bias for the choice, by the best `groups_chosen` of
+                       `expert_groups`; else softmax. Weights are times `routed_scale`
+    dense_layers       layers with an MLP of `dense_ffn_size` instead of experts
+    shared_ffn_size    of the expert that every token uses, which `shared_gate` scales
     rope               rotary position settings under Hugging Face's names (`rope_theta`,
                        `rope_type`, `factor`, ...); `window_rope`: of layers with a window
     score_cap          limit of scores; score_scale: their factor, mostly head_dim ** -0.5
@@ -65,6 +69,14 @@ class DecoderSpec:
     experts_per_token: int = 0
     renormalise: bool = True
     rope: Mapping[str, Any] = field(default_factory=dict)
+    sigmoid_routing: bool = False
+    expert_groups: int = 1
+    groups_chosen: int = 1
+    routed_scale: float = 1.0
+    dense_layers: tuple[int, ...] = ()
+    dense_ffn_size: int = 0
+    shared_ffn_size: int = 0
+    shared_gate: bool = False
     gelu: bool = False
     out_norms: bool = False
     norm_plus_one: bool = False
@@ -84,6 +96,12 @@ class DecoderSpec:
         for window in self.windows:
             if window is not None and window < 1:
                 raise InputError(f"sliding_window must be at least 1 token, got {window}")
+        groups = self.expert_groups
+        if groups < 1 or self.experts % groups or not 1 <= self.groups_chosen <= groups:
+            raise InputError(
+                f"the best {self.groups_chosen} of {groups} groups of {self.experts} experts "
+                "cannot be chosen: n_group must divide the experts, and topk_group be within it"
+            )
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
@@ -111,9 +129,12 @@ class DecoderSpec:
         mlp = (inner + 1) * hidden * ffn + (inner * ffn + hidden) * self.mlp_bias
         if self.experts:
             mlp = experts * mlp + self.experts * hidden  # the router scores every expert
-        layer = attention + mlp + self.norms_per_layer * norm
+            mlp += 3 * hidden * self.shared_ffn_size + hidden * self.shared_gate
+        dense = len(self.dense_layers)
+        mlps = (self.num_layers - dense) * mlp + dense * 3 * hidden * self.dense_ffn_size
+        layer = attention + self.norms_per_layer * norm
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
-        return self.num_layers * layer + norm + embeddings
+        return self.num_layers * layer + mlps + norm + embeddings
 
     def shape(self, name: str) -> ModelShape:
         """The sizes from which memory, reads and FLOP follow."""
@@ -129,6 +150,7 @@ class DecoderSpec:
             sliding_window=max(sliding) if sliding else None,
             full_attention_layers=self.num_layers - len(sliding),
             expert_ffn_size=self.ffn_size if self.experts else 0,
+            shared_experts=round(self.shared_ffn_size / max(1, self.ffn_size)),
             source="config.json",
             parallel_branches=self.parallel,
         )

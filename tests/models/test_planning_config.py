@@ -40,6 +40,9 @@ def test_parameters_are_within_1_per_cent_of_the_published_total(name):
 
 
 BY_ENGINE = {
+    "glm-4.5": "Glm4MoeForCausalLM",
+    "glm-4.5-air": "Glm4MoeForCausalLM",
+    "qwen3-coder-480b-a35b": "Qwen3MoeForCausalLM",
     "mistral-small-3.1-24b": "Mistral3ForConditionalGeneration",
     "phi-4": "Phi3ForCausalLM",
     "gemma-3-27b": "Gemma3ForConditionalGeneration",

@@ -181,6 +181,46 @@ class GeluMlp:
         return self.down.add(functional.gelu(self.up(x)), residual)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """Chooses each row's experts and their weights.
+
+    Scores are the softmax over all experts in float32, or with a `correction` of the choice
+    sigmoids, of which the best experts of the best `groups_chosen` of `groups` count: those with
+    the largest sums of their two best (DeepSeek-V3, arXiv:2412.19437). `renormalise` scales a
+    row's weights to sum to 1, `scale` all of them.
+    """
+
+    scores: Linear
+    per_token: int
+    renormalise: bool
+    correction: Tensor | None = None
+    groups: int = 1
+    groups_chosen: int = 1
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of the experts, shape (rows, experts per token) each."""
+        scores = self.scores(x).float()
+        if self.correction is None:
+            weights, chosen = torch.softmax(scores, dim=-1).topk(self.per_token, dim=-1)
+        else:
+            weights = torch.sigmoid(scores)
+            chosen = self._of_best_groups(weights + self.correction).topk(self.per_token).indices
+            weights = weights.gather(1, chosen)
+        if self.renormalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights * self.scale, chosen
+
+    def _of_best_groups(self, scores: Tensor) -> Tensor:
+        rows, experts = scores.shape  # perhaps no row
+        grouped = scores.view(rows, self.groups, experts // self.groups)
+        sums = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+        best = sums.topk(self.groups_chosen, dim=-1).indices
+        hidden = torch.ones_like(sums, dtype=torch.bool).scatter_(1, best, False)
+        return grouped.masked_fill(hidden[..., None], -torch.inf).view(scores.shape)
+
+
 EVERY_EXPERT_ROWS: Final = 64
 """Maximum rows of a GPU step that go through every expert, chosen or not."""
 
@@ -189,28 +229,28 @@ EVERY_EXPERT_ROWS: Final = 64
 class ExpertMlp:
     """sum over the chosen experts of weight_e * expert_e(x) (Jiang et al. 2024, arXiv:2401.04088).
 
-    The weights are the softmax over all experts' scores in float32; `renormalise` scales the
-    weights of a row's chosen experts to sum to 1. Experts are added in index order, so a row's
-    result does not depend on the other rows of its step.
+    Experts are added in index order, so a row's result does not depend on the other rows of its
+    step.
 
-    join  combines the partial results of all ranks
+    join    combines the partial results of all ranks
+    shared  an expert for every row, times the sigmoid of `shared_gate` if there is one
     """
 
-    router: Linear
+    router: Router
     experts: Sequence[GatedMlp]
-    experts_per_token: int
-    renormalise: bool
     join: Callable[[Tensor], Tensor]
+    shared: GatedMlp | None = None
+    shared_gate: Linear | None = None
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        scores = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
-        weights, chosen = scores.topk(self.experts_per_token, dim=-1)
-        if self.renormalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights, chosen = self.router(x)
         if x.is_cuda and (len(x) <= EVERY_EXPERT_ROWS or torch.cuda.is_current_stream_capturing()):
             out = self.of_every_expert(x, weights, chosen)
         else:
             out = self.of_chosen_experts(x, weights, chosen)
+        if self.shared is not None:
+            shared = self.shared(x)
+            out += shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid()
         return self.join(out).add_(residual)
 
     def of_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -228,7 +268,7 @@ class ExpertMlp:
     def of_chosen_experts(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Run each expert on the rows that chose it; arguments as in `of_every_expert`."""
         by_expert = chosen.flatten().argsort(stable=True)
-        rows = by_expert // self.experts_per_token
+        rows = by_expert // chosen.shape[1]
         factors = weights.to(x.dtype).flatten()[by_expert, None]
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         out = torch.zeros_like(x)

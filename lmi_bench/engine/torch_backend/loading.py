@@ -50,11 +50,12 @@ def check_degree(
             f"--tp {degree}: {name} stores queries, keys and values together by KV head, and its "
             f"{shape.num_kv_heads} KV heads cannot be split over {degree} devices"
         )
-    if shape.ffn_size % degree:
-        raise CapacityError(
-            f"--tp {degree}: the MLP's {shape.ffn_size} features of {shape.name} cannot be split "
-            f"over {degree} devices evenly"
-        )
+    for size in (spec.ffn_size, spec.dense_ffn_size, spec.shared_ffn_size):
+        if size % degree:
+            raise CapacityError(
+                f"--tp {degree}: the MLP's {size} features of {shape.name} cannot be split "
+                f"over {degree} devices evenly"
+            )
 
 
 def rank_part(
@@ -71,6 +72,8 @@ def rank_part(
         num_heads=spec.num_heads // degree if heads is None else heads.query_slots,
         num_kv_heads=max(1, spec.num_kv_heads // degree) if heads is None else heads.kv_slots,
         ffn_size=-(-spec.ffn_size // degree),
+        dense_ffn_size=-(-spec.dense_ffn_size // degree),
+        shared_ffn_size=-(-spec.shared_ffn_size // degree),
     )
     return part, heads
 
@@ -131,7 +134,7 @@ class RankCheckpoint(Checkpoint):
         self._degree = degree
         self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}
         self.vocabulary = VocabularyPart.of(spec.vocab_size, rank, degree)
-        self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts}
+        self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts, 1}
         self._head_dim = spec.head_dim
         self._heads_of: dict[str, Sequence[int]] = {}
         self._pads = heads is not None

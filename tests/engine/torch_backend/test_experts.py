@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, PlainLinear
+from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, PlainLinear, Router
 
 HIDDEN, INNER, EXPERTS = 16, 24, 4
 
@@ -16,13 +16,11 @@ def make_experts(chosen_each: int) -> ExpertMlp:
         return PlainLinear(torch.randn(outputs, inputs, generator=generator, dtype=torch.float64))
 
     return ExpertMlp(
-        linear(EXPERTS, HIDDEN),
+        Router(linear(EXPERTS, HIDDEN), chosen_each, renormalise=True),
         [
             GatedMlp(linear(INNER, HIDDEN), linear(INNER, HIDDEN), linear(HIDDEN, INNER))
             for _ in range(EXPERTS)
         ],
-        chosen_each,
-        renormalise=True,
         join=lambda x: x,
     )
 

@@ -18,6 +18,8 @@ FALCON = {"alibi": False, "tie_word_embeddings": False}
 LAYER_TYPES = ["sliding_attention", "full_attention"]
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 12}
 GEMMA |= {"layer_types": LAYER_TYPES}
+SIGMOID = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+SIGMOID |= {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
 FAMILIES: dict[str, dict[str, object]] = {
     "Llama": GATED | {"num_key_value_heads": 4},
     "Mistral": GATED,
@@ -28,6 +30,10 @@ FAMILIES: dict[str, dict[str, object]] = {
     | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "Falcon": FALCON,
     "Phi3": GATED | {"pad_token_id": 2},
+    "Qwen2Moe": GATED
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2},
+    "Glm4Moe": GATED | SIGMOID | {"head_dim": 24, "use_qk_norm": True, "n_group": 1},
     "Gemma": GATED | {"head_dim": 32},
     "Gemma2": GATED | GEMMA | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
     "Gemma3": GATED | GEMMA,

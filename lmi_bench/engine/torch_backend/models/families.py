@@ -18,7 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, GeluMlp, Linear, Mlp, RmsNorm
+from lmi_bench.engine.torch_backend.layers import (
+    ExpertMlp,
+    GatedMlp,
+    GeluMlp,
+    Linear,
+    Mlp,
+    RmsNorm,
+    Router,
+)
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
 from lmi_bench.engine.torch_backend.rotary import Rotary, turned_order
@@ -32,7 +40,7 @@ class Names:
     norms  of attention and MLP; one name: of both together
     qkv    one name: queries, keys and values are stored as one matrix, KV head by KV head
     inner  matrices that read the MLP's input: gate and up, or up alone
-    out_norms  of the outputs of attention and MLP
+    out_norms  of the outputs of attention and MLP; shared: of the expert that every token uses
     """
 
     embedding: str = "model.embed_tokens"
@@ -46,6 +54,7 @@ class Names:
     inner: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     out_norms: tuple[str, ...] = ()
+    shared: str = "shared_expert"
 
 
 def names_of(spec: DecoderSpec) -> Names:
@@ -64,7 +73,7 @@ def build_layer(load: WeightLoader, index: int) -> Layer:
     prefix = f"{names.layers}.{index}"
     norms = [load.norm(f"{prefix}.{name}") for name in names.norms]
     attention = _attention(load, names, f"{prefix}.{names.attention}")
-    mlp = _mlp(load, names, f"{prefix}.{names.mlp}")
+    mlp = _mlp(load, names, f"{prefix}.{names.mlp}", index)
     out_norms = [load.norm(f"{prefix}.{name}") for name in names.out_norms]
     return Layer(norms[0], attention, norms[-1], mlp, spec.parallel, tuple(out_norms))
 
@@ -108,33 +117,56 @@ def _by_kind(spec: DecoderSpec, fused: Tensor) -> Tensor:
 def _qk_norm(load: WeightLoader, prefix: str) -> RmsNorm:
     """The norms of query and key heads as one, with a row of weights for each head."""
     spec = load.spec
+    order = turned_order(spec.rope, spec.head_dim)
     query, key = (load.factor(f"{prefix}.{name}_norm", spec.head_dim) for name in "qk")
     weight = torch.cat((query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)), dim=0)
+    weight = weight if order is None else weight[:, order]
     return RmsNorm((weight,), spec.norm_eps)
 
 
-def _mlp(load: WeightLoader, names: Names, prefix: str) -> Mlp:
+def _mlp(load: WeightLoader, names: Names, prefix: str, index: int) -> Mlp:
     spec = load.spec
     if not spec.gated_mlp:
-        return GeluMlp(*_matrices(load, names, prefix))
-    if not spec.experts:
-        return _gated(load, names, prefix)
-    router = load.linear((f"{prefix}.gate",), (spec.experts,), spec.hidden_size)
+        return GeluMlp(*_matrices(load, names, prefix, spec.ffn_size))
+    if not spec.experts or index in spec.dense_layers:
+        return _gated(load, names, prefix, spec.dense_ffn_size or spec.ffn_size)
+    scores = f"{prefix}.gate"
+    router = Router(
+        load.linear((scores,), (spec.experts,), spec.hidden_size),
+        spec.experts_per_token,
+        spec.renormalise,
+        _correction(load, scores) if spec.sigmoid_routing else None,
+        spec.expert_groups,
+        spec.groups_chosen,
+        spec.routed_scale,
+    )
     each = [f"{prefix}.experts.{number}" for number in range(spec.experts)]
-    experts = [_gated(load, names, one, summed=False) for one in each]
-    per_token = spec.experts_per_token
-    return ExpertMlp(router, experts, per_token, renormalise=spec.renormalise, join=load.join)
+    experts = [_gated(load, names, one, spec.ffn_size, summed=False) for one in each]
+    shared, gate = None, None
+    if size := spec.shared_ffn_size:
+        shared = _gated(load, names, f"{prefix}.{names.shared}", size, summed=False)
+    if spec.shared_gate:
+        gate = load.linear((f"{prefix}.{names.shared}_gate",), (1,), spec.hidden_size)
+    return ExpertMlp(router, experts, load.join, shared, gate)
 
 
-def _gated(load: WeightLoader, names: Names, prefix: str, *, summed: bool = True) -> GatedMlp:
-    gate, up, down = _matrices(load, names, prefix, summed=summed)
+def _correction(load: WeightLoader, router: str) -> Tensor:
+    return load.checkpoint.tensor(f"{router}.e_score_correction_bias", load.spec.experts).to(
+        load.device, torch.float32
+    )
+
+
+def _gated(
+    load: WeightLoader, names: Names, prefix: str, ffn: int, *, summed: bool = True
+) -> GatedMlp:
+    gate, up, down = _matrices(load, names, prefix, ffn, summed=summed)
     return GatedMlp(gate, up, down, load.spec.gelu)
 
 
 def _matrices(
-    load: WeightLoader, names: Names, prefix: str, *, summed: bool = True
+    load: WeightLoader, names: Names, prefix: str, ffn: int, *, summed: bool = True
 ) -> Iterator[Linear]:
-    hidden, ffn, bias = load.spec.hidden_size, load.spec.ffn_size, load.spec.mlp_bias
+    hidden, bias = load.spec.hidden_size, load.spec.mlp_bias
     for name in names.inner:
         yield load.linear((f"{prefix}.{name}",), (ffn,), hidden, bias=bias)
     yield load.linear((f"{prefix}.{names.down}",), (hidden,), ffn, bias=bias, summed=summed)

@@ -114,7 +114,13 @@ def _own_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
 
 def _matrix_inputs(spec: DecoderSpec, degree: int) -> tuple[int, ...]:
     """Input sizes of a rank's matrices; those split by columns have a part."""
-    return (spec.hidden_size, spec.num_heads * spec.head_dim // degree, spec.ffn_size // degree)
+    split = (
+        spec.num_heads * spec.head_dim,
+        spec.ffn_size,
+        spec.dense_ffn_size,
+        spec.shared_ffn_size,
+    )
+    return (spec.hidden_size, *(size // degree for size in split if size))
 
 
 COLUMN_FACTORS: Final = "column_factors"
@@ -242,7 +248,7 @@ def apply_factors(
 
 def is_quantized_name(name: str, spec: DecoderSpec) -> bool:
     """True if the matrix with this name is quantized: a router of experts is not."""
-    return not (spec.experts and name.endswith(".gate"))
+    return not (spec.experts and name.endswith((".gate", "_gate")))
 
 
 def round_weight(
