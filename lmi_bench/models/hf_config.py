@@ -313,6 +313,13 @@ def _gemma3(read: _Reader, facts: Facts) -> None:
     facts["rope"], facts["window_rope"] = ropes
 
 
+def _gpt_oss(read: _Reader, facts: Facts) -> None:
+    facts["clamped"] = (facts["swiglu_alpha"], facts["swiglu_limit"])
+    if not (read.get("rope_scaling") or read.get("rope_parameters")):
+        yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, _TRAINED: 4096}
+        facts["rope"] = read.scaling(yarn, facts)
+
+
 def _sigmoid_experts(read: _Reader, facts: Facts) -> None:
     softmax = read.get("scoring_func") == "softmax"
     read.refuse(softmax, "scoring_func 'softmax' is not supported")
@@ -321,6 +328,7 @@ def _sigmoid_experts(read: _Reader, facts: Facts) -> None:
 
 _OWN: Final[Mapping[str, Callable[[_Reader, Facts], None]]] = {
     "falcon": _falcon,
+    "gpt_oss": _gpt_oss,
     "glm4_moe": _sigmoid_experts,
     "gemma": _gemma,
     "gemma2": _gemma,

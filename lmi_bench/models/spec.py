@@ -38,6 +38,8 @@ class DecoderSpec:
                        `expert_groups`; else softmax. Weights are times `routed_scale`
     dense_layers       layers with an MLP of `dense_ffn_size` instead of experts
     shared_ffn_size    of the expert that every token uses, which `shared_gate` scales
+    clamped            alpha and limit: (up + 1) * gate * sigmoid(alpha * gate), both clamped
+    sinks              a score for each head that takes weight from every key
     rope               rotary position settings under Hugging Face's names (`rope_theta`,
                        `rope_type`, `factor`, ...); `window_rope`: of layers with a window
     score_cap          limit of scores; score_scale: their factor, mostly head_dim ** -0.5
@@ -77,6 +79,9 @@ class DecoderSpec:
     dense_ffn_size: int = 0
     shared_ffn_size: int = 0
     shared_gate: bool = False
+    router_bias: bool = False
+    clamped: tuple[float, float] | None = None
+    sinks: bool = False
     gelu: bool = False
     out_norms: bool = False
     norm_plus_one: bool = False
@@ -124,11 +129,11 @@ class DecoderSpec:
         norm = hidden * (1 if self.norm is NormKind.RMS else 2)
         attention = 2 * hidden * (query + kv)
         attention += (query + 2 * kv) * self.qkv_bias + hidden * self.out_bias
-        attention += 2 * self.head_dim * self.qk_norm
+        attention += 2 * self.head_dim * self.qk_norm + self.num_heads * self.sinks
         inner = 2 if self.gated_mlp else 1
         mlp = (inner + 1) * hidden * ffn + (inner * ffn + hidden) * self.mlp_bias
-        if self.experts:
-            mlp = experts * mlp + self.experts * hidden  # the router scores every expert
+        if self.experts:  # the router scores every expert
+            mlp = experts * mlp + self.experts * (hidden + self.router_bias)
             mlp += 3 * hidden * self.shared_ffn_size + hidden * self.shared_gate
         dense = len(self.dense_layers)
         mlps = (self.num_layers - dense) * mlp + dense * 3 * hidden * self.dense_ffn_size

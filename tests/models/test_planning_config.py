@@ -42,6 +42,8 @@ def test_parameters_are_within_1_per_cent_of_the_published_total(name):
 BY_ENGINE = {
     "glm-4.5": "Glm4MoeForCausalLM",
     "glm-4.5-air": "Glm4MoeForCausalLM",
+    "gpt-oss-120b": "GptOssForCausalLM",
+    "gpt-oss-20b": "GptOssForCausalLM",
     "qwen3-coder-480b-a35b": "Qwen3MoeForCausalLM",
     "mistral-small-3.1-24b": "Mistral3ForConditionalGeneration",
     "phi-4": "Phi3ForCausalLM",

@@ -276,7 +276,8 @@ def _bias(unseen: Tensor, dtype: torch.dtype) -> Tensor:
 
 class PagedAttention:
     """Attention of every layer of one model over one cache: softmax(scale * q k) v, where scores
-    may be capped: cap * tanh(scores / cap).
+    may be capped, cap * tanh(scores / cap), and a sink of a head adds exp(sink) to the sum that
+    divides its weights.
 
     With keys per query head (MHA), decoding is bound by reading the cache: it computes in the
     cache's format and sums values in place, which saves half of the gathering. With shared keys
@@ -285,7 +286,14 @@ class PagedAttention:
     mask_formats  formats that packed steps must be made with
     """
 
-    def __init__(self, cache: KvCache, spec: DecoderSpec, compute: torch.dtype) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        spec: DecoderSpec,
+        compute: torch.dtype,
+        sinks: Sequence[Tensor | None],
+    ) -> None:
+        """sinks  per layer, shape (heads,)"""
         shape, num_heads, windows = cache.shape, spec.num_heads, spec.layer_windows
         self._cache = cache
         self._num_kv_heads = shape.num_kv_heads
@@ -293,6 +301,7 @@ class PagedAttention:
         self._head_dim = shape.head_dim
         self._scale = spec.score_scale
         self._cap = spec.score_cap
+        self._sinks = sinks
         # a CPU has no arithmetic in half precision
         narrow = shape.dtype == torch.float16 and compute != torch.float16
         alone = self._group == 1 and not narrow
@@ -333,14 +342,15 @@ class PagedAttention:
                 .to(q.dtype)
                 for pages in self._cache.head_pages(layer)
             )
-        if self._cap:  # SDPA has no form for it; all heads' scores at once would take much memory
+        # SDPA has no form for these; the scores of all heads at once would take much memory
+        if self._cap or self._sinks[layer] is not None:
             bias, grouped = prompt.bias, q.view(rows, kv_heads, group, -1)
             if bias is None:
                 later = torch.ones(rows, keys.shape[1], dtype=torch.bool, device=q.device).triu(1)
                 bias = _bias(later, q.dtype)
             weights = (
-                self._capped(grouped[:, head] @ keys[head].T * self._scale, bias[:, None])
-                for head in range(kv_heads)
+                self._weights(layer, grouped[:, h] @ keys[h].T * self._scale, bias[:, None], h)
+                for h in range(kv_heads)
             )
             return torch.cat([part @ values[head] for head, part in enumerate(weights)], dim=1)
         # KV heads are SDPA's batch; expand shares each with its query heads without a copy
@@ -355,9 +365,18 @@ class PagedAttention:
         )
         return attended.permute(2, 0, 1, 3).reshape(rows, -1, self._head_dim)
 
-    def _capped(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """Weights of scores that are capped before the bias is added."""
-        return torch.softmax(torch.tanh(scores / self._cap) * self._cap + bias, dim=-1)
+    def _weights(self, layer: int, scores: Tensor, bias: Tensor, head: int | None) -> Tensor:
+        """Weights of scores, which are capped before the bias is added, in the order (rows of
+        `head`, group, keys), or with None (sequences of all KV heads, group, keys)."""
+        if self._cap:
+            scores = torch.tanh(scores / self._cap) * self._cap
+        scores, sinks = scores + bias, self._sinks[layer]
+        if sinks is None:
+            return torch.softmax(scores, dim=-1)
+        heads = slice(None) if head is None else slice(head, head + 1)
+        sink = sinks.view(self._num_kv_heads, self._group, 1)[heads].to(scores.dtype)
+        sink = sink.repeat(len(scores) // len(sink), 1, 1)
+        return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1].contiguous()
 
     def _decode(self, layer: int, q: Tensor, group: DecodeGroup) -> Tensor:
         """One row per sequence; result shape (sequences, heads, head_dim)."""
@@ -367,9 +386,10 @@ class PagedAttention:
         queries = q.to(dtype).reshape(batch, self._group, self._head_dim)
         scores = self._buffer("scores", (batch, self._group, context), dtype)
         keys = self._gather(key_pages, group, dtype)
-        beta, scale, keys = 0 if self._cap else 1, self._scale, keys.transpose(1, 2)
-        torch.baddbmm(group.bias, queries, keys, beta=beta, alpha=scale, out=scores)
-        weights = self._capped(scores, group.bias) if self._cap else torch.softmax(scores, dim=-1)
+        plain, keys = not self._cap and self._sinks[layer] is None, keys.transpose(1, 2)
+        bias, beta = group.bias, int(plain)
+        torch.baddbmm(bias, queries, keys, beta=beta, alpha=self._scale, out=scores)
+        weights = torch.softmax(scores, -1) if plain else self._weights(layer, scores, bias, None)
         if group.value_rows is None:
             attended = torch.bmm(weights, self._gather(value_pages, group, dtype))
         else:  # a weighted sum of indexed rows, without a copy of the values

@@ -152,12 +152,14 @@ class Mlp(Protocol):
 @dataclass(slots=True, eq=False)
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202; or
-    with `gelu` in place of silu."""
+    with `gelu` in place of silu, or `clamped` by gpt-oss's alpha and limit: (up + 1) * gate *
+    sigmoid(alpha * gate)."""
 
     gate: Linear
     up: Linear
     down: Linear
     gelu: bool = False
+    clamped: tuple[float, float] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """The layer without a residual, as an expert needs it."""
@@ -167,6 +169,10 @@ class GatedMlp:
         return self.down.add(self._inner(x), residual)
 
     def _inner(self, x: Tensor) -> Tensor:
+        if self.clamped is not None:
+            alpha, limit = self.clamped
+            gate, up = self.gate(x).clamp(max=limit), self.up(x).clamp(-limit, limit)
+            return (up + 1) * gate * torch.sigmoid(alpha * gate)
         return self.up.multiply(x, self.gate.gelu(x) if self.gelu else self.gate.silu(x))
 
 

@@ -36,7 +36,7 @@ def check_degree(
     shape = spec.shape(name)
     if strategy is not None:
         split_heads(shape, degree, strategy)
-        if spec.family == "falcon" or not plain:
+        if spec.family == "falcon" or spec.sinks or not plain:
             raise CapacityError(
                 f"--group-query-attention {strategy} is for separate queries, keys and values in "
                 f"floats, which {name} does not have here"

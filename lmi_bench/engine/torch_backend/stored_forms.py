@@ -1,8 +1,8 @@
 """Tensors that a checkpoint holds in another form than the layers ask for, under Llama's names.
 
-A wrapper of a text model has its own prefix, projections of one input may be one matrix. Weights of
-4 or 8 bits with scales (FP8, compressed-tensors) become the floats that they stand for; activations
-are not rounded then.
+A wrapper of a text model has its own prefix, projections of one input may be one matrix, a layer's
+experts one tensor. Weights of 4 or 8 bits with scales (FP8, MXFP4, compressed-tensors) become the
+floats that they stand for; activations are not rounded then.
 """
 
 import re
@@ -17,7 +17,7 @@ from torch import Tensor
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.spec import DecoderSpec
 
-FLOAT_METHODS: Final = ("fp8", "compressed-tensors")
+FLOAT_METHODS: Final = ("fp8", "compressed-tensors", "mxfp4")
 """`quant_method` of weights that are read as floats."""
 _PREFIXES: Final = {
     "language_model.model.": "model.",
@@ -25,6 +25,8 @@ _PREFIXES: Final = {
     "language_model.": "",
 }
 _FUSED: Final = re.compile(r".*\.(qkv|gate_up)_proj\.(weight|bias)")
+_EXPERTS: Final = re.compile(r"(.*\.experts\.)(gate_up_proj|down_proj)(_bias|_blocks|)")
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 4 bits; the fourth is the sign
 
 
 class Stored(Protocol):
@@ -69,6 +71,8 @@ def forms_of(stored: Stored, spec: DecoderSpec) -> dict[str, Form]:
     for name in (*names, *forms):
         if _FUSED.fullmatch(name):
             forms.update(_parts(name, whole(name), spec))
+        elif match := _EXPERTS.fullmatch(name):
+            forms.update(_experts(stored, spec, *match.groups()))
     return forms
 
 
@@ -117,3 +121,43 @@ def _rows(whole: Form, first: int, stop: int, *index: int | slice) -> Tensor:
     """An index's part of rows first .. stop, which alone are read."""
     rows = whole.read(slice(first, stop))
     return rows[index] if index else rows
+
+
+def _experts(
+    stored: Stored, spec: DecoderSpec, prefix: str, kind: str, suffix: str
+) -> Iterator[tuple[str, Form]]:
+    """The matrices of every expert of a layer: gpt-oss has them in one tensor, with inputs first,
+    and each gate beside its `up`."""
+    name = f"{prefix}{kind}{suffix}"
+    steps = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+    every = steps if kind == "gate_up_proj" else {kind: slice(None)}
+    outputs, inputs = spec.ffn_size, spec.hidden_size
+    if kind == "down_proj":
+        outputs, inputs = inputs, outputs
+    shape, last = ((outputs,), "bias") if suffix == "_bias" else ((outputs, inputs), "weight")
+    for number in range(spec.experts):
+        for part, rows in every.items():
+            read = partial(_of_expert, stored, name, number, rows)
+            yield f"{prefix}{number}.{part}.{last}", Form(shape, read)
+
+
+def _of_expert(stored: Stored, name: str, number: int, rows: slice, *index: int | slice) -> Tensor:
+    tensor = stored.read(name, number)
+    if name.endswith("_blocks"):
+        scales = stored.read(f"{name.removesuffix('_blocks')}_scales", number)
+        whole = _of_mxfp4(tensor[rows], scales[rows])
+    else:
+        whole = (tensor if tensor.ndim == 1 else tensor.T)[rows].contiguous()
+    return whole[index] if index else whole
+
+
+def _of_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Blocks of 32 values of 4 bits, the first of a byte lower, with a power of 2 for each (OCP
+    Microscaling 1.0).
+
+    blocks  shape (outputs, groups, 16), bytes; scales: (outputs, groups), exponents less 127
+    """
+    table = torch.tensor((*_E2M1, *(-value for value in _E2M1)))
+    values = table[torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2).long()]
+    powers = torch.exp2(scales.float() - 127)
+    return (values * powers[..., None]).flatten(1).to(torch.bfloat16)

@@ -72,6 +72,7 @@ MODELS = {
     "Qwen3 MoE, a dense layer": ("Qwen3Moe", {"mlp_only_layers": [0]}),
     "GLM-4.5: sigmoid routing": ("Glm4Moe", {}),
     "GLM-4.5: groups": ("Glm4Moe", {"n_group": 2, "topk_group": 1}),
+    "gpt-oss: sinks, windows, clamped experts": ("GptOss", {}),
     "Gemma": ("Gemma", {}),
     "Gemma 2: four norms, caps, windows": ("Gemma2", TIED),
     "Gemma 3: rotary settings by layer": ("Gemma3", TIED),

@@ -66,6 +66,25 @@ def test_gemma_3_with_its_encoder_as_transformers_saves_it_gives_its_text(tmp_pa
     torch.testing.assert_close(scores(tmp_path / "m"), wanted, atol=1e-4, rtol=1e-4)
 
 
+def test_mxfp4_experts_are_the_floats_that_they_stand_for(make_model, tmp_path):
+    """transformers' own conversion is the reference."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    model, generator = make_model("GptOss"), torch.Generator().manual_seed(3)
+    floats, packed = stored(model), stored(model)
+    for name in [name for name in floats if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = floats[name].shape
+        size = (experts, outputs, inputs // 32)
+        blocks = torch.randint(256, (*size, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 126, size, generator=generator, dtype=torch.uint8)
+        packed[f"{name}_blocks"], packed[f"{name}_scales"] = blocks, scales
+        del packed[name]
+        floats[name] = convert_moe_packed_tensors(blocks, scales).float().contiguous()
+    method = {"quantization_config": {"quant_method": "mxfp4"}}
+    ours = scores(rewritten(model.folder, tmp_path / "packed", packed, **method))
+    torch.testing.assert_close(ours, scores(rewritten(model.folder, tmp_path / "f", floats)))
+
+
 def rounded_by(kind, weight):
     """Stored parts of a weight, and the floats that they mean, by the formats' definitions."""
     rows, columns = weight.shape

@@ -34,6 +34,9 @@ FAMILIES: dict[str, dict[str, object]] = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 2},
     "Glm4Moe": GATED | SIGMOID | {"head_dim": 24, "use_qk_norm": True, "n_group": 1},
+    "GptOss": GATED
+    | EXPERTS
+    | {"intermediate_size": 64, "head_dim": 16, "sliding_window": 12, "swiglu_limit": 1.0},
     "Gemma": GATED | {"head_dim": 32},
     "Gemma2": GATED | GEMMA | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
     "Gemma3": GATED | GEMMA,

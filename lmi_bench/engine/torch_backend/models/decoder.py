@@ -31,6 +31,7 @@ class AttentionBlock:
 
     qkv      rows of the query heads, then of the key heads, then of the value heads
     qk_norm  norm of query and key heads together, before their rotation
+    sinks    scores that take weight from every key, shape (num_heads,)
     """
 
     num_heads: int
@@ -38,6 +39,7 @@ class AttentionBlock:
     qkv: Linear
     out: Linear
     qk_norm: Norm | None = None
+    sinks: Tensor | None = None
 
     def attend(self, index: int, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         """Attention of normalised rows x, before `out`: shape (rows, query size)."""

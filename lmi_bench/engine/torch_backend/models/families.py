@@ -55,6 +55,7 @@ class Names:
     down: str = "down_proj"
     out_norms: tuple[str, ...] = ()
     shared: str = "shared_expert"
+    router: str = "gate"
 
 
 def names_of(spec: DecoderSpec) -> Names:
@@ -92,6 +93,7 @@ def _attention(load: WeightLoader, names: Names, prefix: str) -> AttentionBlock:
         qkv=load.linear(qkv, parts, spec.hidden_size, bias=spec.qkv_bias, arrange=arrange),
         out=load.linear(out, (spec.hidden_size,), query, bias=spec.out_bias),
         qk_norm=_qk_norm(load, prefix) if spec.qk_norm else None,
+        sinks=load.tensor(f"{prefix}.sinks", spec.num_heads) if spec.sinks else None,
     )
 
 
@@ -130,9 +132,9 @@ def _mlp(load: WeightLoader, names: Names, prefix: str, index: int) -> Mlp:
         return GeluMlp(*_matrices(load, names, prefix, spec.ffn_size))
     if not spec.experts or index in spec.dense_layers:
         return _gated(load, names, prefix, spec.dense_ffn_size or spec.ffn_size)
-    scores = f"{prefix}.gate"
+    scores = f"{prefix}.{names.router}"
     router = Router(
-        load.linear((scores,), (spec.experts,), spec.hidden_size),
+        load.linear((scores,), (spec.experts,), spec.hidden_size, bias=spec.router_bias),
         spec.experts_per_token,
         spec.renormalise,
         _correction(load, scores) if spec.sigmoid_routing else None,
@@ -160,7 +162,7 @@ def _gated(
     load: WeightLoader, names: Names, prefix: str, ffn: int, *, summed: bool = True
 ) -> GatedMlp:
     gate, up, down = _matrices(load, names, prefix, ffn, summed=summed)
-    return GatedMlp(gate, up, down, load.spec.gelu)
+    return GatedMlp(gate, up, down, load.spec.gelu, load.spec.clamped)
 
 
 def _matrices(

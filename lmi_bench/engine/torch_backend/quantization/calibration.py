@@ -364,7 +364,7 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> loader.QuantizePlan
         loader.check_group_size(folder.name, spec, degree) if settings.scheme.grouped else 0
     )
     if settings.scheme.calibrated and (
-        spec.norm_plus_one or spec.dense_layers or spec.shared_ffn_size
+        spec.norm_plus_one or spec.sinks or spec.dense_layers or spec.shared_ffn_size
     ):
         raise InputError(
             f"{folder.name}: {settings.scheme} has no factors for {spec.family}'s norms"

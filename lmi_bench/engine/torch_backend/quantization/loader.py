@@ -248,7 +248,7 @@ def apply_factors(
 
 def is_quantized_name(name: str, spec: DecoderSpec) -> bool:
     """True if the matrix with this name is quantized: a router of experts is not."""
-    return not (spec.experts and name.endswith((".gate", "_gate")))
+    return not (spec.experts and name.endswith((".gate", ".router", "_gate")))
 
 
 def round_weight(

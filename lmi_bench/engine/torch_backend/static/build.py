@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
@@ -108,6 +109,15 @@ class Forwards:
         return [] if self.static is None else compare_steps(self.static, self.eager)
 
 
+def _is_without(eager: TorchForward, settings: StepSettings) -> bool:
+    """True for a model that has no such steps; InputError if they must be compiled."""
+    spec = eager.model.spec
+    without = spec.sinks
+    if without and (settings.compiled or settings.artefact is not None):
+        raise InputError(f"{eager.shape.name}: steps with sinks cannot be compiled")
+    return without
+
+
 def with_prepared_steps(
     eager: TorchForward,
     settings: StepSettings,
@@ -121,7 +131,7 @@ def with_prepared_steps(
 
     Raises InputError if an artefact does not match or steps cannot be compiled here.
     """
-    if not settings.wanted:
+    if not settings.wanted or _is_without(eager, settings):
         return Forwards(eager)
     start_s = time.monotonic()
     model, cache = eager.model, eager.cache
