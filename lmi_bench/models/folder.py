@@ -18,7 +18,7 @@ from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.models.hf_config import shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 
-_ONCE_CUSTOM: Final = tuple(f"{name}ForCausalLM" for name in ("Falcon", "RW", "Phi3"))
+_ONCE_CUSTOM: Final = tuple(f"{name}ForCausalLM" for name in ("Falcon", "RW", "Phi3", "DeepseekV3"))
 """Published with custom code, which transformers and this engine no longer need."""
 
 

@@ -9,6 +9,7 @@ An unsupported setting that changes the arithmetic is an error, never ignored.
 
 import csv
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.models.spec import DecoderSpec, NormKind
+from lmi_bench.models.spec import DecoderSpec, Latent, NormKind
 
 Config = Mapping[str, Any]
 Facts = dict[str, Any]
@@ -223,7 +224,7 @@ def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
     facts["score_scale"] = facts.get("score_scale") or max(1, facts["head_dim"]) ** -0.5
     facts["windows"] = read.windows(facts)
     rope = facts["rope"] = facts.get("rope") or read.rope(facts)
-    rotated = facts["head_dim"] * rope["partial_rotary_factor"]
+    rotated = facts.get("turned", facts["head_dim"] * rope["partial_rotary_factor"])
     read.refuse(int(rotated) % 2 > 0, f"{rotated} rotated features of a head are odd")
     if "window_rope" not in facts:  # Gemma 3 states its whole length
         facts["max_positions"] = _longest_context(facts["max_positions"], rope)
@@ -326,10 +327,25 @@ def _sigmoid_experts(read: _Reader, facts: Facts) -> None:
     facts["shared_ffn_size"] = facts["ffn_size"] * facts["shared_count"]
 
 
+def _deepseek_v3(read: _Reader, facts: Facts) -> None:
+    _sigmoid_experts(read, facts)
+    read.refuse(bool(read.get("attention_bias")), "attention_bias is not supported")
+    plain, turned = facts["plain"], facts["turned"]
+    rope, head_dim = read.rope(facts), plain + turned
+    rope["rope_interleave"] = facts["rope_interleave"]
+    all_dim, scale = rope.get("mscale_all_dim"), max(1, head_dim) ** -0.5
+    factor = rope.get("factor") or 1.0
+    if rope["rope_type"] != "default" and all_dim and factor > 1:
+        scale *= (0.1 * all_dim * math.log(factor) + 1.0) ** 2
+    latent = Latent(facts["rank"], turned, plain, facts["value"], facts["query_rank"] or 0)
+    facts |= {"rope": rope, "head_dim": head_dim, "score_scale": scale, "latent": latent}
+
+
 _OWN: Final[Mapping[str, Callable[[_Reader, Facts], None]]] = {
     "falcon": _falcon,
     "gpt_oss": _gpt_oss,
     "glm4_moe": _sigmoid_experts,
+    "deepseek_v3": _deepseek_v3,
     "gemma": _gemma,
     "gemma2": _gemma,
     "gemma3": _gemma3,

@@ -20,6 +20,22 @@ class NormKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Attention that caches one vector per token for all heads (DeepSeek-V2, arXiv:2405.04434).
+
+    rank           values of the vector that keys and values are made of
+    turned, plain  features of a query or key with and without rotary positions
+    value          features of a head's value; query_rank: 0 for queries made in one product
+    """
+
+    rank: int
+    turned: int
+    plain: int
+    value: int
+    query_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A decoder: its sizes, and what differs from a plain one, of which every field is neutral.
 
@@ -82,6 +98,7 @@ class DecoderSpec:
     router_bias: bool = False
     clamped: tuple[float, float] | None = None
     sinks: bool = False
+    latent: Latent | None = None
     gelu: bool = False
     out_norms: bool = False
     norm_plus_one: bool = False
@@ -125,11 +142,7 @@ class DecoderSpec:
 
     def _params(self, experts: int) -> int:
         hidden, ffn = self.hidden_size, self.ffn_size
-        query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         norm = hidden * (1 if self.norm is NormKind.RMS else 2)
-        attention = 2 * hidden * (query + kv)
-        attention += (query + 2 * kv) * self.qkv_bias + hidden * self.out_bias
-        attention += 2 * self.head_dim * self.qk_norm + self.num_heads * self.sinks
         inner = 2 if self.gated_mlp else 1
         mlp = (inner + 1) * hidden * ffn + (inner * ffn + hidden) * self.mlp_bias
         if self.experts:  # the router scores every expert
@@ -137,9 +150,23 @@ class DecoderSpec:
             mlp += 3 * hidden * self.shared_ffn_size + hidden * self.shared_gate
         dense = len(self.dense_layers)
         mlps = (self.num_layers - dense) * mlp + dense * 3 * hidden * self.dense_ffn_size
-        layer = attention + self.norms_per_layer * norm
+        layer = self._attention_params() + self.norms_per_layer * norm
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
         return self.num_layers * layer + mlps + norm + embeddings
+
+    def _attention_params(self) -> int:
+        """Parameters of one layer's attention."""
+        hidden, query = self.hidden_size, self.num_heads * self.head_dim
+        if (latent := self.latent) is not None:
+            rank, q_rank, heads = latent.rank, latent.query_rank, self.num_heads
+            total = q_rank * (hidden + 1 + query) if q_rank else hidden * query
+            total += hidden * (rank + latent.turned) + rank
+            total += heads * latent.plain * rank
+            return total + heads * latent.value * (rank + hidden)
+        kv = self.num_kv_heads * self.head_dim
+        total = 2 * hidden * (query + kv) + self.num_heads * self.sinks
+        total += (query + 2 * kv) * self.qkv_bias + hidden * self.out_bias
+        return total + 2 * self.head_dim * self.qk_norm
 
     def shape(self, name: str) -> ModelShape:
         """The sizes from which memory, reads and FLOP follow."""
@@ -156,6 +183,7 @@ class DecoderSpec:
             full_attention_layers=self.num_layers - len(sliding),
             expert_ffn_size=self.ffn_size if self.experts else 0,
             shared_experts=round(self.shared_ffn_size / max(1, self.ffn_size)),
+            latent_kv_dim=self.latent.rank + self.latent.turned if self.latent else 0,
             source="config.json",
             parallel_branches=self.parallel,
         )

@@ -40,6 +40,8 @@ def test_parameters_are_within_1_per_cent_of_the_published_total(name):
 
 
 BY_ENGINE = {
+    "deepseek-v3": "DeepseekV3ForCausalLM",
+    "kimi-k2": "DeepseekV3ForCausalLM",
     "glm-4.5": "Glm4MoeForCausalLM",
     "glm-4.5-air": "Glm4MoeForCausalLM",
     "gpt-oss-120b": "GptOssForCausalLM",

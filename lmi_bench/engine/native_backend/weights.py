@@ -116,7 +116,7 @@ class NativeWeights:
         )
 
     def _fill_layer(self, layer: binding.Layer, part: Layer) -> None:
-        attention, mlp = part.attention, part.mlp
+        attention, mlp = part.block, part.mlp
         assert isinstance(mlp, GatedMlp)  # see `unsupported`
         layer.qkv = self._linear(plain(attention.qkv))
         layer.out = self._linear(plain(attention.out))

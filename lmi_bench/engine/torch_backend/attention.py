@@ -217,7 +217,7 @@ class _Packer:
         self, single: Sequence[SequenceRows], first_row: int
     ) -> Iterator[DecodeGroup]:
         """Split decode rows so that each group's gathered keys, with padding, stay in the limit."""
-        page_bytes = self.shape.bytes_per_block // (2 * self.shape.num_layers)
+        page_bytes = self.shape.page_bytes
         members: list[SequenceRows] = []
         spans: list[tuple[int, int]] = []
         widest = 0

@@ -1,8 +1,9 @@
 """The paged key-value cache as tensors, head-major so that a head's page is contiguous.
 
 Each layer has one tensor of keys and one of values, shape (num_blocks, kv_heads, block_size,
-head_dim). A head's page is block_size * head_dim contiguous values: a gather copies it whole and a
-matrix product reads it in order. Every product would copy token-major pages once more.
+head_dim); for latent attention both are one, as its values are a part of its keys. A head's page is
+block_size * head_dim contiguous values: a gather copies it whole and a matrix product reads it in
+order. Every product would copy token-major pages once more.
 """
 
 import math
@@ -19,24 +20,34 @@ from lmi_bench.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class KvLayoutShape:
-    """The dimensions of a cache, except its number of blocks."""
+    """The dimensions of a cache, except its number of blocks.
+
+    latent  keys and values are stored once
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    latent: bool = False
 
     @classmethod
     def of(cls, shape: ModelShape, block_size: int, dtype: torch.dtype) -> Self:
         """The layout of a model's cache, or of one rank's part of it."""
+        if size := shape.latent_kv_dim:
+            return cls(shape.num_layers, 1, size, block_size, dtype, latent=True)
         return cls(shape.num_layers, shape.num_kv_heads, shape.head_dim, block_size, dtype)
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of a layer's keys of one block: KV heads * head size * tokens * dtype bytes."""
+        return self.num_kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
+
+    @property
     def bytes_per_block(self) -> int:
-        """2 (key and value) * layers * KV heads * head size * tokens per block * dtype bytes."""
-        values = self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
-        return 2 * values * self.dtype.itemsize
+        """Bytes of one block in all layers."""
+        return (1 if self.latent else 2) * self.num_layers * self.page_bytes
 
 
 class KvCache:
@@ -47,11 +58,13 @@ class KvCache:
         self.num_blocks = num_blocks
         size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
         self.keys = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
-        self.values = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
+        self.values = self.keys
+        if not shape.latent:
+            self.values = [_zeros(size, shape.dtype, device) for _ in range(shape.num_layers)]
 
     @property
     def nbytes(self) -> int:
-        return sum(pages.nbytes for pages in (*self.keys, *self.values))
+        return self.num_blocks * self.shape.bytes_per_block
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Store keys and values of a step's tokens, shape (tokens, kv_heads, head_dim) each.
@@ -59,7 +72,8 @@ class KvCache:
         slots  shape (tokens * kv_heads,), from `slots_of`
         """
         head_dim, dtype = self.shape.head_dim, self.shape.dtype
-        for pages, new in ((self.keys[layer], k), (self.values[layer], v)):
+        parts = ((self.keys[layer], k), (self.values[layer], v))
+        for pages, new in parts[: 1 if self.shape.latent else 2]:
             pages.view(-1, head_dim).index_copy_(0, slots, new.to(dtype).reshape(-1, head_dim))
 
     def head_pages(self, layer: int) -> tuple[Tensor, Tensor]:

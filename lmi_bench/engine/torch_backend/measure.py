@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.models.decoder import Decoder, LatentBlock
 from lmi_bench.engine.torch_backend.precision import time_s
 
 
@@ -97,11 +97,16 @@ def product_time_s(model: Decoder, rows: int) -> float:
     spec = model.spec
     like = model.norm.tensors[0]
     x = torch.randn(rows, spec.hidden_size, device=like.device).to(like.dtype)
-    attended = torch.randn(rows, spec.num_heads * spec.head_dim, device=like.device).to(like.dtype)
+    size = spec.head_dim if spec.latent is None else spec.latent.value
+    attended = torch.randn(rows, spec.num_heads * size, device=like.device).to(like.dtype)
+    turn = model.rotary.at(*[torch.zeros(rows, dtype=torch.int64, device=like.device)] * 2)
 
     def products() -> None:
         for layer in model.layers:
-            layer.attention.qkv(x)
+            if isinstance(layer.attention, LatentBlock):
+                layer.attention.attend(0, x, turn, lambda _index, q, _key, _value: q.flatten(1))
+            else:
+                layer.attention.qkv(x)
             layer.attention.out.add(attended, x)
             layer.mlp.add(x, x)
 

@@ -97,12 +97,15 @@ def rotated(settings: Settings, head_dim: int) -> int:
 
 def turned_order(settings: Settings, head_dim: int) -> Tensor | None:
     """The order of a head's features in which feature i of both halves rotates together; None: as
-    stored. Both queries and keys need it, and no score changes."""
-    size = rotated(settings, head_dim)
-    if size == head_dim:
+    stored. Both queries and keys need it, and no score changes. With `rope_interleave` stored
+    neighbours rotate together, else both halves of those that rotate."""
+    size, pairs = rotated(settings, head_dim), settings.get("rope_interleave", False)
+    if size == head_dim and not pairs:
         return None
-    turned, rest = torch.arange(size).chunk(2), torch.arange(size, head_dim).chunk(2)
-    return torch.cat((turned[0], rest[0], turned[1], rest[1]))
+    turned, rest = torch.arange(size), torch.arange(size, head_dim)
+    halves = (turned[::2], turned[1::2]) if pairs else turned.chunk(2)
+    left, right = rest.tensor_split(2)
+    return torch.cat((halves[0], left, halves[1], right))
 
 
 def _padded(values: Tensor, head_dim: int) -> Tensor:

@@ -64,7 +64,7 @@ class TritonStep:
         x = model.embedding(buffers.token_ids).to(model.precision.compute)
         delta: Tensor | None = None
         for index, layer in enumerate(model.layers):
-            attention, mlp = layer.attention, _gated(layer.mlp)
+            attention, mlp = layer.block, _gated(layer.mlp)
             qkv = _product(attention.qkv, _add_norm(x, delta, layer.attention_norm))
             if attention.qk_norm is not None:
                 _norm_heads(qkv, attention.qk_norm, heads + kv_heads, model.spec.head_dim)

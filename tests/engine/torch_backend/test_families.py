@@ -30,6 +30,14 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.4, 1.9, 2.5, 4.0],
     "long_factor": [2.0] * 6,
 }
+DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.8,
+}
 MODELS = {
     "Mistral 7B v0.1: every layer slides": ("Mistral", {"sliding_window": 12}),
     "Mistral, a window and a head for every query": (
@@ -73,6 +81,11 @@ MODELS = {
     "GLM-4.5: sigmoid routing": ("Glm4Moe", {}),
     "GLM-4.5: groups": ("Glm4Moe", {"n_group": 2, "topk_group": 1}),
     "gpt-oss: sinks, windows, clamped experts": ("GptOss", {}),
+    "DeepSeek-V3: latent attention, groups": ("DeepseekV3", {}),
+    "DeepSeek-V3, queries in one product": (
+        "DeepseekV3",
+        {"q_lora_rank": None, "rope_interleave": False, "rope_parameters": DEEPSEEK_YARN},
+    ),
     "Gemma": ("Gemma", {}),
     "Gemma 2: four norms, caps, windows": ("Gemma2", TIED),
     "Gemma 3: rotary settings by layer": ("Gemma3", TIED),

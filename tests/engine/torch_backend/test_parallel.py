@@ -54,6 +54,7 @@ MODELS = {
     "fused projections": ("Falcon", FALCON_40B, 2),
     "fused rows": ("Phi3", {}, 2),
     "sinks, biases of experts": ("GptOss", {}, 2),
+    "latent attention": ("DeepseekV3", {}, 2),
     "shared expert": ("Qwen2Moe", {}, 2),
     "a part of a head rotates": ("Glm4Moe", {}, 2),
     "four norms and caps": ("Gemma2", {}, 2),

@@ -20,6 +20,8 @@ GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 12}
 GEMMA |= {"layer_types": LAYER_TYPES}
 SIGMOID = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 SIGMOID |= {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
+MLA = {"kv_lora_rank": 40, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+MLA |= {"v_head_dim": 20}
 FAMILIES: dict[str, dict[str, object]] = {
     "Llama": GATED | {"num_key_value_heads": 4},
     "Mistral": GATED,
@@ -37,6 +39,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "GptOss": GATED
     | EXPERTS
     | {"intermediate_size": 64, "head_dim": 16, "sliding_window": 12, "swiglu_limit": 1.0},
+    "DeepseekV3": GATED | SIGMOID | {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1} | MLA,
     "Gemma": GATED | {"head_dim": 32},
     "Gemma2": GATED | GEMMA | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
     "Gemma3": GATED | GEMMA,

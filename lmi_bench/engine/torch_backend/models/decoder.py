@@ -16,7 +16,7 @@ from lmi_bench.engine.torch_backend.loading import Embedding, Head
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.models.spec import DecoderSpec
+from lmi_bench.models.spec import DecoderSpec, Latent
 
 Turn = tuple[Tensor, Tensor]
 
@@ -53,6 +53,41 @@ class AttentionBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentBlock:
+    """Attention over one latent vector per token, which is the key and value of every head
+    (DeepSeek-V2, arXiv:2405.04434): each head's own keys are made part of its queries.
+
+    query        makes queries from x, or from the `query_rank` values that `narrow` makes
+    cached       makes a token's latent and its key's rotating features; `norm` is of the latent
+    keys, values of each head from the latent, shape (heads, features, rank)
+    """
+
+    sizes: Latent
+    query: Linear
+    narrow: tuple[Linear, Norm] | None
+    cached: Linear
+    norm: Norm
+    keys: Tensor
+    values: Tensor
+    out: Linear
+    sinks: None = None
+
+    def attend(self, index: int, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
+        """As `AttentionBlock.attend`."""
+        rank, plain = self.sizes.rank, self.sizes.plain
+        cached = self.cached(x)
+        latent, turned = self.norm(cached[:, :rank]), rotate(cached[:, None, rank:], turn)
+        key = torch.cat((latent[:, None], turned), dim=-1)
+        if self.narrow is not None:
+            x = self.narrow[1](self.narrow[0](x))
+        query = self.query(x).view(len(x), len(self.keys), -1)
+        asked = torch.einsum("rhf,hfl->rhl", query[..., :plain], self.keys)
+        query = torch.cat((asked, rotate(query[..., plain:], turn)), dim=-1)
+        seen = attend(index, query, key, key).view(query.shape)[..., :rank]
+        return torch.einsum("rhl,hfl->rhf", seen, self.values).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """x += attention(norm(x)), then x += mlp(norm(x)); both from the same x if `parallel`. It runs
     in two halves; rows that are not sampled can be dropped between them.
@@ -61,11 +96,17 @@ class Layer:
     """
 
     attention_norm: Norm
-    attention: AttentionBlock
+    attention: AttentionBlock | LatentBlock
     mlp_norm: Norm
     mlp: Mlp
     parallel: bool = False
     out_norms: tuple[Norm, ...] = ()
+
+    @property
+    def block(self) -> AttentionBlock:
+        """Its attention, for back ends that have no other kind."""
+        assert isinstance(self.attention, AttentionBlock)
+        return self.attention
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output from its input and the attention."""

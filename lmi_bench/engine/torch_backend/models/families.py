@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -28,9 +28,14 @@ from lmi_bench.engine.torch_backend.layers import (
     Router,
 )
 from lmi_bench.engine.torch_backend.loading import WeightLoader
-from lmi_bench.engine.torch_backend.models.decoder import AttentionBlock, Decoder, Layer
+from lmi_bench.engine.torch_backend.models.decoder import (
+    AttentionBlock,
+    Decoder,
+    LatentBlock,
+    Layer,
+)
 from lmi_bench.engine.torch_backend.rotary import Rotary, turned_order
-from lmi_bench.models.spec import DecoderSpec
+from lmi_bench.models.spec import DecoderSpec, Latent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,8 @@ def build_layer(load: WeightLoader, index: int) -> Layer:
     spec, names = load.spec, names_of(load.spec)
     prefix = f"{names.layers}.{index}"
     norms = [load.norm(f"{prefix}.{name}") for name in names.norms]
-    attention = _attention(load, names, f"{prefix}.{names.attention}")
+    build = _attention if spec.latent is None else _latent
+    attention = build(load, names, f"{prefix}.{names.attention}")
     mlp = _mlp(load, names, f"{prefix}.{names.mlp}", index)
     out_norms = [load.norm(f"{prefix}.{name}") for name in names.out_norms]
     return Layer(norms[0], attention, norms[-1], mlp, spec.parallel, tuple(out_norms))
@@ -106,6 +112,47 @@ def _arranged(spec: DecoderSpec, is_fused: bool, rows: Tensor) -> Tensor:
     turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
     heads = rows[:turned].view(-1, spec.head_dim, *rows.shape[1:])
     return torch.cat((heads[:, order].view(turned, *rows.shape[1:]), rows[turned:]))
+
+
+def _latent(load: WeightLoader, _: Names, prefix: str) -> LatentBlock:
+    spec = load.spec
+    sizes, hidden, heads = spec.latent, spec.hidden_size, spec.num_heads
+    assert sizes is not None  # see `build_layer`
+    cached, query = (f"{prefix}.kv_a_proj_with_mqa",), heads * spec.head_dim
+    order = partial(_last_turned, spec, sizes)
+    name, inputs, narrow = "q_proj", hidden, None
+    if sizes.query_rank:
+        name, inputs = "q_b_proj", sizes.query_rank
+        norm = RmsNorm((load.tensor(f"{prefix}.q_a_layernorm.weight", inputs),), _LATENT_EPS)
+        narrow = (load.linear((f"{prefix}.q_a_proj",), (inputs,), hidden), norm)
+    wide = load.tensor(
+        f"{prefix}.kv_b_proj.weight", heads * (sizes.plain + sizes.value), sizes.rank
+    ).view(heads, -1, sizes.rank)
+    load.held_bytes += wide.nbytes
+    latent = load.tensor(f"{prefix}.kv_a_layernorm.weight", sizes.rank)
+    return LatentBlock(
+        sizes,
+        query=load.linear((f"{prefix}.{name}",), (query,), inputs, arrange=partial(order, heads)),
+        narrow=narrow,
+        cached=load.linear(cached, (sizes.rank + sizes.turned,), hidden, arrange=partial(order, 1)),
+        norm=RmsNorm((latent,), _LATENT_EPS),
+        keys=wide[:, : sizes.plain].contiguous(),
+        values=wide[:, sizes.plain :].contiguous(),
+        out=load.linear((f"{prefix}.o_proj",), (hidden,), heads * sizes.value),
+    )
+
+
+_LATENT_EPS: Final = 1e-6  # of the norms within latent attention, whatever config.json says
+
+
+def _last_turned(spec: DecoderSpec, sizes: Latent, heads: int, rows: Tensor) -> Tensor:
+    """Rows of heads or of a latent, each with its rotating features last, in `turned_order`."""
+    order = turned_order(spec.rope, sizes.turned)
+    if order is None:
+        return rows
+    each = rows.view(heads, -1, *rows.shape[1:])
+    turned = each[:, -sizes.turned :][:, order]
+    return torch.cat((each[:, : -sizes.turned], turned), dim=1).view(rows.shape)
 
 
 def _by_kind(spec: DecoderSpec, fused: Tensor) -> Tensor:
@@ -183,7 +230,7 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
         shape=spec.shape(folder.resolve().name),
         spec=spec,
         precision=load.precision,
-        rotary=rotary(spec.rope, spec.head_dim),
+        rotary=rotary(spec.rope, spec.head_dim if spec.latent is None else spec.latent.turned),
         embedding=embedding,
         layers=[build_layer(load, index) for index in range(spec.num_layers)],
         norm=load.norm(names.norm),

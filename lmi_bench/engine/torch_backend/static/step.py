@@ -105,7 +105,7 @@ def _with_calls(model: Decoder, norm_tensors: Sequence[Tensor]) -> Decoder:
 
     layers = []
     for index, layer in enumerate(model.layers):
-        number, block = _FIRST_LAYER + _PARTS_PER_LAYER * index, layer.attention
+        number, block = _FIRST_LAYER + _PARTS_PER_LAYER * index, layer.block
         features = (block.num_heads + 2 * block.num_kv_heads) * model.spec.head_dim
         norm = filled(layer.attention_norm)
         attention = replace(
@@ -248,7 +248,7 @@ def _norm_tensors(model: Decoder) -> list[Tensor]:
         for layer in model.layers
         for norm in (
             layer.attention_norm,
-            layer.attention.qk_norm,
+            layer.block.qk_norm,
             layer.mlp_norm,
             *layer.out_norms,
         )
@@ -267,7 +267,7 @@ def _parts_of(model: Decoder) -> list[Part]:
 
     parts: list[Part] = [embed, alone(model.head)]
     for layer in model.layers:
-        parts += [alone(layer.attention.qkv), layer.attention.out.add, layer.mlp.add]
+        parts += [alone(layer.block.qkv), layer.block.out.add, layer.mlp.add]
     return parts
 
 
