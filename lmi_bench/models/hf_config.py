@@ -229,8 +229,11 @@ def _spec(read: _Reader, family: str, facts: Facts) -> DecoderSpec:
     if "window_rope" not in facts:  # Gemma 3 states its whole length
         facts["max_positions"] = _longest_context(facts["max_positions"], rope)
     facts["dense_layers"] = _dense_layers(read, facts)
-    names = {field: text for field, text in facts.items() if field.startswith(_TENSOR)}
-    facts["tensors"] = {field.removeprefix(_TENSOR): text for field, text in names.items()}
+    facts["tensors"] = {
+        field.removeprefix(_TENSOR): text or ""
+        for field, text in facts.items()
+        if field.startswith(_TENSOR)
+    }
     fields = {each.name for each in dataclasses.fields(DecoderSpec)}
     used = {field: v for field, v in facts.items() if field in fields and v is not None}
     return DecoderSpec(family=family, **used)

@@ -60,7 +60,7 @@ class DecoderSpec:
                        `rope_type`, `factor`, ...); `window_rope`: of layers with a window
     score_cap          limit of scores; score_scale: their factor, mostly head_dim ** -0.5
     logit_cap          limit of logits, by tanh; embedding_scale: factor of embeddings
-    tensors            names of tensors, by the part that has another than Llama's
+    tensors            names of the tensors of each part, parted by spaces; see `families`
     """
 
     family: str
@@ -124,6 +124,14 @@ class DecoderSpec:
                 f"the best {self.groups_chosen} of {groups} groups of {self.experts} experts "
                 "cannot be chosen: n_group must divide the experts, and topk_group be within it"
             )
+
+    def layer(self, index: int) -> str:
+        """The name of a layer, which those of its parts follow."""
+        return f"{self.tensors['layers']}.{index}"
+
+    def names(self, prefix: str, part: str) -> tuple[str, ...]:
+        """The names of a part of what has the name `prefix`."""
+        return tuple(f"{prefix}.{name}" for name in self.tensors[part].split())
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

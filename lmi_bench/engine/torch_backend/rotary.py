@@ -95,17 +95,21 @@ def rotated(settings: Settings, head_dim: int) -> int:
     return int(head_dim * settings.get("partial_rotary_factor", 1.0))
 
 
-def turned_order(settings: Settings, head_dim: int) -> Tensor | None:
+def turned_order(settings: Settings, head_dim: int, *, before: int = 0) -> Tensor | None:
     """The order of a head's features in which feature i of both halves rotates together; None: as
     stored. Both queries and keys need it, and no score changes. With `rope_interleave` stored
-    neighbours rotate together, else both halves of those that rotate."""
+    neighbours rotate together, else both halves of those that rotate.
+
+    before  features in front of these that do not rotate
+    """
     size, pairs = rotated(settings, head_dim), settings.get("rope_interleave", False)
     if size == head_dim and not pairs:
         return None
     turned, rest = torch.arange(size), torch.arange(size, head_dim)
     halves = (turned[::2], turned[1::2]) if pairs else turned.chunk(2)
     left, right = rest.tensor_split(2)
-    return torch.cat((halves[0], left, halves[1], right))
+    order = torch.cat((halves[0], left, halves[1], right))
+    return torch.cat((torch.arange(before), before + order))
 
 
 def _padded(values: Tensor, head_dim: int) -> Tensor:

@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
 from lmi_bench.engine.torch_backend.layers import Linear
 from lmi_bench.engine.torch_backend.loading import Joined, WeightLoader
-from lmi_bench.engine.torch_backend.models.families import build_with, names_of
+from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import choose_precision
 from lmi_bench.engine.torch_backend.quantization import loader
 from lmi_bench.engine.torch_backend.quantization.rounding import round_grouped
@@ -196,22 +197,22 @@ class ScaleGroup:
 
 def scale_groups(spec: DecoderSpec) -> Iterator[ScaleGroup]:
     """All groups of a model, layer by layer."""
-    names = names_of(spec)
     for index in range(spec.num_layers):
-        layer = f"{names.layers}.{index}"
-        attention, mlp = f"{layer}.{names.attention}", f"{layer}.{names.mlp}"
+        layer = spec.layer(index)
+        (attention,), (mlp,) = spec.names(layer, "attention"), spec.names(layer, "mlp")
         parts = [f"{mlp}.experts.{number}" for number in range(spec.experts)] or [mlp]
-        routers = (f"{mlp}.gate",) if spec.experts else ()
-        queries = tuple(f"{attention}.{name}" for name in names.qkv)
-        inner = (*routers, *(f"{part}.{name}" for part in parts for name in names.inner))
-        readers = (queries, inner) if len(names.norms) == 2 else (queries + inner,)
-        for norm, each in zip(names.norms, readers, strict=True):
-            yield ScaleGroup(f"{layer}.{norm}", each)
+        inner = [spec.names(part, "inner") for part in parts]
+        queries, routers = spec.names(attention, "qkv"), spec.names(mlp, "router")
+        reading = (*(routers if spec.experts else ()), *chain(*inner))
+        norms = spec.names(layer, "norms")
+        readers = (queries, reading) if len(norms) == 2 else (queries + reading,)
+        for norm, each in zip(norms, readers, strict=True):
+            yield ScaleGroup(norm, each)
         if len(queries) == 3 and spec.num_heads == spec.num_kv_heads:
-            yield ScaleGroup(queries[-1], (f"{attention}.{names.out}",))
+            yield ScaleGroup(queries[-1], spec.names(attention, "out"))
         if spec.gated_mlp:
-            for part in parts:
-                yield ScaleGroup(f"{part}.{names.inner[-1]}", (f"{part}.{names.down}",))
+            for part, names in zip(parts, inner, strict=True):
+                yield ScaleGroup(names[-1], spec.names(part, "down"))
 
 
 SEQUENCE_TOKENS: Final = 128

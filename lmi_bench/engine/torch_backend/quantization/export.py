@@ -16,7 +16,6 @@ from torch import Tensor
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
-from lmi_bench.engine.torch_backend.models.families import names_of
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
 from lmi_bench.engine.torch_backend.quantization import rounding
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
@@ -34,6 +33,7 @@ from lmi_bench.engine.torch_backend.quantization.loader import (
 )
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Tell, read_model
 from lmi_bench.models.folder import make_new_folder
+from lmi_bench.models.spec import DecoderSpec
 
 
 def export_quantized(
@@ -72,7 +72,7 @@ def export_quantized(
         ]
         for number, name in enumerate(names, start=1):
             rounded = checkpoint.whole(name).to(stored_dtype)
-            if not name.startswith(f"{names_of(source.spec).layers}."):
+            if not name.startswith(f"{source.spec.tensors['layers']}."):
                 writer.add({name: rounded})
             else:
                 base, _, kind = name.rpartition(".")
@@ -141,22 +141,22 @@ def layer_errors(
     plan = prepare(calibration)
     if plan is None or plan.stored:
         return {}
-    recording = calibration.record()
+    recording, spec = calibration.record(), calibration.source.spec
     precision = Precision(torch.float32, torch.float32)
     kernels = choose_kernels(settings, precision, calibration.device)
     errors = {}
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         for recorded, inputs in recording.inputs.items():
-            for name in _same_inputs(recorded, names_of(calibration.source.spec).qkv):
-                if is_quantized_name(name, calibration.source.spec):
+            for name in _same_inputs(recorded, spec):
+                if is_quantized_name(name, spec):
                     errors[name] = _error(checkpoint, name, inputs.rows.cpu(), plan, kernels)
     return errors
 
 
-def _same_inputs(name: str, projections: tuple[str, ...]) -> tuple[str, ...]:
+def _same_inputs(name: str, spec: DecoderSpec) -> tuple[str, ...]:
     """A recorded matrix and those joined with it."""
-    block, _, own = name.rpartition(".")
-    return tuple(f"{block}.{each}" for each in (projections if own in projections else (own,)))
+    joined = spec.names(name.rpartition(".")[0], "qkv")
+    return joined if name in joined else (name,)
 
 
 def _error(
