@@ -110,11 +110,6 @@ class DecoderSpec:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.windows and len(self.windows) != self.num_layers:
-            raise InputError(
-                f"{len(self.windows)} attention windows for {self.num_layers} layers: "
-                "config.json's layer_types must name every layer"
-            )
         for window in self.windows:
             if window is not None and window < 1:
                 raise InputError(f"sliding_window must be at least 1 token, got {window}")
@@ -132,11 +127,6 @@ class DecoderSpec:
     def names(self, prefix: str, part: str) -> tuple[str, ...]:
         """The names of a part of what has the name `prefix`."""
         return tuple(f"{prefix}.{name}" for name in self.tensors[part].split())
-
-    @property
-    def layer_windows(self) -> tuple[int | None, ...]:
-        """The attention window of every layer."""
-        return self.windows or (None,) * self.num_layers
 
     @property
     def params_total(self) -> int:
@@ -178,7 +168,7 @@ class DecoderSpec:
 
     def shape(self, name: str) -> ModelShape:
         """The sizes from which memory, reads and FLOP follow."""
-        sliding = [window for window in self.layer_windows if window is not None]
+        sliding = [window for window in self.windows if window is not None]
         shared = {
             field.name: getattr(self, field.name)
             for field in fields(ModelShape)

@@ -164,8 +164,8 @@ def test_qwens_window_begins_where_max_window_layers_says():
     config = sizes(4, 64, 4, 4, 96, 100, 4096) | {"sliding_window": 16, "max_window_layers": 3}
     off = spec_from_hf_config("m", named("Qwen2", config))
     on = spec_from_hf_config("m", named("Qwen2", config | {"use_sliding_window": True}))
-    assert off.layer_windows == (None,) * 4
-    assert on.layer_windows == (None, None, None, 16)
+    assert off.windows == (None,) * 4
+    assert on.windows == (None, None, None, 16)
     assert on.shape("m").full_attention_layers == 3
 
 
@@ -256,7 +256,7 @@ def test_settings_that_a_file_leaves_out_have_the_values_of_transformers(family,
     assert (spec.rope["rope_theta"], spec.norm_eps) == (theta, eps)
     assert (default.rope_parameters["rope_theta"], default.rms_norm_eps) == (theta, eps)
     assert spec.tied_embeddings == default.tie_word_embeddings
-    assert spec.layer_windows[0] == getattr(default, "sliding_window", None)
+    assert spec.windows[0] == getattr(default, "sliding_window", None)
 
 
 def test_a_model_served_from_within_its_folder_has_the_folders_name(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lmi_bench.engine.native_backend import binding
 from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape
-from lmi_bench.engine.torch_backend.layers import GatedMlp, PlainLinear, plain
+from lmi_bench.engine.torch_backend.layers import DenseMlp, PlainLinear, plain
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import zeroed_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Layer
@@ -63,7 +63,7 @@ class NativeWeights:
             load = WeightLoader(spec, checkpoint, precision, torch.device("cpu"), make=PlainLinear)
             for index in range(spec.num_layers):
                 self._fill_layer(self.layers[index], build_layer(load, index))
-                self.layers[index].window = spec.layer_windows[index] or 0
+                self.layers[index].window = spec.windows[index] or 0
             self.model = self._model(load)
             self.unread = checkpoint.unread()
             checkpoint.finish()
@@ -117,7 +117,7 @@ class NativeWeights:
 
     def _fill_layer(self, layer: binding.Layer, part: Layer) -> None:
         attention, mlp = part.block, part.mlp
-        assert isinstance(mlp, GatedMlp)  # see `unsupported`
+        assert isinstance(mlp, DenseMlp)  # see `unsupported`
         layer.qkv = self._linear(plain(attention.qkv))
         layer.out = self._linear(plain(attention.out))
         gate, up = plain(mlp.gate), plain(mlp.up)

@@ -294,7 +294,7 @@ class PagedAttention:
         sinks: Sequence[Tensor | None],
     ) -> None:
         """sinks  per layer, shape (heads,)"""
-        shape, num_heads, windows = cache.shape, spec.num_heads, spec.layer_windows
+        shape, num_heads, windows = cache.shape, spec.num_heads, spec.windows
         self._cache = cache
         self._num_kv_heads = shape.num_kv_heads
         self._group = num_heads // shape.num_kv_heads
@@ -305,7 +305,6 @@ class PagedAttention:
         # a CPU has no arithmetic in half precision
         narrow = shape.dtype == torch.float16 and compute != torch.float16
         alone = self._group == 1 and not narrow
-        windows = windows or (None,) * shape.num_layers
         different = tuple(dict.fromkeys(windows))
         self._view_of_layer = [different.index(window) for window in windows]
         self.mask_formats = MaskFormats(

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lmi_bench.models.spec import DecoderSpec
+
 _RMS_DTYPE = torch.float32
 
 
@@ -26,13 +28,10 @@ class Linear(ABC):
         """linear(x) + residual."""
         return self(x) + residual
 
-    def silu(self, x: Tensor) -> Tensor:
-        """silu(linear(x))."""
-        return functional.silu(self(x), inplace=True)
-
-    def gelu(self, x: Tensor) -> Tensor:
-        """gelu(linear(x)), approximated by tanh."""
-        return functional.gelu(self(x), approximate="tanh")
+    def activated(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+        """silu(linear(x)), or gelu approximated by tanh."""
+        y = self(x)
+        return functional.gelu(y, approximate="tanh") if gelu else functional.silu(y, inplace=True)
 
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         """linear(x) * factor."""
@@ -50,7 +49,7 @@ class PlainLinear(Linear):
         return functional.linear(x, self.weight, self.bias)
 
 
-def plain(linear: Linear) -> PlainLinear:
+def plain(linear: Linear | None) -> PlainLinear:
     """A layer that is known to have its weight as stored."""
     assert isinstance(linear, PlainLinear)
     return linear
@@ -76,11 +75,9 @@ class PackedLinear(Linear):
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._binary(x, residual, self._weight, self._bias, "add")
 
-    def silu(self, x: Tensor) -> Tensor:
-        return self._unary(x, self._weight, self._bias, "swish", [], "")
-
-    def gelu(self, x: Tensor) -> Tensor:
-        return self._unary(x, self._weight, self._bias, "gelu", [], "tanh")
+    def activated(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+        name, kind = ("gelu", "tanh") if gelu else ("swish", "")
+        return self._unary(x, self._weight, self._bias, name, [], kind)
 
     def multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         return self._binary(x, factor, self._weight, self._bias, "mul")
@@ -150,12 +147,12 @@ class Mlp(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class GatedMlp:
+class DenseMlp:
     """down(silu(gate(x)) * up(x)), the feed-forward layer of Shazeer 2020, arXiv:2002.05202; or
     with `gelu` in place of silu, or `clamped` by gpt-oss's alpha and limit: (up + 1) * gate *
-    sigmoid(alpha * gate)."""
+    sigmoid(alpha * gate). Without a gate it is down(gelu(up(x))), with the exact gelu."""
 
-    gate: Linear
+    gate: Linear | None
     up: Linear
     down: Linear
     gelu: bool = False
@@ -169,22 +166,13 @@ class GatedMlp:
         return self.down.add(self._inner(x), residual)
 
     def _inner(self, x: Tensor) -> Tensor:
-        if self.clamped is not None:
-            alpha, limit = self.clamped
-            gate, up = self.gate(x).clamp(max=limit), self.up(x).clamp(-limit, limit)
-            return (up + 1) * gate * torch.sigmoid(alpha * gate)
-        return self.up.multiply(x, self.gate.gelu(x) if self.gelu else self.gate.silu(x))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GeluMlp:
-    """down(gelu(up(x))), with the exact gelu."""
-
-    up: Linear
-    down: Linear
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.down.add(functional.gelu(self.up(x)), residual)
+        if self.gate is None:
+            return functional.gelu(self.up(x))
+        if self.clamped is None:
+            return self.up.multiply(x, self.gate.activated(x, gelu=self.gelu))
+        alpha, limit = self.clamped
+        gate, up = self.gate(x).clamp(max=limit), self.up(x).clamp(-limit, limit)
+        return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,37 +180,33 @@ class Router:
     """Chooses each row's experts and their weights.
 
     Scores are the softmax over all experts in float32, or with a `correction` of the choice
-    sigmoids, of which the best experts of the best `groups_chosen` of `groups` count: those with
-    the largest sums of their two best (DeepSeek-V3, arXiv:2412.19437). `renormalise` scales a
-    row's weights to sum to 1, `scale` all of them.
+    sigmoids, of which the best experts of the best of the spec's groups count: those with the
+    largest sums of their two best (DeepSeek-V3, arXiv:2412.19437).
     """
 
     scores: Linear
-    per_token: int
-    renormalise: bool
+    spec: DecoderSpec
     correction: Tensor | None = None
-    groups: int = 1
-    groups_chosen: int = 1
-    scale: float = 1.0
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts, shape (rows, experts per token) each."""
-        scores = self.scores(x).float()
+        scores, spec = self.scores(x).float(), self.spec
         if self.correction is None:
-            weights, chosen = torch.softmax(scores, dim=-1).topk(self.per_token, dim=-1)
+            weights, chosen = torch.softmax(scores, dim=-1).topk(spec.experts_per_token, dim=-1)
         else:
             weights = torch.sigmoid(scores)
-            chosen = self._of_best_groups(weights + self.correction).topk(self.per_token).indices
+            scores = self._of_best_groups(weights + self.correction)
+            chosen = scores.topk(spec.experts_per_token).indices
             weights = weights.gather(1, chosen)
-        if self.renormalise:
+        if spec.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights * self.scale, chosen
+        return weights * spec.routed_scale, chosen
 
     def _of_best_groups(self, scores: Tensor) -> Tensor:
         rows, experts = scores.shape  # perhaps no row
-        grouped = scores.view(rows, self.groups, experts // self.groups)
+        grouped = scores.view(rows, self.spec.expert_groups, experts // self.spec.expert_groups)
         sums = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
-        best = sums.topk(self.groups_chosen, dim=-1).indices
+        best = sums.topk(self.spec.groups_chosen, dim=-1).indices
         hidden = torch.ones_like(sums, dtype=torch.bool).scatter_(1, best, False)
         return grouped.masked_fill(hidden[..., None], -torch.inf).view(scores.shape)
 
@@ -243,9 +227,9 @@ class ExpertMlp:
     """
 
     router: Router
-    experts: Sequence[GatedMlp]
+    experts: Sequence[DenseMlp]
     join: Callable[[Tensor], Tensor]
-    shared: GatedMlp | None = None
+    shared: DenseMlp | None = None
     shared_gate: Linear | None = None
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from triton.errors import TritonError
 
 from lmi_bench.core.errors import EngineError
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
-from lmi_bench.engine.torch_backend.layers import GatedMlp, Linear, Mlp, Norm, PlainLinear, plain
+from lmi_bench.engine.torch_backend.layers import DenseMlp, Linear, Mlp, Norm, PlainLinear, plain
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers, StepResult
 from lmi_bench.engine.triton_backend import ops
@@ -41,7 +41,7 @@ class TritonStep:
         self._model = model
         self._cache = cache
         self._gates_and_ups = [_gate_and_up(layer.mlp) for layer in model.layers]
-        self._windows = model.spec.layer_windows
+        self._windows = model.spec.windows
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """Store every row's keys and values; returns its logits. Raises EngineError if a kernel
@@ -97,8 +97,8 @@ def _product(layer: Linear, x: Tensor) -> Tensor:
     return linear(x)
 
 
-def _gated(mlp: Mlp) -> GatedMlp:
-    assert isinstance(mlp, GatedMlp)  # see `unsupported`
+def _gated(mlp: Mlp) -> DenseMlp:
+    assert isinstance(mlp, DenseMlp)  # see `unsupported`
     return mlp
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
-from lmi_bench.engine.torch_backend.layers import ExpertMlp, GatedMlp, PlainLinear, Router
+from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, PlainLinear, Router
 
 HIDDEN, INNER, EXPERTS = 16, 24, 4
 
@@ -15,10 +17,11 @@ def make_experts(chosen_each: int) -> ExpertMlp:
     def linear(outputs: int, inputs: int) -> PlainLinear:
         return PlainLinear(torch.randn(outputs, inputs, generator=generator, dtype=torch.float64))
 
+    spec = SimpleNamespace(experts_per_token=chosen_each, renormalise=True, routed_scale=1.0)
     return ExpertMlp(
-        Router(linear(EXPERTS, HIDDEN), chosen_each, renormalise=True),
+        Router(linear(EXPERTS, HIDDEN), spec),
         [
-            GatedMlp(linear(INNER, HIDDEN), linear(INNER, HIDDEN), linear(HIDDEN, INNER))
+            DenseMlp(linear(INNER, HIDDEN), linear(INNER, HIDDEN), linear(HIDDEN, INNER))
             for _ in range(EXPERTS)
         ],
         join=lambda x: x,

@@ -137,7 +137,7 @@ def test_a_product_is_the_one_of_the_weight_that_is_stood_for(scheme, dtype):
     weight = round_weight(random_weight(2), QuantizeSettings(scheme), 128)
     bias = torch.linspace(-1, 1, 128).to(dtype)
     linear = choose_kernels(QuantizeSettings(scheme), Precision(dtype, dtype), CPU).make(
-        weight, bias, None
+        weight, bias
     )
     tolerance = {Scheme.SMOOTHQUANT: 0.02, Scheme.FP8: 0.05}.get(scheme, 0.006)
     for count in (0, 1, 3, 17, 130):
@@ -148,7 +148,7 @@ def test_a_product_is_the_one_of_the_weight_that_is_stood_for(scheme, dtype):
         assert got.shape == (count, 128)
         assert (got.float() - exact).norm() <= tolerance * exact.norm()
         torch.testing.assert_close(linear.add(x, got), got + got)
-        torch.testing.assert_close(linear.silu(x), torch.nn.functional.silu(got))
+        torch.testing.assert_close(linear.activated(x), torch.nn.functional.silu(got))
         torch.testing.assert_close(linear.multiply(x, got), got * got)
 
 
@@ -163,7 +163,7 @@ needs_onednn = pytest.mark.skipif(
 def test_the_chosen_int8_kernel_does_not_saturate(scheme):
     """Neighbouring products of 127 x 127 exceed 16 bits, in which AVX2 would add them."""
     weight = round_int8(torch.ones(128, 256))
-    linear = choose_kernels(QuantizeSettings(scheme), FLOAT32, CPU).make(weight, None, None)
+    linear = choose_kernels(QuantizeSettings(scheme), FLOAT32, CPU).make(weight, None)
     x = torch.linspace(0.9, 1.0, 3)[:, None].expand(3, 256)
     torch.testing.assert_close(linear(x), x.sum(1, keepdim=True).expand(3, 128), rtol=5e-3, atol=0)
 
@@ -212,7 +212,7 @@ def test_weights_take_the_bytes_of_their_bits():
     def held(scheme):
         chosen = QuantizeSettings(scheme)
         rounded = round_weight(random_weight(), chosen, 128)
-        return choose_kernels(chosen, precision, CPU).make(rounded, None, None).nbytes
+        return choose_kernels(chosen, precision, CPU).make(rounded, None).nbytes
 
     groups = weights // 128
     assert held(Scheme.AWQ_INT3) == weights * 3 // 8 + groups * 3

@@ -162,7 +162,7 @@ class Decoder:
         turn = near = self.rotary.at(positions, contexts)
         if self.window_rotary is not None:
             near = self.window_rotary.at(positions, contexts)
-        windows, cap = self.spec.layer_windows, self.spec.logit_cap
+        windows, cap = self.spec.windows, self.spec.logit_cap
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             own = turn if windows[index] is None else near

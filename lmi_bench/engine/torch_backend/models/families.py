@@ -14,7 +14,6 @@ arXiv:2505.09388; Almazrouei et al. 2023, arXiv:2311.16867; Gemma Team 2024, arX
 2025, arXiv:2503.19786.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,15 +21,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from lmi_bench.engine.torch_backend.layers import (
-    ExpertMlp,
-    GatedMlp,
-    GeluMlp,
-    Linear,
-    Mlp,
-    RmsNorm,
-    Router,
-)
+from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, Linear, Mlp, RmsNorm, Router
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.models.decoder import (
     AttentionBlock,
@@ -140,48 +131,32 @@ def _qk_norm(load: WeightLoader, prefix: str, order: Tensor | None) -> RmsNorm:
 
 def _mlp(load: WeightLoader, index: int, prefix: str) -> Mlp:
     spec = load.spec
-    if not spec.gated_mlp:
-        return GeluMlp(*_matrices(load, prefix, spec.ffn_size))
     if not spec.experts or index in spec.dense_layers:
-        return _gated(load, prefix, spec.dense_ffn_size or spec.ffn_size)
+        return _dense(load, prefix, spec.dense_ffn_size or spec.ffn_size)
     each = [f"{prefix}.experts.{number}" for number in range(spec.experts)]
-    (scores,), (shared,) = spec.names(prefix, "router"), spec.names(prefix, "shared")
+    (router,), (shared,) = spec.names(prefix, "router"), spec.names(prefix, "shared")
+    scores = load.linear((router,), (spec.experts,), spec.hidden_size, bias=spec.router_bias)
+    correction = None
+    if spec.sigmoid_routing:
+        stored = load.checkpoint.tensor(f"{router}.e_score_correction_bias", spec.experts)
+        correction = stored.to(load.device, torch.float32)
     return ExpertMlp(
-        Router(
-            load.linear((scores,), (spec.experts,), spec.hidden_size, bias=spec.router_bias),
-            spec.experts_per_token,
-            spec.renormalise,
-            _correction(load, scores) if spec.sigmoid_routing else None,
-            spec.expert_groups,
-            spec.groups_chosen,
-            spec.routed_scale,
-        ),
-        [_gated(load, one, spec.ffn_size, summed=False) for one in each],
+        Router(scores, spec, correction),
+        [_dense(load, one, spec.ffn_size, summed=False) for one in each],
         load.join,
-        _gated(load, shared, size, summed=False) if (size := spec.shared_ffn_size) else None,
+        _dense(load, shared, size, summed=False) if (size := spec.shared_ffn_size) else None,
         load.linear((f"{shared}_gate",), (1,), spec.hidden_size) if spec.shared_gate else None,
     )
 
 
-def _correction(load: WeightLoader, router: str) -> Tensor:
-    return load.checkpoint.tensor(f"{router}.e_score_correction_bias", load.spec.experts).to(
-        load.device, torch.float32
-    )
-
-
-def _gated(load: WeightLoader, prefix: str, ffn: int, *, summed: bool = True) -> GatedMlp:
-    gate, up, down = _matrices(load, prefix, ffn, summed=summed)
-    return GatedMlp(gate, up, down, load.spec.gelu, load.spec.clamped)
-
-
-def _matrices(
-    load: WeightLoader, prefix: str, ffn: int, *, summed: bool = True
-) -> Iterator[Linear]:
-    spec, hidden = load.spec, load.spec.hidden_size
-    for name in spec.names(prefix, "inner"):
-        yield load.linear((name,), (ffn,), hidden, bias=spec.mlp_bias)
-    down = spec.names(prefix, "down")
-    yield load.linear(down, (hidden,), ffn, bias=spec.mlp_bias, summed=summed)
+def _dense(load: WeightLoader, prefix: str, ffn: int, *, summed: bool = True) -> DenseMlp:
+    spec, hidden, bias = load.spec, load.spec.hidden_size, load.spec.mlp_bias
+    inner = [
+        load.linear((name,), (ffn,), hidden, bias=bias) for name in spec.names(prefix, "inner")
+    ]
+    down = load.linear(spec.names(prefix, "down"), (hidden,), ffn, bias=bias, summed=summed)
+    gate = inner[0] if spec.gated_mlp else None
+    return DenseMlp(gate, inner[-1], down, spec.gelu, spec.clamped)
 
 
 def build_with(load: WeightLoader, folder: Path) -> Decoder:

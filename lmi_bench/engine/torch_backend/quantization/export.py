@@ -17,20 +17,9 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.convert import ShardWriter, copy_beside
 from lmi_bench.engine.torch_backend.precision import Precision, torch_dtype
-from lmi_bench.engine.torch_backend.quantization import rounding
+from lmi_bench.engine.torch_backend.quantization import loader, rounding
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
 from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
-from lmi_bench.engine.torch_backend.quantization.loader import (
-    COLUMN_FACTORS,
-    LARGEST_INPUT,
-    OUTPUT_DIVISORS,
-    OWN_METHOD,
-    QuantizePlan,
-    apply_factors,
-    is_quantized_name,
-    relative_error,
-    round_weight,
-)
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Tell, read_model
 from lmi_bench.models.folder import make_new_folder
 from lmi_bench.models.spec import DecoderSpec
@@ -66,7 +55,7 @@ def export_quantized(
     make_new_folder(out)
     writer = ShardWriter(out)
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
-        factors = (COLUMN_FACTORS, OUTPUT_DIVISORS, LARGEST_INPUT, "none")
+        factors = (loader.COLUMN_FACTORS, loader.OUTPUT_DIVISORS, loader.LARGEST_INPUT, "none")
         names = [
             name for name in sorted(checkpoint.names) if name.rpartition(".")[2] not in factors
         ]
@@ -76,11 +65,12 @@ def export_quantized(
                 writer.add({name: rounded})
             else:
                 base, _, kind = name.rpartition(".")
-                whole = apply_factors(checkpoint, name, rounded.float())
-                if kind == "weight" and whole.ndim == 2 and is_quantized_name(base, source.spec):
-                    weight = round_weight(whole, settings, plan.group_size)
+                whole = loader.apply_factors(checkpoint, name, rounded.float())
+                is_matrix = kind == "weight" and whole.ndim == 2
+                if is_matrix and loader.is_quantized_name(base, source.spec):
+                    weight = loader.round_weight(whole, settings, plan.group_size)
                     writer.add({f"{base}.{key}": part for key, part in _tensors(weight).items()})
-                    largest = f"{base}.{LARGEST_INPUT}"
+                    largest = f"{base}.{loader.LARGEST_INPUT}"
                     if largest in checkpoint:
                         writer.add({largest: checkpoint.tensor(largest)})
                 else:
@@ -109,7 +99,7 @@ def _tensors(weight: rounding.QuantizedWeight) -> Mapping[str, Tensor]:
     }
 
 
-def _config(plan: QuantizePlan) -> dict[str, Any]:
+def _config(plan: loader.QuantizePlan) -> dict[str, Any]:
     settings = plan.settings
     if settings.scheme is Scheme.AWQ_INT4:
         return {
@@ -120,7 +110,7 @@ def _config(plan: QuantizePlan) -> dict[str, Any]:
             "version": "gemm",
             "modules_to_not_convert": None,
         }
-    stated: dict[str, Any] = {"quant_method": OWN_METHOD, "scheme": settings.scheme.value}
+    stated: dict[str, Any] = {"quant_method": loader.OWN_METHOD, "scheme": settings.scheme.value}
     if settings.scheme.grouped:
         stated["group_size"] = plan.group_size
     if settings.scheme is Scheme.SMOOTHQUANT:
@@ -148,7 +138,7 @@ def layer_errors(
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         for recorded, inputs in recording.inputs.items():
             for name in _same_inputs(recorded, spec):
-                if is_quantized_name(name, spec):
+                if loader.is_quantized_name(name, spec):
                     errors[name] = _error(checkpoint, name, inputs.rows.cpu(), plan, kernels)
     return errors
 
@@ -160,12 +150,13 @@ def _same_inputs(name: str, spec: DecoderSpec) -> tuple[str, ...]:
 
 
 def _error(
-    checkpoint: Checkpoint, name: str, rows: Tensor, plan: QuantizePlan, kernels: Kernels
+    checkpoint: Checkpoint, name: str, rows: Tensor, plan: loader.QuantizePlan, kernels: Kernels
 ) -> float:
-    full, factors, fixed = f"{name}.weight", f"{name}.{COLUMN_FACTORS}", f"{name}.{LARGEST_INPUT}"
+    kinds = ("weight", loader.COLUMN_FACTORS, loader.LARGEST_INPUT)
+    full, factors, fixed = (f"{name}.{kind}" for kind in kinds)
     weight = checkpoint.whole(full).float()
-    scaled = apply_factors(checkpoint, full, weight, columns_alone=True)
+    scaled = loader.apply_factors(checkpoint, full, weight, columns_alone=True)
     seen = rows / checkpoint.tensor(factors, rows.shape[1]) if factors in checkpoint else rows
-    largest = checkpoint.tensor(fixed) if fixed in checkpoint else None
-    rounded = round_weight(scaled, plan.settings, plan.group_size)
-    return relative_error(kernels.make(rounded, None, largest)(seen), rows @ weight.t())
+    largest = [checkpoint.tensor(fixed)] if fixed in checkpoint else []
+    rounded = loader.round_weight(scaled, plan.settings, plan.group_size)
+    return loader.relative_error(kernels.make(rounded, None, *largest)(seen), rows @ weight.t())

@@ -8,31 +8,16 @@ per model.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.precision import Precision, shortest_time_s
-from lmi_bench.engine.torch_backend.quantization import rounding
-from lmi_bench.engine.torch_backend.quantization.linear import (
-    FP8_GPU_SIDE,
-    KERNEL_GROUP_SIZES,
-    KERNEL_PANEL,
-    Fp8ByGpu,
-    Fp8Emulated,
-    Grouped4BitByKernel,
-    GroupedLinear,
-    Int8ByBytes,
-    Int8WeightOnly,
-    QuantizedLinear,
-    W8A8ByIntMm,
-    W8A8ByOneDnn,
-    W8A8Emulated,
-    fp8_is_native,
-    kernel_layout_is_known,
-)
+from lmi_bench.engine.torch_backend.quantization import linear, rounding
+from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear
 
 _PROBE_SIZE: Final = 1024
 _DECODE_ROWS: Final = (1, 16, 64)
@@ -41,8 +26,9 @@ _MAX_ERROR: Final = 2e-2
 _MAX_SLOWDOWN: Final = 2.0  # the 2-byte form is more exact and may be slower by this factor
 
 
-Make = Callable[[Any, Tensor | None, Tensor | None], QuantizedLinear]
-"""Builds a layer from the scheme's weight, its bias and the activations' fixed largest value."""
+Make = Callable[..., QuantizedLinear]
+"""Builds a layer from the scheme's weight, its bias and, if known, the activations' fixed largest
+value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +56,7 @@ def choose_kernels(
         case Scheme.AWQ_INT4:
             return _int4(precision, device)
         case Scheme.AWQ_INT3:
-            return Kernels(_weight_only(GroupedLinear), "unpacked at every step: no 3-bit kernel")
+            return Kernels(linear.GroupedLinear, "unpacked at every step: no 3-bit kernel")
         case Scheme.FP8:
             return _fp8(precision, device)
     return Kernels(_no_kernel, "not quantized")
@@ -80,29 +66,27 @@ def _no_kernel(*_: object) -> QuantizedLinear:
     raise ValueError("the scheme `none` rounds no weight")
 
 
-def _weight_only(form: Callable[..., QuantizedLinear], **options: int) -> Make:
-    """A maker of layers whose activations have no fixed largest value."""
-    return lambda weight, bias, _: form(weight, bias, **options)
-
-
 def _int8(precision: Precision, device: torch.device) -> Kernels:
-    plain = Kernels(_weight_only(Int8WeightOnly), "unpacked at every step: no kernel here")
+    plain = Kernels(linear.Int8WeightOnly, "unpacked at every step: no kernel here")
     if device.type != "cpu":
         return plain
     weight = rounding.round_int8(_probe_weight())
     rows = _probe_rows(16).to(precision.compute)
-    in_bytes = Kernels(_weight_only(Int8ByBytes), "int8 kernel, activations in two bytes")
-    byte_kernel_works = _works(lambda: Int8ByBytes(weight, None)(rows), rows, weight)
+    in_bytes = Kernels(linear.Int8ByBytes, "int8 kernel, activations in two bytes")
+    byte_kernel_works = _works(lambda: linear.Int8ByBytes(weight, None)(rows), rows, weight)
     if precision.stored != torch.bfloat16:  # torch's own kernel would round the activations
         return in_bytes if byte_kernel_works else plain
-    kernel_rows = _kernel_rows(Int8WeightOnly, weight, rows)
+    kernel_rows = _kernel_rows(linear.Int8WeightOnly, weight, rows)
     if byte_kernel_works:
-        own = Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
+        own = linear.Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
         own_cost = _decode_cost(own, precision.compute)
-        if _decode_cost(Int8ByBytes(weight, None), precision.compute) < _MAX_SLOWDOWN * own_cost:
+        if (
+            _decode_cost(linear.Int8ByBytes(weight, None), precision.compute)
+            < _MAX_SLOWDOWN * own_cost
+        ):
             return in_bytes
     return Kernels(
-        _weight_only(Int8WeightOnly, kernel_rows=kernel_rows),
+        partial(linear.Int8WeightOnly, kernel_rows=kernel_rows),
         _switch_words("torch's int8 kernel", kernel_rows),
     )
 
@@ -110,51 +94,55 @@ def _int8(precision: Precision, device: torch.device) -> Kernels:
 def _w8a8(device: torch.device) -> Kernels:
     weight = rounding.round_int8(_probe_weight().to(device))
     rows = _probe_rows(16).to(device)
-    if device.type == "cpu" and _works(lambda: W8A8ByOneDnn(weight, None)(rows), rows, weight):
-        return Kernels(W8A8ByOneDnn, "oneDNN's int8 kernel")
-    if _works(lambda: W8A8ByIntMm(weight, None)(rows), rows, weight):
-        return Kernels(W8A8ByIntMm, "torch._int_mm")
-    return Kernels(W8A8Emulated, "emulated: no int8 kernel here", emulated=True)
+    if device.type == "cpu" and _works(
+        lambda: linear.W8A8ByOneDnn(weight, None)(rows), rows, weight
+    ):
+        return Kernels(linear.W8A8ByOneDnn, "oneDNN's int8 kernel")
+    if _works(lambda: linear.W8A8ByIntMm(weight, None)(rows), rows, weight):
+        return Kernels(linear.W8A8ByIntMm, "torch._int_mm")
+    return Kernels(linear.W8A8Emulated, "emulated: no int8 kernel here", emulated=True)
 
 
 def _int4(precision: Precision, device: torch.device) -> Kernels:
     words = "unpacked at every step: no 4-bit kernel here"
-    plain = Kernels(_weight_only(GroupedLinear), words)
-    if device.type != "cpu" or precision.stored != torch.bfloat16 or not kernel_layout_is_known():
+    plain = Kernels(linear.GroupedLinear, words)
+    if (
+        device.type != "cpu"
+        or precision.stored != torch.bfloat16
+        or not linear.kernel_layout_is_known()
+    ):
         return plain
     weight = rounding.round_grouped(_probe_weight(), 4, 128)
     rows = _probe_rows(4).to(precision.compute)
-    kernel_rows = _kernel_rows(Grouped4BitByKernel, weight, rows)
+    kernel_rows = _kernel_rows(linear.Grouped4BitByKernel, weight, rows)
     if not kernel_rows:
         return plain
 
-    def make(
-        weight: rounding.GroupedWeight, bias: Tensor | None, _: Tensor | None
-    ) -> QuantizedLinear:
-        fits = weight.values.shape[0] % KERNEL_PANEL == 0
-        if not fits or weight.group_size not in KERNEL_GROUP_SIZES:
-            return GroupedLinear(weight, bias)
-        return Grouped4BitByKernel(weight, bias, kernel_rows=kernel_rows)
+    def make(weight: rounding.GroupedWeight, bias: Tensor | None) -> QuantizedLinear:
+        fits = weight.values.shape[0] % linear.KERNEL_PANEL == 0
+        if not fits or weight.group_size not in linear.KERNEL_GROUP_SIZES:
+            return linear.GroupedLinear(weight, bias)
+        return linear.Grouped4BitByKernel(weight, bias, kernel_rows=kernel_rows)
 
     return Kernels(make, _switch_words("torch's int4 kernel", kernel_rows))
 
 
 def _fp8(precision: Precision, device: torch.device) -> Kernels:
-    emulated = _weight_only(Fp8Emulated)
+    def native(weight: rounding.RowWeight, bias: Tensor | None) -> QuantizedLinear:
+        fits = not any(size % linear.FP8_GPU_SIDE for size in weight.values.shape)
+        return linear.Fp8ByGpu(weight, bias) if fits else linear.Fp8Emulated(weight, bias)
 
-    def native(
-        weight: rounding.RowWeight, bias: Tensor | None, _: Tensor | None
-    ) -> QuantizedLinear:
-        fits = not any(size % FP8_GPU_SIDE for size in weight.values.shape)
-        return Fp8ByGpu(weight, bias) if fits else Fp8Emulated(weight, bias)
-
-    if not fp8_is_native(device):
-        return Kernels(emulated, "emulated: this device has no float8 arithmetic", emulated=True)
+    if not linear.fp8_is_native(device):
+        return Kernels(
+            linear.Fp8Emulated, "emulated: this device has no float8 arithmetic", emulated=True
+        )
     weight = rounding.round_fp8(_probe_weight().to(device))
     rows = _probe_rows(16).to(device, precision.compute)
-    wanted = Fp8Emulated(weight, None)(rows).float()
-    if not _comes_near(lambda: Fp8ByGpu(weight, None)(rows), wanted):
-        return Kernels(emulated, "emulated: torch's float8 product fails here", emulated=True)
+    wanted = linear.Fp8Emulated(weight, None)(rows).float()
+    if not _comes_near(lambda: linear.Fp8ByGpu(weight, None)(rows), wanted):
+        return Kernels(
+            linear.Fp8Emulated, "emulated: torch's float8 product fails here", emulated=True
+        )
     return Kernels(native, "float8 of the GPU")
 
 
@@ -197,13 +185,13 @@ def _kernel_rows(
     return best
 
 
-def _decode_cost(linear: QuantizedLinear, compute: torch.dtype) -> float:
+def _decode_cost(product: QuantizedLinear, compute: torch.dtype) -> float:
     """Product of the seconds at 1, 16 and 64 rows: a kernel should be good at all of them."""
-    return math.prod(_time_s(linear, _probe_rows(count).to(compute)) for count in _DECODE_ROWS)
+    return math.prod(_time_s(product, _probe_rows(count).to(compute)) for count in _DECODE_ROWS)
 
 
-def _time_s(linear: QuantizedLinear, rows: Tensor) -> float:
-    return shortest_time_s(lambda: linear(rows))
+def _time_s(product: QuantizedLinear, rows: Tensor) -> float:
+    return shortest_time_s(lambda: product(rows))
 
 
 def _probe_weight() -> Tensor:

@@ -169,10 +169,12 @@ class QuantizingLoader(WeightLoader):
             floats = joined([self.smoothed(f"{name}.weight", n, columns) for name, n in parts])
             weight = round_weight(floats, self.plan.settings, self.plan.group_size)
             self.quantized.relative_error[first] = relative_error(weight.floats(), floats)
-        largest = None
-        if f"{first}.{LARGEST_INPUT}" in self.checkpoint:
-            largest = self.checkpoint.tensor(f"{first}.{LARGEST_INPUT}").to(self.device)
-        linear = self._kernels.make(weight, bias, largest)
+        largest = [
+            self.checkpoint.tensor(name).to(self.device)
+            for name in (f"{first}.{LARGEST_INPUT}",)
+            if name in self.checkpoint
+        ]
+        linear = self._kernels.make(weight, bias, *largest)
         self.quantized.held_bytes += linear.nbytes
         self.quantized.float_bytes += rows * columns * self.precision.stored.itemsize
         self.held_bytes += linear.nbytes
@@ -203,11 +205,9 @@ class QuantizingLoader(WeightLoader):
         take = self._take
         groups = columns // (self.plan.group_size or columns)
         match self.plan.settings.scheme:
-            case Scheme.INT8 | Scheme.SMOOTHQUANT:
-                values = take(f"{name}.int8", rows, columns)
-                return rounding.RowWeight(values, take(f"{name}.scale", rows).float())
-            case Scheme.FP8:
-                values = take(f"{name}.fp8", rows, columns).view(rounding.FP8)
+            case Scheme.INT8 | Scheme.SMOOTHQUANT | Scheme.FP8 as scheme:
+                kind = "fp8" if scheme is Scheme.FP8 else "int8"
+                values = take(f"{name}.{kind}", rows, columns)
                 return rounding.RowWeight(values, take(f"{name}.scale", rows).float())
             case Scheme.AWQ_INT3:
                 packed = take(f"{name}.packed_3bit", rows, columns * 3 // 8)

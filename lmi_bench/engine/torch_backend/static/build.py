@@ -11,18 +11,9 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
+from lmi_bench.engine.torch_backend.static import artefact as artefacts
 from lmi_bench.engine.torch_backend.static import step
-from lmi_bench.engine.torch_backend.static.artefact import (
-    Artefact,
-    StaticShape,
-    default_folder,
-    default_shapes,
-    fitted,
-    graph_shapes,
-    make_artefact,
-    open_artefact,
-    rounded_up,
-)
+from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.forward import (
     CudaGraphRecorder,
     Replay,
@@ -143,17 +134,17 @@ def with_prepared_steps(
     most = min(model.shape.max_positions, capacity, settings.max_tokens or capacity)
     shapes = _shapes(settings, most, size)
     operators = step.DecodeStep(model, cache)
-    artefact: Artefact | None = None
+    artefact: artefacts.Artefact | None = None
     if settings.compiled or settings.artefact is not None:
         key = step.key_of(eager, tensor_parallel=tensor_parallel, quantize=quantize)
         if settings.artefact is not None:
-            artefact = open_artefact(settings.artefact, key)
-            longest = rounded_up(most, size)  # an artefact may have longer shapes
+            artefact = artefacts.open_artefact(settings.artefact, key)
+            longest = artefacts.rounded_up(most, size)  # an artefact may have longer shapes
             shapes = tuple(s for s in artefact.packages if s.context_tokens <= longest)
         else:
-            folder = settings.out or default_folder(key)
+            folder = settings.out or artefacts.default_folder(key)
             report = None if tell is None else partial(tell, "compiling decode steps")
-            artefact = make_artefact(folder, key, shapes, operators.compile_into, report)
+            artefact = artefacts.make_artefact(folder, key, shapes, operators.compile_into, report)
     recorder = None
     if settings.captured and device.type == "cuda":
         recorder = CudaGraphRecorder(device)
@@ -185,7 +176,9 @@ def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[S
     """The configured shapes or defaults: many batch sizes for captured kernels, which cost little;
     few for compiled steps, which take a minute each and read their padding."""
     if settings.kernels is not None and not settings.shapes:
-        whole = rounded_up(max_tokens, block_size)
-        return graph_shapes(most_sequences=settings.most_sequences, max_tokens=whole)
-    asked = settings.shapes or default_shapes(max_tokens=max_tokens, block_size=block_size)
-    return fitted(asked, max_tokens=max_tokens, block_size=block_size)
+        whole = artefacts.rounded_up(max_tokens, block_size)
+        return artefacts.graph_shapes(most_sequences=settings.most_sequences, max_tokens=whole)
+    asked = settings.shapes or artefacts.default_shapes(
+        max_tokens=max_tokens, block_size=block_size
+    )
+    return artefacts.fitted(asked, max_tokens=max_tokens, block_size=block_size)

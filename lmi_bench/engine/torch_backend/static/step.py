@@ -153,7 +153,7 @@ class DecodeStep(torch.nn.Module):
         keys, values          per layer, from KvCache
         norm_tensors          the parameters of the model's norms, from `_norm_tensors`
         """
-        layout, windows = self._layout, self._model.spec.layer_windows
+        layout, windows = self._layout, self._model.spec.windows
         scale, cap = self._model.spec.score_scale, self._model.spec.score_cap
         count, size, head_dim = positions.shape[0], layout.block_size, layout.head_dim
         batch = count * layout.num_kv_heads
