@@ -17,13 +17,19 @@ from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.models.spec import DecoderSpec, Latent, NormKind
+from lmi_bench.models.spec import DecoderSpec, NormKind
 
 Config = Mapping[str, Any]
 Facts = dict[str, Any]
 
-_FILE: Final = resources.files("lmi_bench.models").joinpath("architectures.csv")
-_TABLE: Final = tuple(csv.DictReader(_FILE.read_text("utf-8").splitlines()))
+
+def read_table(name: str) -> tuple[dict[str, str], ...]:
+    """The rows of a table beside this module."""
+    text = resources.files("lmi_bench.models").joinpath(name).read_text("utf-8")
+    return tuple(csv.DictReader(text.splitlines()))
+
+
+_TABLE: Final = read_table("architectures.csv")
 ARCHITECTURES: Final[Mapping[str, str]] = {
     name: row["family"]
     for row in _TABLE
@@ -282,10 +288,8 @@ def _falcon(read: _Reader, facts: Facts) -> None:
     facts["ffn_size"] = facts["ffn_size"] or 4 * facts["hidden_size"]
     facts["norm"] = NormKind.LAYER
     facts["parallel"] = newer or bool(read.config.get("parallel_attn", True))
-    norms = read.get("num_ln_in_parallel_attn") or 2
-    two = not facts["parallel"] or (newer and norms == 2)
-    facts["norms_per_layer"] = 2 if two else 1
     if facts["parallel"]:
+        two = newer and (read.get("num_ln_in_parallel_attn") or 2) == 2
         facts["tensors.norms"] = "ln_attn ln_mlp" if two else "input_layernorm"
 
 
@@ -304,17 +308,12 @@ def _gemma3(read: _Reader, facts: Facts) -> None:
     _gemma(read, facts)
     capped = read.get("attn_logit_softcapping") is not None  # of no kernel that transformers takes
     read.refuse(capped, "attn_logit_softcapping is not supported")
-    stated, ropes = dict(read.settings(read.get("rope_parameters"))), []
-    for kind, key, theta in (
-        ("full_attention", "rope_theta", "1000000.0"),
-        ("sliding_attention", "rope_local_base_freq", "10000.0"),
-    ):
-        rope = read.settings(stated.pop(kind, None))
-        if kind == "full_attention":
-            rope = {**rope, **read.settings(read.get("rope_scaling"))}
-        ropes.append(read.scaling(rope, facts | {"theta": read.setting((key,), theta)}))
+    stated = dict(read.settings(read.get("rope_parameters")))
+    kinds = ("full_attention", "sliding_attention")
+    full, near = (read.settings(stated.pop(kind, None)) for kind in kinds)
+    facts["rope"] = read.scaling({**full, **read.settings(read.get("rope_scaling"))}, facts)
+    facts["window_rope"] = read.scaling(near, facts | {"theta": facts["window_theta"]})
     read.refuse(bool(stated), f"rope_parameters {list(stated)} are not supported")
-    facts["rope"], facts["window_rope"] = ropes
 
 
 def _gpt_oss(read: _Reader, facts: Facts) -> None:
@@ -333,15 +332,15 @@ def _sigmoid_experts(read: _Reader, facts: Facts) -> None:
 def _deepseek_v3(read: _Reader, facts: Facts) -> None:
     _sigmoid_experts(read, facts)
     read.refuse(bool(read.get("attention_bias")), "attention_bias is not supported")
-    plain, turned = facts["plain"], facts["turned"]
-    rope, head_dim = read.rope(facts), plain + turned
+    read.check_size("kv_lora_rank", facts["latent_rank"])
+    read.check_size("qk_rope_head_dim", facts["turned"])
+    rope, head_dim = read.rope(facts), facts["plain"] + facts["turned"]
     rope["rope_interleave"] = facts["rope_interleave"]
     all_dim, scale = rope.get("mscale_all_dim"), max(1, head_dim) ** -0.5
     factor = rope.get("factor") or 1.0
     if rope["rope_type"] != "default" and all_dim and factor > 1:
         scale *= (0.1 * all_dim * math.log(factor) + 1.0) ** 2
-    latent = Latent(facts["rank"], turned, plain, facts["value"], facts["query_rank"] or 0)
-    facts |= {"rope": rope, "head_dim": head_dim, "score_scale": scale, "latent": latent}
+    facts |= {"rope": rope, "head_dim": head_dim, "score_scale": scale}
 
 
 _OWN: Final[Mapping[str, Callable[[_Reader, Facts], None]]] = {

@@ -6,17 +6,14 @@ those of the matrices: norms and biases are below 0.3 %. `config_keys.csv` has t
 figure, `families.csv` what the keys do not tell; an architecture that it lacks has a `doubt`.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.models.hf_config import MOST_LAYERS, shape_from_hf_config
+from lmi_bench.models.hf_config import MOST_LAYERS, read_table, shape_from_hf_config
 from lmi_bench.models.shape import ModelShape
 from lmi_bench.models.tensor_sizes import NO_TENSORS, TensorSizes
 
@@ -35,17 +32,13 @@ _CACHE_BYTES: Final = 2  # of a value of a window or convolution
 _FULL_BYTES: Final = 4  # of a recurrent state's value, unless the config says a 16-bit type
 
 
-@cache
-def _table(name: str, key: str) -> Mapping[str, Mapping[str, str]]:
-    path = resources.files("lmi_bench.models").joinpath(name)
-    return {row[key]: row for row in csv.DictReader(path.read_text("utf-8").splitlines())}
+_KEYS: Final = {row["figure"]: row["keys"].split() for row in read_table("config_keys.csv")}
+_FAMILIES: Final = {row["model_type"]: row for row in read_table("families.csv")}
 
 
-@cache
-def _keys(figure: str) -> tuple[str, ...]:
+def _keys(figure: str) -> Sequence[str]:
     """The keys of a figure in config.json, the first that is there counts; else its own name."""
-    row = _table("config_keys.csv", "figure").get(figure)
-    return tuple(row["keys"].split()) if row else (figure,)
+    return _KEYS.get(figure, (figure,))
 
 
 class _UnsizedError(InputError):
@@ -84,9 +77,9 @@ class _Config:
             inner = {k: v for k, v in inner.items() if k not in _keys("encoders")} | dict(wrapped)
         for nested in ("attn_config", "ffn_config", "ssm_cfg"):
             inner |= {k: v for k, v in (inner.get(nested) or {}).items() if k not in inner}
-        self.config, families = inner, _table("families.csv", "model_type")
+        self.config = inner
         kinds = (str(each.get("model_type")).removesuffix("_text") for each in (inner, config))
-        self.family = next((families[kind] for kind in kinds if kind in families), {})
+        self.family = next((_FAMILIES[kind] for kind in kinds if kind in _FAMILIES), {})
         if inner.get("is_encoder_decoder"):
             raise InputError(
                 f"model {name!r} has an encoder and a decoder: only decoders are planned"

@@ -20,22 +20,6 @@ class NormKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
-    """Attention that caches one vector per token for all heads (DeepSeek-V2, arXiv:2405.04434).
-
-    rank           values of the vector that keys and values are made of
-    turned, plain  features of a query or key with and without rotary positions
-    value          features of a head's value; query_rank: 0 for queries made in one product
-    """
-
-    rank: int
-    turned: int
-    plain: int
-    value: int
-    query_rank: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A decoder: its sizes, and what differs from a plain one, of which every field is neutral.
 
@@ -43,8 +27,6 @@ class DecoderSpec:
     gated_mlp          down(silu(gate(x)) * up(x)); else down(gelu(up(x)))
     gelu               a gated MLP has gelu, approximated by tanh, in place of silu
     parallel           attention and MLP read the same input and both are added to it
-    norms_per_layer    2, or 1 if a parallel layer's attention and MLP share one, or 4
-    out_norms          two of them are of the outputs of attention and MLP
     norm_plus_one      a norm's factor is its weight + 1
     qk_norm            queries and keys are RMS-normalised per head before rotary positions
     windows            per layer: tokens attended to, itself included, or None for all
@@ -53,9 +35,14 @@ class DecoderSpec:
     sigmoid_routing    scores by sigmoid with a bias for the choice, by the best `groups_chosen` of
                        `expert_groups`; else softmax. Weights are times `routed_scale`
     dense_layers       layers with an MLP of `dense_ffn_size` instead of experts
-    shared_ffn_size    of the expert that every token uses, which `shared_gate` scales
+    shared_ffn_size    of the expert that every token uses
     clamped            alpha and limit: (up + 1) * gate * sigmoid(alpha * gate), both clamped
     sinks              a score for each head that takes weight from every key
+    latent_rank        values that all heads' keys and values are made of, cached for each token
+                       beside `turned` rotating features (DeepSeek-V2, arXiv:2405.04434); 0: none
+    query_rank         values that queries are made of; 0: they are made in one product
+    turned             the last features of a latent query or key, which alone rotate
+    value_dim          features of a head's value in latent attention
     rope               rotary position settings under Hugging Face's names (`rope_theta`,
                        `rope_type`, `factor`, ...); `window_rope`: of layers with a window
     score_cap          limit of scores; score_scale: their factor, mostly head_dim ** -0.5
@@ -77,7 +64,6 @@ class DecoderSpec:
     norm: NormKind = NormKind.RMS
     gated_mlp: bool = True
     parallel: bool = False
-    norms_per_layer: int = 2
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -94,13 +80,13 @@ class DecoderSpec:
     dense_layers: tuple[int, ...] = ()
     dense_ffn_size: int = 0
     shared_ffn_size: int = 0
-    shared_gate: bool = False
-    router_bias: bool = False
     clamped: tuple[float, float] | None = None
     sinks: bool = False
-    latent: Latent | None = None
+    latent_rank: int = 0
+    query_rank: int = 0
+    turned: int = 0
+    value_dim: int = 0
     gelu: bool = False
-    out_norms: bool = False
     norm_plus_one: bool = False
     window_rope: Mapping[str, Any] = field(default_factory=dict)
     score_cap: float = 0.0
@@ -144,23 +130,24 @@ class DecoderSpec:
         inner = 2 if self.gated_mlp else 1
         mlp = (inner + 1) * hidden * ffn + (inner * ffn + hidden) * self.mlp_bias
         if self.experts:  # the router scores every expert
-            mlp = experts * mlp + self.experts * (hidden + self.router_bias)
-            mlp += 3 * hidden * self.shared_ffn_size + hidden * self.shared_gate
+            mlp = experts * mlp + self.experts * (hidden + self.mlp_bias)
+            mlp += 3 * hidden * self.shared_ffn_size + hidden * len(self.names("", "shared_gate"))
         dense = len(self.dense_layers)
         mlps = (self.num_layers - dense) * mlp + dense * 3 * hidden * self.dense_ffn_size
-        layer = self._attention_params() + self.norms_per_layer * norm
+        norms = len(self.names("", "norms") + self.names("", "out_norms"))
+        layer = self._attention_params() + norms * norm
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
         return self.num_layers * layer + mlps + norm + embeddings
 
     def _attention_params(self) -> int:
         """Parameters of one layer's attention."""
         hidden, query = self.hidden_size, self.num_heads * self.head_dim
-        if (latent := self.latent) is not None:
-            rank, q_rank, heads = latent.rank, latent.query_rank, self.num_heads
+        if rank := self.latent_rank:
+            q_rank, values = self.query_rank, self.num_heads * self.value_dim
             total = q_rank * (hidden + 1 + query) if q_rank else hidden * query
-            total += hidden * (rank + latent.turned) + rank
-            total += heads * latent.plain * rank
-            return total + heads * latent.value * (rank + hidden)
+            total += hidden * (rank + self.turned) + rank
+            total += (query - self.num_heads * self.turned + values) * rank
+            return total + values * hidden
         kv = self.num_kv_heads * self.head_dim
         total = 2 * hidden * (query + kv) + self.num_heads * self.sinks
         total += (query + 2 * kv) * self.qkv_bias + hidden * self.out_bias
@@ -181,7 +168,7 @@ class DecoderSpec:
             full_attention_layers=self.num_layers - len(sliding),
             expert_ffn_size=self.ffn_size if self.experts else 0,
             shared_experts=round(self.shared_ffn_size / max(1, self.ffn_size)),
-            latent_kv_dim=self.latent.rank + self.latent.turned if self.latent else 0,
+            latent_kv_dim=self.latent_rank and self.latent_rank + self.turned,
             source="config.json",
             parallel_branches=self.parallel,
         )

@@ -27,11 +27,6 @@ _WINDOW_ROWS: Final = 256  # minimum rows of a prompt that share the keys of the
 _MASKED: Final = -1e30
 
 
-def masked_score(dtype: torch.dtype) -> float:
-    """The score that hides a key: finite in that format, so that a softmax never gives NaN."""
-    return max(_MASKED, torch.finfo(dtype).min)
-
-
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
     """One sequence's part of a step, with its token ids and whole block table.
@@ -210,7 +205,7 @@ class _Packer:
                 stop - rows.context_tokens + end,
                 len(keys),
                 head_page_rows(table, self.shape.num_kv_heads),
-                _bias(unseen, self.formats.prompt),
+                mask_bias(unseen, self.formats.prompt),
             )
 
     def decode_groups(
@@ -255,7 +250,7 @@ class _Packer:
         unseen = keys >= end_keys
         if self.window is not None:
             unseen |= keys < end_keys - self.window
-        bias = _bias(unseen, self.formats.decode).repeat_interleave(kv_heads, dim=0)
+        bias = mask_bias(unseen, self.formats.decode).repeat_interleave(kv_heads, dim=0)
         value_rows = None
         if self.formats.value_rows:
             in_page = torch.arange(size, device=device)
@@ -268,10 +263,11 @@ class _Packer:
         return first_key // self.shape.block_size, -(-last_context // self.shape.block_size)
 
 
-def _bias(unseen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask to add to the scores: very low where `unseen`, else 0."""
+def mask_bias(unseen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask to add to the scores: 0, or where `unseen` very low but finite in that format, so that
+    a softmax never gives NaN."""
     bias = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
-    return bias.masked_fill_(unseen, masked_score(dtype))
+    return bias.masked_fill_(unseen, max(_MASKED, torch.finfo(dtype).min))
 
 
 class PagedAttention:
@@ -346,7 +342,7 @@ class PagedAttention:
             bias, grouped = prompt.bias, q.view(rows, kv_heads, group, -1)
             if bias is None:
                 later = torch.ones(rows, keys.shape[1], dtype=torch.bool, device=q.device).triu(1)
-                bias = _bias(later, q.dtype)
+                bias = mask_bias(later, q.dtype)
             weights = (
                 self._weights(layer, grouped[:, h] @ keys[h].T * self._scale, bias[:, None], h)
                 for h in range(kv_heads)

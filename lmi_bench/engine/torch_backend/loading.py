@@ -36,7 +36,7 @@ def check_degree(
     shape = spec.shape(name)
     if strategy is not None:
         split_heads(shape, degree, strategy)
-        if spec.family == "falcon" or spec.latent is not None or spec.sinks or not plain:
+        if spec.family == "falcon" or spec.latent_rank or spec.sinks or not plain:
             raise CapacityError(
                 f"--group-query-attention {strategy} is for separate queries, keys and values in "
                 f"floats, which {name} does not have here"
@@ -135,8 +135,8 @@ class RankCheckpoint(Checkpoint):
         self._parts = {degree, min(degree, spec.num_kv_heads)} - {1}
         self.vocabulary = VocabularyPart.of(spec.vocab_size, rank, degree)
         self._whole_sizes = {spec.hidden_size, spec.head_dim, spec.experts, 1}
-        if (latent := spec.latent) is not None:
-            self._whole_sizes |= {latent.rank, latent.query_rank, latent.rank + latent.turned}
+        ranks = spec.latent_rank, spec.query_rank, spec.latent_rank + spec.turned
+        self._whole_sizes |= set(ranks) - {0}
         self._head_dim = spec.head_dim
         self._heads_of: dict[str, Sequence[int]] = {}
         self._pads = heads is not None

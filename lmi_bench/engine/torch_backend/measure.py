@@ -97,7 +97,7 @@ def product_time_s(model: Decoder, rows: int) -> float:
     spec = model.spec
     like = model.norm.tensors[0]
     x = torch.randn(rows, spec.hidden_size, device=like.device).to(like.dtype)
-    size = spec.head_dim if spec.latent is None else spec.latent.value
+    size = spec.value_dim or spec.head_dim
     attended = torch.randn(rows, spec.num_heads * size, device=like.device).to(like.dtype)
     turn = model.rotary.at(*[torch.zeros(rows, dtype=torch.int64, device=like.device)] * 2)
 

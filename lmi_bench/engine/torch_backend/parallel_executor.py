@@ -111,11 +111,6 @@ class RankGroup:
         return first
 
     @property
-    def process_ids(self) -> tuple[int, ...]:
-        """Process ids in rank order."""
-        return tuple(process.pid or 0 for process in self._processes)
-
-    @property
     def sentinels(self) -> dict[int, int]:
         """Descriptors that become readable when a rank's process ends, by rank."""
         return {rank: process.sentinel for rank, process in enumerate(self._processes)}

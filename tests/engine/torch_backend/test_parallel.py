@@ -215,6 +215,10 @@ def shared_memory_names():
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
+def process_ids_of(executor):
+    return tuple(process.pid for process in executor._ranks._processes)
+
+
 def wait_until_gone(process_ids, limit_s=30.0):
     """Whether all processes end; a killed one stays as a zombie until its parent asks."""
     end_s = time.monotonic() + limit_s
@@ -229,7 +233,7 @@ def wait_until_gone(process_ids, limit_s=30.0):
 def test_closing_leaves_no_process_and_no_shared_memory(llama):
     before = shared_memory_names()
     executor = split(2)(llama.folder, LoadSettings(dtype="float32", num_blocks=4, threads=1))
-    process_ids = executor._ranks.process_ids
+    process_ids = process_ids_of(executor)
     assert all(Path(f"/proc/{pid}/stat").exists() for pid in process_ids)
     assert shared_memory_names() == before  # its name is gone as soon as all ranks have it
     asyncio.run(executor.close())
@@ -240,7 +244,7 @@ async def killed_while_generating(folder, rank):
     executor = split(2)(
         folder, LoadSettings(dtype="float32", num_blocks=100, block_size=8, threads=1)
     )
-    process_ids = executor._ranks.process_ids
+    process_ids = process_ids_of(executor)
     config = SchedulerConfig(num_blocks=100, block_size=8, max_model_len=500)
     async with AsyncEngine(Scheduler(config), executor) as engine:
         running = [
@@ -299,14 +303,14 @@ def test_a_rank_that_is_killed_while_nothing_runs_ends_the_engine_too(llama):
         config = SchedulerConfig(num_blocks=8, block_size=8, max_model_len=60)
         async with AsyncEngine(Scheduler(config), executor) as engine:
             await engine.submit(range(5, 9), SamplingParams(max_new_tokens=3)).wait()
-            os.kill(executor._ranks.process_ids[1], signal.SIGKILL)
+            os.kill(process_ids_of(executor)[1], signal.SIGKILL)
             async with asyncio.timeout(30):
                 error = await engine.failed()
             assert "rank 1 of 2" in str(error)
             assert "killed by signal 9" in str(error)
             with pytest.raises(EngineError, match="rank 1 of 2"):
                 engine.submit(range(5), SamplingParams())
-        return executor._ranks.process_ids
+        return process_ids_of(executor)
 
     assert wait_until_gone(asyncio.run(main()))
 

@@ -16,7 +16,7 @@ from lmi_bench.engine.torch_backend.loading import Embedding, Head
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.rotary import Rotary, rotate
 from lmi_bench.models.shape import ModelShape
-from lmi_bench.models.spec import DecoderSpec, Latent
+from lmi_bench.models.spec import DecoderSpec
 
 Turn = tuple[Tensor, Tensor]
 
@@ -62,7 +62,6 @@ class LatentBlock:
     keys, values of each head from the latent, shape (heads, features, rank)
     """
 
-    sizes: Latent
     query: Linear
     narrow: tuple[Linear, Norm] | None
     cached: Linear
@@ -74,13 +73,13 @@ class LatentBlock:
 
     def attend(self, index: int, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         """As `AttentionBlock.attend`."""
-        rank, plain = self.sizes.rank, self.sizes.plain
+        heads, plain, rank = self.keys.shape
         cached = self.cached(x)
         latent, turned = self.norm(cached[:, :rank]), rotate(cached[:, None, rank:], turn)
         key = torch.cat((latent[:, None], turned), dim=-1)
         if self.narrow is not None:
             x = self.narrow[1](self.narrow[0](x))
-        query = self.query(x).view(len(x), len(self.keys), -1)
+        query = self.query(x).view(len(x), heads, -1)
         asked = torch.einsum("rhf,hfl->rhl", query[..., :plain], self.keys)
         query = torch.cat((asked, rotate(query[..., plain:], turn)), dim=-1)
         seen = attend(index, query, key, key).view(query.shape)[..., :rank]

@@ -6,6 +6,8 @@ norms  of attention and MLP; one name: of both together
 qkv    one name: queries, keys and values are stored as one matrix, KV head by KV head
 inner  matrices that read the MLP's input: gate and up, or up alone
 
+Of none, an empty text: norms of outputs, the gate of a shared expert.
+
 Falcon: layer norms, attention parallel to the MLP; 7B has one KV head and one norm per layer, 40B
 and 180B have 8 KV heads and a norm for each half.
 Sources: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Jiang et al. 2023,
@@ -38,7 +40,7 @@ def build_layer(load: WeightLoader, index: int) -> Layer:
     spec = load.spec
     prefix = spec.layer(index)
     norms = [load.norm(name) for name in spec.names(prefix, "norms")]
-    build = _attention if spec.latent is None else _latent
+    build = _latent if spec.latent_rank else _attention
     attention = build(load, *spec.names(prefix, "attention"))
     mlp = _mlp(load, index, *spec.names(prefix, "mlp"))
     out_norms = tuple(load.norm(name) for name in spec.names(prefix, "out_norms"))
@@ -77,12 +79,12 @@ def _reordered(rows: Tensor, heads: int, order: Tensor | None) -> Tensor:
 
 def _latent(load: WeightLoader, prefix: str) -> LatentBlock:
     spec = load.spec
-    sizes, hidden, heads = spec.latent, spec.hidden_size, spec.num_heads
-    assert sizes is not None  # see `build_layer`
+    hidden, heads, rank, turned = spec.hidden_size, spec.num_heads, spec.latent_rank, spec.turned
+    plain = spec.head_dim - turned
 
     def linear(name: str, rows: int, columns: int, heads: int = 0, before: int = 0) -> Linear:
         """A product whose rows are of `heads`, with features `before` those that rotate."""
-        order = turned_order(spec.rope, sizes.turned, before=before)
+        order = turned_order(spec.rope, turned, before=before)
         arrange = partial(_reordered, heads=heads, order=order if heads else None)
         return load.linear((f"{prefix}.{name}",), (rows,), columns, arrange=arrange)
 
@@ -90,22 +92,20 @@ def _latent(load: WeightLoader, prefix: str) -> LatentBlock:
         return RmsNorm((load.tensor(f"{prefix}.{name}.weight", size),), _LATENT_EPS)
 
     narrow, query, inputs = None, "q_proj", hidden
-    if sizes.query_rank:
-        query, inputs = "q_b_proj", sizes.query_rank
+    if spec.query_rank:
+        query, inputs = "q_b_proj", spec.query_rank
         narrow = (linear("q_a_proj", inputs, hidden), norm("q_a_layernorm", inputs))
-    wide = load.tensor(
-        f"{prefix}.kv_b_proj.weight", heads * (sizes.plain + sizes.value), sizes.rank
-    ).view(heads, -1, sizes.rank)
+    stored = load.tensor(f"{prefix}.kv_b_proj.weight", heads * (plain + spec.value_dim), rank)
+    wide = stored.view(heads, -1, rank)
     load.held_bytes += wide.nbytes
     return LatentBlock(
-        sizes,
-        query=linear(query, heads * spec.head_dim, inputs, heads, sizes.plain),
+        query=linear(query, heads * spec.head_dim, inputs, heads, plain),
         narrow=narrow,
-        cached=linear("kv_a_proj_with_mqa", sizes.rank + sizes.turned, hidden, 1, sizes.rank),
-        norm=norm("kv_a_layernorm", sizes.rank),
-        keys=wide[:, : sizes.plain].contiguous(),
-        values=wide[:, sizes.plain :].contiguous(),
-        out=linear("o_proj", hidden, heads * sizes.value),
+        cached=linear("kv_a_proj_with_mqa", rank + turned, hidden, 1, rank),
+        norm=norm("kv_a_layernorm", rank),
+        keys=wide[:, :plain].contiguous(),
+        values=wide[:, plain:].contiguous(),
+        out=linear("o_proj", hidden, heads * spec.value_dim),
     )
 
 
@@ -135,7 +135,8 @@ def _mlp(load: WeightLoader, index: int, prefix: str) -> Mlp:
         return _dense(load, prefix, spec.dense_ffn_size or spec.ffn_size)
     each = [f"{prefix}.experts.{number}" for number in range(spec.experts)]
     (router,), (shared,) = spec.names(prefix, "router"), spec.names(prefix, "shared")
-    scores = load.linear((router,), (spec.experts,), spec.hidden_size, bias=spec.router_bias)
+    gate = spec.names(prefix, "shared_gate")
+    scores = load.linear((router,), (spec.experts,), spec.hidden_size, bias=spec.mlp_bias)
     correction = None
     if spec.sigmoid_routing:
         stored = load.checkpoint.tensor(f"{router}.e_score_correction_bias", spec.experts)
@@ -145,7 +146,7 @@ def _mlp(load: WeightLoader, index: int, prefix: str) -> Mlp:
         [_dense(load, one, spec.ffn_size, summed=False) for one in each],
         load.join,
         _dense(load, shared, size, summed=False) if (size := spec.shared_ffn_size) else None,
-        load.linear((f"{shared}_gate",), (1,), spec.hidden_size) if spec.shared_gate else None,
+        load.linear(gate, (1,), spec.hidden_size) if gate else None,
     )
 
 
@@ -168,7 +169,7 @@ def build_with(load: WeightLoader, folder: Path) -> Decoder:
         shape=spec.shape(folder.resolve().name),
         spec=spec,
         precision=load.precision,
-        rotary=rotary(spec.rope, spec.head_dim if spec.latent is None else spec.latent.turned),
+        rotary=rotary(spec.rope, spec.turned or spec.head_dim),
         embedding=embedding,
         layers=[build_layer(load, index) for index in range(spec.num_layers)],
         norm=load.norm(spec.tensors["norm"]),

@@ -46,7 +46,7 @@ def export_quantized(
     if plan is None or plan.stored:
         raise InputError(f"{folder.name}: nothing to quantize ({settings.scheme})")
     with Checkpoint(folder, spec=source.spec) as checkpoint:
-        if checkpoint.reformed or source.spec.latent is not None:
+        if checkpoint.reformed or source.spec.latent_rank:
             raise InputError(
                 f"{folder.name}: {source.spec.family} models cannot be written quantized; quantize "
                 "them while loading, with --quantize"

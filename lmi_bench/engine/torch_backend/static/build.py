@@ -103,7 +103,7 @@ class Forwards:
 def _is_without(eager: TorchForward, settings: StepSettings) -> bool:
     """True for a model that has no such steps; InputError if they must be compiled."""
     spec = eager.model.spec
-    without = spec.sinks or spec.latent is not None
+    without = bool(spec.sinks or spec.latent_rank)
     if without and (settings.compiled or settings.artefact is not None):
         raise InputError(
             f"{eager.shape.name}: steps with sinks or latent attention cannot be compiled"

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import instruction_sets
-from lmi_bench.engine.torch_backend.attention import masked_score
+from lmi_bench.engine.torch_backend.attention import mask_bias
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Linear, Norm
 from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
@@ -193,8 +193,7 @@ class DecodeStep(torch.nn.Module):
         unseen = columns > positions[:, None]
         if window is not None:
             unseen = unseen | (columns <= positions[:, None] - window)
-        bias = torch.zeros(unseen.shape, dtype=dtype, device=positions.device)
-        bias = bias.masked_fill(unseen, masked_score(dtype))
+        bias = mask_bias(unseen, dtype)
         return bias.repeat_interleave(self._layout.num_kv_heads, dim=0)[:, None]
 
     def over(self, buffers: StepBuffers, package: Path | None = None) -> Replay:
