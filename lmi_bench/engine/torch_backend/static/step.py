@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,15 +72,6 @@ def _parts_in_use(parts: Sequence[Part]) -> Iterator[None]:
         _IN_USE.parts = before
 
 
-def call_part(number: int, rows: Tensor, residual: Tensor, features: int) -> Tensor:
-    """Run a part on `rows` of its own width; result shape (rows, features)."""
-    operator: Callable[..., Tensor] = torch.ops.lmi_bench.part
-    return operator(rows, residual, number, features)
-
-
-_EMBEDDING, _HEAD, _FIRST_LAYER, _PARTS_PER_LAYER = 0, 1, 2, 3
-
-
 @dataclass(frozen=True, slots=True)
 class _Call(Linear):
     """Stands for the part with this number, which gives `features` of each row."""
@@ -91,38 +83,45 @@ class _Call(Linear):
         return self.add(x, x)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return call_part(self.number, x, residual, self.features)
+        operator: Callable[..., Tensor] = torch.ops.lmi_bench.part
+        return operator(x, residual, self.number, self.features)
 
 
-def _with_calls(model: Decoder, norm_tensors: Sequence[Tensor]) -> Decoder:
-    """The model with a call in place of every part, and with these tensors in its norms."""
-    tensors = iter(norm_tensors)
-    like = norm_tensors[0].new_empty(0, dtype=model.precision.compute)
-    hidden = model.spec.hidden_size
+def _rebuilt(
+    model: Decoder, norm: Callable[[Norm], Norm], part: Callable[[Part, int], Linear]
+) -> Decoder:
+    """The model with others in place of its norms, and of its parts with their features, made in
+    the same order each time."""
 
-    def filled(norm: Norm) -> Norm:
-        return replace(norm, tensors=tuple([next(tensors) for _ in norm.tensors]))
+    def product(linear: Callable[[Tensor], Tensor], features: int) -> Linear:
+        return part(lambda rows, _: linear(rows), features)
 
-    layers = []
-    for index, layer in enumerate(model.layers):
-        number, block = _FIRST_LAYER + _PARTS_PER_LAYER * index, layer.block
-        features = (block.num_heads + 2 * block.num_kv_heads) * model.spec.head_dim
-        norm = filled(layer.attention_norm)
+    def embed(token_ids: Tensor, residual: Tensor) -> Tensor:
+        return model.embedding(token_ids).to(residual.dtype)
+
+    spec, layers = model.spec, []
+    hidden = spec.hidden_size
+    for layer in model.layers:
+        block = layer.block
+        features = (block.num_heads + 2 * block.num_kv_heads) * spec.head_dim
         attention = replace(
             block,
-            qkv=_Call(number, features),
-            out=_Call(number + 1, hidden),
-            qk_norm=None if block.qk_norm is None else filled(block.qk_norm),
+            qkv=product(block.qkv, features),
+            out=part(block.out.add, hidden),
+            qk_norm=None if block.qk_norm is None else norm(block.qk_norm),
         )
-        mlp_norm, mlp = filled(layer.mlp_norm), _Call(number + 2, hidden)
-        out = tuple(filled(norm) for norm in layer.out_norms)
-        layers.append(Layer(norm, attention, mlp_norm, mlp, layer.parallel, out))
+        norms = norm(layer.attention_norm), norm(layer.mlp_norm)
+        out_norms = tuple(norm(each) for each in layer.out_norms)
+        mlp = part(layer.mlp.add, hidden)
+        layers.append(Layer(norms[0], attention, norms[1], mlp, layer.parallel, out_norms))
+    rows, last = part(embed, hidden), norm(model.norm)
+    like = last.tensors[0].new_empty(0, dtype=model.precision.compute)
     return replace(
         model,
-        embedding=lambda token_ids: call_part(_EMBEDDING, token_ids, like, hidden),
+        embedding=lambda token_ids: rows.add(token_ids, like),
         layers=layers,
-        norm=filled(model.norm),
-        head=_Call(_HEAD, model.spec.vocab_size),
+        norm=last,
+        head=product(model.head, spec.vocab_size),
     )
 
 
@@ -134,8 +133,17 @@ class DecodeStep(torch.nn.Module):
         self._model = model
         self._cache = cache
         self._layout = cache.shape
-        self._parts = _parts_of(model)
-        self._norms = _norm_tensors(model)
+        self._parts: list[Part] = []
+        self._norms: list[Tensor] = []
+        _rebuilt(model, self._note_norm, self._note_part)
+
+    def _note_norm(self, norm: Norm) -> Norm:
+        self._norms.extend(norm.tensors)
+        return norm
+
+    def _note_part(self, part: Part, features: int) -> Linear:
+        self._parts.append(part)
+        return _Call(len(self._parts) - 1, features)
 
     def forward(
         self,
@@ -151,12 +159,12 @@ class DecodeStep(torch.nn.Module):
         token_ids, positions  shape (sequences,)
         block_tables          shape (sequences, pages)
         keys, values          per layer, from KvCache
-        norm_tensors          the parameters of the model's norms, from `_norm_tensors`
+        norm_tensors          the parameters of the model's norms
         """
         layout, windows = self._layout, self._model.spec.windows
         scale, cap = self._model.spec.score_scale, self._model.spec.score_cap
-        count, size, head_dim = positions.shape[0], layout.block_size, layout.head_dim
-        batch = count * layout.num_kv_heads
+        rows, size, head_dim = positions.shape[0], layout.block_size, layout.head_dim
+        batch = rows * layout.num_kv_heads
         # block, head and offset of each row's heads; broadcast to (sequences, kv_heads)
         place = (
             block_tables.gather(1, (positions // size)[:, None]),
@@ -169,9 +177,9 @@ class DecodeStep(torch.nn.Module):
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             seen = []
-            for pages, rows in ((keys[index], k), (values[index], v)):
+            for pages, new in ((keys[index], k), (values[index], v)):
                 # write to the input itself: through a view, the compiler copies the whole cache
-                pages.index_put_(place, rows.to(layout.dtype))
+                pages.index_put_(place, new.to(layout.dtype))
                 gathered = pages.view(-1, size, head_dim).index_select(0, page_rows)
                 seen.append(gathered.view(batch, -1, head_dim).to(q.dtype))
             queries, bias = q.reshape(batch, -1, head_dim), biases[windows[index]]
@@ -180,9 +188,14 @@ class DecodeStep(torch.nn.Module):
                 scores = torch.tanh(torch.bmm(queries, turned) * (scale / cap)) * cap + bias
             else:
                 scores = torch.baddbmm(bias, queries, turned, alpha=scale)
-            return torch.bmm(torch.softmax(scores, dim=-1), seen[1]).reshape(count, -1)
+            return torch.bmm(torch.softmax(scores, dim=-1), seen[1]).reshape(rows, -1)
 
-        model = _with_calls(self._model, norm_tensors)
+        tensors, numbers = iter(norm_tensors), count()
+        model = _rebuilt(
+            self._model,
+            lambda norm: replace(norm, tensors=tuple([next(tensors) for _ in norm.tensors])),
+            lambda _, features: _Call(next(numbers), features),
+        )
         return model.logits(token_ids, positions, positions + 1, attend)
 
     def _bias(
@@ -240,40 +253,10 @@ class DecodeStep(torch.nn.Module):
         return lambda: run(inputs)[0]
 
 
-def _norm_tensors(model: Decoder) -> list[Tensor]:
-    """The parameters of a model's norms, in the order in which a step reads them."""
-    norms = [
-        norm
-        for layer in model.layers
-        for norm in (
-            layer.attention_norm,
-            layer.block.qk_norm,
-            layer.mlp_norm,
-            *layer.out_norms,
-        )
-    ]
-    return [tensor for norm in (*norms, model.norm) if norm is not None for tensor in norm.tensors]
-
-
-def _parts_of(model: Decoder) -> list[Part]:
-    """The model's parts in the order of a step's numbers."""
-
-    def embed(token_ids: Tensor, residual: Tensor) -> Tensor:
-        return model.embedding(token_ids).to(residual.dtype)
-
-    def alone(product: Callable[[Tensor], Tensor]) -> Part:
-        return lambda rows, _: product(rows)
-
-    parts: list[Part] = [embed, alone(model.head)]
-    for layer in model.layers:
-        parts += [alone(layer.block.qkv), layer.block.out.add, layer.mlp.add]
-    return parts
-
-
 SETTINGS: Final[dict[str, Any]] = {"cpp.dynamic_threads": True}
 """Compiler settings: use the number of threads of the process that runs the step."""
 
-STEP_VERSION: Final = 2  # version of the compiled step; a new one invalidates all older packages
+STEP_VERSION: Final = 3  # version of the compiled step; a new one invalidates all older packages
 
 
 def key_of(eager: TorchForward, *, tensor_parallel: int, quantize: str) -> ArtefactKey:
