@@ -22,8 +22,7 @@ from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization import rounding
 from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
-from lmi_bench.engine.torch_backend.stored_forms import FLOAT_METHODS
-from lmi_bench.engine.torch_backend.weights import Checkpoint, Progress
+from lmi_bench.engine.torch_backend.weights import FLOAT_METHODS, Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec
 
 OWN_METHOD: Final = "lmi-bench"
