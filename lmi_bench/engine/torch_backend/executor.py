@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.torch_backend.load_settings import DEFAULT_LOAD, LoadSettings
 from lmi_bench.engine.torch_backend.precision import dtype_name
 from lmi_bench.engine.torch_backend.quantization.calibration import Calibration, prepare
-from lmi_bench.engine.torch_backend.rank import RankWorker, Request, T
+from lmi_bench.engine.torch_backend.rank import RankGroup, RankWorker, Request, T
 from lmi_bench.engine.torch_backend.static.build import PreparedSteps
 from lmi_bench.engine.torch_backend.static.forward import StepDifference
 from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell, read_model
@@ -52,25 +52,8 @@ class ModelNumbers:
     prepared: PreparedSteps | None = None
 
 
-class Ranks(Protocol):
-    """The `degree` ranks that share a model: a RankGroup, or the RankWorker of a whole model."""
-
-    degree: int
-
-    def ask(self, request: Request[T]) -> T:
-        """Send every rank a request and return rank 0's answer."""
-
-    def ask_first(self, request: Request[T]) -> T:
-        """Send only rank 0 a request that needs no other rank."""
-
-    def ask_each(self, request: Request[T], progress: Progress | None = None) -> list[T]:
-        """Send every rank a request and return all answers in rank order."""
-
-    def close(self) -> None:
-        """End the ranks' processes and their communication."""
-
-
-R = TypeVar("R", bound=Ranks)
+R = TypeVar("R", RankWorker, RankGroup)
+"""The ranks that share a model, or the one rank that has all of it."""
 
 
 class RanksExecutor(ModelNumbers, Generic[R]):
@@ -82,7 +65,7 @@ class RanksExecutor(ModelNumbers, Generic[R]):
         self, numbers: ModelNumbers, ranks: R, worker: ThreadPoolExecutor, owns_worker: bool = True
     ) -> None:
         super().__init__(**vars(numbers))
-        self._ranks = ranks
+        self._ranks: R = ranks
         self._worker = worker
         self._owns_worker = owns_worker
 
@@ -188,7 +171,7 @@ def start_worker(
 
 
 def load_model(
-    ranks: Ranks,
+    ranks: RankWorker | RankGroup,
     source: ModelSource,
     settings: LoadSettings,
     *,
