@@ -30,8 +30,7 @@ from lmi_bench.core.native_build import NativeUnavailableError
 from lmi_bench.engine.drafting import DraftingExecutor
 from lmi_bench.engine.native_backend.executor import NativeExecutor
 from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, NgramDrafter
-from lmi_bench.engine.torch_backend.executor import TorchExecutor
-from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
+from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 
 # the tests are not typed
 parity: Any = importlib.import_module("tests.engine.torch_backend.parity")

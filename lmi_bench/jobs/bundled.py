@@ -239,7 +239,7 @@ def time_collectives(
             raise InputError(f"--transport {name}: use shared-memory, gloo, or nccl between GPUs")
     start_ranks_early()
     with installed("an all-reduce"):
-        from lmi_bench.engine.torch_backend.parallel_executor import measure_all_reduces
+        from lmi_bench.engine.torch_backend.executor import measure_all_reduces
     times_s = {}
     for name, groups in itertools.product(wanted, sorted({1, settings.groups})):
         label = name if groups == 1 else f"{name}, {groups} groups"

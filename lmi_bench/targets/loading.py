@@ -78,8 +78,7 @@ class LoadPlan:
     def _load_copy(
         self, settings: LoadSettings, report: Callable[[int, int], None], tell: Progress
     ) -> tuple[LoadedModel, LoadedModel | None]:
-        from lmi_bench.engine.torch_backend.executor import TorchExecutor
-        from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
+        from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 
         loaded: LoadedModel
         if self.degree > 1:

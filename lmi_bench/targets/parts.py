@@ -35,8 +35,7 @@ from lmi_bench.targets.drafting import speculation_facts
 from lmi_bench.targets.prompts import lengths_of, make_prompts
 
 if TYPE_CHECKING:
-    from lmi_bench.engine.torch_backend.executor import TorchExecutor
-    from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
+    from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
     from lmi_bench.engine.torch_backend.static.forward import StepDifference as StepDifference
 
     LoadedModel = TorchExecutor | ParallelExecutor  # a model over one rank or several

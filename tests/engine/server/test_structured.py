@@ -26,9 +26,8 @@ from lmi_bench.engine.scheduling.drafting import ExecutorDrafter, NgramDrafter
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.tokenizer import Tokenizer
-from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
-from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from tests.engine.server.test_chat_template import with_template
 from tests.engine.server.test_tool_calls import HISTORY, QWEN, WEATHER
 from tests.engine.torch_backend.tiny_models import TinyModel

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
-from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
+from lmi_bench.engine.torch_backend.executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.quantization.export import export_quantized
 from lmi_bench.jobs.optimize.run import agreement_frac, optimize, score_shift
 from lmi_bench.jobs.settings.bundled import OptimizeSettings

@@ -22,10 +22,9 @@ from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.torch_backend.collectives import Transport
-from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.loading import VocabularyPart
-from lmi_bench.engine.torch_backend.parallel_executor import ParallelExecutor
 from lmi_bench.engine.torch_backend.rank import ExitCodes, RankGroup, RankWorker
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
