@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmi_bench.core.native_build import NativeUnavailableError
-from lmi_bench.engine.native_backend.executor import NativeExecutor
-from lmi_bench.engine.native_backend.weights import packed
+from lmi_bench.engine.native_backend.executor import NativeExecutor, packed
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
@@ -233,7 +232,7 @@ def test_close_ends_the_threads_of_the_library(make_model, compiled):
 SHORT_OF_THREADS = """
 import re, resource, sys
 from pathlib import Path
-from lmi_bench.engine.native_backend.executor import NativeExecutor
+from lmi_bench.engine.native_backend.executor import NativeExecutor, packed
 from lmi_bench.engine.native_backend.executor import NativeForward
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.core.errors import EngineError
