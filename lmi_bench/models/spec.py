@@ -32,8 +32,8 @@ class DecoderSpec:
     windows            per layer: tokens attended to, itself included, or None for all
     experts            0 for a dense MLP; `experts_per_token` of them run for each token
     renormalise        True to scale the weights of a token's chosen experts to sum to 1
-    sigmoid_routing    scores by sigmoid with a bias for the choice, by the best `groups_chosen` of
-                       `expert_groups`; else softmax. Weights are times `routed_scale`
+    expert_groups      of which the best `groups_chosen` are chosen from, where the router has a
+                       `correction`; routed_scale: factor of the weights
     dense_layers       layers with an MLP of `dense_ffn_size` instead of experts
     shared_ffn_size    of the expert that every token uses
     clamped            alpha and limit: (up + 1) * gate * sigmoid(alpha * gate), both clamped
@@ -73,7 +73,6 @@ class DecoderSpec:
     experts_per_token: int = 0
     renormalise: bool = True
     rope: Mapping[str, Any] = field(default_factory=dict)
-    sigmoid_routing: bool = False
     expert_groups: int = 1
     groups_chosen: int = 1
     routed_scale: float = 1.0

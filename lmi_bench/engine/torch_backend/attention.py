@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape, head_page_rows, slots_of
-from lmi_bench.models.spec import DecoderSpec
+from lmi_bench.engine.torch_backend.models.decoder import Decoder
 
 _GATHER_BYTES: Final = 16 << 20  # limit of keys gathered at once, a few times a core's L2 cache
 _WINDOW_ROWS: Final = 256  # minimum rows of a prompt that share the keys of their windows
@@ -282,27 +282,20 @@ class PagedAttention:
     mask_formats  formats that packed steps must be made with
     """
 
-    def __init__(
-        self,
-        cache: KvCache,
-        spec: DecoderSpec,
-        compute: torch.dtype,
-        sinks: Sequence[Tensor | None],
-    ) -> None:
-        """sinks  per layer, shape (heads,)"""
-        shape, num_heads, windows = cache.shape, spec.num_heads, spec.windows
+    def __init__(self, cache: KvCache, model: Decoder) -> None:
+        shape, spec, compute = cache.shape, model.spec, model.precision.compute
         self._cache = cache
         self._num_kv_heads = shape.num_kv_heads
-        self._group = num_heads // shape.num_kv_heads
+        self._group = spec.num_heads // shape.num_kv_heads
         self._head_dim = shape.head_dim
         self._scale = spec.score_scale
         self._cap = spec.score_cap
-        self._sinks = sinks
+        self._sinks = [layer.attention.sinks for layer in model.layers]
         # a CPU has no arithmetic in half precision
         narrow = shape.dtype == torch.float16 and compute != torch.float16
         alone = self._group == 1 and not narrow
-        different = tuple(dict.fromkeys(windows))
-        self._view_of_layer = [different.index(window) for window in windows]
+        different = tuple(dict.fromkeys(spec.windows))
+        self._view_of_layer = [different.index(window) for window in spec.windows]
         self.mask_formats = MaskFormats(
             compute, shape.dtype if alone else compute, alone, different
         )

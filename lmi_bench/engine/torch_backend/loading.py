@@ -158,17 +158,15 @@ class RankCheckpoint(Checkpoint):
             return super().tensor(name, *shape)
         cut = [side for side, size in enumerate(shape) if size != stored[side]]
         side = cut[0]
-        if self._pads and len(cut) == 1 and shape[side] == -(-stored[side] // self._degree):
-            start, stop = (
-                min(rank * shape[side], stored[side]) for rank in (self._rank, self._rank + 1)
-            )
-            return _padded(self.part(name, side, start, stop), side, shape[side])
-        parts, left = divmod(stored[side], shape[side])
+        whole, size = stored[side], shape[side]
+        parts, left = divmod(whole, size)
+        if self._pads and size == -(-whole // self._degree):
+            parts, left = self._degree, 0
         if len(stored) != len(shape) or len(cut) > 1 or left or parts not in self._parts:
             raise self._misfit(name, stored, shape)
         # with fewer parts than ranks, neighbouring ranks share a part
-        start = self._rank * parts // self._degree * shape[side]
-        return self.part(name, side, start, start + shape[side])
+        start = min(self._rank * parts // self._degree * size, whole)
+        return _padded(self.part(name, side, start, min(start + size, whole)), side, size)
 
     def vocabulary_rows(self, name: str, columns: int) -> Tensor:
         """This rank's rows of an embedding or head, shape (vocabulary.rows, columns)."""

@@ -55,8 +55,7 @@ class TorchForward:
         self.block_size = cache.shape.block_size
         self.num_blocks = num_blocks or cache.num_blocks
         self._device = cache.keys[0].device
-        sinks = [layer.attention.sinks for layer in model.layers]
-        self._attention = PagedAttention(cache, model.spec, model.precision.compute, sinks)
+        self._attention = PagedAttention(cache, model)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:

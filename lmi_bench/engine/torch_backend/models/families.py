@@ -6,7 +6,8 @@ norms  of attention and MLP; one name: of both together
 qkv    one name: queries, keys and values are stored as one matrix, KV head by KV head
 inner  matrices that read the MLP's input: gate and up, or up alone
 
-Of none, an empty text: norms of outputs, the gate of a shared expert.
+Of none, an empty text: norms of outputs, the gate of a shared expert, the correction of a router,
+which then takes sigmoids of its scores.
 
 Falcon: layer norms, attention parallel to the MLP; 7B has one KV head and one norm per layer, 40B
 and 180B have 8 KV heads and a norm for each half.
@@ -137,12 +138,12 @@ def _mlp(load: WeightLoader, index: int, prefix: str) -> Mlp:
     (router,), (shared,) = spec.names(prefix, "router"), spec.names(prefix, "shared")
     gate = spec.names(prefix, "shared_gate")
     scores = load.linear((router,), (spec.experts,), spec.hidden_size, bias=spec.mlp_bias)
-    correction = None
-    if spec.sigmoid_routing:
-        stored = load.checkpoint.tensor(f"{router}.e_score_correction_bias", spec.experts)
-        correction = stored.to(load.device, torch.float32)
+    correction = [
+        load.checkpoint.tensor(name, spec.experts).to(load.device, torch.float32)
+        for name in spec.names(router, "correction")
+    ]
     return ExpertMlp(
-        Router(scores, spec, correction),
+        Router(scores, spec, *correction),
         [_dense(load, one, spec.ffn_size, summed=False) for one in each],
         load.join,
         _dense(load, shared, size, summed=False) if (size := spec.shared_ffn_size) else None,
