@@ -98,7 +98,7 @@ class _Config:
             raise InputError(
                 f"model {name!r} has an encoder and a decoder: only decoders are planned"
             )
-        self.layers = self.count("layers") or len(self.listed("layer_types") or ())
+        self.layers = self.count("layers") or len(self.listed("layer_types"))
         self.hidden, self.vocab = self.count("hidden"), self.count("vocab")
         if self.layers > MOST_LAYERS:
             raise InputError(f"model {name!r}: {self.layers} layers are more than {MOST_LAYERS}")
@@ -124,32 +124,28 @@ class _Config:
                 return value
         return default
 
-    def listed(self, figure: str) -> Sequence[Any] | None:
-        """The list or text of a figure with an element for each layer."""
-        for key in _keys(figure):
-            value = self.config.get(key)
-            if isinstance(value, list | str) and value:
-                return value
-        return None
+    def listed(self, figure: str) -> Sequence[Any]:
+        """The list or text of a figure with an element for each layer; empty without one."""
+        values = (self.config.get(key) for key in _keys(figure))
+        return next((each for each in values if isinstance(each, list | str) and each), ())
 
     def kinds(self) -> list[tuple[Mixer, Mlp]]:
         """Mixer and MLP of every layer."""
         types = self.listed("layer_types")
-        alone = types is not None and any(str(each) in _ALONE for each in types)
-        if types is not None and alone:
+        if any(str(each) in _ALONE for each in types):
             return [(self._mixer(i), _ALONE.get(str(each), "none")) for i, each in enumerate(types)]
         return [(self._mixer(i), self._mlp(i)) for i in range(self.layers)]
 
     def _mixer(self, layer: int) -> Mixer:
         config = self.config
-        if (types := self.listed("layer_types")) is not None:
+        if types := self.listed("layer_types"):
             return next((k for word, k in _MIXERS.items() if word in str(types[layer])), "full")
         own, indices = config.get("linear_attn_config"), config.get("attn_layer_indices")
         full: object = True
         if isinstance(own, Mapping) and own.get("full_attn_layers"):
             full = layer + 1 in own["full_attn_layers"]
-        elif types := config.get("attn_type_list"):
-            full = types[layer]
+        elif kinds := config.get("attn_type_list"):
+            full = kinds[layer]
         elif indices is not None:
             full = layer in indices
         elif every := self.count("attn_layer_period"):
@@ -166,7 +162,7 @@ class _Config:
         """Whether a layer of attention has a window or chunk."""
         if not self.count("window") or self.config.get("use_sliding_window") is False:
             return False
-        if (flags := self.listed("sliding_flags")) is not None:
+        if flags := self.listed("sliding_flags"):
             return bool(flags[layer])
         names = (self.config.get(key) for key in _keys("window_pattern"))
         every = str(next((each for each in names if each), self.family.get("full_every", "0")))
@@ -184,13 +180,12 @@ class _Config:
         offset = self.config.get("expert_layer_offset", first or step - 1)
         sparse = layer >= first and layer % step == offset % step
         sparse &= layer <= self.count("moe_layer_end_index", self.layers)
-        if types is not None:
+        if types:
             sparse = types[layer] in ("sparse", 1)
         elif chosen:
             sparse = layer in chosen
-        return (
-            "experts" if sparse and layer not in self.config.get("mlp_only_layers", ()) else "dense"
-        )
+        sparse = sparse and layer not in self.config.get("mlp_only_layers", ())
+        return "experts" if sparse else "dense"
 
     def _is(self, *families: str) -> bool:
         return self.family.get("model_type") in families
@@ -349,7 +344,7 @@ class _Config:
 
     def _compressed(self, shape: ModelShape) -> ModelShape:
         """DeepSeek-V4: a window of whole entries, and one entry for every 4 or 128 tokens."""
-        ratios = [each for each in self.listed("compress_ratios") or () if each]
+        ratios = [each for each in self.listed("compress_ratios") if each]
         if not ratios:
             return shape
         least, size = min(ratios), self.head_dim
