@@ -236,6 +236,13 @@ def test_qwens_window_begins_where_max_window_layers_says():
             named("Qwen2", sizes(2, 64, 4, 4, 96, 100, 512) | {"layer_types": [{}, ["x"]]}),
             "layer_types must name sliding or full attention of each of 2 layers",
         ),
+        *(
+            (
+                named("DeepseekV3", sizes(2, 64, 4, 4, 96, 100, 512) | MOE | {key: 0}),
+                f"{key} must be above 0",
+            )
+            for key in ("kv_lora_rank", "qk_rope_head_dim")
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(config, message):
