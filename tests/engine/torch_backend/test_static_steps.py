@@ -13,6 +13,7 @@ from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import SequenceRows
+from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import (
     StaticShape,
     covering,
@@ -24,12 +25,17 @@ from lmi_bench.engine.torch_backend.static.artefact import (
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.forward import (
     CudaGraphRecorder,
+    StaticForward,
     StepBuffers,
     StepResult,
+    compare_steps,
     prepare_shapes,
 )
+from lmi_bench.engine.torch_backend.static.step import DecodeStep
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
+from tests.engine.torch_backend.tiny_models import FAMILIES, TinyModel
 
+WITHOUT = ("GptOss", "DeepseekV3")  # sinks and latent attention have no such steps
 ROWS = SequenceRows([9], 4, [2, 0], 1)
 
 
@@ -211,3 +217,24 @@ def test_prepared_and_eager_steps_are_compared_shape_by_shape(llama):
 def test_nothing_is_prepared_unless_asked_for():
     assert not StepSettings().wanted
     assert replace(StepSettings(), compiled=True).wanted
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in WITHOUT])
+@pytest.mark.parametrize("head_dim", [16, 32])
+def test_a_steps_logits_are_the_eager_ones(tmp_path, family, head_dim):
+    """Also where the query heads together are as wide as the model, and where they are not."""
+    TinyModel(tmp_path, family, **({} if family == "Falcon" else {"head_dim": head_dim}))
+    steps = Steps(tmp_path)
+    loaded = steps.executor._ranks.runner._forward
+    model, cache = loaded.model, loaded.cache
+    eager = TorchForward(model, cache, num_blocks=cache.num_blocks - 1)
+    step = DecodeStep(model, cache)
+    make_buffers = partial(
+        StepBuffers, block_size=4, spare_block=eager.num_blocks, device=torch.device("cpu")
+    )
+    shapes = (StaticShape(1, 60), StaticShape(3, 20))
+    prepared = prepare_shapes(shapes, make_buffers, step.over, lambda replay: replay)
+    found = compare_steps(StaticForward(eager, prepared), eager)
+    asyncio.run(steps.executor.close())
+    assert [each.shape for each in found] == sorted(shapes)
+    assert max(each.largest for each in found) < 1e-4

@@ -22,6 +22,8 @@ SIGMOID = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_si
 SIGMOID |= {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
 MLA = {"kv_lora_rank": 40, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
 MLA |= {"v_head_dim": 20}
+# transformers up to 5.17 leaves the cap of the scores out with its default attention
+CAPS = {"attn_implementation": "eager", "attn_logit_softcapping": 3.0}
 FAMILIES: dict[str, dict[str, object]] = {
     "Llama": GATED | {"num_key_value_heads": 4},
     "Mistral": GATED,
@@ -41,7 +43,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     | {"intermediate_size": 64, "head_dim": 16, "sliding_window": 12, "swiglu_limit": 1.0},
     "DeepseekV3": GATED | SIGMOID | {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1} | MLA,
     "Gemma": GATED | {"head_dim": 32},
-    "Gemma2": GATED | GEMMA | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
+    "Gemma2": GATED | GEMMA | CAPS | {"final_logit_softcapping": 20.0},
     "Gemma3": GATED | GEMMA,
     "Ministral": GATED | {"head_dim": 16, "sliding_window": 12, "layer_types": LAYER_TYPES},
 }
@@ -86,6 +88,9 @@ class TinyModel:
                 torch.nn.init.normal_(parameter, mean=mean, std=0.2)
             elif name.endswith((".gate.weight", "router.weight")):
                 torch.nn.init.normal_(parameter, std=0.5)  # a router that has a clear opinion
+        for part in self.model.modules():
+            if hasattr(part, "limit"):  # gpt-oss's, which transformers up to 5.17 does not read
+                part.limit = config.swiglu_limit
         self.folder = folder
         self.model.save_pretrained(folder)
 

@@ -156,8 +156,8 @@ class Decoder:
         token_ids, positions, contexts  shape (rows,), as in PackedStep
         """
         x = self.embedding(token_ids).to(self.precision.compute)
-        if self.spec.embedding_scale != 1.0:  # rounded as the rows are
-            x = x * x.new_tensor(self.spec.embedding_scale)
+        if self.spec.embedding_scale != 1.0:  # rounded as the rows are; a number, for graphs
+            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype).item()
         turn = near = self.rotary.at(positions, contexts)
         if self.window_rotary is not None:
             near = self.window_rotary.at(positions, contexts)

@@ -104,10 +104,13 @@ def _rebuilt(
     for layer in model.layers:
         block = layer.block
         features = (block.num_heads + 2 * block.num_kv_heads) * spec.head_dim
+        out = part(block.out.add, hidden)
+        if layer.out_norms:  # behind it stands a norm, so it adds no residual
+            out = product(block.out, hidden)
         attention = replace(
             block,
             qkv=product(block.qkv, features),
-            out=part(block.out.add, hidden),
+            out=out,
             qk_norm=None if block.qk_norm is None else norm(block.qk_norm),
         )
         norms = norm(layer.attention_norm), norm(layer.mlp_norm)
