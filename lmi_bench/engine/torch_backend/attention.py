@@ -300,6 +300,8 @@ class PagedAttention:
             compute, shape.dtype if alone else compute, alone, different
         )
         self._buffers: dict[str, Tensor] = {}
+        if cache.keys[0].is_cuda:  # its plan for each new length of a prompt takes 50 ms
+            torch.backends.cuda.enable_cudnn_sdp(False)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
         """Store the step's keys and values, then attend over all positions up to each row.
@@ -308,6 +310,10 @@ class PagedAttention:
         returns  shape (rows, heads * head_dim)
         """
         self._cache.write(layer, k, v, step.slots)
+        return self.stored(layer, q, k, v, step)
+
+    def stored(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: PackedStep) -> Tensor:
+        """The same, with keys and values that are in the cache already."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         view = step.views[self._view_of_layer[layer]]
         for prompt in view.prompts:
@@ -343,10 +349,15 @@ class PagedAttention:
             return torch.cat([part @ values[head] for head, part in enumerate(weights)], dim=1)
         # KV heads are SDPA's batch; expand shares each with its query heads without a copy
         shared = (kv_heads, group, keys.shape[1], self._head_dim)
+        keys, values = keys[:, None].expand(shared), values[:, None].expand(shared)
+        if q.is_cuda and prompt.bias is not None:
+            # under a mask, torch 2.11 reads shared keys wrongly where their number is
+            # 32 n + 1 (pytorch/pytorch issue 191937)
+            keys, values = keys.contiguous(), values.contiguous()
         attended = functional.scaled_dot_product_attention(
             q.view(rows, kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
-            keys[:, None].expand(shared),
-            values[:, None].expand(shared),
+            keys,
+            values,
             attn_mask=prompt.bias,
             is_causal=prompt.bias is None,
             scale=self._scale,

@@ -215,7 +215,7 @@ EVERY_EXPERT_ROWS: Final = 64
 """Maximum rows of a GPU step that go through every expert, chosen or not."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ExpertMlp:
     """sum over the chosen experts of weight_e * expert_e(x) (Jiang et al. 2024, arXiv:2401.04088).
 
@@ -224,6 +224,7 @@ class ExpertMlp:
 
     join    combines the partial results of all ranks
     shared  an expert for every row, times the sigmoid of `shared_gate` if there is one
+    grouped another back end's form of `of_chosen_experts`, with the same arguments
     """
 
     router: Router
@@ -231,10 +232,15 @@ class ExpertMlp:
     join: Callable[[Tensor], Tensor]
     shared: DenseMlp | None = None
     shared_gate: Linear | None = None
+    grouped: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         weights, chosen = self.router(x)
-        if x.is_cuda and (len(x) <= EVERY_EXPERT_ROWS or torch.cuda.is_current_stream_capturing()):
+        if self.grouped is not None:
+            out = self.grouped(x, weights, chosen)
+        elif x.is_cuda and (
+            len(x) <= EVERY_EXPERT_ROWS or torch.cuda.is_current_stream_capturing()
+        ):
             out = self.of_every_expert(x, weights, chosen)
         else:
             out = self.of_chosen_experts(x, weights, chosen)

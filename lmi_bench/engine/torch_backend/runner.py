@@ -23,7 +23,7 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
 )
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.engine.torch_backend.attention import PagedAttention, SequenceRows, pack
+from lmi_bench.engine.torch_backend.attention import PackedStep, PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
@@ -55,14 +55,17 @@ class TorchForward:
         self.block_size = cache.shape.block_size
         self.num_blocks = num_blocks or cache.num_blocks
         self._device = cache.keys[0].device
-        self._attention = PagedAttention(cache, model)
+        self.attention = PagedAttention(cache, model)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        formats = self._attention.mask_formats
-        step = pack(sequences, self.cache.shape, formats, self._device)
+        formats = self.attention.mask_formats
+        return self.run(pack(sequences, self.cache.shape, formats, self._device))
+
+    def run(self, step: PackedStep) -> Tensor:
+        """Logits of the step's sampled rows, shape (sampled rows, vocab)."""
         rows = (step.token_ids, step.positions, step.contexts)
-        attend = partial(self._attention, step=step)
+        attend = partial(self.attention, step=step)
         return self.model.logits(*rows, attend, step.sampled_rows)
 
     @torch.inference_mode()

@@ -41,24 +41,27 @@ def add_rms_norm_kernel(
 @triton.jit
 def turn_and_store_kernel(
     qkv_ptr,
+    norm_ptr,
     cos_ptr,
     sin_ptr,
-    positions_ptr,
-    tables_ptr,
-    q_ptr,
+    slots_ptr,
+    turned_ptr,
     keys_ptr,
     values_ptr,
-    pages,
+    eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per (row, head): rotate queries into q, and keys into their page; store values.
+    """One program per (row, head): normalise queries and keys, if asked, and rotate them; store
+    keys and values into the cache.
 
-    qkv  (rows, HEADS + 2 * KV_HEADS, HEAD_DIM); cos, sin: (rows, HEAD_DIM), sines signed
-    q    (rows, HEADS, HEAD_DIM); keys, values: (blocks, KV_HEADS, PAGE, HEAD_DIM)
+    qkv     (rows, HEADS + 2 * KV_HEADS, HEAD_DIM); norm (HEADS + KV_HEADS, HEAD_DIM)
+    cos, sin (rows, HEAD_DIM), sines signed
+    turned  (rows, HEADS + KV_HEADS, HEAD_DIM)
+    slots   (rows, KV_HEADS), counted in head_dim vectors of keys and values
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -66,27 +69,30 @@ def turn_and_store_kernel(
     inside = columns < HEAD_DIM
     source = qkv_ptr + (row * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
     x = tl.load(source + columns, mask=inside, other=0.0)
-    position = tl.load(positions_ptr + row)
-    block = tl.load(tables_ptr + row * pages + position // PAGE)
     if head < HEADS + KV_HEADS:
-        other = tl.load(source + (columns + HEAD_DIM // 2) % HEAD_DIM, mask=inside, other=0.0)
+        others = (columns + HEAD_DIM // 2) % HEAD_DIM
+        other = tl.load(source + others, mask=inside, other=0.0)
+        if HAS_NORM:
+            wide = x.to(tl.float32)
+            scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / HEAD_DIM + eps)
+            norm = norm_ptr + head * HEAD_DIM
+            x = (wide * scale).to(x.dtype) * tl.load(norm + columns, mask=inside, other=0.0)
+            other = (other.to(tl.float32) * scale).to(x.dtype) * tl.load(
+                norm + others, mask=inside, other=0.0
+            )
         cos = tl.load(cos_ptr + row * HEAD_DIM + columns, mask=inside, other=0.0)
         sin = tl.load(sin_ptr + row * HEAD_DIM + columns, mask=inside, other=0.0)
-        turned = ((x * cos).to(tl.float32) + other.to(tl.float32) * sin.to(tl.float32)).to(x.dtype)
-        if head < HEADS:
-            tl.store(q_ptr + (row * HEADS + head) * HEAD_DIM + columns, turned, mask=inside)
-        else:
-            slot = (block * KV_HEADS + head - HEADS) * PAGE + position % PAGE
-            tl.store(
-                keys_ptr + slot * HEAD_DIM + columns,
-                turned.to(keys_ptr.dtype.element_ty),
-                mask=inside,
-            )
-    else:
-        slot = (block * KV_HEADS + head - HEADS - KV_HEADS) * PAGE + position % PAGE
-        tl.store(
-            values_ptr + slot * HEAD_DIM + columns, x.to(values_ptr.dtype.element_ty), mask=inside
-        )
+        x = ((x * cos).to(tl.float32) + other.to(tl.float32) * sin.to(tl.float32)).to(x.dtype)
+        target = turned_ptr + (row * (HEADS + KV_HEADS) + head) * HEAD_DIM
+        tl.store(target + columns, x, mask=inside)
+    if head >= HEADS:
+        cache = keys_ptr
+        kv_head = head - HEADS
+        if kv_head >= KV_HEADS:
+            cache = values_ptr
+            kv_head -= KV_HEADS
+        slot = tl.load(slots_ptr + row * KV_HEADS + kv_head)
+        tl.store(cache + slot * HEAD_DIM + columns, x.to(keys_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -99,6 +105,7 @@ def paged_attention_kernel(
     sums_ptr,
     tops_ptr,
     weights_ptr,
+    q_stride,
     pages,
     window,
     scale,
@@ -114,6 +121,7 @@ def paged_attention_kernel(
     """One program per (row, KV head, split): attention over its share of the row's tokens, with a
     running maximum. A key is read once for all query heads of its group.
 
+    q_stride values from a row of q (rows, HEADS, HEAD_DIM) to the next
     TILE     tokens read at once, part of a page, so that shared memory does not grow with the page
     window   tokens that a row sees, including itself; 0: all
     sums     (rows, KV_HEADS, SPLITS, group, HEAD_DIM) float32: values weighted by exp(score - top)
@@ -126,7 +134,7 @@ def paged_attention_kernel(
     tokens = tl.arange(0, TILE)
     has_head = heads < group
     has_column = columns < HEAD_DIM
-    query_rows = (row * HEADS + kv_head * group + heads) * HEAD_DIM
+    query_rows = row * q_stride + (kv_head * group + heads) * HEAD_DIM
     q = tl.load(
         q_ptr + query_rows[:, None] + columns[None, :],
         mask=has_head[:, None] & has_column[None, :],

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from lmi_bench.engine.triton_backend import kernels
 
-SKINNY_ROWS: Final = 2
+SKINNY_ROWS: Final = 1
 """Maximum rows for which a product is a row-wise reduction instead of a matrix product."""
 
 _LEAST_DOT: Final = 16  # minimum side of a tensor core's operand
 _TILE: Final = 64
-_SKINNY_OUTPUTS: Final = 4
-_SKINNY_INPUTS: Final = 1024
+_SKINNY_OUTPUTS: Final = 8
+_SKINNY_INPUTS: Final = 512
 _SILU_BLOCK: Final = 1024
 _VOCABULARY_BLOCK: Final = 4096
 _PROGRAMS: Final = 512
@@ -46,37 +46,40 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 def turn_and_store(
     qkv: Tensor,
+    norm: tuple[Tensor, float] | None,
     turn: tuple[Tensor, Tensor],
-    positions: Tensor,
-    block_tables: Tensor,
+    slots: Tensor,
     pages: tuple[Tensor, Tensor],
     num_heads: int,
 ) -> Tensor:
-    """Rotate queries and keys; returns queries, stores keys and values into their pages.
+    """Normalise and rotate queries and keys, and store keys and values into their pages.
 
     qkv    shape (rows, (heads + 2 * kv_heads) * head_dim)
+    norm   weight of an RMS norm, shape (heads + kv_heads, head_dim), and its eps
     turn   cosines and signed sines, shape (rows, head_dim) each
+    slots  shape (rows * kv_heads,), from `slots_of`
     pages  keys and values, shape (blocks, kv_heads, page, head_dim)
-    returns  shape (rows, heads, head_dim)
+    returns  queries and keys, shape (rows, heads + kv_heads, head_dim)
     """
-    _, kv_heads, page, head_dim = pages[0].shape
+    _, kv_heads, _, head_dim = pages[0].shape
     rows = qkv.shape[0]
-    q = qkv.new_empty(rows, num_heads, head_dim)
+    turned = qkv.new_empty(rows, num_heads + kv_heads, head_dim)
+    weight, eps = norm or (qkv, 0.0)
     kernels.turn_and_store_kernel[(rows, num_heads + 2 * kv_heads)](
         qkv,
+        weight,
         *turn,
-        positions,
-        block_tables,
-        q,
+        slots,
+        turned,
         *pages,
-        block_tables.shape[1],
+        eps,
         HEADS=num_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
-        PAGE=page,
+        HAS_NORM=norm is not None,
         BLOCK=_next_power(head_dim),
     )
-    return q
+    return turned
 
 
 def splits_for(rows: int, kv_heads: int, pages: int) -> int:
@@ -97,7 +100,7 @@ def paged_attention(
     """Attention of each row over its own context, through its block table: (rows, heads *
     head_dim).
 
-    q             shape (rows, heads, head_dim)
+    q             shape (rows, heads, head_dim), a row's heads side by side
     pages         keys and values, shape (blocks, kv_heads, page, head_dim), page a power of two
                   >= 16
     block_tables  shape (rows, pages per row)
@@ -120,6 +123,7 @@ def paged_attention(
         sums,
         tops,
         weights,
+        q.stride(0),
         block_tables.shape[1],
         window or 0,
         head_dim**-0.5,
@@ -130,7 +134,7 @@ def paged_attention(
         DIM_BLOCK=dim_block,
         SPLITS=splits,
     )
-    out = torch.empty_like(q)
+    out = q.new_empty(q.shape)
     kernels.join_splits_kernel[(rows, heads)](
         sums, tops, weights, out, **sizes, DIM_BLOCK=dim_block, SPLITS=splits
     )

@@ -1,5 +1,8 @@
-"""A decode step in Triton kernels: `DecodeStep` in six launches per layer plus the products."""
+"""A model's steps in Triton kernels: four launches a layer beside its products and attention."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import torch
@@ -7,11 +10,22 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.torch_backend.kv_cache import KvCache
-from lmi_bench.engine.torch_backend.layers import DenseMlp, Linear, Mlp, Norm, PlainLinear, plain
-from lmi_bench.engine.torch_backend.models.decoder import Decoder
+from lmi_bench.engine.torch_backend.attention import PackedStep
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, slots_of
+from lmi_bench.engine.torch_backend.layers import (
+    DenseMlp,
+    ExpertMlp,
+    Linear,
+    Mlp,
+    Norm,
+    PlainLinear,
+    plain,
+)
+from lmi_bench.engine.torch_backend.models.decoder import Attend, Decoder
+from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static.forward import StepBuffers, StepResult
 from lmi_bench.engine.triton_backend import ops
+from lmi_bench.engine.triton_backend.experts import StackedExperts
 from lmi_bench.models.spec import DecoderSpec, NormKind
 
 _LEAST_PAGE: Final = 16
@@ -21,8 +35,8 @@ def unsupported(spec: DecoderSpec, block_size: int) -> str | None:
     """Why these kernels cannot run this model, as a clause after "because"; else None."""
     if spec.parallel or spec.gelu or not spec.gated_mlp or spec.norm is not NormKind.RMS:
         return f"there are no kernels for {spec.family}'s layers"
-    if spec.experts:
-        return "there are no kernels for experts"
+    if spec.sinks or spec.latent_rank:
+        return "there are no kernels for sinks or latent attention"
     if block_size < _LEAST_PAGE or block_size & (block_size - 1):
         return f"KV blocks of {block_size} tokens are not a power of two >= {_LEAST_PAGE}"
     if spec.head_dim % 2:
@@ -40,54 +54,97 @@ class TritonStep:
     def __init__(self, model: Decoder, cache: KvCache) -> None:
         self._model = model
         self._cache = cache
-        self._gates_and_ups = [_gate_and_up(layer.mlp) for layer in model.layers]
-        self._windows = model.spec.windows
+        self._gates_and_ups = [_joined(layer.mlp) for layer in model.layers]
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """Store every row's keys and values; returns its logits. Raises EngineError if a kernel
         does not compile for this GPU or exceeds its resources."""
-        try:
-            return self._run(buffers)
-        except TritonError as exc:
-            reason = str(exc).strip().partition("\n")[0]
-            raise EngineError(
-                f"a Triton kernel does not run on this GPU: {reason}; start with --backend torch "
-                "--device cuda"
-            ) from exc
+        positions, tables, shape = buffers.positions, buffers.block_tables, self._cache.shape
+        size, windows = shape.block_size, self._model.spec.windows
+        splits = ops.splits_for(tables.shape[0], shape.num_kv_heads, tables.shape[1])
 
-    def _run(self, buffers: StepBuffers) -> StepResult:
+        def attend(index: int, q: Tensor, _k: Tensor, _v: Tensor) -> Tensor:
+            pages, window = (self._cache.keys[index], self._cache.values[index]), windows[index]
+            return ops.paged_attention(q, pages, tables, positions, window=window, splits=splits)
+
+        blocks = tables.gather(1, (positions // size)[:, None])[:, 0]
+        rows = (buffers.token_ids, positions, positions + 1)
+        with _explained():
+            logits = self.logits(*rows, slots_of(blocks, positions % size, shape), attend)
+            return StepResult(logits, ops.likeliest(logits))
+
+    def other_steps(self, eager: TorchForward) -> Forward:
+        return _OtherSteps(self, eager)
+
+    def logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        contexts: Tensor,
+        slots: Tensor,
+        attend: Attend,
+        sampled_rows: Tensor | slice = slice(None),
+    ) -> Tensor:
+        """As `Decoder.logits`, with an `attend` whose keys and values are in the cache."""
+        cos, sin = (part[:, 0] for part in self._model.rotary.at(positions, contexts))
         model, cache = self._model, self._cache
-        positions, tables = buffers.positions, buffers.block_tables
-        cos, sin = (part[:, 0] for part in model.rotary.at(positions, positions + 1))
-        heads, kv_heads = model.spec.num_heads, model.spec.num_kv_heads
-        splits = ops.splits_for(tables.shape[0], kv_heads, tables.shape[1])
-        x = model.embedding(buffers.token_ids).to(model.precision.compute)
+        heads, head_dim, last = model.spec.num_heads, model.spec.head_dim, len(model.layers) - 1
+        x = model.embedding(token_ids).to(model.precision.compute)
         delta: Tensor | None = None
         for index, layer in enumerate(model.layers):
-            attention, mlp = layer.block, _gated(layer.mlp)
+            attention, mlp, norm = layer.block, layer.mlp, layer.block.qk_norm
             qkv = _product(attention.qkv, _add_norm(x, delta, layer.attention_norm))
-            if attention.qk_norm is not None:
-                _norm_heads(qkv, attention.qk_norm, heads + kv_heads, model.spec.head_dim)
-            pages = (cache.keys[index], cache.values[index])
-            q = ops.turn_and_store(qkv, (cos, sin), positions, tables, pages, heads)
-            attended = ops.paged_attention(
-                q, pages, tables, positions, window=self._windows[index], splits=splits
+            turned = ops.turn_and_store(
+                qkv,
+                None if norm is None else (norm.tensors[0], norm.eps),
+                (cos, sin),
+                slots,
+                (cache.keys[index], cache.values[index]),
+                heads,
             )
+            values = qkv.view(len(qkv), -1, head_dim)[:, turned.shape[1] :]
+            attended = attend(index, turned[:, :heads], turned[:, heads:], values)
+            if index == last:  # from here on a row feeds only its own logits
+                attended, x = attended[sampled_rows], x[sampled_rows]
             normed = _add_norm(x, _product(attention.out, attended), layer.mlp_norm)
-            gate_and_up = _product(self._gates_and_ups[index], normed)
-            delta = _product(mlp.down, ops.silu_multiply(gate_and_up))
-        logits = model.head(_add_norm(x, delta, model.norm))
-        return StepResult(logits, ops.likeliest(logits))
+            gate_and_up = self._gates_and_ups[index]
+            if gate_and_up is None:
+                x, delta = mlp.add(normed, x), None
+            else:
+                inner = ops.silu_multiply(_product(gate_and_up, normed))
+                delta = _product(_gated(mlp).down, inner)
+        return model.head(_add_norm(x, delta, model.norm))
+
+
+class _OtherSteps(TorchForward):
+    """Steps with prompts, chunks or drafts: the same kernels around torch's attention."""
+
+    def __init__(self, kernels: TritonStep, eager: TorchForward) -> None:
+        super().__init__(eager.model, eager.cache, num_blocks=eager.num_blocks)
+        self._kernels = kernels
+
+    def run(self, step: PackedStep) -> Tensor:
+        attend = partial(self.attention.stored, step=step)
+        rows = (step.token_ids, step.positions, step.contexts, step.slots)
+        with _explained():
+            return self._kernels.logits(*rows, attend, step.sampled_rows)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Names another back end where a kernel does not compile or asks too much of a GPU."""
+    try:
+        yield
+    except TritonError as exc:
+        reason = str(exc).strip().partition("\n")[0]
+        raise EngineError(
+            f"a Triton kernel does not run on this GPU: {reason}; start with --backend torch "
+            "--device cuda"
+        ) from exc
 
 
 def _add_norm(x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
     return ops.add_rms_norm(x, delta, norm.tensors[0], norm.eps)
-
-
-def _norm_heads(qkv: Tensor, norm: Norm, heads: int, head_dim: int) -> None:
-    """Normalise queries and keys in place."""
-    turned = qkv.view(qkv.shape[0], -1, head_dim)[:, :heads]
-    turned.copy_(norm(turned))
 
 
 def _product(layer: Linear, x: Tensor) -> Tensor:
@@ -102,7 +159,11 @@ def _gated(mlp: Mlp) -> DenseMlp:
     return mlp
 
 
-def _gate_and_up(layer: Mlp) -> PlainLinear:
+def _joined(layer: Mlp) -> PlainLinear | None:
+    """Gate and up of a dense layer as one; None for experts, which are then grouped."""
+    if isinstance(layer, ExpertMlp):
+        layer.grouped = layer.grouped or StackedExperts(layer)
+        return None
     mlp = _gated(layer)
     gate, up = plain(mlp.gate), plain(mlp.up)
     half = gate.weight.shape[0]

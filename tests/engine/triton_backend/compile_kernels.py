@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lmi_bench.engine.triton_backend import kernels
+from lmi_bench.engine.triton_backend import expert_kernels, experts, kernels
 
 H100 = GPUTarget("cuda", 90, 32)
 BF16, F16, F32, I32, I64 = "*bf16", "*fp16", "*fp32", "*i32", "*i64"
@@ -21,11 +21,11 @@ CASES = {
         {"HAS_DELTA": True, "BLOCK": 4096},
     ),
     "turn_and_store_kernel": (
-        (BF16, BF16, BF16, I64, I64, BF16, BF16, BF16, "i32"),
-        HEADS | {"PAGE": 64, "BLOCK": 128},
+        (BF16, BF16, BF16, BF16, I64, BF16, BF16, BF16, "fp32"),
+        HEADS | {"HAS_NORM": True, "BLOCK": 128},
     ),
     "paged_attention_kernel": (
-        (BF16, BF16, BF16, I64, I64, F32, F32, F32, "i32", "i32", "fp32"),
+        (BF16, BF16, BF16, I64, I64, F32, F32, F32, "i32", "i32", "i32", "fp32"),
         HEADS | {"PAGE": 64, "TILE": 64, "GROUP_BLOCK": 16, "DIM_BLOCK": 128, "SPLITS": 8},
     ),
     "join_splits_kernel": ((F32, F32, F32, BF16), HEADS | {"DIM_BLOCK": 128, "SPLITS": 8}),
@@ -33,6 +33,7 @@ CASES = {
     "skinny_linear_kernel": ((BF16, BF16, BF16, "i32", "i32"), {"BLOCK_OUT": 4, "BLOCK_IN": 1024}),
     "likeliest_part_kernel": ((BF16, F32, I32, "i32", "i32"), {"BLOCK": 4096}),
     "likeliest_kernel": ((F32, I32, I64, "i32"), {"BLOCK": 8}),
+    "list_pairs_kernel": ((I64, I32, I32, "i32"), {"BLOCK": 1024}),
 }
 
 ATTENTION = CASES["paged_attention_kernel"][1]
@@ -41,9 +42,15 @@ ATTENTION = CASES["paged_attention_kernel"][1]
 def attention(values: str, **changes: int) -> tuple[tuple[str, ...], dict[str, int]]:
     """The attention of a step whose queries and pages hold such values."""
     cache = (values, values, values, I64, I64, F32, F32, F32)
-    return (*cache, "i32", "i32", "fp32"), ATTENTION | changes
+    return (*cache, "i32", "i32", "i32", "fp32"), ATTENTION | changes
 
 
+SIDES = ("BLOCK_ROWS", "BLOCK_OUT", "BLOCK_IN")
+for few, gated in ((True, True), (True, False), (False, True), (False, False)):
+    tile = {side: experts._TILES[few][side] for side in SIDES}
+    kinds = (BF16, BF16, F32, I32, I32, BF16 if gated else F32, "i32", "i32", "i32")
+    name = f"expert_product_kernel {'few' if few else 'many'}{', gated' if gated else ''}"
+    CASES[name] = (kinds, tile | {"PAIRS_A_ROW": 8, "GATED": gated})
 CASES |= {
     "paged_attention_kernel float16, pages of 1024": attention(F16, PAGE=1024),
     "paged_attention_kernel float32": attention(F32),
@@ -53,7 +60,8 @@ CASES |= {
 }
 
 for name, (types, constants) in CASES.items():
-    kernel = getattr(kernels, name.split(" ")[0])
+    kernel = getattr(kernels, name.split(" ")[0], None)
+    kernel = kernel or getattr(expert_kernels, name.split(" ")[0])
     free = [argument for argument in kernel.arg_names if argument not in constants]
     signature = dict(zip(free, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional
 
+from lmi_bench.engine.torch_backend.kv_cache import KvLayoutShape, slots_of
+from lmi_bench.engine.torch_backend.layers import DenseMlp, ExpertMlp, PlainLinear, Router
+from lmi_bench.engine.triton_backend import experts as grouped
 from lmi_bench.engine.triton_backend import ops
 
 PAGE = 16
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def on_the_device():
+    with torch.device("cpu" if INTERPRETED else "cuda"):
+        yield
 
 
 def random(*size: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+    numbers = torch.randn(*size, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return numbers.to(torch.get_default_device())
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -44,7 +58,8 @@ def test_paged_attention_is_softmax_over_what_each_row_sees(heads, kv_heads, win
     head_dim, contexts = 24, (1, 16, 17, 60)
     cache = (20, kv_heads, PAGE, head_dim)
     keys, values = random(*cache), random(*cache, seed=1)
-    tables = torch.randperm(20, generator=torch.Generator().manual_seed(2))[:16].view(4, 4)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(2), device="cpu")
+    tables = order[:16].view(4, 4).to(torch.get_default_device())
     q = random(4, heads, head_dim, seed=3)
     got = ops.paged_attention(
         q, (keys, values), tables, torch.tensor(contexts) - 1, window=window, splits=splits
@@ -82,22 +97,28 @@ def test_a_page_is_read_in_tiles(monkeypatch):
         close(got, expected)
 
 
-def test_queries_and_keys_are_turned_and_cached_where_the_table_says():
+@pytest.mark.parametrize("normed", [False, True])
+def test_queries_and_keys_are_turned_and_cached_where_the_slots_say(normed):
     heads, kv_heads, head_dim = 4, 2, 8
     qkv = random(2, (heads + 2 * kv_heads) * head_dim)
     angles = random(2, head_dim // 2, seed=1)
     cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
     sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
     keys, values = torch.zeros(2, 5, kv_heads, PAGE, head_dim)
-    tables, positions = torch.tensor([[3, 1], [2, 4]]), torch.tensor([17, 5])
-    q = ops.turn_and_store(qkv, (cos, sin), positions, tables, (keys, values), heads)
+    layout = KvLayoutShape(1, kv_heads, head_dim, PAGE, torch.float32)
+    slots = slots_of(torch.tensor([1, 2]), torch.tensor([1, 5]), layout)
+    norm = (random(heads + kv_heads, head_dim, seed=4), 1e-3) if normed else None
+    turned = ops.turn_and_store(qkv, norm, (cos, sin), slots, (keys, values), heads)
     each = qkv.view(2, -1, head_dim)
-    first, second = each.chunk(2, dim=-1)
+    before = each[:, : heads + kv_heads]
+    if norm is not None:
+        before = functional.rms_norm(before, (head_dim,), eps=norm[1]) * norm[0]
+    first, second = before.chunk(2, dim=-1)
     cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    close(q, turned[:, :heads])
+    expected = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    close(turned, expected)
     for row, (block, offset) in enumerate(((1, 1), (2, 5))):
-        close(keys[block, :, offset], turned[row, heads : heads + kv_heads])
+        close(keys[block, :, offset], turned[row, heads:])
         close(values[block, :, offset], each[row, heads + kv_heads :])
     assert int((keys != 0).any(dim=-1).sum()) == 2 * kv_heads  # and nowhere else
 
@@ -121,3 +142,32 @@ def test_of_equal_logits_the_first_token_is_likeliest():
     logits[1, [5000, 8999]] = 2.0
     logits[2, 8999] = 3.0
     assert ops.likeliest(logits).tolist() == [7, 5000, 8999]
+
+
+@pytest.mark.parametrize(("rows", "few"), [(1, True), (3, True), (40, True), (200, False)])
+def test_each_pair_of_a_row_and_its_expert_is_computed_once(monkeypatch, rows, few):
+    """Experts of one, several and no row; more pairs than are listed or multiplied at once."""
+    monkeypatch.setattr(grouped, "_LISTED_AT_ONCE", 16)
+    if not few:  # in two stages, float32 fits too
+        tile = grouped._TILES[False] | {"num_stages": 2}
+        monkeypatch.setattr(grouped, "_TILES", {True: tile})
+    hidden, inner, count, per_token = 48, 80, 6, 2
+    experts = [
+        DenseMlp(
+            *(
+                PlainLinear(random(*size, seed=10 * number + place) / 7)
+                for place, size in enumerate([(inner, hidden)] * 2 + [(hidden, inner)])
+            )
+        )
+        for number in range(count)
+    ]
+    spec = SimpleNamespace(experts_per_token=per_token, renormalise=True, routed_scale=1.0)
+    router = Router(PlainLinear(random(count, hidden, seed=99)), spec)
+    mlp = ExpertMlp(router, experts, lambda x: x)
+    x, residual = random(rows, hidden, seed=5), random(rows, hidden, seed=6)
+    expected = mlp.add(x, residual)
+    mlp.grouped = grouped.StackedExperts(mlp)
+    torch.testing.assert_close(mlp.add(x, residual), expected, rtol=1e-4, atol=1e-4)
+    base = {getattr(expert, name).weight.untyped_storage().data_ptr()
+            for expert in experts for name in ("gate", "up", "down")}  # fmt: skip
+    assert len(base) == 2  # nothing is held twice

@@ -11,6 +11,7 @@ from triton.runtime.errors import OutOfResources
 from lmi_bench.core.errors import EngineError, InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
+from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend import layers
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape
 from lmi_bench.engine.torch_backend.static.build import StepSettings
@@ -30,7 +31,12 @@ def plain_weights(monkeypatch):
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("Mistral", {"sliding_window": 12, "num_hidden_layers": 1}), ("Qwen3", {})],
+    [
+        ("Mistral", {"sliding_window": 12, "num_hidden_layers": 1}),
+        ("Qwen3", {}),
+        ("Qwen3Moe", {"num_experts": 5, "num_experts_per_tok": 2}),
+        ("Glm4Moe", {}),
+    ],
 )
 def test_greedy_tokens_are_those_of_transformers(tmp_path, plain_weights, family, changes):
     """Two sequences of different lengths, one of them over a page's border; a third row pads."""
@@ -57,6 +63,44 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, plain_weights, family
     asyncio.run(steps.executor.close())
     assert got == [model.greedy(prompt, 3).token_ids for prompt in prompts]
     assert (forward.static_steps, forward.other_steps) == (2, 1)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_decode_rows_beside_a_prompt_run_in_their_prepared_shape(
+    tmp_path, plain_weights, monkeypatch, logprobs
+):
+    """Prompt, decode, chunk without a token, decode: each gets its own tokens, in that order."""
+    model = TinyModel(tmp_path, "Qwen3")
+    steps = Steps(
+        tmp_path,
+        block_size=16,
+        steps=StepSettings(kernels=TritonStep, shapes=(StaticShape(3, 32),)),
+    )
+    sampling = SamplingParams(logprobs=logprobs)
+    first, second, third, fourth = PROMPT + PROMPT[:5], PROMPT[:3], PROMPT[::-1], PROMPT[4:]
+    steps.tokens(entry(0, first, 0, (0, 1)), entry(1, second, 0, (2, 3)))
+    forward, seen = steps.executor._ranks.runner._forward, []
+    logits = forward._otherwise.logits
+    monkeypatch.setattr(
+        forward._otherwise, "logits", lambda rows: seen.append(len(rows)) or logits(rows)
+    )
+    got = steps.tokens(
+        entry(2, third, 0, (4, 5), sampling=sampling),
+        entry(0, (LAST_SAMPLED,), len(first), sampling=sampling),
+        entry(3, fourth[:2], 0, (6, 7), samples=False),
+        entry(1, (LAST_SAMPLED,), len(second), sampling=sampling),
+    )
+    assert (seen, forward.static_steps, forward.other_steps) == ([2], 0, 2)
+    got += steps.tokens(entry(3, fourth[2:], 2))
+    asyncio.run(steps.executor.close())
+    expected = [model.greedy(prompt, 2).token_ids for prompt in (third, first, second, fourth)]
+    assert got == [
+        (expected[0][0],),
+        (expected[1][1],),
+        (),
+        (expected[2][1],),
+        (expected[3][0],),
+    ]
 
 
 def test_a_kernel_that_asks_too_much_of_a_gpu_names_another_back_end(

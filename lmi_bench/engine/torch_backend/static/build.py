@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
@@ -28,8 +28,18 @@ from lmi_bench.engine.torch_backend.weights import Tell
 
 SPARE_BLOCKS: Final = 1  # extra cache blocks for the padding of prepared steps
 
-MakeKernels = Callable[[Decoder, KvCache], Callable[[StepBuffers], StepResult]]
-"""Makes a model's step with another back end's kernels."""
+
+class Kernels(Protocol):
+    """A model's steps with another back end's kernels."""
+
+    def __call__(self, buffers: StepBuffers) -> StepResult:
+        """A decode step over a prepared shape."""
+
+    def other_steps(self, eager: TorchForward) -> Forward:
+        """Steps of any other kind, over the cache of `eager`."""
+
+
+MakeKernels = Callable[[Decoder, KvCache], Kernels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +138,7 @@ def with_prepared_steps(
         return Forwards(eager)
     start_s = time.monotonic()
     model, cache = eager.model, eager.cache
-    device = cache.keys[0].device
-    size = cache.shape.block_size
+    device, size = cache.keys[0].device, cache.shape.block_size
     capacity = eager.num_blocks * size
     most = min(model.shape.max_positions, capacity, settings.max_tokens or capacity)
     shapes = _shapes(settings, most, size)
@@ -148,9 +157,8 @@ def with_prepared_steps(
     recorder = None
     if settings.captured and device.type == "cuda":
         recorder = CudaGraphRecorder(device)
-    make_buffers = partial(
-        StepBuffers, block_size=size, spare_block=eager.num_blocks, device=device
-    )
+    spare = eager.num_blocks
+    make_buffers = partial(StepBuffers, block_size=size, spare_block=spare, device=device)
     packages = {} if artefact is None else artefact.packages
     kernels = None if settings.kernels is None else settings.kernels(model, cache)
 
@@ -169,7 +177,9 @@ def with_prepared_steps(
         ready_s=time.monotonic() - start_s,
         graph_bytes=None if recorder is None else recorder.held_bytes,
     )
-    return Forwards(eager, StaticForward(eager, prepared), facts)
+    others = eager if kernels is None else kernels.other_steps(eager)
+    on_gpu = kernels is not None or recorder is not None
+    return Forwards(eager, StaticForward(others, prepared, splits=on_gpu), facts)
 
 
 def _shapes(settings: StepSettings, max_tokens: int, block_size: int) -> tuple[StaticShape, ...]:

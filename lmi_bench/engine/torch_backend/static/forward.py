@@ -166,7 +166,10 @@ class StaticForward:
     static_steps, other_steps  numbers of both kinds
     """
 
-    def __init__(self, otherwise: Forward, prepared: Mapping[StaticShape, Prepared]) -> None:
+    def __init__(
+        self, otherwise: Forward, prepared: Mapping[StaticShape, Prepared], *, splits: bool = False
+    ) -> None:
+        """splits  run the decode rows of a step with prompts apart from it, in a prepared shape"""
         self.shape = otherwise.shape
         self.block_size = otherwise.block_size
         self.num_blocks = otherwise.num_blocks
@@ -174,6 +177,7 @@ class StaticForward:
         self.other_steps = 0
         self._otherwise = otherwise
         self._prepared = dict(prepared)
+        self._splits = splits
         self.shapes = tuple(sorted(prepared))
 
     def only(self, shape: StaticShape) -> "StaticForward":
@@ -182,32 +186,53 @@ class StaticForward:
     @torch.inference_mode()
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Logits of the sampled rows; valid until the next step."""
-        result = self._run(sequences)
+        result, ready, rest = self._run(sequences)
         if result is None:
             return self._otherwise.logits(sequences)
-        return result.logits[: len(sequences)]
+        own = result.logits[: len(ready)]
+        if not rest:
+            return own
+        # replayed rows come first here, and where their sequence stands in the result
+        beside = self._otherwise.logits([sequences[i] for i in rest])
+        owners = [i for i in [*ready, *rest] for _ in range(sequences[i].sampled)]
+        order = sorted(range(len(owners)), key=owners.__getitem__)
+        return torch.cat((own, beside))[torch.tensor(order, device=own.device)]
 
     @torch.inference_mode()
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
-        result = self._run(sequences)
+        result, ready, rest = self._run(sequences)
         if result is None:
             return self._otherwise.likeliest(sequences)
-        token_ids: list[int] = result.likeliest[: len(sequences)].tolist()
-        return token_ids
+        beside = iter(self._otherwise.likeliest([sequences[i] for i in rest]) if rest else ())
+        own: list[int] = result.likeliest[: len(ready)].tolist()
+        if not rest:
+            return own
+        tokens = dict(zip(ready, ([token] for token in own), strict=True))
+        tokens |= {i: [next(beside) for _ in range(sequences[i].sampled)] for i in rest}
+        return [token for i in range(len(sequences)) for token in tokens[i]]
 
-    def _run(self, sequences: Sequence[SequenceRows]) -> StepResult | None:
-        """Run the step in a prepared shape; None if it fits into none."""
+    def _run(
+        self, sequences: Sequence[SequenceRows]
+    ) -> tuple[StepResult | None, list[int], list[int]]:
+        """Start the decode rows in a prepared shape: their result, their places in the step, and
+        those of the sequences left for the other back end; without a result, it takes all."""
+        ready = [
+            i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1 and rows.sampled == 1
+        ]
+        chosen = set(ready)
+        rest = [i for i in range(len(sequences)) if i not in chosen]
         shape = None
-        if all(len(rows.token_ids) == 1 and rows.sampled == 1 for rows in sequences):
-            longest = max(rows.context_tokens for rows in sequences)
-            shape = covering(self.shapes, len(sequences), longest)
-        if shape is None:
+        if ready and (self._splits or not rest):
+            longest = max(sequences[i].context_tokens for i in ready)
+            shape = covering(self.shapes, len(ready), longest)
+        if shape is None or rest:
             self.other_steps += 1
-            return None
-        self.static_steps += 1
+        if shape is None:
+            return None, [], []
+        self.static_steps += not rest
         prepared = self._prepared[shape]
-        prepared.buffers.fill(sequences)
-        return prepared.replay()
+        prepared.buffers.fill([sequences[i] for i in ready])
+        return prepared.replay(), ready, rest
 
 
 def prepare_shapes(
