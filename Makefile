@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint docs accuracy features posts fuzz sanitize clean
+.PHONY: quickstart test lint docs accuracy features posts fuzz sanitize gpu-hour clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -85,6 +85,14 @@ fuzz: $(VENV)/.dev
 # The receiver and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.
 sanitize: $(VENV)/.dev
 	$(BIN)/python benchmarks/sanitize.py
+
+# On a machine with a GPU: tests, then tokens of every family, then speeds, each page written row by row.
+# PYTHON=python3 uses an environment that has torch with CUDA.
+gpu-hour:
+	TRITON_INTERPRET=0 PYTHONPATH=. timeout 900 $${PYTHON:-$(BIN)/python} -m pytest -q -W default \
+		tests/engine/triton_backend/test_gpu.py tests/engine/triton_backend/test_kernels.py || true
+	TRITON_INTERPRET=0 PYTHONPATH=. timeout 900 $${PYTHON:-$(BIN)/python} benchmarks/gpu_parity.py || true
+	TRITON_INTERPRET=0 PYTHONPATH=. timeout 1200 $${PYTHON:-$(BIN)/python} benchmarks/engine_gpu.py --limit-s 900
 
 clean:
 	rm -rf $(VENV) dist build

@@ -1,16 +1,17 @@
-"""The bundled engine on one GPU: decode against the copy bandwidth, prefill against the GEMM peak,
-graphs, cache layouts and batching policies switched on equal terms, transformers beside.
+"""The bundled engine on one GPU: logits first, then decode against the copy bandwidth, prefill
+against the GEMM peak, mixed steps, sampling, batching policies, levels; transformers beside.
 
-Random weights of Llama-2-7B's and Mistral-7B's shapes are made on the device: speed and memory
-are those of the real checkpoints, texts are not. Decode of one sequence is bound by reading
-weights and cache once, so its time is held against bytes / copy bandwidth, as measured here a
-minute before; a prompt is bound by arithmetic, so its FLOP/s against those of a large product.
+Random weights of published shapes are made on the device: speed and memory are those of the real
+checkpoints, texts are not. Decode of one sequence is bound by reading weights and cache once, so
+its time is held against bytes / copy bandwidth, as measured here a minute before, and against the
+data sheet's; a prompt is bound by arithmetic, so its FLOP/s against those of a large product.
 
     python benchmarks/engine_gpu.py --out benchmarks/results
 
-writes engine_gpu.md and engine_gpu_levels.csv, which `lmi-bench calibrate` turns into an engine
-profile. Meant for an 80 GB card and to take less than ten minutes with both models; refuses
-where there is no GPU. Needs the extra `engine` and Triton; transformers for the peer's rows.
+writes engine_gpu.md and engine_gpu_levels.csv after every table: a run that is cut keeps what it
+has. `lmi-bench calibrate` turned the levels into engine_gpu_profile.json. Begins no table after
+--limit-s. Exits with 1 if a captured step's logits are not those of the eager one. Needs the
+extra `engine`, Triton and a GPU of 80 GB; transformers for the peers' rows.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from benchmarks.support.gpu_models import GpuModel
 
 ROOT = Path(__file__).parent.parent
-MODELS = ("llama-2-7b", "mistral-7b-v0.1")
+MODELS = ("qwen3-8b", "llama-2-7b", "mistral-7b-v0.1", "qwen3-30b-a3b")
+DATA_SHEET_TB_PER_S = {"H200": 4.8, "H100": 3.35}
 DECODE = ((1, 512), (1, 2000), (64, 512), (256, 256))
 PROMPTS = ((1, 1024), (8, 1024))
 PEER_REQUESTS, PEER_TOKENS = 64, 128
@@ -44,11 +47,49 @@ LEVEL_INPUT, LEVEL_OUTPUT = 256, 128
 PEER_TIMEOUT_S = 120.0
 
 
+class Page:
+    """Written anew after every table."""
+
+    def __init__(self, out: Path, limit_s: float) -> None:
+        self.out = out
+        self.start_s = time.monotonic()
+        self.limit_s = limit_s
+        self.lines: list[str] = []
+        self.levels: list[dict[str, Any]] = []
+        out.mkdir(parents=True, exist_ok=True)
+
+    def add(self, what: str, make: Callable[[], list[str]]) -> None:
+        """The lines of `make`, or why there are none."""
+        took = time.monotonic() - self.start_s
+        if took > self.limit_s:
+            lines = ["", f"{what}: not begun, {took:.0f} s after the start."]
+        else:
+            try:
+                lines = make()
+            except Exception as exc:  # the other tables are worth having
+                reason = (str(exc).splitlines() or [""])[0]
+                lines = ["", f"{what}: failed with {type(exc).__name__}: {reason}"]
+        print("\n".join(lines), flush=True)
+        self.lines += lines
+        took = time.monotonic() - self.start_s
+        text = "\n".join([*self.lines, "", f"Measured in {took:.0f} s."])
+        (self.out / "engine_gpu.md").write_text(text + "\n", encoding="utf-8")
+        if self.levels:
+            path = self.out / "engine_gpu_levels.csv"
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, list(self.levels[0]))
+                writer.writeheader()
+                writer.writerows(self.levels)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[MODELS[0], MODELS[-1]])
+    parser.add_argument("--limit-s", type=float, default=420.0)
+    parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--peer", choices=MODELS, help=argparse.SUPPRESS)
+    parser.add_argument("--peer-kind", choices=PEERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:
         import torch
@@ -56,97 +97,210 @@ def main() -> None:
         sys.exit("engine_gpu needs torch: pip install 'lmi-bench[engine]'")
     if not torch.cuda.is_available():
         sys.exit("engine_gpu needs a GPU that torch can use; there is none here")
-    if args.peer:
-        print(json.dumps({"tokens_per_s": peer_tokens_per_s(args.peer)}))
-        return
     sys.path.insert(0, str(ROOT))
-    start = time.monotonic()
+    if args.peer:
+        print(json.dumps(PEERS[args.peer_kind](args.peer)))
+        return
     from benchmarks.support import gpu_models
 
-    args.out.mkdir(parents=True, exist_ok=True)
     copy, gemm = gpu_models.copy_bytes_per_s(), gpu_models.gemm_flop_per_s()
     name = torch.cuda.get_device_name()
-    lines = [
+    page = Page(args.out, args.limit_s)
+    page.lines += [
         "# The engine on a GPU",
         "",
         f"{name}; torch {torch.__version__}, Python {platform.python_version()}. Copy "
         f"{copy / 1e12:.2f} TB/s (reads and writes), bfloat16 product {gemm / 1e12:.0f} TFLOP/s. "
         "Random weights, bfloat16.",
     ]
-    levels: list[dict[str, Any]] = []
+    wrong = False
     for model_name in args.models:
-        lines += measure_model(model_name, copy, gemm, levels, name)
+        page.lines += ["", f"## {model_name}"]
+        wrong |= not measure_model(page, model_name, copy, gemm, name)
         gc.collect()
         torch.cuda.empty_cache()
-        lines += peer_lines(model_name)
-    lines += ["", f"Measured in {time.monotonic() - start:.0f} s."]
-    (args.out / "engine_gpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with (args.out / "engine_gpu_levels.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(levels[0]))
-        writer.writeheader()
-        writer.writerows(levels)
-    print("\n".join(lines))
+        if not args.no_peers:
+            for kind in PEERS:
+                page.add(kind, partial(peer_lines, model_name, kind))
+    sys.exit(1 if wrong else 0)
 
 
-def measure_model(
-    name: str, copy: float, gemm: float, levels: list[dict[str, Any]], device: str
-) -> list[str]:
-    """Markdown of one model; appends to `levels` what a profile is fitted to."""
+def measure_model(page: Page, name: str, copy: float, gemm: float, device: str) -> bool:
+    """False if the captured steps' logits are not those of eager ones: nothing else is measured."""
     from benchmarks.support import gpu_models
-    from lmi_bench.core.errors import EngineError
+    from lmi_bench.engine.torch_backend.static.forward import StaticForward
 
     model = gpu_models.make_model(name)
-    lines = ["", f"## {name}", "", *decode_lines(model, copy)]
-    lines += prefill_lines(model, gemm)
-    try:
-        forward, _ = model.forward("triton, graphs")
-    except EngineError as exc:
-        forward, _ = model.forward("triton, eager")
-        lines += ["", f"What follows is without graphs: {exc}"]
-    lines += policy_lines(model, forward)
-    speed = asyncio.run(
-        all_at_once(model, forward, [(PEER_TOKENS, PEER_TOKENS)] * PEER_REQUESTS, {})
-    )
-    lines += [
+    made: list[Any] = []
+
+    def logits_lines() -> list[str]:
+        start_s = time.monotonic()
+        made.append(model.forward("triton, graphs")[0])
+        took_s = time.monotonic() - start_s
+        assert isinstance(made[0], StaticForward)
+        return same_logits(model, made[0], took_s)
+
+    page.add("logits", logits_lines)
+    if not made:
+        made.append(model.forward("torch, graphs")[0])
+    elif WRONG in page.lines[-1]:
+        return False
+    (forward,) = made
+    sheet = next((v for key, v in DATA_SHEET_TB_PER_S.items() if key in device), None)
+    page.add("decode", lambda: decode_lines(model, forward, copy, sheet))
+    page.add("prefill", lambda: prefill_lines(model, forward, gemm))
+    page.add("mixed steps", lambda: mixed_lines(model, forward))
+    page.add("kernels", lambda: kernel_lines(model, forward))
+    page.add("sampling", lambda: sampling_lines(model))
+    page.add("policies", lambda: policy_lines(model, forward))
+    page.add("all at once", lambda: at_once_lines(model, forward))
+    for users in LEVELS:
+        page.add(
+            f"level {users}", lambda u=users: level_lines(page, name, model, forward, u, device)
+        )
+    return True
+
+
+WRONG = "**not the same**"
+
+
+def same_logits(model: GpuModel, forward: Any, took_s: float) -> list[str]:
+    """The largest difference of each captured shape from an eager step over the same context."""
+    from lmi_bench.engine.torch_backend.static.forward import compare_steps
+
+    eager = model.forward("torch, eager")[0]
+    found = compare_steps(forward, eager)
+    worst = max(found, key=lambda each: each.largest / each.spread)
+    same = min(each.same_frac for each in found)
+    good = worst.largest < worst.spread and same >= 0.5  # random weights have many near ties
+    return [
+        "",
+        f"{len(found)} graphs, ready in {took_s:.1f} s; largest difference of a logit from the "
+        f"eager torch step {worst.largest / worst.spread:.3f} of the logits' spread (shape "
+        f"{worst.shape}), the same likeliest token in at least {same:.1%} of the rows: "
+        + ("as bfloat16 allows." if good else WRONG),
+    ]
+
+
+def at_once_lines(model: GpuModel, forward: Any) -> list[str]:
+    requests = [(PEER_TOKENS, PEER_TOKENS)] * PEER_REQUESTS
+    speeds = [asyncio.run(all_at_once(model, forward, requests, {})) for _ in range(2)]
+    return [
         "",
         f"{PEER_REQUESTS} requests of {PEER_TOKENS}/{PEER_TOKENS} tokens, all at once: "
-        f"**{speed:,.0f}** output tok/s.",
+        f"**{max(speeds):,.0f}** output tok/s (first run {speeds[0]:,.0f}).",
     ]
-    for users in LEVELS:
-        levels.append(
-            {
-                "model": name,
-                "accelerator": "H200" if "H200" in device else "H100-SXM",
-                "tp": 1,
-                "dtype": "bfloat16",
-                "input_tokens": LEVEL_INPUT,
-                "output_tokens": LEVEL_OUTPUT,
-                "concurrency_or_rate": f"c={users}",
-                **asyncio.run(closed_loop(model, forward, users)),
-                "engine": "lmi-bench triton",
-                "device": device,
-            }
+
+
+def level_lines(
+    page: Page, name: str, model: GpuModel, forward: Any, users: int, device: str
+) -> list[str]:
+    level = {
+        "model": name,
+        "accelerator": "H200" if "H200" in device else "H100-SXM",
+        "tp": 1,
+        "dtype": "bfloat16",
+        "input_tokens": LEVEL_INPUT,
+        "output_tokens": LEVEL_OUTPUT,
+        "concurrency_or_rate": f"c={users}",
+        **asyncio.run(closed_loop(model, forward, users)),
+        "engine": "lmi-bench triton",
+        "device": device,
+    }
+    page.levels.append(level)
+    keys = ("ttft_ms", "itl_ms", "e2e_ms")
+    return ["", f"{users} users: " + ", ".join(f"{key} {level[key]}" for key in keys)]
+
+
+def mixed_lines(model: GpuModel, forward: Any) -> list[str]:
+    """A step of decode rows beside one chunk of a prompt, with the rows apart and together."""
+    from benchmarks.support import gpu_models
+    from lmi_bench.engine.torch_backend.attention import SequenceRows
+
+    eager = forward._otherwise
+    rows = ["", "| mixed step | ms, rows apart | ms, together |", "|---|---:|---:|"]
+    for batch, chunk in ((16, 512), (64, 512), (64, 2048)):
+        steps = gpu_models.decoding_rows(model, batch, 512)
+        last = model.num_blocks - -(-chunk // gpu_models.BLOCK_SIZE)
+        steps.append(SequenceRows([7] * chunk, 0, range(last, model.num_blocks), 1))
+        apart, together = (
+            gpu_models.seconds_a_call(partial(each.likeliest, steps), calls=10)
+            for each in (forward, eager)
         )
-    return lines
+        rows.append(
+            f"| {batch} decode rows, {chunk:,} of a prompt | {apart * 1e3:.2f} | "
+            f"{together * 1e3:.2f} |"
+        )
+    return rows
 
 
-def decode_lines(model: GpuModel, copy: float) -> list[str]:
+def kernel_lines(model: GpuModel, forward: Any) -> list[str]:
+    """Where a captured step's time goes, by torch's profiler."""
+    import torch
+
+    from benchmarks.support import gpu_models
+
+    rows = ["", "| kernel | step | us a step | launches |", "|---|---|---:|---:|"]
+    work = {
+        f"{batch} decode rows": gpu_models.decoding_rows(model, batch, 512) for batch in (1, 64)
+    }
+    work["a prompt of 1,024"] = gpu_models.prompt_rows(model, 1, 1024)
+    for label, steps in work.items():
+        for _ in range(3):
+            forward.likeliest(steps)
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(5):
+                forward.likeliest(steps)
+            torch.cuda.synchronize()
+        found = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+        rows += [
+            f"| `{each.key[:60]}` | {label} | {each.self_device_time_total / 5:.0f} | "
+            f"{each.count / 5:.0f} |"
+            for each in found[:9]
+        ]
+    return rows
+
+
+def sampling_lines(model: GpuModel) -> list[str]:
+    import torch
+
+    from benchmarks.sampling import CASES
+    from benchmarks.support import gpu_models
+    from lmi_bench.engine.scheduling.sampling import SamplingParams
+    from lmi_bench.engine.torch_backend.sampler import RowRequest, choose
+
+    vocab, chance = model.decoder.spec.vocab_size, random.Random(6)
+    logits = torch.randn(64, vocab, device="cuda") * 3
+    histories = [[chance.randrange(vocab) for _ in range(2048)] for _ in range(64)]
+    rows = ["", f"| sampling, 64 rows x {vocab:,} | ms |", "|---|---:|"]
+    for label, settings in CASES.items():
+        sampling = SamplingParams(**settings)
+        requests = [
+            RowRequest(sampling, 2048, history, i, num_generated=1024)
+            for i, history in enumerate(histories)
+        ]
+        seconds = gpu_models.seconds_a_call(partial(choose, logits, requests), calls=10)
+        rows.append(f"| {label} | {seconds * 1e3:.2f} |")
+    return rows
+
+
+def decode_lines(model: GpuModel, captured: Any, copy: float, sheet: float | None) -> list[str]:
     from benchmarks.support import gpu_models
     from lmi_bench.core.errors import EngineError
 
     rows = [
-        "| decode | batch | context | ms a step | tok/s | of copy bandwidth | graph memory GiB |",
+        "",
+        "| decode | batch | context | ms a step | tok/s | of copy bandwidth | of data sheet's |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for variant in gpu_models.VARIANTS:
         try:
-            forward, prepared = model.forward(variant)
+            forward = captured if variant == "triton, graphs" else model.forward(variant)[0]
         except (EngineError, RuntimeError) as exc:
-            reason = str(exc).splitlines()[0]
-            rows.append(f"| {variant} | | | not prepared: {reason} | | | |")
+            rows.append(f"| {variant} | | | not prepared: {str(exc).splitlines()[0]} | | | |")
             continue
-        graphs = "" if prepared is None or prepared.graph_bytes is None else prepared.graph_bytes
-        for batch, context in DECODE:
+        for batch, context in DECODE if variant == "triton, graphs" else DECODE[::2]:
             if batch * -(-context // gpu_models.BLOCK_SIZE) > model.num_blocks:
                 rows.append(f"| {variant} | {batch} | {context} | the cache is too small | | | |")
                 continue
@@ -157,21 +311,19 @@ def decode_lines(model: GpuModel, copy: float) -> list[str]:
                 reason = str(exc).splitlines()[0]
                 rows.append(f"| {variant} | {batch} | {context} | did not run: {reason} | | | |")
                 continue
-            read = model.read_bytes + batch * context * model.kv_bytes_per_token
-            shown = f"{graphs / 2**30:.2f}" if isinstance(graphs, int) else ""
+            read = model.bytes_read(batch) + batch * context * model.kv_bytes_per_token
+            of_sheet = f"{read / seconds / sheet / 1e12:.1%}" if sheet else ""
             rows.append(
                 f"| {variant} | {batch} | {context} | {seconds * 1e3:.2f} | "
-                f"{batch / seconds:,.0f} | {read / seconds / copy:.1%} | {shown} |"
+                f"{batch / seconds:,.0f} | {read / seconds / copy:.1%} | {of_sheet} |"
             )
-        del forward, prepared
         gc.collect()
     return rows
 
 
-def prefill_lines(model: GpuModel, gemm: float) -> list[str]:
+def prefill_lines(model: GpuModel, forward: Any, gemm: float) -> list[str]:
     from benchmarks.support import gpu_models
 
-    forward, _ = model.forward("torch, eager")
     spec = model.decoder.spec
     matrices = spec.params_active - 2 * spec.vocab_size * spec.hidden_size
     rows = [
@@ -181,7 +333,7 @@ def prefill_lines(model: GpuModel, gemm: float) -> list[str]:
     ]
     for prompts, tokens in PROMPTS:
         sequences = gpu_models.prompt_rows(model, prompts, tokens)
-        seconds = gpu_models.seconds_a_call(lambda s=sequences: forward.logits(s), calls=5)
+        seconds = gpu_models.seconds_a_call(partial(forward.logits, sequences), calls=5)
         attention = 2 * spec.num_layers * spec.num_heads * spec.head_dim * tokens**2
         flop = prompts * (2 * matrices * tokens + attention)
         rows.append(
@@ -274,18 +426,64 @@ def submit(running: Any, model: GpuModel, chance: random.Random, tokens: int, ou
     return running.submit(prompt, SamplingParams(max_new_tokens=output, ignore_eos=True))
 
 
-def peer_lines(name: str) -> list[str]:
-    """transformers' continuous batching on the same shape and requests, in its own process."""
-    command = [sys.executable, str(Path(__file__)), "--peer", name]
+def peer_lines(name: str, kind: str) -> list[str]:
+    """A peer on the same shape, in its own process."""
+    command = [sys.executable, str(Path(__file__)), "--peer", name, "--peer-kind", kind]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return ["", f"transformers' continuous batching: no answer in {PEER_TIMEOUT_S:.0f} s."]
+        return ["", f"{kind}: no answer in {PEER_TIMEOUT_S:.0f} s."]
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return ["", f"transformers' continuous batching did not run: {reason}"]
-    speed = json.loads(done.stdout.strip().splitlines()[-1])["tokens_per_s"]
-    return ["", f"transformers' continuous batching, the same requests: {speed:,.0f} output tok/s."]
+        return ["", f"{kind} did not run: {reason}"]
+    return ["", f"{kind}: {json.loads(done.stdout.strip().splitlines()[-1])}"]
+
+
+def peer_model(name: str) -> Any:
+    import torch
+    import transformers
+
+    from benchmarks.support.gpu_models import CONFIGS
+
+    given = {k: v for k, v in CONFIGS[name].items() if k != "architectures"}
+    config = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def compiled_loop(name: str) -> str:
+    """One sequence over transformers' static cache, its step compiled with CUDA graphs, as
+    gpt-fast's loop is: tokens a second of a context of 512."""
+    import torch
+    import transformers
+
+    model = peer_model(name)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=640)
+    tokens = torch.randint(model.config.vocab_size, (1, 512), device="cuda")
+
+    def step(ids: Any, position: Any) -> Any:
+        out = model(ids, past_key_values=cache, cache_position=position, use_cache=True)
+        return out.logits[:, -1].argmax(-1, keepdim=True)
+
+    with torch.inference_mode():
+        current = step(tokens, torch.arange(512, device="cuda"))
+        fast = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+        position = torch.tensor([512], device="cuda")
+        for number in range(64):
+            if number == 24:
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+            torch.compiler.cudagraph_mark_step_begin()
+            current = fast(current, position).clone()
+            position += 1
+        torch.cuda.synchronize()
+        seconds = (time.perf_counter() - start) / 40
+    return f"{seconds * 1e3:.2f} ms a step at batch 1, context 512"
+
+
+def continuous_batching(name: str) -> str:
+    return f"{peer_tokens_per_s(name):,.0f} output tok/s of the same requests, all at once"
 
 
 def peer_tokens_per_s(name: str) -> float:
@@ -293,15 +491,8 @@ def peer_tokens_per_s(name: str) -> float:
     import torch
     import transformers
 
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.support.gpu_models import CONFIGS
-
-    given = {k: v for k, v in CONFIGS[name].items() if k != "architectures"}
-    family = "Llama" if given.pop("model_type") == "llama" else "Mistral"
-    config = getattr(transformers, f"{family}Config")(**given)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = peer_model(name)
+    config = model.config
     chance = random.Random(5)
     inputs = [
         [chance.randrange(config.vocab_size) for _ in range(PEER_TOKENS)]
@@ -320,6 +511,12 @@ def peer_tokens_per_s(name: str) -> float:
         seconds = time.perf_counter() - start
     tokens = sum(len(output.generated_tokens) for output in outputs.values())
     return tokens / seconds
+
+
+PEERS: dict[str, Callable[[str], str]] = {
+    "transformers' continuous batching": continuous_batching,
+    "transformers' compiled step": compiled_loop,
+}
 
 
 if __name__ == "__main__":

@@ -62,12 +62,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+CONFIGS["qwen3-8b"] = CONFIGS["mistral-7b-v0.1"] | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "sliding_window": None,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+CONFIGS["qwen3-30b-a3b"] = CONFIGS["qwen3-8b"] | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
 DEVICE = torch.device("cuda", 0)
 PRECISION = Precision(torch.bfloat16, torch.bfloat16)
 BLOCK_SIZE = 64
 MAX_TOKENS = 2048
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-VARIANTS = ("triton, graphs", "triton, eager", "torch, eager")
+VARIANTS = ("triton, graphs", "torch, graphs", "torch, eager")
 
 
 class RandomCheckpoint:
@@ -89,12 +115,16 @@ class GpuModel:
     cache: KvCache
     num_blocks: int
 
-    @property
-    def read_bytes(self) -> int:
-        """Of weights that a decode step reads: all but the embedding, of which it reads a row."""
-        return self.decoder.held_bytes - self.decoder.spec.vocab_size * (
-            self.decoder.spec.hidden_size * 2
-        )
+    def bytes_read(self, rows: int) -> float:
+        """Of weights that a decode step reads: of the embedding a row each, of experts those that
+        are chosen, evenly."""
+        spec = self.decoder.spec
+        whole = self.decoder.held_bytes - 2 * spec.vocab_size * spec.hidden_size
+        if not spec.experts:
+            return whole
+        left_out = 1 - spec.experts_per_token / spec.experts  # of one row
+        experts = 2 * (spec.params_total - spec.params_active) / left_out
+        return whole - experts * left_out**rows
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -105,9 +135,10 @@ class GpuModel:
         eager = TorchForward(self.decoder, self.cache, num_blocks=self.num_blocks)
         if variant == "torch, eager":
             return eager, None
+        triton = variant.startswith("triton")
         settings = StepSettings(
-            captured=variant == "triton, graphs",
-            kernels=TritonStep,
+            captured="graphs" in variant,
+            kernels=TritonStep if triton else None,
             shapes=tuple(StaticShape(batch, MAX_TOKENS) for batch in BATCHES),
         )
         made = with_prepared_steps(eager, settings)
