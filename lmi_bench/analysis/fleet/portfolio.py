@@ -10,7 +10,7 @@ A device serves one model; a host with several models is assumed to be as fast a
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -105,11 +105,11 @@ class Portfolio:
         }
 
 
-def member_of(name: str, request: RecommendRequest, tell: Callable[[str, float], None]) -> Member:
+def member_of(name: str, request: RecommendRequest) -> Member:
     """Copies for the request's rate, by machine and degree; raises InputError without a rate."""
     if request.rate_per_s is None:
         raise InputError(f"{name}: a portfolio needs the rate of each model (req/s)")
-    layouts, _ = prepare(request, tell)
+    layouts, _ = prepare(request)
     needs: dict[str, list[Need]] = {}
     for layout, copy in layouts:
         per_copy = copy.belief(keeps_slos=bool(request.slos)).sure_per_s

@@ -85,9 +85,7 @@ def test_a_members_copies_carry_its_rate():
     )
 
     def copies(rate):
-        member = member_of(
-            "a", replace(base, load=Load(rate_per_s=rate)), lambda _text, _share: None
-        )
+        member = member_of("a", replace(base, load=Load(rate_per_s=rate)))
         return member.needs[ONE_NAME][0].copies
 
     least, limit = 1e-6, 1000.0
