@@ -13,7 +13,7 @@ from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
 from lmi_bench.report.explore import CANDIDATES, candidates_data, fleet_roofline
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain
-from lmi_bench.report.table import Cell, Field, Table, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, table_of
 from lmi_bench.report.tables import fleets
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
@@ -232,9 +232,9 @@ def _figures_table(chosen: Candidate) -> Table | None:
                 return Cell("n/a", chosen.withheld[key], "na")
             return Cell(MISSING)
 
-        return field({"value": "Predicted"}.get(name, name.capitalize()), text)
+        return Field({"value": "Predicted"}.get(name, name.capitalize()), text)
 
-    fields = (field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
+    fields = (Field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
     keys = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
     return table_of("Predicted for it", fields, keys) if keys else None
 
@@ -250,9 +250,9 @@ def by_reason(rejected: Sequence[Rejection]) -> list[list[Rejection]]:
 
 def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[Table, ...]:
     fields: tuple[Field[Rejection], ...] = (
-        field("Instance", lambda each: each.instance_type, numeric=False),
-        field("TP", lambda each: count(each.tensor_parallel)),
-        field("Reason", lambda each: each.reason, numeric=False),
+        Field("Instance", lambda each: each.instance_type, numeric=False),
+        Field("TP", lambda each: count(each.tensor_parallel)),
+        Field("Reason", lambda each: each.reason, numeric=False),
     )
     groups = by_reason(rejected)
     return tuple(table_of(_shared_text(members), fields, members) for members in groups)
