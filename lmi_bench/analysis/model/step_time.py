@@ -24,6 +24,8 @@ Pricer = Callable[[int, int, int, int, float, int], float]
 Column = NDArray[np.float64]
 Amount = TypeVar("Amount", float, NDArray[np.floating])
 """A number, or an array with one value for each step."""
+Larger = Callable[[Amount, Amount], Amount]
+"""The maximum of two, for numbers or for arrays."""
 
 
 class StepColumns(NamedTuple):
@@ -124,40 +126,34 @@ def _larger(one: float, other: float) -> float:
     return one if one > other else other
 
 
-def _attended(
-    keys: Amount, most: Amount, sliding: float, larger: Callable[[Amount, Amount], Amount]
-) -> Amount:
+def _attended(keys: Amount, most: Amount, sliding: float, larger: Larger[Amount]) -> Amount:
     """Mean keys that a layer reads; the share `sliding` of the layers reads at most `most`."""
     unseen: Amount = larger(keys, most) - most
     read: Amount = keys - sliding * unseen
     return read
 
 
-def _stage_part(stages: int, rows: Amount, larger: Callable[[Amount, Amount], Amount]) -> Amount:
+def _stage_part(stages: int, rows: Amount, larger: Larger[Amount]) -> Amount:
     """The part of a batch in a stage at a time: 1 / stages, or a whole row."""
     one = 0 * rows + 1.0
     return larger(one / stages, one / larger(one, rows))
 
 
-def _prompt_part(
-    stages: int, prompts: Amount, larger: Callable[[Amount, Amount], Amount]
-) -> Amount:
+def _prompt_part(stages: int, prompts: Amount, larger: Larger[Amount]) -> Amount:
     """Time of m prompts through p stages as a part of the whole model's: (m + p - 1) / (m p)."""
     some: Amount = larger(prompts, 0 * prompts + 1.0)
     part: Amount = (some + (stages - 1)) / (some * stages)
     return part
 
 
-def _fullest_group(
-    groups: int, sequences: Amount, larger: Callable[[Amount, Amount], Amount]
-) -> Amount:
+def _fullest_group(groups: int, sequences: Amount, larger: Larger[Amount]) -> Amount:
     """Sequences of the fullest group over the mean: all in one of g, or half a sequence more."""
     mean = larger(sequences, 0 * sequences + 1.0) / groups
     return larger(1 / mean, 1 + 0.5 / mean)
 
 
 def _busiest(
-    split: SplitCosts, unread: Amount, rows: Amount, larger: Callable[[Amount, Amount], Amount]
+    split: SplitCosts, unread: Amount, rows: Amount, larger: Larger[Amount]
 ) -> tuple[Amount, Amount]:
     """Experts that the busiest device leaves unread, and the further part of a row's products.
 
@@ -172,7 +168,7 @@ def _busiest(
 
 def step_sum(
     costs: StepCosts,
-    larger: Callable[[Amount, Amount], Amount],
+    larger: Larger[Amount],
     constant: Callable[[float], Amount],
 ) -> Counted[Amount]:
     """The step's time as a function of its counts: the only place where the parts are added up.
@@ -234,7 +230,7 @@ def step_sum(
 
 def _products(
     costs: StepCosts,
-    larger: Callable[[Amount, Amount], Amount],
+    larger: Larger[Amount],
     constant: Callable[[float], Amount],
 ) -> Callable[[Amount, Amount], tuple[Amount, Amount]]:
     """Reads of weights and arithmetic with them, by all tokens of a step and rows of its head."""
@@ -263,7 +259,7 @@ def _products(
 
 def _attention(
     attention: AttentionCosts,
-    larger: Callable[[Amount, Amount], Amount],
+    larger: Larger[Amount],
     constant: Callable[[float], Amount],
 ) -> Callable[[Amount, Amount, Amount, Amount, float], tuple[Amount, Amount]]:
     """Reads of the cache and arithmetic with it, by rows, cached tokens of rows and of prompts,
@@ -327,21 +323,16 @@ class StepTimeModel:
         )
         if costs.many is not None and every >= costs.many_rows:
             weights_s = costs.many.products.first_s
-        all_reduce_s = costs.all_reduce_s + costs.all_reduce_token_s * every
-        host_s = max(costs.host_s * (rows > 0), costs.launch_s * (step.prefill_sequences > 0))
-        row_s = costs.host_row_s * rows
-        prompt_s = costs.host_token_s * step.prefill_tokens
-        prompt_s += costs.host_prompt_s * step.prefill_sequences
-        compute_s = linear_s + attention_s
         return StepParts(
             weights_s=weights_s,
             kv_s=kv_s + costs.attention.row_s * rows,
-            compute_s=compute_s,
-            all_reduce_s=all_reduce_s,
+            compute_s=linear_s + attention_s,
+            all_reduce_s=costs.all_reduce_s + costs.all_reduce_token_s * every,
             gap_s=costs.gap_s,
-            host_s=host_s,
-            host_per_sequence_s=row_s,
-            host_per_prompt_token_s=prompt_s,
+            host_s=max(costs.host_s * (rows > 0), costs.launch_s * (step.prefill_sequences > 0)),
+            host_per_sequence_s=costs.host_row_s * rows,
+            host_per_prompt_token_s=costs.host_token_s * step.prefill_tokens
+            + costs.host_prompt_s * step.prefill_sequences,
             total_s=total_s,
         )
 
