@@ -77,15 +77,11 @@ class Residents:
         seq.slot_capacity += num_blocks * self.blocks.block_size
         return block_ids
 
-    def missing_blocks(self) -> int:
-        """Additional blocks needed for one more token of every decoding sequence."""
-        needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
-        return max(0, needed - self.blocks.num_free)
-
     def spare_blocks(self) -> int:
-        """Free blocks beyond those needed for one more token of every decoding sequence."""
+        """Free blocks beyond those needed for one more token of every decoding sequence; below 0:
+        so many are missing."""
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
-        return max(0, self.blocks.num_free - needed)
+        return self.blocks.num_free - needed
 
     def missing_for(self, seq: Sequence, num_tokens: int) -> int:
         """Additional blocks that a sequence needs for this many more tokens."""
@@ -132,14 +128,6 @@ class Residents:
             return []
         size = self.blocks.block_size
         return self._prefixes.find(seq.digests((seq.tokens_to_fill - 1) // size, size))
-
-    def evict_youngest(self) -> Sequence:
-        """Remove the youngest sequence and free its blocks; it must restart."""
-        seq = self.running[-1]
-        self.remove(seq)
-        self.release(seq)
-        seq.restart()
-        return seq
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out of the batch; it keeps its blocks until `release`."""

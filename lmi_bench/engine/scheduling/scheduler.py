@@ -420,7 +420,7 @@ class Scheduler:
 
         False: blocks are missing, and batches in flight must be committed before a preemption.
         """
-        while self._residents.missing_blocks():
+        while self._residents.spare_blocks() < 0:
             if self._in_flight:
                 return False
             self._send_back_youngest()
@@ -449,9 +449,9 @@ class Scheduler:
 
     def _send_back_youngest(self) -> None:
         seq = self._residents.running[-1]
-        if seq.num_computed > seq.num_cached:  # otherwise the executor has never seen it
-            self._released.append(seq.seq_id)
-        self._residents.evict_youngest()
+        self._residents.remove(seq)
+        self._free(seq)
+        seq.restart()
         self._waiting.push(seq)
 
     def _plan_decode(
@@ -490,7 +490,10 @@ class Scheduler:
         return (rows, tokens, context)
 
     def _release(self, seq: Sequence) -> None:
-        self._residents.release(seq)
-        if seq.num_computed > seq.num_cached:
-            self._released.append(seq.seq_id)
+        self._free(seq)
         del self._sequences[seq.seq_id]
+
+    def _free(self, seq: Sequence) -> None:
+        self._residents.release(seq)
+        if seq.num_computed > seq.num_cached:  # otherwise the executor has never seen it
+            self._released.append(seq.seq_id)
