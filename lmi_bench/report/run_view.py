@@ -6,7 +6,7 @@ from typing import Any, Literal
 import yaml
 
 from lmi_bench.analysis.fit.run_intervals import level_uncertainties
-from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty
+from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty, metric_of
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_attempts
@@ -245,9 +245,7 @@ def _estimate(
     known: Uncertainty | None, metric: _Predicted, name: str, value: float | None
 ) -> Estimate | None:
     """A predicted value with its interval; None if it was measured, or there is none."""
-    if not known or not value:
-        return None
-    return known.throughput(value) if metric == "throughput" else known.latency(metric, name, value)
+    return known.around(metric_of(metric, name), value) if known and value else None
 
 
 def _environment(manifest: Manifest) -> tuple[Facts, ...]:

@@ -127,17 +127,14 @@ class Uncertainty:
             withheld=why_withheld(fit, cell),
         )
 
-    def throughput(self, predicted: float) -> Estimate:
-        """Output tokens a second of a simulated level; a stable open loop serves what arrives."""
+    def around(self, metric: Metric, predicted: float) -> Estimate | None:
+        """A figure in its own unit; None for latencies that are withheld. A stable open loop serves
+        exactly what arrives."""
+        if metric != "throughput_tokens_per_s":
+            return None if self.withheld else self.factors[metric].around(predicted)
         if self.load_share is not None and self.withheld is None:
             return Estimate(predicted, predicted, predicted)
-        return self.factors["throughput_tokens_per_s"].around(predicted)
-
-    def latency(self, metric: str, statistic: str, predicted: float) -> Estimate | None:
-        """Its latency in its own unit; None where latencies are withheld."""
-        if self.withheld is not None:
-            return None
-        return self.factors[metric_of(metric, statistic)].around(predicted)
+        return self.factors[metric].around(predicted)
 
 
 def shown_value(metric: Metric, value: float) -> float:
@@ -146,7 +143,9 @@ def shown_value(metric: Metric, value: float) -> float:
 
 
 def metric_of(metric: str, statistic: str) -> Metric:
-    """The figure of a load whose uncertainty this statistic of a latency metric has."""
+    """The figure of a load whose uncertainty this statistic of a metric has."""
+    if metric == "throughput":
+        return "throughput_tokens_per_s"
     if metric == "ttft":
         return "ttft_mean_s"
     if metric in ("itl", "tpot"):
@@ -397,6 +396,10 @@ class TimeFactors:
     def of(self, metric: str) -> float:
         """The factor of a latency metric."""
         return self.ttft if metric == "ttft" else self.steps
+
+    def around(self, rate: float) -> Estimate:
+        """A rate with its interval."""
+        return Estimate(rate, rate / self.steps, rate * self.shorter)
 
     @classmethod
     def at(cls, fit: Fit, cell: MeasuredLevel) -> TimeFactors:

@@ -318,10 +318,7 @@ class _LoadedFleet:
             return uncertainty.Estimate(output_per_s, output_per_s, output_per_s)
         if self.sure is not None:
             return self.sure.factors["throughput_tokens_per_s"].around(output_per_s)
-        factors = self.copy.factors
-        return uncertainty.Estimate(
-            output_per_s, output_per_s / factors.steps, output_per_s * factors.shorter
-        )
+        return self.copy.factors.around(output_per_s)
 
     def _capacity(self) -> uncertainty.Estimate:
         """Requests each second of the fleet within the SLOs; machines are counted with its lower
@@ -329,8 +326,7 @@ class _LoadedFleet:
         copy, copies = self.copy, self.machines * self.layout.copies
         factor = copy.factors.steps
         if not self.request.open_loop:
-            rate = copies * copy.plan.steady.rate_per_s(copy.concurrency)
-            return uncertainty.Estimate(rate, rate / factor, rate * copy.factors.shorter)
+            return copy.factors.around(copies * copy.plan.steady.rate_per_s(copy.concurrency))
         belief = copy.belief(keeps_slos=False)
         predicted = max(copy.central_per_s, copy.rate_per_s / factor)
         predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))
