@@ -26,6 +26,7 @@ from lmi_bench.engine.scheduling.batch import (
     StepOutput,
     WaitUntil,
 )
+from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.join_rule import JoinRule
@@ -69,24 +70,9 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def free_blocks(self) -> int:
-        """KV blocks that can be allocated: unused, and within the budget."""
-        return self._residents.blocks.num_free
-
-    @property
-    def used_blocks(self) -> int:
-        """KV blocks in use."""
-        return self._residents.blocks.num_used
-
-    @property
-    def block_budget(self) -> int:
-        """KV blocks that may be in use at once."""
-        return self._residents.blocks.budget
-
-    @property
-    def most_used_blocks(self) -> int:
-        """Peak number of KV blocks in use."""
-        return self._residents.blocks.most_used
+    def blocks(self) -> BlockManager:
+        """The KV blocks: how many are free, in use and allowed."""
+        return self._residents.blocks
 
     def set_block_budget(self, num_blocks: int) -> None:
         """Limit the KV blocks in use from now on.
@@ -95,13 +81,12 @@ class Scheduler:
         most all blocks. If more are in use, sequences continue until one needs another block;
         then the youngest are preempted.
         """
-        blocks = self._residents.blocks
-        longest = blocks.blocks_for(min(self.config.max_model_len, self.config.cache_tokens))
-        blocks.budget = min(self.config.num_blocks, max(longest, num_blocks))
+        longest = self.blocks.blocks_for(min(self.config.max_model_len, self.config.cache_tokens))
+        self.blocks.budget = min(self.config.num_blocks, max(longest, num_blocks))
 
     def audit(self) -> None:
         """Check the blocks' reference counts against the block tables; raises EngineError."""
-        self._residents.blocks.audit(seq.held_block_ids for seq in self._sequences.values())
+        self.blocks.audit(seq.held_block_ids for seq in self._sequences.values())
 
     def running_seq_ids(self) -> list[int]:
         """The sequences in the batch, oldest first."""

@@ -61,20 +61,20 @@ class TestFinish:
         run.add(0, 40, 10)
         run.add(1, 40, 10)
         run.step()
-        held = run.scheduler.used_blocks
+        held = run.scheduler.blocks.num_used
         run.scheduler.finish(0, "stop_sequence")
-        assert run.scheduler.used_blocks == held / 2
+        assert run.scheduler.blocks.num_used == held / 2
         assert run.step().batch.released_seq_ids == (0,)
 
     def test_in_flight_it_frees_them_at_the_commit_and_the_token_is_dropped(self, drive):
         run = drive()
         run.add(0, 40, 10)
         batch = run.scheduler.plan(0.0)
-        held = run.scheduler.used_blocks
+        held = run.scheduler.blocks.num_used
         run.scheduler.finish(0, "cancelled")
-        assert run.scheduler.used_blocks == held
+        assert run.scheduler.blocks.num_used == held
         run.commit(batch)
-        assert run.scheduler.used_blocks == 0
+        assert run.scheduler.blocks.num_used == 0
         assert run.tokens == {}
         assert run.scheduler.plan(1.0) == Idle()
 
@@ -107,7 +107,7 @@ class TestFinish:
         assert run.scheduler.identical_decode_steps() == 2  # no prompt is left to wait for
         run.run()
         assert run.reasons == {1: "length"}
-        assert run.scheduler.free_blocks == 1000
+        assert run.scheduler.blocks.num_free == 1000
 
 
 class TestOverlap:
@@ -132,9 +132,9 @@ class TestOverlap:
         first, second = run.scheduler.plan(0.0), run.scheduler.plan(0.0)
         run.commit(first)
         assert run.reasons == {0: "eos_token"}
-        assert run.scheduler.used_blocks == 1
+        assert run.scheduler.blocks.num_used == 1
         run.commit(second)
-        assert run.scheduler.used_blocks == 0
+        assert run.scheduler.blocks.num_used == 0
         assert run.tokens[0] == [7]
 
     def test_nothing_is_preempted_while_a_batch_is_in_flight(self, drive):
