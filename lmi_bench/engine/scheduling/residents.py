@@ -2,16 +2,11 @@
 
 from bisect import bisect_right, insort
 from collections import abc
-from operator import attrgetter
-from typing import Final
 
 from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 from lmi_bench.engine.scheduling.sequence import Sequence
-from lmi_bench.engine.scheduling.waiting import WaitingQueue
-
-_ORDER: Final = attrgetter("order")
 
 
 class Residents:
@@ -45,12 +40,12 @@ class Residents:
         held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
         return needed - held <= num_free  # an idle cached block counts as free until it is shared
 
-    def can_take(self, waiting: WaitingQueue, number: float, config: SchedulerConfig) -> bool:
+    def can_take(self, waiting: list[Sequence], number: float, config: SchedulerConfig) -> bool:
         """Whether the `number` oldest requests fit one prompt step, the batch and the free blocks.
         The prefix cache is not searched."""
         if number > min(len(waiting), config.max_running - len(self.running)):
             return False
-        oldest = waiting.oldest(int(number))
+        oldest = waiting[: int(number)]
         headroom = 0 if self._contiguous else len(self.running) + len(oldest) - 1
         blocks = sum(self._blocks_at_admission(seq) for seq in oldest) + headroom
         tokens = sum(seq.tokens_to_fill for seq in oldest)
@@ -67,7 +62,7 @@ class Residents:
         seq.num_inserted_blocks = len(known)
         self.grow(seq, self._blocks_at_admission(seq) - len(known))
         seq.admitted = True
-        insort(self.running, seq, key=_ORDER)
+        insort(self.running, seq)
         self.num_filling += 1
 
     def grow(self, seq: Sequence, num_blocks: int) -> tuple[int, ...]:

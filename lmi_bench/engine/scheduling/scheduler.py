@@ -9,18 +9,17 @@ finishes.
 
 A batch may be planned before the previous one is committed; a token not yet known is then
 LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last batch, and nothing
-is preempted before every batch is committed: until then `plan` returns Idle.
+is preempted before every batch is committed: until then `plan` returns None.
 """
 
+from bisect import insort
 from collections import abc, deque
-from typing import Final
 
 from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 from lmi_bench.engine.scheduling.batch import (
     LAST_SAMPLED,
     BatchEntry,
     CommittedTokens,
-    Idle,
     StepBatch,
     StepKind,
     StepOutput,
@@ -35,9 +34,6 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.sequence import Sequence
 from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.engine.scheduling.waiting import WaitingQueue
-
-_IDLE: Final = Idle()
 
 
 class Scheduler:
@@ -48,7 +44,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._drafter = drafter
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
-        self._waiting = WaitingQueue()
+        self._waiting: list[Sequence] = []  # oldest first
         self._residents = Residents(config)
         self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
         self._released: list[int] = []
@@ -133,20 +129,20 @@ class Scheduler:
         )
         self._next_index += 1
         self._sequences[seq_id] = seq
-        self._waiting.push(seq)
+        insort(self._waiting, seq)
         return seq
 
-    def plan(self, now_s: float) -> StepBatch | WaitUntil | Idle:
-        """The step to run now, or how long to wait for one."""
+    def plan(self, now_s: float) -> StepBatch | WaitUntil | None:
+        """The step to run now, or how long to wait for one; None: until a request or commit."""
         entries: list[BatchEntry] = []
         members: list[Sequence] = []
         if self._drafter is not None and self._in_flight:
-            return _IDLE  # the number of accepted draft tokens is known only after the commit
+            return None  # the number of accepted draft tokens is known only after the commit
         if self.config.recompute_on_join and not self._clear_for_newcomer():
-            return _IDLE
+            return None
         if self._mixes_prefill:
             if not self._make_room():
-                return _IDLE
+                return None
             decode = self._plan_decode(entries, members)
             prefill = self._plan_prefill(entries, members, now_s)
         else:
@@ -156,11 +152,13 @@ class Scheduler:
                 self._join.admitted(before)
             if not entries:
                 if not self._make_room():
-                    return _IDLE
+                    return None
                 decode = self._plan_decode(entries, members)
                 self._join.after_decoding(1)
         if not entries:
-            return self._nothing_to_run()
+            is_dynamic = self.config.policy is BatchingPolicy.DYNAMIC
+            at_s = self._batch_leaves_s() if is_dynamic and not self._in_flight else None
+            return None if at_s is None else WaitUntil(at_s)
         batch = StepBatch(
             step_id=self._next_step_id,
             entries=tuple(entries),
@@ -232,7 +230,7 @@ class Scheduler:
             return
         seq.finish_reason = reason
         if not seq.admitted:
-            self._waiting.discard(seq)
+            self._waiting.remove(seq)
             del self._sequences[seq_id]
             return
         self._residents.remove(seq)
@@ -293,8 +291,8 @@ class Scheduler:
             return None
         if self.config.policy is BatchingPolicy.DYNAMIC and self._batch_slots:
             return None  # nothing joins a dynamic batch before it ends
-        seq = self._waiting.head()
-        return seq if seq is not None and self._residents.has_room_for(seq) else None
+        seq = self._waiting[0]
+        return seq if self._residents.has_room_for(seq) else None
 
     def _may_join(self) -> bool:
         """Whether waiting requests may be admitted beside the running ones now."""
@@ -302,7 +300,7 @@ class Scheduler:
         return least == 0 or self._residents.can_take(self._waiting, least, self.config)
 
     def _admit(self, seq: Sequence) -> None:
-        self._waiting.pop_head()
+        self._waiting.remove(seq)
         self._residents.admit(seq)
         if self.config.prefix_caching:
             self.stats.prefix_tokens += seq.tokens_to_fill
@@ -323,17 +321,10 @@ class Scheduler:
 
     def _batch_leaves_s(self) -> float | None:
         """When the next dynamic batch starts; None while no request waits."""
-        seq = self._waiting.head()
-        if seq is None:
+        if not self._waiting:
             return None
-        if self.num_waiting >= self.config.batch_size:
-            return seq.arrival_s
-        return seq.arrival_s + self.config.max_batch_delay_s
-
-    def _nothing_to_run(self) -> WaitUntil | Idle:
-        is_dynamic = self.config.policy is BatchingPolicy.DYNAMIC
-        at_s = self._batch_leaves_s() if is_dynamic and not self._in_flight else None
-        return _IDLE if at_s is None else WaitUntil(at_s)
+        is_full = self.num_waiting >= self.config.batch_size
+        return self._waiting[0].arrival_s + (0.0 if is_full else self.config.max_batch_delay_s)
 
     def _plan_prefill(
         self, entries: list[BatchEntry], members: list[Sequence], now_s: float
@@ -437,7 +428,7 @@ class Scheduler:
         self._residents.remove(seq)
         self._free(seq)
         seq.restart()
-        self._waiting.push(seq)
+        insort(self._waiting, seq)
 
     def _plan_decode(
         self, entries: list[BatchEntry], members: list[Sequence]

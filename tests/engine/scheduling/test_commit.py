@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, Idle, StepKind, StepOutput
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, StepKind, StepOutput
 
 EOS, STOP = 2, 13
 
@@ -76,7 +76,7 @@ class TestFinish:
         run.commit(batch)
         assert run.scheduler.blocks.num_used == 0
         assert run.tokens == {}
-        assert run.scheduler.plan(1.0) == Idle()
+        assert run.scheduler.plan(1.0) is None
 
     def test_a_waiting_request_just_leaves(self, drive):
         run = drive(max_rolling_batch_size=1)
@@ -121,7 +121,7 @@ class TestOverlap:
         run.commit(first)
         third = run.scheduler.plan(1.0)
         assert third.entries[0].first_position == 5
-        assert run.scheduler.plan(1.0) == Idle()  # its third and last token is on its way
+        assert run.scheduler.plan(1.0) is None  # its third and last token is on its way
         run.commit(second)
         run.commit(third)
         assert (len(run.tokens[0]), run.reasons[0]) == (3, "length")
@@ -144,7 +144,7 @@ class TestOverlap:
         for _ in range(4):
             run.step()
         last = run.scheduler.plan(4.0)  # fills position 7 of both; all four blocks are taken
-        assert run.scheduler.plan(4.0) == Idle()
+        assert run.scheduler.plan(4.0) is None
         run.commit(last)
         assert run.scheduler.stats.preemptions == 0
         assert run.step().kinds == {0: "decode"}
