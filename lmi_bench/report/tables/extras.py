@@ -184,34 +184,27 @@ def engine_rows(levels: Lines) -> list[dict[str, str]]:
 
 def server_table(axis: str, lines: Lines) -> Table | None:
     """The server's own metrics beside the client's."""
-    fields = _known_fields("server", lines)
-    if not fields:
-        return None
     sources = next((found for line in lines if (found := value_at(line, "server.sources"))), ())
     note = f"Read from {', '.join(sources)}." if sources else ""
-    return per_level("The server's own view", axis, lines, fields, note)
+    return _part_table("server", "The server's own view", axis, lines, note)
 
 
-def _known_fields(part: str, lines: Lines) -> list[Field[Level]]:
+def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str) -> Table | None:
     """The columns of a part of a level that some level has a value for."""
-    return fields_of(
+    fields = fields_of(
         part, lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
     )
+    return per_level(caption, axis, lines, fields, note) if fields else None
 
 
 def ttft_split_table(axis: str, lines: Lines) -> Table | None:
     """Mean TTFT by where it goes, where the server states its part."""
-    fields = _known_fields("ttft_split", lines)
     note = (
         "Means over every answer, first ones of users included. Client: sent later than due. "
         "Network: both ways, with HTTP. Not explained: the rest of the server's own TTFT. The "
         "client's own error is at most the last column."
     )
-    return (
-        per_level("Where the time to first token goes", axis, lines, fields, note)
-        if fields
-        else None
-    )
+    return _part_table("ttft_split", "Where the time to first token goes", axis, lines, note)
 
 
 def power_table(axis: str, lines: Lines) -> Table | None:
