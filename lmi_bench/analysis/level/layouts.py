@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, cycle, islice
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -261,10 +261,8 @@ class CopyPlan:
             num_requests=number,
             burstiness=burstiness,
         )
-        found = self.lengths
-        if found:
-            requests = [found[index % len(found)] for index in range(number)]
-        else:
+        requests = list(islice(cycle(self.lengths), number))
+        if not requests:
             planned = map(draw, range(number)) if self.workload.kinds else [draw(0)] * number
             cached = self.workload.cached_tokens
             requests = [
@@ -276,9 +274,8 @@ class CopyPlan:
             steady.model.pricer(),
             self.config,
             list(arrivals_s),
-            [(prompt, output) for prompt, output, _ in requests],
+            requests,
             overhead_s=steady.overhead_s,
-            cached_tokens=[cached for _, _, cached in requests],
             shared_tokens=self.shared_tokens,
             late=late,
         )
