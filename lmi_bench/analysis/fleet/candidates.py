@@ -73,9 +73,7 @@ class CopyCapacity:
             low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
         low = min(low, _BELOW * self.too_much_per_s)
         median = max(low, min(self.central_per_s, self.too_much_per_s))
-        levels = [(rate, verdict == "kept") for rate, verdict in self.measured if verdict != "near"]
-        near = [rate for rate, verdict in self.measured if verdict == "near"]
-        return CapacityBelief.after(low, median, levels, near_per_s=near)
+        return CapacityBelief.after(low, median, self.measured)
 
     @property
     def kept_per_s(self) -> float:
