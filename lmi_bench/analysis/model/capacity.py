@@ -76,8 +76,9 @@ def memory_plan_for(
         cache_bytes = profile.cache_tokens * kv_bytes_of(setup, input_tokens + output_tokens)
         reserve_bytes = plan.memory_bytes - plan.weight_bytes - cache_bytes
         plan = replace(plan, reserve_bytes=reserve_bytes)
-    full = _sequence_bytes(setup, input_tokens + output_tokens) / split.pipeline
-    half = _sequence_bytes(setup, input_tokens + output_tokens / 2) / split.pipeline
+    group = setup.attention_degree
+    full = setup.sequence_bytes(input_tokens + output_tokens, group) / split.pipeline
+    half = setup.sequence_bytes(input_tokens + output_tokens / 2, group) / split.pipeline
     guaranteed, expected = (  # a sequence's cache is in one group, a share of it on each stage
         split.attention_groups * max(0, math.floor(plan.kv_budget_bytes / each))
         for each in (full, half)
@@ -224,17 +225,7 @@ def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
     With attention groups averaged over the devices too: a token is in one group.
     """
     parts = setup.parallelism.attention_groups * setup.parallelism.pipeline
-    return _sequence_bytes(setup, context_tokens) / context_tokens / parts
-
-
-def _sequence_bytes(setup: Setup, tokens: float) -> float:
-    """Bytes of a sequence's cache on each device of its attention group, of all stages."""
-    return memory.kv_bytes_per_sequence(
-        setup.shape,
-        tokens,
-        bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),
-        tensor_parallel=setup.attention_degree,
-    )
+    return setup.sequence_bytes(context_tokens, setup.attention_degree) / context_tokens / parts
 
 
 def check_devices(setup: Setup) -> None:

@@ -300,6 +300,14 @@ class Setup:
         """Devices that share the attention of a sequence."""
         return self.tensor_parallel // self.parallelism.attention_groups
 
+    def sequence_bytes(self, tokens: float, devices: int) -> float:
+        """Bytes of a sequence's cache on each of so many devices with its attention, of all
+        stages."""
+        value_bytes = memory.kv_bytes_per_value(self.dtype, self.kv_dtype)
+        return memory.kv_bytes_per_sequence(
+            self.shape, tokens, bytes_per_value=value_bytes, tensor_parallel=devices
+        )
+
     @property
     def draft(self) -> ModelShape | None:
         """What drafts: the smaller model, or the model's own layer for the next tokens."""
@@ -334,10 +342,4 @@ class PrefillPool:
 
     def transfer_s(self, prompt_tokens: float) -> float:
         """Seconds in which the cache of a prompt moves: every head and layer once."""
-        setup = self.setup
-        moved = memory.kv_bytes_per_sequence(
-            setup.shape,
-            prompt_tokens,
-            bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),
-        )
-        return moved / self.link_bytes_per_s
+        return self.setup.sequence_bytes(prompt_tokens, 1) / self.link_bytes_per_s
