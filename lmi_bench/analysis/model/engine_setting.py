@@ -34,6 +34,7 @@ def _choice(text: Callable[[Any], str], flag: str = "") -> Any:
 
 
 _OF_A_SPLIT: Final = ("expert_parallel", "dp_attention", "pipeline", "hosts")
+_OF_A_PROFILE: Final = ("max_batch_size", "max_prefill_tokens", "chunked_prefill", "memory_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,7 @@ class EngineSetting:
     @property
     def of_a_step(self) -> "EngineSetting":
         """The part of the setting that determines the time of a given step."""
-        return replace(
-            self.of_a_copy,
-            max_batch_size=None,
-            max_prefill_tokens=None,
-            chunked_prefill=None,
-            memory_share=None,
-        )
+        return replace(self.of_a_copy, **dict.fromkeys(_OF_A_PROFILE))
 
     def parallelism(self, instance: Instance, tensor_parallel: int) -> Parallelism:
         """The split of a copy over so many devices a stage, on as many machines as stated."""
@@ -111,14 +106,8 @@ class EngineSetting:
 
     def profile(self, base: EngineProfile) -> EngineProfile:
         """The engine's profile under this setting."""
-        changed = replace(
-            base,
-            max_batch_size=self.max_batch_size or base.max_batch_size,
-            max_prefill_tokens=self.max_prefill_tokens or base.max_prefill_tokens,
-            memory_share=self.memory_share or base.memory_share,
-        )
-        if self.chunked_prefill is not None:
-            changed = replace(changed, chunked_prefill=self.chunked_prefill)
+        own: dict[str, Any] = {name: getattr(self, name) for name in _OF_A_PROFILE}
+        changed = replace(base, **{key: value for key, value in own.items() if value is not None})
         if self.cuda_graphs is None or self.cuda_graphs == has_graphs(base):
             return changed
         prior = GRAPH_GPU_PRIOR if self.cuda_graphs else EAGER_GPU_PRIOR
@@ -233,8 +222,7 @@ def settings_of(
         "hosts": 1,
     }
     if profile.defaults == "":  # else a device may have less than the profile says
-        of_scheduler = ("max_batch_size", "max_prefill_tokens", "chunked_prefill")
-        applies |= {name: getattr(profile, name) for name in of_scheduler}
+        applies |= {name: getattr(profile, name) for name in _OF_A_PROFILE}
     named: dict[str, Callable[[Any], Any]] = {
         "dtype": lambda name: weight_format(name).name,
         "kv_dtype": lambda name: _narrower_cache(dtype, name),
