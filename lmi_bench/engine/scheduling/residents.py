@@ -112,7 +112,9 @@ class Residents:
     def free_outside_window(self, seq: Sequence, num_tokens: int) -> None:
         """Free the blocks outside the attention window of every position from `num_tokens` on.
         Positions before `num_tokens` are final; any step in flight begins at or after it."""
-        behind = self._blocks_behind(num_tokens)
+        if self._window is None:
+            return
+        behind = max(0, num_tokens + 1 - self._window) // self.blocks.block_size
         if behind > seq.num_freed_blocks:
             self.blocks.release(reversed(seq.block_ids[seq.num_freed_blocks : behind]))
             seq.num_freed_blocks = behind
@@ -136,9 +138,6 @@ class Residents:
         seq.block_ids = []
         seq.slot_capacity = 0
         seq.num_freed_blocks = 0
-
-    def drop_finished(self) -> None:
-        self.running = [seq for seq in self.running if seq.finish_reason is None]
 
     def steps_that_fit(self, most: int) -> int:
         """Decode steps of all running sequences that the free blocks allow, up to `most`. A lower
@@ -193,12 +192,6 @@ class Residents:
                 self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
             self.cache_full_blocks(seq, seq.num_computed)
             self.free_outside_window(seq, seq.num_computed)
-
-    def _blocks_behind(self, num_tokens: int) -> int:
-        """Blocks at a table's head outside the window of a token at position `num_tokens`."""
-        if self._window is None:
-            return 0
-        return max(0, num_tokens + 1 - self._window) // self.blocks.block_size
 
     def _sum_behind(self, num_tokens: int) -> int:
         """Slots of the blocks outside the window, summed over steps that reach 1, 2, ...,

@@ -217,7 +217,8 @@ class Scheduler:
             else:
                 self._residents.free_outside_window(seq, computed)
         if ended:
-            self._residents.drop_finished()
+            running = self._residents.running
+            self._residents.running = [seq for seq in running if seq.finish_reason is None]
         return committed
 
     def finish(self, seq_id: int, reason: str) -> None:
