@@ -140,14 +140,6 @@ def busiest_rank_sd(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """Exchanges of a layer: seconds to start them all, and seconds for each row."""
-
-    start_s: float
-    row_s: float
-
-
 def expert_exchange(
     shape: ModelShape,
     parallelism: Parallelism,
@@ -155,26 +147,27 @@ def expert_exchange(
     *,
     link_bytes_per_s: float,
     latency_s: float,
-) -> Collective:
-    """Sending a layer's tokens to their experts and back, of a batch spread over the ranks."""
+) -> tuple[float, float]:
+    """Seconds to start sending a layer's tokens to their experts and back, and seconds for each
+    row of a batch spread over the ranks."""
     reached = min(shape.experts_per_token, ranks) / ranks
     row_bytes = shape.hidden_size * _THERE_AND_BACK_BYTES * reached * (ranks - 1) / ranks
     away = 1 - 1 / parallelism.stage_hosts
     row_s = row_bytes * ((1 - away) / link_bytes_per_s + away / parallelism.network_bytes_per_s)
     start_s = latency_s if parallelism.stage_hosts == 1 else max(latency_s, NETWORK_LATENCY_S)
-    return Collective(2 * start_s, row_s)
+    return 2 * start_s, row_s
 
 
-def across_hosts(parallelism: Parallelism, ranks: int) -> Collective:
+def across_hosts(parallelism: Parallelism, ranks: int) -> tuple[float, float]:
     """What an all-reduce adds between hosts: start, and seconds for a byte of the reduced array.
 
     Each host reduces first, so a device sends 2 (h - 1) / h of its share of the array.
     """
     hosts = parallelism.stage_hosts
     if hosts == 1:
-        return Collective(0.0, 0.0)
+        return 0.0, 0.0
     share = 2 * (hosts - 1) / hosts / math.ceil(ranks / hosts)
-    return Collective(NETWORK_LATENCY_S, share / parallelism.network_bytes_per_s)
+    return NETWORK_LATENCY_S, share / parallelism.network_bytes_per_s
 
 
 ACCEPTANCE: Final = 0.65

@@ -297,12 +297,12 @@ def _exchanges(
             sent = expert_exchange(
                 shape, parallelism, ranks, link_bytes_per_s=1 / link_s, latency_s=latency_s
             )
-            start_s, row_s = shape.num_layers * sent.start_s, shape.num_layers * sent.row_s
+            start_s, row_s = (shape.num_layers * each for each in sent)
             shares = setup.attention_degree > 1  # an all-reduce after the attention of a group
             reduces = shape.num_layers * shares / parallelism.attention_groups
-        between = across_hosts(parallelism, ranks)
-        start_s += reduces * (latency_s + between.start_s)
-        row_s += reduces * row_bytes * (byte_s + between.row_s)
+        more_latency_s, more_byte_s = across_hosts(parallelism, ranks)
+        start_s += reduces * (latency_s + more_latency_s)
+        row_s += reduces * row_bytes * (byte_s + more_byte_s)
     if parallelism.pipeline > 1:  # a hop between stages for each part of the batch
         start_s += parallelism.pipeline * NETWORK_LATENCY_S
         row_s += (parallelism.pipeline - 1) * row_bytes / parallelism.network_bytes_per_s
