@@ -11,12 +11,7 @@ from typing import Final
 from lmi_bench.analysis.model import memory
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
 from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
-from lmi_bench.analysis.model.setup import (
-    Parallelism,
-    Setup,
-    parallelism_problem,
-    repeated_weight_bytes,
-)
+from lmi_bench.analysis.model.setup import Parallelism, Setup
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
@@ -63,10 +58,10 @@ def memory_plan_for(
     B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
     """
     shape, split, degree = setup.shape, setup.parallelism, setup.tensor_parallel
-    repeated_bytes = repeated_weight_bytes(shape, setup.dtype, split, degree)
     plan = MemoryPlan(
         setup.instance.accelerator.memory_bytes * profile.memory_share,
-        (memory.weight_bytes(shape, setup.dtype) / degree + repeated_bytes) / split.pipeline,
+        (memory.weight_bytes(shape, setup.dtype) / degree + setup.repeated_weight_bytes)
+        / split.pipeline,
         reserve_bytes_of(setup, profile),
         problem=tensor_parallel_problem(shape, setup.attention_degree),
     )
@@ -230,9 +225,8 @@ def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
 
 def check_devices(setup: Setup) -> None:
     """`check_degree` of a copy on all its hosts; raises CapacityError for an impossible split."""
-    problem = parallelism_problem(setup.shape, setup.parallelism, setup.tensor_parallel)
-    if problem is not None:
-        raise CapacityError(problem)
+    if setup.split_problem is not None:
+        raise CapacityError(setup.split_problem)
     hosts, instance = setup.parallelism.hosts, setup.instance
     if hosts == 1 and setup.parallelism.pipeline == 1:
         check_degree(instance, setup.tensor_parallel)
