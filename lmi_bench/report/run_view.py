@@ -16,7 +16,6 @@ from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.load import load_name
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
-from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.explore import levels_data
 from lmi_bench.report.formats import interval, minute, number, plain
@@ -31,6 +30,7 @@ _FIRST = {
     "scenario_hash": "Scenario hash",
 }
 _Predicted = Metric | Literal["throughput"]
+_Sure = Mapping[int, Uncertainty | None]  # of each level, by its id
 CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 
@@ -71,7 +71,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
         scenario_yaml=as_yaml if stated else "",
-        curve=_curve(label, curve, knees, slos, sure, simulated=simulated),
+        curve=_curve(run, label, curve, knees, sure),
         explored=levels_data(run, label),
     )
 
@@ -181,15 +181,7 @@ def _stated(between: str) -> str:
     return f"interval {between}; " if between else ""
 
 
-def _curve(
-    label: str,
-    curve: SweepCurve,
-    knees: Sequence[Knee],
-    slos: Sequence[Slo],
-    sure: Mapping[int, Uncertainty | None],
-    *,
-    simulated: bool,
-) -> Curve:
+def _curve(run: Run, label: str, curve: SweepCurve, knees: Sequence[Knee], sure: _Sure) -> Curve:
     """The series of a run, with the interval of each predicted value."""
     points, names = curve.points, ("mean", *QUANTILES, "upper")
     charted: dict[tuple[str, str], _Predicted] = {THROUGHPUT: "throughput"}
@@ -213,12 +205,12 @@ def _curve(
     return Curve(
         label=label,
         axis=curve.axis,
-        simulated=simulated,
+        simulated=run.manifest.target.is_simulated,
         loads=tuple(point.load for point in points),
         valid=tuple(point.usable for point in points),
         values={key: tuple(value(point, key) for point in points) for key in charted},
         knees=tuple(knee for knee in knees if knee.axis == curve.axis),
-        slos=tuple(slos),
+        slos=tuple(levels.readable_slos(run.manifest.scenario.slo)),
         ttft_parts={
             title: values
             for key, title in levels.TTFT_PARTS.items()
@@ -230,8 +222,7 @@ def _curve(
     )
 
 
-def _intervals(sure: Mapping[int, Uncertainty | None]) -> levels.Interval:
-
+def _intervals(sure: _Sure) -> levels.Interval:
     def between(line: Level, metric: _Predicted, name: str) -> str:
         is_speed = metric == "throughput"
         value = line.throughput_tokens_per_s if is_speed else line.of(metric).value(name)
