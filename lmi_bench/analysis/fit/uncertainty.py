@@ -118,10 +118,9 @@ class Uncertainty:
         Raises InputError where the cell cannot run.
         """
         fit = profile if isinstance(profile, Fit) else fit_of_profile(profile, [cell])
-        predicted = cells.predict_cell(fit.profile, cell)
         lasting = _lasting(cell)
         return cls(
-            factors=_factors(fit, cell, predicted, MEASURED, spread=spread),
+            factors=_factors(fit, cell, MEASURED, spread=spread),
             capacity_tokens_per_s=_capacity(fit, lasting),
             load_share=None if cell.rate_per_s is None else load_share(fit, lasting),
             withheld=why_withheld(fit, cell),
@@ -199,19 +198,14 @@ def under_load(cell: MeasuredLevel, profile: EngineProfile, load: Load) -> Measu
 def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
     """The cell's figures with intervals. Raises CapacityError where it does not fit."""
     predicted = cells.predict_cell(fit.profile, cell)
-    factors = _factors(fit, cell, predicted, metrics)
+    factors = _factors(fit, cell, metrics)
     return {metric: factors[metric].around(predicted.value(metric)) for metric in metrics}
 
 
 def _factors(
-    fit: Fit,
-    cell: MeasuredLevel,
-    predicted: cells.CellPrediction,
-    metrics: Sequence[Metric],
-    *,
-    spread: bool = False,
+    fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric], *, spread: bool = False
 ) -> dict[Metric, Factor]:
-    profile = fit.profile
+    profile, predicted = fit.profile, cells.predict_cell(fit.profile, cell)
     brief = _brief(cell, predicted)
     jacobian = derivatives(profile, brief, fit.names, metrics)
     growth = None if cell.rate_per_s is None else cells.growth_with_step_times(profile, brief)
@@ -363,7 +357,7 @@ def _busy_step(fit: Fit, cell: MeasuredLevel) -> Factor:
 def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> Factor:
     """The factor of one figure with users that send one request each."""
     level = replace(cell, load=Load(users), arrivals_s=(), num_requests=users)
-    return _factors(fit, level, cells.predict_cell(fit.profile, level), [metric])[metric]
+    return _factors(fit, level, [metric])[metric]
 
 
 def _copy(cell: MeasuredLevel) -> tuple[Any, ...]:
