@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook, Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
@@ -47,8 +46,7 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         more_candidates=fleets.candidates_table(listed[_SHOWN_CANDIDATES:], chosen, ""),
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
         rejected=_rejected_groups(answer.rejected),
-        loads=_loads_table(content.get("vary")),
-        accuracy=_accuracy_table(answer.accuracy),
+        more=tuple(_more_tables(answer, content.get("vary"))),
         provenance=_provenance(content, chosen),
         warnings=answer.warnings,
         explored=candidates_data(answer.candidates, chosen),
@@ -278,17 +276,12 @@ def _reason_of(rejection: Rejection) -> str:
     return rejection.reason.replace(rejection.instance_type, "the instance")
 
 
-def _loads_table(content: object) -> Table | None:
-    """The cheapest layout of each range of loads, as `recommend --vary` found it."""
-    if content is None:
-        return None
-    found = Variation.from_json(content, "vary")
-    return table_of("Cheapest layout by load", fleets.load_fields(found), found.intervals)
-
-
-def _accuracy_table(levels: Sequence[LevelAccuracy] | None) -> Table | None:
-    if not any(level.figures for level in levels or ()):
-        return None
-    return table_of(
-        "Predicted against measured", fleets.accuracy_fields(levels or ()), levels or ()
-    )
+def _more_tables(answer: Recommendation, vary: object) -> Iterator[Table]:
+    """The cheapest layout of each range of loads, as `recommend --vary` found it, and predictions
+    of the levels that the profile was fitted to."""
+    if vary is not None:
+        found = Variation.from_json(vary, "vary")
+        yield table_of("Cheapest layout by load", fleets.load_fields(found), found.intervals)
+    levels = answer.accuracy or ()
+    if any(level.figures for level in levels):
+        yield table_of("Predicted against measured", fleets.accuracy_fields(levels), levels)

@@ -44,7 +44,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     knees = find_knees(pooled, records=records) if run.knees is None else run.knees
     chosen = recommended_knee(knees)
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
-    scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
+    scenario = run.manifest.scenario
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
     kept = [by_line.get(id(line), ()) for line in lines] if records else None
     slos = levels.readable_slos(scenario.slo)
@@ -57,10 +57,8 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     as_yaml = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return RunView(
         anchor=anchor,
-        label=label,
         requests=sum(map(len, run.records or [])),
         subtitle=_subtitle(run.manifest),
-        simulated=simulated,
         headlines=tuple(each for each in headlines if each is not None),
         levels=levels.levels_table(axis, lines, marked, between),
         details=levels.statistics_tables(axis, lines),
@@ -81,10 +79,10 @@ def run_headline(run: RunView) -> Headline:
     by_label = {headline.label: headline for headline in run.headlines}
     best = by_label.get("Best throughput")
     if best is None:
-        return Headline(run.label, "none", "", "no level was valid and complete", "bad")
+        return Headline(run.curve.label, "none", "", "no level was valid and complete", "bad")
     knee = by_label.get("Knee")
     detail = best.detail if knee is None else f"{best.detail}; knee at {knee.value} {knee.unit}"
-    return Headline(run.label, best.value, best.unit, detail)
+    return Headline(run.curve.label, best.value, best.unit, detail)
 
 
 def _subtitle(manifest: Manifest) -> str:
