@@ -166,18 +166,11 @@ def _busiest(
     return left, split.expert_share * more
 
 
-def step_sum(
-    costs: StepCosts,
-    larger: Larger[Amount],
-    constant: Callable[[float], Amount],
-) -> Counted[Amount]:
-    """The step's time as a function of its counts: the only place where the parts are added up.
-
-    larger, constant  maximum of two, and conversion of a figure, for numbers or for arrays
-    """
+def step_sum(costs: StepCosts, larger: Larger[Amount]) -> Counted[Amount]:
+    """The step's time as a function of its counts: the only place where the parts are added up."""
     attention, unhidden, split = costs.attention, costs.unhidden, costs.split
-    of_products = _products(costs, larger, constant)
-    of_attention = _attention(attention, larger, constant)
+    of_products = _products(costs, larger)
+    of_attention = _attention(attention, larger)
     window, sliding, state_s = attention.window, attention.sliding_share, attention.row_s
     fixed_s = costs.products.first_s + costs.gap_s + costs.all_reduce_s
     reduce_s, host_s = costs.all_reduce_token_s, costs.host_s
@@ -229,19 +222,17 @@ def step_sum(
 
 
 def _products(
-    costs: StepCosts,
-    larger: Larger[Amount],
-    constant: Callable[[float], Amount],
+    costs: StepCosts, larger: Larger[Amount]
 ) -> Callable[[Amount, Amount], tuple[Amount, Amount]]:
     """Reads of weights and arithmetic with them, by all tokens of a step and rows of its head."""
     products, split = costs.products, costs.split
-    read_s, expert_share = constant(products.read_s), products.expert_share
+    read_s, expert_share = products.read_s, products.expert_share
     unread, more_read = products.unread_share, products.rows_read - 1
     widening, widening_rows = products.widening_share, products.widening_rows
     token_s, head_s = products.token_s, products.head_s
 
     def seconds(every: Amount, heads: Amount) -> tuple[Amount, Amount]:
-        weights_s, linear_s = read_s, token_s * every + head_s * heads
+        weights_s, linear_s = read_s + 0 * every, token_s * every + head_s * heads
         if expert_share:
             left: Amount = unread**every
             if split is not None and split.busiest:
@@ -258,9 +249,7 @@ def _products(
 
 
 def _attention(
-    attention: AttentionCosts,
-    larger: Larger[Amount],
-    constant: Callable[[float], Amount],
+    attention: AttentionCosts, larger: Larger[Amount]
 ) -> Callable[[Amount, Amount, Amount, Amount, float], tuple[Amount, Amount]]:
     """Reads of the cache and arithmetic with it, by rows, cached tokens of rows and of prompts,
     pairs of prompts, and drafted rows of a sequence."""
@@ -273,7 +262,8 @@ def _attention(
     ) -> tuple[Amount, Amount]:
         decode_s = decode_read_s * context
         if busy > 1:  # a block for each sequence and head leaves multiprocessors idle
-            decode_s = decode_s * larger(busy / larger(rows, constant(1.0)), constant(1.0))
+            one = 0 * rows + 1.0
+            decode_s = decode_s * larger(busy / larger(rows, one), one)
         # each drafted token of a sequence looks at its whole context, which is read once
         attention_s = pair_s * context * each + prompt_pair_s * pairs
         if convert_s:
@@ -285,10 +275,10 @@ def _attention(
 
 def _step_seconds(costs: StepCosts) -> Counted[float]:
     """The sum for one step, with the costs for its number of rows."""
-    few = step_sum(costs, _larger, float)
+    few = step_sum(costs, _larger)
     if costs.many is None:
         return few
-    many, from_rows = step_sum(costs.many, _larger, float), costs.many_rows
+    many, from_rows = step_sum(costs.many, _larger), costs.many_rows
 
     def seconds(*counts: float) -> Seconds[float]:
         tokens, drafted = counts[3], counts[6]
@@ -345,9 +335,9 @@ class StepTimeModel:
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
         """Seconds of each row, repeats included, shape (rows,)."""
         costs, rows = self._costs, steps.decode_sequences
-        step_s = step_sum(costs, np.maximum, np.asarray)(*steps.counts, rows, 1.0)[-1]
+        step_s = step_sum(costs, np.maximum)(*steps.counts, rows, 1.0)[-1]
         if costs.many is not None:
-            many_s = step_sum(costs.many, np.maximum, np.asarray)(*steps.counts, rows, 1.0)[-1]
+            many_s = step_sum(costs.many, np.maximum)(*steps.counts, rows, 1.0)[-1]
             step_s = np.where(rows + steps.prefill_tokens >= costs.many_rows, many_s, step_s)
         return np.asarray(step_s * steps.repeat, dtype=np.float64)
 
