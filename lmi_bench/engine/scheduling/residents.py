@@ -78,10 +78,6 @@ class Residents:
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
         return self.blocks.num_free - needed
 
-    def missing_for(self, seq: Sequence, num_tokens: int) -> int:
-        """Additional blocks that a sequence needs for this many more tokens."""
-        return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
-
     def decoding(self) -> abc.Iterator[Sequence]:
         """Sequences for which one more token can be planned, oldest first. Excludes those with
         prompt left to compute and those whose last token is in flight."""

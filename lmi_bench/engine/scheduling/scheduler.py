@@ -446,7 +446,7 @@ class Scheduler:
             kind, drafted = StepKind.DECODE, 0
             if self._drafter is not None and seq.num_left > 1:
                 draft = self._drafter(seq, seq.num_left - 1)[: seq.num_left - 1]
-                missing = self._residents.missing_for(seq, 1 + len(draft))
+                missing = self.blocks.blocks_for(position + 1 + len(draft)) - len(seq.block_ids)
                 if 0 < missing <= spare:
                     new_block_ids += self._residents.grow(seq, missing)
                     spare -= missing
