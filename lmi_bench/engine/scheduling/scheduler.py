@@ -241,10 +241,7 @@ class Scheduler:
     def decode_shape(self) -> StepShape:
         """The shape of the next step if `identical_decode_steps` is above 0."""
         context = sum(seq.num_computed for seq in self._residents.running)
-        rows = self.num_running
-        return StepShape(
-            decode_sequences=rows, decode_tokens=rows, decode_context_tokens=context + rows
-        )
+        return StepShape.decoding(self.num_running, context + self.num_running)
 
     def identical_decode_steps(self) -> int:
         """Number of steps from now in which only the context lengths change.
