@@ -160,15 +160,12 @@ def _far_behind(request: RecommendRequest, layouts: Sequence[Planned], key: Engi
     if request.rate_per_s is None or request.objective != "cost":
         return False
     others, mine = list[float](), list[float]()
-    for layout, copy in layouts:
-        machines = machines_needed(request, layout, copy)
-        if machines is not None and machines <= MOST_MACHINES:
-            price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
-            if price is not None:
-                if copy.simulated:
-                    others.append(price)
-                if layout.engine_key == key:
-                    mine.append(price)
+    for layout, copy, machines in best_fleets(request, layouts, []):
+        price = request.fleet_usd_per_hour(layout, machines)
+        if price is not None and copy.simulated:
+            others.append(price)
+        if price is not None and layout.engine_key == key:
+            mine.append(price)
     return bool(others and mine) and min(mine) > _FAR * min(others)
 
 
