@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, Settings, Stated, option
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, STEPS, ModelOptions
+from lmi_bench.jobs.settings.engine import BATCHING, COMPILED, MODEL, STEP_TRACE
 
 EXECUTORS: Final = ("torch", "simulated")
 ENDS: Final = ("eos_token", "stop_sequence", "length", "context_full")
@@ -55,7 +55,7 @@ class ServeSettings(Settings):
     djl_version: str | None = option(default="the newest in which all of the file has an effect")
     model_py: Path | None = option(rare=True)
     model_loading_timeout: int | None = option(default="no limit", rare=True)
-    model_options: ModelOptions = field(default_factory=ModelOptions)
+    model_options: Stated = MODEL
     batching: Stated = BATCHING
     step_trace: Path | None = option(STEP_TRACE, old_names=("--trace",), group="Engine: batching")
 
@@ -110,7 +110,7 @@ class GenerateSettings(Settings):
     stop: tuple[str, ...] = option(value=(), group=_SAMPLING.GROUP)
     until_done: bool = option(value=False, group=_SAMPLING.GROUP)
     scores: ScoreOptions = field(default_factory=ScoreOptions)
-    model_options: ModelOptions = field(default_factory=ModelOptions)
+    model_options: Stated = MODEL
 
     def _check(self) -> None:
         if "" in self.stop:
@@ -130,7 +130,7 @@ class CompileSettings:
         old_names=("--compile-shapes",),
         default="1, 4 and 16 sequences at a quarter and all of the model's positions",
     )
-    steps: Stated = STEPS
+    steps: Stated = COMPILED
 
 
 @dataclass(frozen=True, slots=True)
