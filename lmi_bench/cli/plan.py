@@ -22,7 +22,7 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
     """
     from lmi_bench.cli.plan_print import print_portfolio
     from lmi_bench.cli.recommend_print import print_advice
-    from lmi_bench.jobs.portfolio import plan_portfolio
+    from lmi_bench.jobs.recommend import plan_portfolio
     from lmi_bench.jobs.recommend import recommend as run
 
     if settings.portfolio is not None:
@@ -121,8 +121,7 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     from lmi_bench.jobs.verify import verify as run
 
     found = run_job(run, settings)
-    for text in found.caveats:
-        say(f"in the recommendation {text}")
+    say(*(f"in the recommendation {text}" for text in found.caveats))
     print_sweep(found.sweep)
     if found.sweep.interrupted or found.sweep.failed:
         raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)

@@ -52,7 +52,7 @@ class Bundle:
     """
 
     files: Mapping[str, str]
-    image: str | None
+    image: str
     name: str
     traps: tuple[str, ...] = ()
     has_components: bool = False
