@@ -47,13 +47,12 @@ def serve(settings: bundled.ServeSettings) -> None:
                 listener.warn(where.warning)
             say(f"serving {model} at {where.url}  (Ctrl-C ends it)")
 
-        served = run(settings, listener, on_ready=on_ready)
-    stats = served.stats
+        stats, notes = run(settings, listener, on_ready=on_ready)
     note(
         f"generated {stats.done.generation_tokens:,} tokens in {stats.done.steps:,} steps; "
         f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
     )
-    note(*served.notes)
+    note(*notes)
 
 
 @spread_options
@@ -208,15 +207,15 @@ def optimize(
         from lmi_bench.jobs.optimize.run import optimize as run
         from lmi_bench.report.optimization import optimization_tables
 
-        found = run_job(run, settings)
-        for table in optimization_tables(found.variants):
+        folder, variants = run_job(run, settings)
+        for table in optimization_tables(variants):
             columns = [column.title for column in table.columns]
             texts = ([cell.text for cell in row.cells] for row in table.rows)
             rows = [dict(zip(columns, each, strict=True)) for each in texts]
             print_table(table.caption, rows, left=columns[:1])
             if table.note:
                 note(table.note)
-        say(f"report: {found.folder / 'report.html'}   numbers: {found.folder / 'optimize.json'}")
+        say(f"report: {folder / 'report.html'}   numbers: {folder / 'optimize.json'}")
 
 
 def _print_plan(plan: JobPlan) -> None:

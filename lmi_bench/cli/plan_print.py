@@ -117,8 +117,8 @@ def print_calibration(calibration: calibrate.Calibration) -> None:
     if calibration.is_fitted:
         _print_fit(calibration)
     rows = [
-        {"level": _level(each.level), "expected tok/s": _interval(each.expected)}
-        for each in calibration.next_levels
+        {"level": _level(level), "expected tok/s": _interval(expected)}
+        for level, expected in calibration.next_levels
     ]
     print_table("Measure next, the most informative first", rows, left=("level",))
 
@@ -276,11 +276,8 @@ def print_learned(learned: Learned) -> None:
             "figures lie outside their intervals: the profile now counts as uncertain as that of "
             "an engine not yet measured"
         )
-    for each in learned.changes:
-        say(
-            f"  {each.name}: predicted {each.before:+.1%} of measured before, {each.after:+.1%} "
-            "after"
-        )
+    for name, before, after in learned.changes:
+        say(f"  {name}: predicted {before:+.1%} of measured before, {after:+.1%} after")
     if learned.refused is not None:
         warn(f"the profile is unchanged: {learned.refused}")
     else:
@@ -290,8 +287,7 @@ def print_learned(learned: Learned) -> None:
 def print_day(day: PlannedDay, discount: float | None) -> None:
     """Scaling against a flat fleet, and what to commit to."""
     plan = day.plan
-    for text in day.caveats:
-        say(f"in the recommendation {text}")
+    say(*(f"in the recommendation {text}" for text in day.caveats))
     say(
         f"load {min(day.load.rates_per_s):.4g} to {day.load.peak_per_s:.4g} req/s, {day.machine} "
         f"carries {day.capacity_per_s:.4g} req/s and serves {day.start_up.total_s:,.0f} s after "

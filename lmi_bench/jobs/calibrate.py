@@ -48,24 +48,17 @@ _FIRST_TOKENS = 256  # prompt and output length of the first levels to measure
 
 
 @dataclass(frozen=True, slots=True)
-class NextLevel:
-    """A level to measure, and the throughput that is expected of it."""
-
-    level: MeasuredLevel
-    expected: Estimate
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """A fit, its profile, and the levels to measure next, the most informative first.
 
-    is_fitted  false if nothing was measured: the profile is the prior
+    is_fitted    false if nothing was measured: the profile is the prior
+    next_levels  each with the throughput that is expected of it
     """
 
     fit: Fit
     profile: EngineProfile
     is_fitted: bool
-    next_levels: tuple[NextLevel, ...]
+    next_levels: tuple[tuple[MeasuredLevel, Estimate], ...]
 
 
 @dataclass(slots=True)
@@ -169,7 +162,9 @@ def _add_table(source: Path, gathered: Gathered) -> None:
     gathered.base = from_run.prior_for(engines[0], cells)
 
 
-def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLevel, ...]:
+def _next(
+    fit: Fit, count: int, like: Sequence[MeasuredLevel]
+) -> tuple[tuple[MeasuredLevel, Estimate], ...]:
     """`count` levels to measure, on the machines and at the lengths of cells like these."""
     if not count:
         return ()
@@ -182,13 +177,9 @@ def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLeve
         )
     known = {_key(cell) for cell in fit.cells}
     candidates = [cell for cell in wanted if _key(cell) not in known]
-    chosen = choose_cells(fit, candidates, wanted, count, _INFORMATIVE)
+    chosen = (candidates[n] for n in choose_cells(fit, candidates, wanted, count, _INFORMATIVE))
     return tuple(
-        NextLevel(
-            candidates[index],
-            estimates(fit, candidates[index], _INFORMATIVE)["throughput_tokens_per_s"],
-        )
-        for index in chosen
+        (each, estimates(fit, each, _INFORMATIVE)["throughput_tokens_per_s"]) for each in chosen
     )
 
 

@@ -37,6 +37,7 @@ from lmi_bench.targets.profiles import SHIPPED
 _FEWEST_REQUESTS = 300
 _LATENCIES = 20
 _UNFITTED = ("speculation", "cuda_graphs")
+Changes = tuple[tuple[str, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,24 +292,16 @@ def doubted(profile: EngineProfile) -> EngineProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A figure's prediction over the measurement, less 1, before and after the fit."""
-
-    name: str
-    before: float
-    after: float
-
-
-@dataclass(frozen=True, slots=True)
 class Learned:
     """How a measurement changed a profile.
 
+    changes  each figure's prediction over the measurement, less 1: its name, before, after the fit
     doubted  figures lay outside their intervals, so the profile counted as less certain
     refused  why nothing could be fitted; the file is then unchanged
     """
 
     path: Path
-    changes: tuple[Change, ...] = ()
+    changes: Changes = ()
     doubted: bool = False
     refused: str | None = None
 
@@ -330,7 +323,7 @@ def update(
 
 def _fitted(
     plan: SavedRecommendation, run: Run, profile: EngineProfile
-) -> tuple[EngineProfile, tuple[Change, ...]]:
+) -> tuple[EngineProfile, Changes]:
     """The profile fitted to the run's level, and how its predictions of that level change."""
     shape, best = find_model(plan.model), plan.best
     name, setting = best.instance, best.setting
@@ -343,9 +336,7 @@ def _fitted(
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
     before = from_run.accuracy_on(profile, cells)
     changes = (
-        Change(
-            key, pair.predicted / pair.measured - 1, new.figures[key].predicted / pair.measured - 1
-        )
+        (key, pair.predicted / pair.measured - 1, new.figures[key].predicted / pair.measured - 1)
         for old, new in zip(before, after, strict=True)
         for key, pair in old.figures.items()
         if pair.measured
