@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import yaml
-
-from lmi_bench.catalog.templates import PlainDumper, filled
+from lmi_bench.catalog.templates import as_yaml, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
 from lmi_bench.deploy.plan import DeploymentPlan
@@ -93,12 +91,7 @@ def kubernetes_files(
         **_kserve_values(plan, pod),
     }
     return {
-        file: yaml.dump_all(
-            filled("deploy/kubernetes.yaml", names, values).values(),
-            Dumper=PlainDumper,
-            sort_keys=False,
-            width=100,
-        )
+        file: as_yaml(*filled("deploy/kubernetes.yaml", names, values).values())
         for file, names in written.items()
         if names
     }

@@ -19,7 +19,7 @@ from botocore.model import ServiceModel, Shape
 from botocore.validate import ParamValidator
 
 from lmi_bench.analysis.model.memory import weight_bytes
-from lmi_bench.catalog.templates import PlainDumper, Tag, filled, read_template
+from lmi_bench.catalog.templates import Tag, as_yaml, filled, read_template
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB, MIB
 from lmi_bench.deploy.plan import DeploymentPlan
@@ -268,8 +268,7 @@ def template(requests: Sequence[Request], *, description: str, secrets: Sequence
         **{parameter_name(name): {"Type": "String", "NoEcho": True} for name in secrets},
     }
     values = {"description": description[:1024], "parameters": names, "resources": resources}
-    content = filled(_STACK, ["stack"], values)["stack"]
-    return yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=100)
+    return as_yaml(filled(_STACK, ["stack"], values)["stack"])
 
 
 def _replaced(part: Any, by: Any) -> Any:
