@@ -17,7 +17,7 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import PLAIN, Parallelism, PrefillPool, Setup
+from lmi_bench.analysis.model.setup import PLAIN, PrefillPool, Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -133,7 +133,10 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
         raise InputError(
             f"{split.split}: add --tp, the devices that a copy or a stage is split over"
         )
-    setup = replace(setup, parallelism=_parallelism(settings, split, setup))
+    parallelism = split.parallelism(machine, setup.tensor_parallel)
+    if (gbps := settings.split.network_gbps) is not None:
+        parallelism = replace(parallelism, network_bytes_per_s=gbps * _GIGABIT_BYTES)
+    setup = replace(setup, parallelism=parallelism)
     if settings.tensor_parallel is None:
         longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
         setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
@@ -153,13 +156,6 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     if not is_local and (text := default_note(settings.profile)) is not None:
         listener.note(text)
     return answer
-
-
-def _parallelism(settings: PredictSettings, split: EngineSetting, setup: Setup) -> Parallelism:
-    found = split.parallelism(setup.instance, setup.tensor_parallel)
-    if settings.split.network_gbps is None:
-        return found
-    return replace(found, network_bytes_per_s=settings.split.network_gbps * _GIGABIT_BYTES)
 
 
 def _prefill_pool(settings: PredictSettings, setup: Setup) -> PrefillPool | None:
