@@ -94,10 +94,10 @@ def check(
     from lmi_bench.deploy.option_table import all_options
     from lmi_bench.jobs.deploy import check_file
 
-    checked = check_file(path, djl_version, tuple(allow or ()))
+    server, settings, traps = check_file(path, djl_version, tuple(allow or ()))
     known = all_options()
     print_table(
-        f"Effective settings of {checked.server}",
+        f"Effective settings of {server}",
         [
             {
                 "key": name,
@@ -105,13 +105,11 @@ def check(
                 "from": setting.origin,
                 "meaning": known[name].meaning if name in known else "",
             }
-            for name, setting in checked.settings.items()
+            for name, setting in settings.items()
         ],
         left=("key", "value", "from", "meaning"),
     )
-    for name in checked.untranslated:
-        warn(f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs")
-    warn(*checked.traps)
+    warn(*traps)
 
 
 @deploy.command()

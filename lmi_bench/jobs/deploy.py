@@ -43,20 +43,6 @@ _LONE_TOKENS: Final = 256  # of a lone request's prompt, and of its answer
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedFile:
-    """The effective settings of a container.
-
-    server        whose settings, such as djl-serving 0.38.0
-    untranslated  variables that are set but not read by LMI containers
-    """
-
-    server: str
-    settings: dict[str, Setting]
-    untranslated: list[str]
-    traps: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceLimit:
     """Requests of one length that fit at once, at one tensor-parallel degree.
 
@@ -111,15 +97,18 @@ def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -
     return replace(bundle, files={**bundle.files, **files}, traps=bundle.traps + left_out)
 
 
-def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> CheckedFile:
-    """Work out the effective settings and the traps. Raises InputError for mistakes."""
+def check_file(
+    path: Path | None, djl_version: str, allowed: tuple[str, ...]
+) -> tuple[str, dict[str, Setting], tuple[str, ...]]:
+    """The server that reads a file, such as djl-serving 0.38.0, its effective settings and the
+    traps. Raises InputError for mistakes."""
     variables = None if path is None else _variables_file(path)
     values = {} if variables is None else parse_properties(read_text(variables))
     if variables is not None and variables.stem != "lmi":
         kind = variables.stem
         check_variables(kind, values, allowed).raise_mistakes(str(variables))
         found = {name: Setting(value, variables.name) for name, value in values.items()}
-        return CheckedFile(f"{kind} {find_image(kind).engine_version}", found, [], ())
+        return f"{kind} {find_image(kind).engine_version}", found, ()
     source = "the environment" if path is None else str(path)
     properties = {} if path is None or variables else load_properties(path)
     environ = values or dict(os.environ)
@@ -130,8 +119,11 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
     values = {name: setting.value for name, setting in settings.items()}
     verdict = check_settings(values, era=era, vllm=vllm, allowed=allowed)
     verdict.raise_mistakes(source)
-    server = f"djl-serving {djl_version}"
-    return CheckedFile(server, settings, untranslated_variables(environ), verdict.traps)
+    unread = (
+        f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs"
+        for name in untranslated_variables(environ)
+    )
+    return f"djl-serving {djl_version}", settings, (*unread, *verdict.traps)
 
 
 def _variables_file(path: Path) -> Path | None:
