@@ -44,7 +44,7 @@ def print_prediction(prediction: Prediction) -> None:
     copies = "" if settings.replicas == 1 else f", {settings.replicas} copies"
     cache = "" if settings.kv_dtype is None else f", {settings.kv_dtype} cache"
     split = f", {setup.parallelism.label}" if setup.parallelism.label else ""
-    if (workers := settings.split.workers) is not None:
+    if (workers := settings.workers) is not None:
         copies = f", {workers[0]} prefill and {workers[1]} decode workers"
     title = f"{settings.input_tokens} in / {settings.output_tokens} out"
     if settings.is_simulated:

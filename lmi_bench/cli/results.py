@@ -5,7 +5,7 @@ import sys
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import print_table, run_job, say, show_result, terminal, write_json
+from lmi_bench.cli.console import print_table, run_job, say, show_result, write_json
 from lmi_bench.jobs.settings import results
 
 workload = typer.Typer(
@@ -77,8 +77,7 @@ def import_results(settings: results.ImportSettings) -> None:
     """
     from lmi_bench.jobs.results import import_results as run
 
-    with terminal() as listener:
-        levels, tool = run(settings, listener, command=["lmi-bench", *sys.argv[1:]])
+    levels, tool = run_job(run, settings, command=["lmi-bench", *sys.argv[1:]])
     out = settings.out
     say(f"{out}: {levels} level(s) of {tool}   next: lmi-bench report {out}")
 

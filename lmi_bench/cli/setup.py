@@ -10,7 +10,7 @@ from typing import Any, Final
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
+from lmi_bench.cli.console import note, print_table, run_job, say, warn, write_json
 from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings import plan as settings_of
@@ -74,8 +74,7 @@ def init(settings: of_setup.InitSettings) -> None:
     from lmi_bench.jobs.init import init as run
 
     try:
-        with terminal() as listener:
-            command = run(settings, listener, _ask if sys.stdin.isatty() else None)
+        command = run_job(run, settings, _ask if sys.stdin.isatty() else None)
     except (KeyboardInterrupt, EOFError):
         note("\ninterrupted: nothing was written")
         raise typer.Exit(EXIT_INTERRUPTED) from None

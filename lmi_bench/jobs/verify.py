@@ -21,7 +21,7 @@ from lmi_bench.analysis.results.slo_results import DECIDED, SloResult, check_slo
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.durable import write_text
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
@@ -64,14 +64,12 @@ class Verification:
         return [each.name for each in self.figures if each.verdict == "outside"]
 
     @property
-    def slo_missed(self) -> bool:
-        """Whether a measured SLO is missed."""
-        return any(slo.verdict == "fail" for slo in self.slos)
-
-    @property
-    def slo_not_measured(self) -> bool:
-        """Whether too few requests were answered to tell of an SLO."""
-        return any(slo.verdict == "unsupported" for slo in self.slos)
+    def exit_code(self) -> int:
+        """99 if a measured SLO is missed, 2 if too few requests tell of one, else 0."""
+        verdicts = {slo.verdict for slo in self.slos}
+        if "fail" in verdicts:
+            return EXIT_SLO_MISSED
+        return EXIT_BAD_INPUT if "unsupported" in verdicts else EXIT_DONE
 
     def to_json(self) -> dict[str, Any]:
         """As `verify --json` writes it."""

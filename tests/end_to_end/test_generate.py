@@ -25,7 +25,7 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
 )
 from lmi_bench.jobs.generate import continuation_ids
 from lmi_bench.jobs.generate import generate as generate_text
-from lmi_bench.jobs.settings.bundled import GenerateSettings, ScoreOptions
+from lmi_bench.jobs.settings.bundled import GenerateSettings
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
 from tests.end_to_end.commands import lmi_bench
@@ -99,7 +99,7 @@ def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed
         model=str(short_model),
         prompt="one two three four",
         sampling=SamplingParams(max_new_tokens=5, ignore_eos=True),
-        scores=ScoreOptions(confidence=True),
+        confidence=True,
         model_options=options,
     )
     pieces = []

@@ -31,8 +31,7 @@ from lmi_bench.jobs.optimize.recipe import (
     Evaluation,
     Recipe,
     Variant,
-    load_recipe,
-    parse_recipe,
+    stated_recipe,
 )
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.jobs.sweep.run import sweep_scenario
@@ -183,9 +182,7 @@ def optimize(
 
     Returns the folder, and the variants, the baseline first.
     """
-    if settings.recipe is None:
-        raise InputError("name a recipe file, or --list for the techniques that it may combine")
-    recipe = _with_changes(load_recipe(settings.recipe), settings)
+    recipe = stated_recipe(settings)
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-optimize")
     folder = settings.out or Path("runs") / stamp
     if folder.exists():
@@ -220,16 +217,6 @@ def optimize(
     )
     write_text(folder / "report.html", render_html(view))
     return folder, results
-
-
-def _with_changes(recipe: Recipe, settings: OptimizeSettings) -> Recipe:
-    content = recipe.model_dump(exclude_unset=True)
-    files = {"dataset": settings.dataset, "text": settings.text}
-    stated = {name: str(path) for name, path in files.items() if path is not None}
-    content["evaluate"] = {**content.get("evaluate", {}), **stated}
-    if settings.model is not None:
-        content["model"] = settings.model
-    return parse_recipe(content)
 
 
 def _with_known_prompts(recipe: Recipe, folder: Path) -> Recipe:

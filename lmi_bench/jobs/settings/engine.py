@@ -7,13 +7,13 @@ from lmi_bench.core.engine_fields import BatchingFields, ModelFields
 from lmi_bench.core.option import Option, Stated, overrides
 
 STEP_TRACE: Final = Option("File for a Chrome trace of the engine's steps and requests.")
-_OF_A_START = (
+_NOT_OF_STEPS: Final = (
     *("compile", "compile_shapes", "artefact"),
     *("draft", "draft_tokens", "draft_adaptive"),
 )
 MODEL: Final = Stated(ModelFields)
 COMPILED: Final = Stated(
-    ModelFields, tuple(each.name for each in fields(ModelFields) if each.name not in _OF_A_START)
+    ModelFields, tuple(each.name for each in fields(ModelFields) if each.name not in _NOT_OF_STEPS)
 )
 """What the steps that are compiled ahead of time depend on."""
 BATCHING: Final = Stated(BatchingFields)

@@ -57,6 +57,7 @@ class RecommendSettings(Settings):
     users  Number of users; needs --think-time.
     think_time  Time between an answer and the next question of a user, or of --turns, in s.
     vary  Range of loads in req/s; also prints the cheapest layout of each load.
+    slo  Service-level objective such as ttft_p90<=1s; repeatable. Exit 99 if no fleet meets it.
     objective  Objective: cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity),
         latency or throughput.
     min_throughput  Minimum throughput of the fleet in output tok/s.
@@ -91,9 +92,7 @@ class RecommendSettings(Settings):
     think_time: float | None = option(group=planning.LOAD, must="0 s or more")
     vary: str | None = option(metavar="rate=A..B", group=planning.LOAD, rare=True)
     router: str = option(planning.ROUTER, value="random")
-    slo: tuple[str, ...] = option(
-        planning.SLO, value=(), help=f"{planning.SLO.help} Exit 99 if no fleet meets it."
-    )
+    slo: tuple[str, ...] = option(value=(), group=planning.LIMITS)
     objective: str = option(value="cost", group=planning.LIMITS, one_of=OBJECTIVES)
     min_throughput: float | None = option(group=planning.LIMITS)
     max_usd_per_hour: float | None = option(group=planning.LIMITS)

@@ -82,5 +82,5 @@ def test_an_option_goes_to_the_class_that_declares_it():
     given = {"logprobs": 3, "temperature": 0.5}
     found = filled(GenerateSettings, given)
     assert not given
-    assert (found.scores.logprobs, found.sampling.logprobs) == (3, False)
+    assert (found.logprobs, found.sampling.logprobs) == (3, False)
     assert found.sampling.temperature == 0.5
