@@ -78,7 +78,8 @@ def _resolved(
     options = [f"engine.{name}" for name in stated]
     model, timeout_s = settings.model, settings.model_loading_timeout
     path, replies, streams = settings.serving_properties, settings.lmi_replies, None
-    if path is not None or serving_file.is_lmi_environment(os.environ):
+    has_options = any(name.startswith("OPTION_") and text for name, text in os.environ.items())
+    if path is not None or has_options:
         file = serving_file.read_serving_file(
             path,
             os.environ,
