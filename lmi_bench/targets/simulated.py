@@ -61,13 +61,7 @@ def open_simulated_engine(
     Raises InputError and CapacityError if the settings do not fit the model and the instance.
     """
     refuse_impossible("simulated", settings)
-    stated = {
-        "memory_share": settings.memory_share,
-        "block_size": settings.block_size,
-        "cache_tokens": settings.kv_tokens,
-    }
-    given: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
-    profile = replace(profile or find_profile(settings.profile), **given)
+    profile = _with_stated_memory(profile or find_profile(settings.profile), settings)
     total_tokens = settings.max_model_len or max_total_tokens
     setup = _setup(model, instance_type, settings, profile, total_tokens)
     config = engine_parts.scheduler_config(
@@ -112,6 +106,16 @@ def open_simulated_engine(
         tensor_parallel=setup.tensor_parallel,
         router=settings.router,
     )
+
+
+def _with_stated_memory(profile: EngineProfile, settings: EngineSection) -> EngineProfile:
+    stated = {
+        "memory_share": settings.memory_share,
+        "block_size": settings.block_size,
+        "cache_tokens": settings.kv_tokens,
+    }
+    given: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
+    return replace(profile, **given)
 
 
 def _setup(
