@@ -22,7 +22,7 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
     """
     from lmi_bench.cli.plan_print import print_portfolio
     from lmi_bench.cli.recommend_print import print_advice
-    from lmi_bench.jobs.recommend import plan_portfolio
+    from lmi_bench.jobs.portfolio import plan_portfolio
     from lmi_bench.jobs.recommend import recommend as run
 
     if settings.portfolio is not None:
