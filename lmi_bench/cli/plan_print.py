@@ -422,17 +422,12 @@ def print_portfolio(answer: Portfolio) -> None:
         for place, machine in enumerate(group.placed, start=1):
             copies = ", ".join(f"{name} (TP {degree})" for name, degree in machine)
             say(f"{group.instance} no. {place}: {copies}")
-    saved = answer.separate_usd_per_hour - answer.usd_per_hour
-    shared, separate = (
-        usd_text(usd, estimated=any(fleet.estimated for fleet in fleets))
-        for usd, fleets in (
-            (answer.usd_per_hour, answer.groups),
-            (answer.separate_usd_per_hour, answer.separate),
-        )
-    )
+    shared_usd, separate_usd = answer.usd_per_hour, answer.separate_usd_per_hour
+    shared = usd_text(shared_usd, estimated=any(each.estimated for each in answer.groups))
+    separate = usd_text(separate_usd, estimated=any(each.estimated for each in answer.separate))
     say(
         f"shared: USD {shared} per hour; an endpoint each: USD {separate}; "
-        f"sharing saves USD {saved:,.2f} per hour"
+        f"sharing saves USD {separate_usd - shared_usd:,.2f} per hour"
     )
     say(
         "a device serves one model; models on one machine fail together, and the plan does not "

@@ -174,14 +174,10 @@ def _money_lines(chosen: Candidate) -> Iterator[str]:
 
 def unpriced_lines(answer: Recommendation) -> Iterator[str]:
     """Candidates without a price, each with the price below which it would win."""
-    wins = [
-        (price, candidate)
-        for candidate in answer.candidates
-        if (price := candidate.cost.wins_below_usd_per_machine_hour) is not None
-    ]
     best: dict[str, tuple[float, Candidate]] = {}  # of each machine the layout worth most
-    for price, candidate in wins:
-        if price > best.get(candidate.instance, (0.0, candidate))[0]:
+    for candidate in answer.candidates:
+        price = candidate.cost.wins_below_usd_per_machine_hour or 0.0
+        if price > best.get(candidate.instance, (0.0,))[0]:
             best[candidate.instance] = (price, candidate)
     for price, candidate in list(best.values())[:_SHOWN_UNPRICED]:
         yield (
