@@ -19,7 +19,7 @@ from lmi_bench.analysis.fleet.answer import Candidate
 from lmi_bench.analysis.fleet.money import usd_text
 from lmi_bench.jobs.recommend import recommend
 from lmi_bench.jobs.settings.planning import PriceSettings
-from lmi_bench.jobs.settings.recommend import PurchaseSettings, RecommendSettings
+from lmi_bench.jobs.settings.recommend import RecommendSettings
 
 CONFIGS = {
     "kimi-k2 (config.json)": {
@@ -55,7 +55,7 @@ def candidates(
     prompt, output, rate, slo = load
     settings = RecommendSettings(
         model=model, input_tokens=prompt, output_tokens=output, rate=rate, slo=slo,
-        money=PurchaseSettings(price_list=PriceSettings(platform=platform)),
+        price_list=PriceSettings(platform=platform),
     )  # fmt: skip
     answer = recommend(settings).answer
     return list(answer.candidates) if answer.recommended is not None else []

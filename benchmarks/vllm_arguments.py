@@ -43,7 +43,7 @@ from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.deploy import write_deployment
-from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings
 from lmi_bench.targets.bundled import model_folder
 
 ROOT = Path(__file__).parents[1]
@@ -140,11 +140,11 @@ def lines() -> dict[tuple[str, ...], str]:
                 for form in FORMS:
                     number += 1
                     out = Path(folder) / str(number)
-                    layout = LayoutSettings(entry.shape.name, machine.instance_type, Stated(**form))
+                    layout = entry.shape.name, machine.instance_type, Stated(**form), None
                     server = Server("vllm", ("sagemaker", "kubernetes")[number % 2])
                     endpoint = EndpointSettings(accept_eula=True)
                     with contextlib.suppress(InputError):  # the planner says why
-                        write_deployment(DeploySettings(None, out, layout, server, endpoint))
+                        write_deployment(DeploySettings(None, out, *layout, server, endpoint))
                         for name, read in SOURCES.items():
                             if (out / name).exists():
                                 found.setdefault(tuple(read((out / name).read_text())), name)

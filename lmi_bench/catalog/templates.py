@@ -12,7 +12,7 @@ import yaml
 _PLACE: Final = re.compile(r"\$([a-z_]+)")
 
 
-class PlainDumper(yaml.SafeDumper):
+class _PlainDumper(yaml.SafeDumper):
     """Writes a value that occurs twice twice, without an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -31,7 +31,7 @@ class _TagLoader(yaml.SafeLoader):
     """Reads such functions, too."""
 
 
-PlainDumper.add_representer(
+_PlainDumper.add_representer(
     Tag, lambda dumper, tag: dumper.represent_scalar(f"!{tag.name}", tag.value)
 )
 _TagLoader.add_multi_constructor("!", lambda _, name, node: Tag(name, node.value))
@@ -56,6 +56,11 @@ def filled(file: str, names: Sequence[str], values: Mapping[str, Any]) -> dict[s
         return values[place[1]] if place else part
 
     return {name: fill(read_template(file)[name]) for name in names}
+
+
+def as_yaml(*documents: Any) -> str:
+    """The documents of a YAML file, their keys in order."""
+    return yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, width=100)
 
 
 @cache

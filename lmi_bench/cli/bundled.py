@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
+from lmi_bench.cli.console import Terminal, note, print_table, run_job, say, warn, write_json
 from lmi_bench.core.errors import EXIT_FAILED
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import MIB, bytes_to_gib
 from lmi_bench.jobs.settings import bundled
 
 if TYPE_CHECKING:
+    from lmi_bench.catalog.instances import Instance
     from lmi_bench.engine.server.app import Listening
     from lmi_bench.jobs.generate import Generated
-    from lmi_bench.jobs.optimize.recipe import JobPlan
+    from lmi_bench.jobs.optimize.recipe import MemoryNeed
 
 profile = typer.Typer(
     name="profile", help="Time single operations of this machine.", no_args_is_help=True
@@ -39,7 +41,7 @@ def serve(settings: bundled.ServeSettings) -> None:
     """
     from lmi_bench.jobs.serve import serve as run
 
-    with terminal() as listener:
+    with Terminal() as listener:
 
         def on_ready(where: Listening, model: str) -> None:
             listener.close()
@@ -47,13 +49,12 @@ def serve(settings: bundled.ServeSettings) -> None:
                 listener.warn(where.warning)
             say(f"serving {model} at {where.url}  (Ctrl-C ends it)")
 
-        served = run(settings, listener, on_ready=on_ready)
-    stats = served.stats
+        stats, notes = run(settings, listener, on_ready=on_ready)
     note(
         f"generated {stats.done.generation_tokens:,} tokens in {stats.done.steps:,} steps; "
         f"{stats.used_blocks:,} of {stats.total_blocks:,} KV blocks in use at the end"
     )
-    note(*served.notes)
+    note(*notes)
 
 
 @spread_options
@@ -62,7 +63,7 @@ def generate(settings: bundled.GenerateSettings) -> None:
     from lmi_bench.jobs.generate import answer_questions, rank_choices
     from lmi_bench.jobs.generate import generate as run
 
-    if settings.scores.questions is not None:
+    if settings.questions is not None:
         table = run_job(answer_questions, settings)
         print_table(
             "The likeliest answer: how sure the model is, and how often it is right",
@@ -82,7 +83,7 @@ def generate(settings: bundled.GenerateSettings) -> None:
             f"{table.right} of {table.count} right ({table.right_frac:.1%}), mean share "
             f"{table.mean_confidence:.1%}; expected calibration error {table.expected_error:.1%}"
         )
-    elif settings.scores.choices:
+    elif settings.choices:
         print_table(
             "Choices by joint log-probability",
             [
@@ -98,7 +99,7 @@ def generate(settings: bundled.GenerateSettings) -> None:
             left=("choice",),
         )
     else:
-        with terminal() as listener:
+        with Terminal() as listener:
 
             def show(text: str) -> None:
                 listener.close()  # a progress line and the text would share the terminal's line
@@ -132,12 +133,12 @@ def _print_generated(settings: bundled.GenerateSettings, done: Generated) -> Non
         f"{done.tokens} tokens in {done.requests} {noun}{timing}, ended by {done.finish_reason}; "
         f"{done.back_end_note}"
     )
-    if settings.scores.logprobs is not None:
+    if settings.logprobs is not None:
         for token in done.scores:
             others = ", ".join(f"{text!r} {value:.3f}" for text, value in token.likeliest)
             line = f"{token.text!r} {token.logprob:.3f}"
             note(f"{line}; likeliest {others}" if others else line)
-    if settings.scores.confidence and done.scores:
+    if settings.confidence and done.scores:
         logprobs = [token.logprob for token in done.scores]
         note(
             f"confidence {confidence(logprobs):.3g} = exp(mean log-probability) of "
@@ -145,8 +146,8 @@ def _print_generated(settings: bundled.GenerateSettings, done: Generated) -> Non
             "overconfident (--questions measures by how much): use it for comparisons"
         )
     end = _end(done, settings.sampling.max_new_tokens)
-    if settings.scores.expect_end and done.finish_reason not in settings.scores.expect_end:
-        warn(f"{end}; expected: {' or '.join(settings.scores.expect_end)} (--expect-end)")
+    if settings.expect_end and done.finish_reason not in settings.expect_end:
+        warn(f"{end}; expected: {' or '.join(settings.expect_end)} (--expect-end)")
         raise typer.Exit(EXIT_FAILED)
     note(end)
 
@@ -203,23 +204,25 @@ def optimize(
     elif plan:
         from lmi_bench.jobs.optimize.recipe import plan_job
 
-        _print_plan(plan_job(settings))
+        _print_plan(*plan_job(settings))
     else:
         from lmi_bench.jobs.optimize.run import optimize as run
         from lmi_bench.report.optimization import optimization_tables
 
-        found = run_job(run, settings)
-        for table in optimization_tables(found.variants):
+        folder, variants = run_job(run, settings)
+        for table in optimization_tables(variants):
             columns = [column.title for column in table.columns]
             texts = ([cell.text for cell in row.cells] for row in table.rows)
             rows = [dict(zip(columns, each, strict=True)) for each in texts]
             print_table(table.caption, rows, left=columns[:1])
             if table.note:
                 note(table.note)
-        say(f"report: {found.folder / 'report.html'}   numbers: {found.folder / 'optimize.json'}")
+        say(f"report: {folder / 'report.html'}   numbers: {folder / 'optimize.json'}")
 
 
-def _print_plan(plan: JobPlan) -> None:
+def _print_plan(
+    model: str, needs: Sequence[tuple[MemoryNeed, Instance | None]], best: Instance | None
+) -> None:
     rows = [
         {
             "variant": need.name,
@@ -228,10 +231,9 @@ def _print_plan(plan: JobPlan) -> None:
             "cheapest machine": "none" if machine is None else machine.instance_type,
             "USD/h": "" if machine is None else f"{machine.price_usd_per_hour:.2f}",
         }
-        for need, machine in plan.needs
+        for need, machine in needs
     ]
-    print_table(f"{plan.model}: what the job needs", rows, left=("variant", "cheapest machine"))
-    best = plan.machine
+    print_table(f"{model}: what the job needs", rows, left=("variant", "cheapest machine"))
     if best is None:
         note("no machine of the catalog fits the largest variant: leave it out, or split the model")
         return

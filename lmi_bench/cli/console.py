@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 R = TypeVar("R")
+P = ParamSpec("P")
 _FILE_WIDTH = 180  # columns of a table that goes to a file or a pipe
 _GAP, _EDGES = 3, 2  # spaces between columns, and at the table's edges
 
@@ -230,7 +231,7 @@ def write_json(path: Path | None, content: Any, what: str, *, indent: int = 2) -
 class Terminal:
     """A job's listener: notes and warnings on stderr, and a progress line if it is a terminal.
 
-    `close` ends the progress line.
+    Use it as a context manager: the progress line is gone when the answer is printed.
     """
 
     note = staticmethod(note)
@@ -260,6 +261,12 @@ class Terminal:
             self._bar.stop()
         self._bar = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def _progress_bar() -> "Progress":
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -278,17 +285,9 @@ def _progress_bar() -> "Progress":
     return bar
 
 
-def run_job(job: Callable[[S, Terminal], R], settings: S) -> R:
+def run_job(
+    job: Callable[Concatenate[S, Terminal, P], R], settings: S, *more: P.args, **named: P.kwargs
+) -> R:
     """Run a job and print its notes, warnings and progress."""
-    with terminal() as listener:
-        return job(settings, listener)
-
-
-@contextmanager
-def terminal() -> Iterator[Terminal]:
-    """A listener for one job; its progress line is gone when the answer is printed."""
-    listener = Terminal()
-    try:
-        yield listener
-    finally:
-        listener.close()
+    with Terminal() as listener:
+        return job(settings, listener, *more, **named)

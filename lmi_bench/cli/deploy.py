@@ -13,6 +13,7 @@ from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_FAILED, InputError
 from lmi_bench.core.option import Option
 from lmi_bench.core.units import bytes_to_gib, format_figure, s_to_ms
+from lmi_bench.deploy.loadgen import SECRET_COMMAND, Loadgen
 from lmi_bench.jobs.settings import deploy as settings_of
 from lmi_bench.jobs.settings import planning
 
@@ -41,14 +42,13 @@ def write(settings: settings_of.DeploySettings) -> None:
     plan, bundle = run_job(write_deployment, settings)
     say(plan.describe())
     say(plan.basis)
-    if bundle.image is not None:
-        say(f"image {bundle.image}")
-        if settings.server.is_kubernetes:
-            say(f"copies: {plan.instances * plan.copies}, a pod each")
-        elif bundle.has_components:
-            say(f"copies: {plan.copies} inference components a machine")
-        elif plan.copies > 1:
-            say(f"copies: LMI starts {plan.copies} workers in one container, behind one queue")
+    say(f"image {bundle.image}")
+    if settings.server.is_kubernetes:
+        say(f"copies: {plan.instances * plan.copies}, a pod each")
+    elif bundle.has_components:
+        say(f"copies: {plan.copies} inference components a machine")
+    elif plan.copies > 1:
+        say(f"copies: LMI starts {plan.copies} workers in one container, behind one queue")
     if bundle.quota:
         say(f"quota of the account: {bundle.quota}")
     endpoint = settings.endpoint
@@ -64,16 +64,14 @@ def write(settings: settings_of.DeploySettings) -> None:
 
 @deploy.command()
 @spread_options
-def loadgen(
-    settings: settings_of.Loadgen, out: Annotated[Path, Option("YAML file.", ("--out", "-o"))]
-) -> None:
+def loadgen(settings: Loadgen, out: Annotated[Path, Option("YAML file.", ("--out", "-o"))]) -> None:
     """Write a load generator for Kubernetes: a sweep, and an Indexed Job of pods that send for it.
 
     Workers and sweep know each other by a secret that the file does not hold.
     """
     write_text(out, settings.manifest())
     say(f"{out}: a sweep and {settings.workers} workers, which need once:")
-    say(settings_of.SECRET_COMMAND)
+    say(SECRET_COMMAND)
 
 
 @deploy.command()
@@ -96,10 +94,10 @@ def check(
     from lmi_bench.deploy.option_table import all_options
     from lmi_bench.jobs.deploy import check_file
 
-    checked = check_file(path, djl_version, tuple(allow or ()))
+    server, settings, traps = check_file(path, djl_version, tuple(allow or ()))
     known = all_options()
     print_table(
-        f"Effective settings of {checked.server}",
+        f"Effective settings of {server}",
         [
             {
                 "key": name,
@@ -107,13 +105,11 @@ def check(
                 "from": setting.origin,
                 "meaning": known[name].meaning if name in known else "",
             }
-            for name, setting in checked.settings.items()
+            for name, setting in settings.items()
         ],
         left=("key", "value", "from", "meaning"),
     )
-    for name in checked.untranslated:
-        warn(f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs")
-    warn(*checked.traps)
+    warn(*traps)
 
 
 @deploy.command()
@@ -340,9 +336,8 @@ def defaults(
     from lmi_bench.catalog.models import find_model
     from lmi_bench.deploy.server_settings import jumpstart_environment
 
-    shape = find_model(model)
-    for name, value in jumpstart_environment(shape, find_instance(instance)).items():
-        say(f"{name}={value}")
+    variables = jumpstart_environment(find_model(model), find_instance(instance))
+    say(*(f"{name}={value}" for name, value in variables.items()))
     say("JumpStart's rule of 2023, published for Llama 2, with this model's own context")
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import note, run_job, say, terminal, warn, write_json
-from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SLO_MISSED
+from lmi_bench.cli.console import Terminal, note, run_job, say, warn, write_json
+from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings import plan
 from lmi_bench.jobs.settings.recommend import RecommendSettings
@@ -102,7 +102,7 @@ def validate(settings: plan.ValidateSettings, json_file: JsonFile = None) -> Non
         print_validation(validation)
         write_json(json_file, validation.to_json(), "predictions", indent=1)
     else:
-        with terminal() as listener:
+        with Terminal() as listener:
             shipped = validate_shipped(listener)
         print_shipped(shipped)
         write_json(json_file, shipped.to_json(), "errors", indent=1)
@@ -121,8 +121,7 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
     from lmi_bench.jobs.verify import verify as run
 
     found = run_job(run, settings)
-    for text in found.caveats:
-        say(f"in the recommendation {text}")
+    say(*(f"in the recommendation {text}" for text in found.caveats))
     print_sweep(found.sweep)
     if found.sweep.interrupted or found.sweep.failed:
         raise typer.Exit(EXIT_INTERRUPTED if found.sweep.interrupted else EXIT_FAILED)
@@ -136,10 +135,8 @@ def verify(settings: plan.VerifySettings, json_file: JsonFile = None) -> None:
             "the profile does not describe this target: sweep it at several loads and plan "
             "again from that run (lmi-bench recommend RUN_DIR), or add --update-profile P.json"
         )
-    if found.slo_missed:
-        raise typer.Exit(EXIT_SLO_MISSED)
-    if found.slo_not_measured:
-        raise typer.Exit(EXIT_BAD_INPUT)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
 
 
 @spread_options

@@ -44,7 +44,7 @@ def print_prediction(prediction: Prediction) -> None:
     copies = "" if settings.replicas == 1 else f", {settings.replicas} copies"
     cache = "" if settings.kv_dtype is None else f", {settings.kv_dtype} cache"
     split = f", {setup.parallelism.label}" if setup.parallelism.label else ""
-    if (workers := settings.split.workers) is not None:
+    if (workers := settings.workers) is not None:
         copies = f", {workers[0]} prefill and {workers[1]} decode workers"
     title = f"{settings.input_tokens} in / {settings.output_tokens} out"
     if settings.is_simulated:
@@ -117,8 +117,8 @@ def print_calibration(calibration: calibrate.Calibration) -> None:
     if calibration.is_fitted:
         _print_fit(calibration)
     rows = [
-        {"level": _level(each.level), "expected tok/s": _interval(each.expected)}
-        for each in calibration.next_levels
+        {"level": _level(level), "expected tok/s": _interval(expected)}
+        for level, expected in calibration.next_levels
     ]
     print_table("Measure next, the most informative first", rows, left=("level",))
 
@@ -276,11 +276,8 @@ def print_learned(learned: Learned) -> None:
             "figures lie outside their intervals: the profile now counts as uncertain as that of "
             "an engine not yet measured"
         )
-    for each in learned.changes:
-        say(
-            f"  {each.name}: predicted {each.before:+.1%} of measured before, {each.after:+.1%} "
-            "after"
-        )
+    for name, before, after in learned.changes:
+        say(f"  {name}: predicted {before:+.1%} of measured before, {after:+.1%} after")
     if learned.refused is not None:
         warn(f"the profile is unchanged: {learned.refused}")
     else:
@@ -290,8 +287,7 @@ def print_learned(learned: Learned) -> None:
 def print_day(day: PlannedDay, discount: float | None) -> None:
     """Scaling against a flat fleet, and what to commit to."""
     plan = day.plan
-    for text in day.caveats:
-        say(f"in the recommendation {text}")
+    say(*(f"in the recommendation {text}" for text in day.caveats))
     say(
         f"load {min(day.load.rates_per_s):.4g} to {day.load.peak_per_s:.4g} req/s, {day.machine} "
         f"carries {day.capacity_per_s:.4g} req/s and serves {day.start_up.total_s:,.0f} s after "
@@ -426,17 +422,12 @@ def print_portfolio(answer: Portfolio) -> None:
         for place, machine in enumerate(group.placed, start=1):
             copies = ", ".join(f"{name} (TP {degree})" for name, degree in machine)
             say(f"{group.instance} no. {place}: {copies}")
-    saved = answer.separate_usd_per_hour - answer.usd_per_hour
-    shared, separate = (
-        usd_text(usd, estimated=any(fleet.estimated for fleet in fleets))
-        for usd, fleets in (
-            (answer.usd_per_hour, answer.groups),
-            (answer.separate_usd_per_hour, answer.separate),
-        )
-    )
+    shared_usd, separate_usd = answer.usd_per_hour, answer.separate_usd_per_hour
+    shared = usd_text(shared_usd, estimated=any(each.estimated for each in answer.groups))
+    separate = usd_text(separate_usd, estimated=any(each.estimated for each in answer.separate))
     say(
         f"shared: USD {shared} per hour; an endpoint each: USD {separate}; "
-        f"sharing saves USD {saved:,.2f} per hour"
+        f"sharing saves USD {separate_usd - shared_usd:,.2f} per hour"
     )
     say(
         "a device serves one model; models on one machine fail together, and the plan does not "

@@ -10,7 +10,7 @@ from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.cli.console import fit_columns, note, print_table, say, stdout, warn
-from lmi_bench.jobs.recommend import Advice, OtherProfile
+from lmi_bench.jobs.recommend import Advice
 from lmi_bench.report.formats import number
 from lmi_bench.report.recommendation_view import answer_tiles, by_reason, planning_facts
 from lmi_bench.report.table import bracketed, console_rows
@@ -33,7 +33,7 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
     )
     say(basis.profile.provenance)
     if advice.other is not None:
-        say(_other_line(advice.other, answer))
+        say(_other_line(*advice.other, answer))
     print_candidates(answer.candidates, every_layout=explain)
     if advice.variation is not None:
         found = advice.variation
@@ -49,17 +49,17 @@ def print_advice(advice: Advice, *, explain: bool = False) -> None:
         say(*rejection_lines(answer.rejected))
 
 
-def _other_line(other: OtherProfile, answer: Recommendation) -> str:
+def _other_line(profile: str, other: Candidate | None, answer: Recommendation) -> str:
     """What another profile would change."""
-    start = f"with --profile {other.name}"
+    start = f"with --profile {profile}"
     best = answer.recommended
-    if other.best is None or best is None:
+    if other is None or best is None:
         return f"{start}: no fleet of the best machines carries the load"
-    fleet = fleets.fleet_name(other.best)
+    fleet = fleets.fleet_name(other)
     same = "the same fleet" if fleets.fleet_name(best) == fleet else fleet
-    price = other.best.price_usd_per_hour
-    cost = "" if price is None else f", USD {fleets.money(other.best, price)} per hour"
-    carried = other.best.figures.get("capacity_rate_per_s")
+    price = other.price_usd_per_hour
+    cost = "" if price is None else f", USD {fleets.money(other, price)} per hour"
+    carried = other.figures.get("capacity_rate_per_s")
     carries = "" if carried is None else f", carries {fleets.shown(carried)} req/s"
     return f"{start}: {same}{cost}{carries}"
 
@@ -71,9 +71,7 @@ def _print_reasons(advice: Advice) -> None:
         print_table("Predicted against measured", rows)
     say(*rejection_lines(answer.rejected), *unpriced_lines(answer))
     for facts in planning_facts(advice.to_json()):
-        say(f"{facts.title}:")
-        for _, text in facts.items:
-            say(f"  {text}")
+        say(f"{facts.title}:", *(f"  {text}" for _, text in facts.items))
     if best is not None:
         say(f"why: {best.reason}", *_money_lines(best))
     say(*_measurement_lines(answer))
@@ -176,14 +174,10 @@ def _money_lines(chosen: Candidate) -> Iterator[str]:
 
 def unpriced_lines(answer: Recommendation) -> Iterator[str]:
     """Candidates without a price, each with the price below which it would win."""
-    wins = [
-        (price, candidate)
-        for candidate in answer.candidates
-        if (price := candidate.cost.wins_below_usd_per_machine_hour) is not None
-    ]
     best: dict[str, tuple[float, Candidate]] = {}  # of each machine the layout worth most
-    for price, candidate in wins:
-        if price > best.get(candidate.instance, (0.0, candidate))[0]:
+    for candidate in answer.candidates:
+        price = candidate.cost.wins_below_usd_per_machine_hour or 0.0
+        if price > best.get(candidate.instance, (0.0,))[0]:
             best[candidate.instance] = (price, candidate)
     for price, candidate in list(best.values())[:_SHOWN_UNPRICED]:
         yield (

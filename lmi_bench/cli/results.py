@@ -5,7 +5,7 @@ import sys
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import print_table, run_job, say, show_result, terminal, write_json
+from lmi_bench.cli.console import print_table, run_job, say, show_result, write_json
 from lmi_bench.jobs.settings import results
 
 workload = typer.Typer(
@@ -25,8 +25,7 @@ def report(settings: results.ReportSettings) -> None:
     )
     if written.markdown is not None:
         say(f"markdown: {written.markdown}")
-    for path in written.figures:
-        say(f"figure: {path}")
+    say(*(f"figure: {path}" for path in written.figures))
 
 
 @spread_options
@@ -67,8 +66,7 @@ def export(settings: results.ExportSettings) -> None:
     """Write the levels and requests of a run in another format."""
     from lmi_bench.jobs.results import export as write
 
-    for path in write(settings):
-        say(str(path))
+    say(*map(str, write(settings)))
 
 
 @spread_options
@@ -79,8 +77,7 @@ def import_results(settings: results.ImportSettings) -> None:
     """
     from lmi_bench.jobs.results import import_results as run
 
-    with terminal() as listener:
-        levels, tool = run(settings, listener, command=["lmi-bench", *sys.argv[1:]])
+    levels, tool = run_job(run, settings, command=["lmi-bench", *sys.argv[1:]])
     out = settings.out
     say(f"{out}: {levels} level(s) of {tool}   next: lmi-bench report {out}")
 
@@ -101,10 +98,10 @@ def from_source(settings: results.WorkloadFromSettings) -> None:
     from lmi_bench.cli.sweep_print import print_workload
     from lmi_bench.jobs.results import workload_from
 
-    written = run_job(workload_from, settings)
-    print_workload(written.summary)
-    say(f"scenario: {written.scenario}")
-    if written.day is not None:
-        say(f"daily curve: {written.day} (lmi-bench plan-day REC.json --load {written.day})")
-    rate = "" if written.summary.peak_per_s is not None else " --rate REQ_PER_S"
-    say(f"next: lmi-bench recommend --workload {written.scenario} --model NAME{rate} --slo ...")
+    summary, day = run_job(workload_from, settings)
+    print_workload(summary)
+    say(f"scenario: {settings.out}")
+    if day is not None:
+        say(f"daily curve: {day} (lmi-bench plan-day REC.json --load {day})")
+    rate = "" if summary.peak_per_s is not None else " --rate REQ_PER_S"
+    say(f"next: lmi-bench recommend --workload {settings.out} --model NAME{rate} --slo ...")

@@ -1,6 +1,7 @@
 """The commands before a first sweep: doctor, init, catalog, explain."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any, Final
 import typer
 
 from lmi_bench.cli.command import JsonFile, spread_options
-from lmi_bench.cli.console import note, print_table, run_job, say, terminal, warn, write_json
-from lmi_bench.core.errors import EXIT_INTERRUPTED
+from lmi_bench.cli.console import note, print_table, run_job, say, warn, write_json
+from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings import plan as settings_of
 from lmi_bench.jobs.settings import setup as of_setup
@@ -47,21 +48,21 @@ def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> Non
     """
     from lmi_bench.jobs.doctor import doctor as run
 
-    diagnosis = run_job(run, settings)
+    findings = run_job(run, settings)
     rows = [
         {
             "": each.state,
             "check": each.check,
             "found, and what to mend": f"{each.found}. {each.mend}".removesuffix(" "),
         }
-        for each in diagnosis.findings
+        for each in findings
     ]
     print_table("Doctor", rows, whole=("", "check"), left=("found, and what to mend",))
-    counts = {state: diagnosis.count(state) for state in ("ok", "warn", "fail")}
-    say(f"doctor: {', '.join(f'{number} {state}' for state, number in counts.items())}")
-    write_json(json_file, asdict(diagnosis), "findings")
-    if diagnosis.exit_code:
-        raise typer.Exit(diagnosis.exit_code)
+    counts = Counter(each.state for each in findings)
+    say(f"doctor: {', '.join(f'{counts[state]} {state}' for state in ('ok', 'warn', 'fail'))}")
+    write_json(json_file, {"findings": [asdict(each) for each in findings]}, "findings")
+    if counts["fail"]:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @spread_options
@@ -73,14 +74,11 @@ def init(settings: of_setup.InitSettings) -> None:
     from lmi_bench.jobs.init import init as run
 
     try:
-        with terminal() as listener:
-            written = run(settings, listener, _ask if sys.stdin.isatty() else None)
+        command = run_job(run, settings, _ask if sys.stdin.isatty() else None)
     except (KeyboardInterrupt, EOFError):
         note("\ninterrupted: nothing was written")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    say(f"scenario: {written.file}")
-    say("next:")
-    say(f"  {written.command}")
+    say(f"scenario: {settings.file}", "next:", f"  {command}")
 
 
 def _ask(question: str, default: str) -> str:
@@ -93,21 +91,21 @@ def _lister(name: str) -> Callable[..., None]:
     def show(settings: of_setup.CatalogSettings, json_file: JsonFile = None) -> None:
         from lmi_bench.jobs.catalog import catalog_table
 
-        table = catalog_table(name, settings)
-        sources = list(dict.fromkeys(row["source"] for row in table.rows))
-        rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in table.rows]
+        found, warning = catalog_table(name, settings)
+        sources = list(dict.fromkeys(row["source"] for row in found))
+        rows = [{**row, "source": f"[{sources.index(row['source']) + 1}]"} for row in found]
         left = [key for key, value in (rows[0] if rows else {}).items() if isinstance(value, str)]
         give_way = [column for column in _GIVE_WAY if column not in left[:1]]
         whole = [column for column in left if column not in ("tag", "address")]  # of an image: long
-        print_table(table.title, rows, left=("tag", "address"), whole=whole, give_way=give_way)
-        for number, source in enumerate(sources, 1):
-            say(f"[{number}] {source or 'not stated'}")
+        title = f"{name.capitalize()}: {len(rows)}"
+        print_table(title, rows, left=("tag", "address"), whole=whole, give_way=give_way)
+        say(*(f"[{number}] {source or 'not stated'}" for number, source in enumerate(sources, 1)))
         if not rows:
             more = "; `lmi-bench catalog refresh --region R` gets a region's"
             say(f"no {name} match{more if name == 'prices' else ''}")
-        if table.warning:
-            warn(table.warning)
-        write_json(json_file, {"rows": list(table.rows), "warning": table.warning}, name)
+        if warning:
+            warn(warning)
+        write_json(json_file, {"rows": found, "warning": warning}, name)
 
     show.__doc__ = _TABLES[name]
     return spread_options(show)
@@ -127,9 +125,9 @@ def refresh(settings: of_setup.RefreshSettings) -> None:
     """
     from lmi_bench.jobs.catalog import refresh as run
 
-    done = run_job(run, settings)
-    counts = ", ".join(f"{number} of {platform}" for platform, number in done.counts.items())
-    say(f"prices: {done.file}: {counts}, {done.region}, {done.date}")
+    file, date, numbers = run_job(run, settings)
+    counts = ", ".join(f"{number} of {platform}" for platform, number in numbers.items())
+    say(f"prices: {file}: {counts}, {settings.region}, {date}")
 
 
 @explain.command()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import note, run_job, show_result, terminal
+from lmi_bench.cli.console import Terminal, note, run_job, show_result
 from lmi_bench.core import errors
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings.sweep import API_KEY, HEADER, SweepSettings
@@ -66,7 +66,7 @@ def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult":
         print_sweep(result)
         show_result(result.to_json())
         return result
-    with terminal() as listener:
+    with Terminal() as listener:
         cells = run_matrix(settings, listener, functools.partial(print_cell, listener))
     print_matrix(cells)
     return cells

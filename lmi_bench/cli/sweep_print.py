@@ -18,7 +18,7 @@ from lmi_bench.core.load import load_name
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
-from lmi_bench.jobs.matrix import CellState, MatrixResult
+from lmi_bench.jobs.matrix import Cell, MatrixResult
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
 from lmi_bench.report import text as run_text
 from lmi_bench.report.formats import MISSING, number
@@ -246,9 +246,9 @@ def print_matrix(result: MatrixResult) -> None:
         note(f"interrupted: continue with --matrix {result.file} --resume --out {result.folder}")
 
 
-def _row(each: CellState) -> dict[str, str]:
+def _row(each: Cell) -> dict[str, str]:
     unknown = ("knee", "best tok/s", "at", "ms/token there", "highest under SLO", "USD/1M out")
-    row = {"target": each.cell.target, "payload": each.cell.payload}
+    row = {"target": each.target, "payload": each.payload}
     row |= dict.fromkeys(unknown, MISSING)
     row["state"] = each.state + (f": {each.error}" if each.error else "")
     run = each.run
@@ -336,9 +336,7 @@ def print_workload(found: "Summary") -> None:
             for kind in found.kinds
         ],
     )
-    say(*_facts(found), *found.notes)
-    for text in found.unknown:
-        say(f"not known: {text}")
+    say(*_facts(found), *found.notes, *(f"not known: {text}" for text in found.unknown))
 
 
 def _facts(found: "Summary") -> Iterator[str]:

@@ -125,11 +125,6 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
 
 
-def is_unfinished(name: str, of: str) -> bool:
-    """Whether a kill left a file of this name while the other one was written."""
-    return name.startswith(f"{of}.") and name.endswith(UNFINISHED)
-
-
 def _replace(path: Path, data: bytes) -> None:
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:

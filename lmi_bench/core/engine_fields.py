@@ -34,11 +34,12 @@ def _eager(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class StepFields(Fields):
-    """How the model is held in memory and how a step is computed: all that `compile` depends on.
+class ModelFields(Fields):
+    """How the model is held in memory and how a step is computed.
 
-    The triton back end's device is always cuda. The calibration that is built in is a short text.
-    None for group_query_attention: KV heads go to ranks evenly, as vLLM deals them.
+    Steps are compiled at start, taken from the user's cache, or compiled ahead of time. The triton
+    back end's device is always cuda. The calibration that is built in is a short text. None for
+    group_query_attention: KV heads go to ranks evenly, as vLLM deals them.
 
     tensor_parallel  Tensor-parallel degree, or max: all devices or cores.
     group_query_attention  KV heads on ranks, with NeuronX's padding: shard-over-heads or
@@ -65,6 +66,12 @@ class StepFields(Fields):
     smoothquant_per_token  SmoothQuant scales of activations: one for each token, or one for all.
     smoothquant_per_channel  SmoothQuant scales of weights: one for each channel, or one for all.
     calibration  Calibration text (or JSON lines) of awq and smoothquant.
+    compile  Decode steps compiled at start, and kept for the next start.
+    compile_shapes  Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.
+    artefact  Folder of compiled steps, made by `compile` for this engine.
+    draft  Draft of speculative decoding: ngram, or a smaller model with the same vocabulary.
+    draft_tokens  Maximum drafted tokens that a step verifies.
+    draft_adaptive  Number of drafted tokens: lower after few were accepted, or fixed.
     """
 
     SECTION = "engine"
@@ -115,37 +122,9 @@ class StepFields(Fields):
         rare=True,
     )
     calibration: str | None = option(default="built in", rare=True)
-
-
-@dataclass(frozen=True)
-class CompiledFields(Fields):
-    """Decode steps compiled at start, or taken from the user's cache, or compiled ahead of time.
-
-    compile  Decode steps compiled at start, and kept for the next start.
-    compile_shapes  Shapes of compiled or captured steps, SEQUENCESxTOKENS: 1x512,8x512.
-    artefact  Folder of compiled steps, made by `compile` for this engine.
-    """
-
-    SECTION = "engine"
-    GROUP = "Engine: model"
-
     compile: bool = option(value=False, default="no")
     compile_shapes: str | None = option(default="from the engine's limits", rare=True)
     artefact: str | None = option()
-
-
-@dataclass(frozen=True)
-class DraftFields(Fields):
-    """Speculative decoding.
-
-    draft  Draft of speculative decoding: ngram, or a smaller model with the same vocabulary.
-    draft_tokens  Maximum drafted tokens that a step verifies.
-    draft_adaptive  Number of drafted tokens: lower after few were accepted, or fixed.
-    """
-
-    SECTION = "engine"
-    GROUP = "Engine: model"
-
     draft: Text | None = option()
     draft_tokens: PositiveInt = option(value=4)
     draft_adaptive: bool = option(

@@ -11,7 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -127,7 +127,8 @@ def option(*texts: str | Option, value: Any = None, **more: Any) -> Any:
            help the class's docstring has it, as `field  text`
     more   the other fields of `Option`, or those in which this field differs from the shared one
     """
-    first, names = (texts[0], texts[1:]) if texts and not _is_name(texts[0]) else ("", texts)
+    has_help = bool(texts) and not str(texts[0]).startswith("-")
+    first, names = (texts[0], texts[1:]) if has_help else ("", texts)
     if isinstance(first, Option):
         mark = replace(first, **more)
     else:
@@ -136,10 +137,6 @@ def option(*texts: str | Option, value: Any = None, **more: Any) -> Any:
     return (
         field(metadata=metadata) if value is REQUIRED else field(default=value, metadata=metadata)
     )
-
-
-def _is_name(text: str | Option) -> bool:
-    return isinstance(text, str) and text.startswith("-")
 
 
 def _texts(group: type[Any]) -> Mapping[str, str]:
@@ -278,8 +275,11 @@ def settings_of(
             assert isinstance(hint, type)
             yield from settings_of(hint, common, None if each.default is MISSING else each.default)
             continue
+        elif mark := each.metadata.get(_METADATA):
+            mark = replace(mark, help=mark.help or texts[each.name])
+            found = iter([Setting(each.name, hint, each.default, mark)])
         else:
-            found = _own_setting(each, hint, texts)
+            continue
         for one in found:
             mark = replace(
                 one.option,
@@ -287,13 +287,6 @@ def settings_of(
                 rare=one.option.rare or (common is not None and one.name not in common),
             )
             yield replace(one, option=mark, default=getattr(usual, one.name, one.default))
-
-
-def _own_setting(field: Field[Any], hint: Any, texts: Mapping[str, str]) -> Iterator[Setting]:
-    mark, made = field.metadata.get(_METADATA), field.default_factory
-    if mark is not None:
-        mark = replace(mark, help=mark.help or texts[field.name])
-        yield Setting(field.name, hint, field.default if made is MISSING else made(), mark)
 
 
 def stated(settings: Any) -> Iterator[Setting]:

@@ -162,10 +162,7 @@ _OPTIONAL = (
 )  # fmt: skip
 """Fields of an exchange that are written only when they differ from the default."""
 _OF_EXCHANGE = ("finish_reason", "ended_s", *_OPTIONAL)
-_OF_RECORD = (
-    "request_id", "due_s", "input_tokens", "output_tokens", "status", "error", "session", "turn",
-    "of_turns", "asked_tokens", "at_start",
-)  # fmt: skip
+_OF_RECORD = tuple(each.name for each in fields(RequestRecord) if each.name != "exchange")
 _NUMBERS = frozenset((int, float))
 _NEEDED = frozenset((
     "request_id", "due_s", "sent_s", "token_times_s", "token_counts", "input_tokens",

@@ -261,7 +261,7 @@ def is_unstarted(path: Path) -> bool:
     if not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}
-    unfinished = {name for name in names if durable.is_unfinished(name, MANIFEST)}
+    unfinished = {each.name for each in path.glob(f"{MANIFEST}.*{durable.UNFINISHED}")}
     return durable.LOCK in names and names <= unfinished | {durable.LOCK, REQUESTS, LEVELS}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from lmi_bench.core import scenario_fields as fields
-from lmi_bench.core.engine_fields import BatchingFields, CompiledFields, DraftFields, StepFields
+from lmi_bench.core.engine_fields import BatchingFields, ModelFields
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths, parse_seconds
 from lmi_bench.core.sessions import parse_agents
@@ -202,7 +202,7 @@ class LoadSection(Section, fields.SessionLoadFields, fields.LoadFields):
         return DEFAULT_CONCURRENCY if self.concurrency is None else self.concurrency
 
 
-class EngineSection(Section, BatchingFields, DraftFields, CompiledFields, StepFields):
+class EngineSection(Section, BatchingFields, ModelFields):
     """Settings of the bundled and of the simulated engine; an endpoint keeps its own."""
 
 

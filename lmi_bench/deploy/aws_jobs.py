@@ -42,7 +42,9 @@ def job_files(
     """
     assert endpoint.name is not None
     name, weights_uri = endpoint.name, server.model_data_uri
-    stem, types = name[:_STEM].rstrip("-"), _instance_types(answer)
+    known = allowed_values(_RECOMMEND, "ComputeSpec", "InstanceTypes")
+    ranked = dict.fromkeys(each.instance for each in answer.candidates)
+    stem, types = name[:_STEM].rstrip("-"), [each for each in ranked if each in known][:_MOST_TYPES]
     wanted = ["create_ai_workload_config", "create_ai_benchmark_job"]
     left_out: tuple[str, ...] = ()
     is_prefix = weights_uri is not None and not weights_uri.endswith(".tar.gz")
@@ -113,10 +115,3 @@ def _metric(question: Question) -> str:
     if any(parse_slo(text).metric == "ttft" for text in question.slos):
         return "ttft-ms"
     return "throughput" if question.objective == "throughput" else "cost"
-
-
-def _instance_types(answer: Recommendation) -> list[str]:
-    """The best machines of the plan that the job knows, at most three."""
-    known = allowed_values(_RECOMMEND, "ComputeSpec", "InstanceTypes")
-    ranked = dict.fromkeys(each.instance for each in answer.candidates)
-    return [name for name in ranked if name in known][:_MOST_TYPES]

@@ -19,12 +19,12 @@ from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy import server_settings
 from lmi_bench.deploy.checks import PREFIXES, check_settings, era_of
-from lmi_bench.deploy.images import ami_of, choose_image
-from lmi_bench.deploy.kubernetes import PodImage, kubernetes_files
+from lmi_bench.deploy.images import Container, ami_of, choose_image
+from lmi_bench.deploy.kubernetes import kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.properties import render_properties
-from lmi_bench.deploy.sagemaker import Container, endpoint_requests, parameter_name, template
+from lmi_bench.deploy.sagemaker import endpoint_requests, parameter_name, template
 from lmi_bench.deploy.settings import LONGEST_WAIT_S, SECRET, EndpointSettings, Server
 
 PROPERTIES: Final = "serving.properties"
@@ -52,7 +52,7 @@ class Bundle:
     """
 
     files: Mapping[str, str]
-    image: str | None
+    image: str
     name: str
     traps: tuple[str, ...] = ()
     has_components: bool = False
@@ -107,7 +107,7 @@ def build_bundle(
             "needs a newer driver, state it: "
             "--set create_endpoint_config.ProductionVariants.0.InferenceAmiVersion=...",
         )
-    container = Container(address, environment, server.model_data_uri, ami, tuple(secrets))
+    container = Container(address, environment, secrets, server.model_data_uri, ami)
     one_copy = server.kind != "lmi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
     if dict(requests)["create_model"].get("EnableNetworkIsolation") and not server.model_data_uri:
@@ -139,9 +139,9 @@ def _kubernetes_bundle(
         words.append("--enable-metrics")
     if plan.weights.location.startswith("s3://"):
         words += ["--load-format", "runai_streamer"]
-    pod = PodImage(server.kind, address, shlex.split(command), words, environment, secrets)
+    pod = Container(address, environment, secrets, command=shlex.split(command), arguments=words)
     assert endpoint.name is not None
-    files = kubernetes_files(plan, pod, endpoint, prometheus=server.prometheus)
+    files = kubernetes_files(plan, server, pod, endpoint)
     comments = f"# {plan.describe()}\n# {plan.basis}\n"
     files = {name: comments + text for name, text in files.items()}
     traps += _unsupported(plan, server.kind)

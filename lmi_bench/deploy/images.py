@@ -5,7 +5,7 @@ data/regions.csv names its own.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -95,6 +95,25 @@ class Image:
             return f"it needs compute capability {self.compute_capability}, {device.name} has {has}"
         first = next((cuda for known, cuda in _FIRST_CUDA if has >= known), "")
         return f"{device.name} needs {first}, it has {self.cuda}" if self.cuda < first else None
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What a server's container is given.
+
+    environment     variables; secrets: those whose values are read at deployment
+    model_data_uri  where SageMaker finds the weights; None: the container fetches them
+    ami             the hosts' InferenceAmiVersion; empty: SageMaker's default
+    command, arguments  of a pod; without host and port
+    """
+
+    image: str
+    environment: Mapping[str, str]
+    secrets: Sequence[str] = ()
+    model_data_uri: str | None = None
+    ami: str = ""
+    command: Sequence[str] = ()
+    arguments: Sequence[str] = ()
 
 
 @cache

@@ -8,16 +8,14 @@ files of their own, since a cluster may lack their kinds.
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-import yaml
-
-from lmi_bench.catalog.templates import PlainDumper, filled
+from lmi_bench.catalog.templates import as_yaml, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
+from lmi_bench.deploy.images import Container
 from lmi_bench.deploy.plan import DeploymentPlan
-from lmi_bench.deploy.settings import SECRET, EndpointSettings
+from lmi_bench.deploy.settings import SECRET, EndpointSettings, Server
 
 _PORT: Final = 8000
 _HOST_SHARE: Final = 0.8  # of the host's memory for pods; the node's own services use the rest
@@ -39,36 +37,19 @@ _FOLLOW: Final = {"vllm": ("--headless",), "sglang": ()}
 _GROUP_VERSION: Final = "leaderworkerset.x-k8s.io/v1"
 
 
-@dataclass(frozen=True, slots=True)
-class PodImage:
-    """Image, command and arguments of a pod's container.
-
-    environment  variables; secrets: those whose values a Secret of the cluster has
-    arguments    of the server, without host and port
-    """
-
-    server: str
-    image: str
-    command: Sequence[str]
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    secrets: Sequence[str] = ()
-
-
 def kubernetes_files(
-    plan: DeploymentPlan, pod: PodImage, endpoint: EndpointSettings, *, prometheus: str
+    plan: DeploymentPlan, server: Server, pod: Container, endpoint: EndpointSettings
 ) -> dict[str, str]:
     """The files by name.
 
-    endpoint    the name of every object, the time limit of a pod to become healthy, autoscaling
-    prometheus  address that has the server's metrics
+    endpoint  the name of every object, the time limit of a pod to become healthy, autoscaling
     """
     startup_s, most_machines = endpoint.startup_s, endpoint.max_instances
     assert endpoint.name is not None
     assert startup_s is not None
     name = endpoint.name.lower()
     copies, hosts = plan.instances * plan.copies, plan.hosts
-    has_kserve = pod.server == "vllm" and hosts == 1 and not plan.weights.location.startswith("/")
+    has_kserve = server.kind == "vllm" and hosts == 1 and not plan.weights.location.startswith("/")
     written = {
         "kubernetes.yaml": ["deployment" if hosts == 1 else "group", "service"],
         "keda.yaml": [] if most_machines is None else ["scaled"],
@@ -85,44 +66,41 @@ def kubernetes_files(
         "progress_s": startup_s + _COOL_DOWN_S,
         "cool_down_s": _COOL_DOWN_S,
         "target": f"{plan.scaling_target(endpoint.target_per_copy, most_machines):.1f}",
-        "running_and_waiting": _in_replicas(pod.server, name),
-        "prometheus": prometheus,
+        "running_and_waiting": " + ".join(  # Prometheus' query over all replicas
+            f'sum({gauge}{{pod=~"{name}-.*"}})' for gauge in _WAITING[server.kind]
+        ),
+        "prometheus": server.prometheus,
         "scaled_version": None if hosts == 1 else _GROUP_VERSION,
         "scaled_kind": None if hosts == 1 else "LeaderWorkerSet",
-        **_pod_values(plan, pod),
+        **_pod_values(plan, server.kind, pod),
         **_kserve_values(plan, pod),
     }
     return {
-        file: yaml.dump_all(
-            filled("deploy/kubernetes.yaml", names, values).values(),
-            Dumper=PlainDumper,
-            sort_keys=False,
-            width=100,
-        )
+        file: as_yaml(*filled("deploy/kubernetes.yaml", names, values).values())
         for file, names in written.items()
         if names
     }
 
 
-def _pod_values(plan: DeploymentPlan, pod: PodImage) -> dict[str, Any]:
+def _pod_values(plan: DeploymentPlan, server: str, pod: Container) -> dict[str, Any]:
     """Command, machine and resources of a pod; the copies on a host share its memory and cores."""
     instance, count = plan.setup.instance, plan.setup.devices // plan.hosts
     share = _HOST_SHARE * count / instance.num_accelerators  # of all hosts together
     joins = [*pod.arguments]
     if plan.hosts > 1:
-        if pod.server == "vllm" and plan.engine.dp_attention:
+        if server == "vllm" and plan.engine.dp_attention:
             raise InputError(
                 f"DP attention over {plan.hosts} hosts: vLLM takes a rank offset for each host, "
                 "which a manifest cannot compute; use --server sglang, or recommend without "
                 "--dp-attention"
             )
-        joins += _JOIN[pod.server]
+        joins += _JOIN[server]
     devices = {"nvidia.com/gpu": count}
     return {
         "image": pod.image,
         "command": [*pod.command],
         "arguments": [*joins, "--host", "0.0.0.0", "--port", str(_PORT)],  # noqa: S104 - a pod's
-        "follower_arguments": [*joins, *_FOLLOW[pod.server]],
+        "follower_arguments": [*joins, *_FOLLOW[server]],
         "port": _PORT,
         "port_text": str(_PORT),
         "environment": _variables(pod.environment, pod.secrets),
@@ -137,7 +115,7 @@ def _pod_values(plan: DeploymentPlan, pod: PodImage) -> dict[str, Any]:
     }
 
 
-def _kserve_values(plan: DeploymentPlan, pod: PodImage) -> dict[str, Any]:
+def _kserve_values(plan: DeploymentPlan, pod: Container) -> dict[str, Any]:
     """The weights, and the server's arguments as KServe's own template takes them."""
     place = plan.weights.location
     given = [word for word in pod.arguments if word != place]
@@ -159,9 +137,3 @@ def _variables(
         for key in secrets
     ]
     return [*plain, *kept] or None
-
-
-def _in_replicas(server: str, name: str) -> str:
-    """Prometheus' query for the requests that run or wait in all replicas."""
-    pods = f'{{pod=~"{name}-.*"}}'
-    return " + ".join(f"sum({gauge}{pods})" for gauge in _WAITING[server])

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-import yaml
-
-from lmi_bench.catalog.templates import PlainDumper, filled
+from lmi_bench.catalog.templates import as_yaml, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Settings, option
 from lmi_bench.deploy.settings import SECRET
@@ -55,5 +53,4 @@ class Loadgen(Settings):
             "sweep_command": ["lmi-bench", "sweep", *self.sweep, *run],
             "worker_command": ["lmi-bench", "worker", "--connect", f"{self.name}:{_PORT}"],
         }
-        objects = filled("deploy/loadgen.yaml", _NAMES, values).values()
-        return yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, width=100)
+        return as_yaml(*filled("deploy/loadgen.yaml", _NAMES, values).values())

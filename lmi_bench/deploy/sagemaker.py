@@ -9,7 +9,6 @@ inference component.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -19,9 +18,10 @@ from botocore.model import ServiceModel, Shape
 from botocore.validate import ParamValidator
 
 from lmi_bench.analysis.model.memory import weight_bytes
-from lmi_bench.catalog.templates import PlainDumper, Tag, filled, read_template
+from lmi_bench.catalog.templates import Tag, as_yaml, filled, read_template
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB, MIB
+from lmi_bench.deploy.images import Container
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import EndpointSettings
 
@@ -39,21 +39,6 @@ _CONCURRENT: Final = {
     False: "SageMakerVariantConcurrentRequestsPerModelHighResolution",
     True: "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """Image, environment and location of the weights (None: the container fetches them).
-
-    ami      the hosts' InferenceAmiVersion; empty: SageMaker's default
-    secrets  variables whose values are read at deployment
-    """
-
-    image: str
-    environment: Mapping[str, str]
-    model_data_uri: str | None = None
-    ami: str = ""
-    secrets: Sequence[str] = ()
 
 
 def endpoint_requests(
@@ -268,8 +253,7 @@ def template(requests: Sequence[Request], *, description: str, secrets: Sequence
         **{parameter_name(name): {"Type": "String", "NoEcho": True} for name in secrets},
     }
     values = {"description": description[:1024], "parameters": names, "resources": resources}
-    content = filled(_STACK, ["stack"], values)["stack"]
-    return yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=100)
+    return as_yaml(filled(_STACK, ["stack"], values)["stack"])
 
 
 def _replaced(part: Any, by: Any) -> Any:

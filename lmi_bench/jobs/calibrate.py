@@ -48,39 +48,32 @@ _FIRST_TOKENS = 256  # prompt and output length of the first levels to measure
 
 
 @dataclass(frozen=True, slots=True)
-class NextLevel:
-    """A level to measure, and the throughput that is expected of it."""
-
-    level: MeasuredLevel
-    expected: Estimate
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """A fit, its profile, and the levels to measure next, the most informative first.
 
-    is_fitted  false if nothing was measured: the profile is the prior
+    is_fitted    false if nothing was measured: the profile is the prior
+    next_levels  each with the throughput that is expected of it
     """
 
     fit: Fit
     profile: EngineProfile
     is_fitted: bool
-    next_levels: tuple[NextLevel, ...]
+    next_levels: tuple[tuple[MeasuredLevel, Estimate], ...]
 
 
-@dataclass(slots=True)
-class Gathered:
-    """Usable levels, the prior of their kind of engine, and this machine if it was measured.
+@dataclass(frozen=True, slots=True)
+class RunLevels:
+    """Usable levels of a run, the prior of its kind of engine, this machine if it was measured.
 
-    note   how many levels of a run these are, and why others are left out
-    setup  copy that a run measures
+    note   how many levels these are, and why others are left out
+    setup  copy that the run measures
     """
 
     cells: list[MeasuredLevel]
-    base: EngineProfile | None = None
-    machine: MeasuredMachine | None = None
-    note: str = ""
-    setup: Setup | None = None
+    base: EngineProfile
+    machine: MeasuredMachine | None
+    note: str
+    setup: Setup
 
 
 def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calibration:
@@ -89,24 +82,25 @@ def calibrate(settings: CalibrateSettings, listener: Listener = SILENT) -> Calib
     if not settings.sources:
         return _plan_first(settings, given or GRAPH_GPU_PRIOR)
     # a profile that was fitted here states shares of this machine's measured figures
-    gathered = Gathered([], machine=None if given is None else given.machine)
+    machine = None if given is None else given.machine
+    cells: list[MeasuredLevel] = []
+    base: EngineProfile | None = None
     for source in settings.sources:
         if source.is_dir():
-            found = levels_of_run(load_run(source), settings, gathered.machine)
+            found = levels_of_run(load_run(source), settings, machine)
             listener.note(found.note)
-            gathered.cells += found.cells
-            gathered.base = found.base
-            gathered.machine = found.machine or gathered.machine
+            more, base, machine = found.cells, found.base, found.machine or machine
         elif source.suffix.lower() in (".json", ".jsonl"):
-            _add_summary(settings, source, gathered)
+            more, base = _of_summary(settings, source), base or GRAPH_GPU_PRIOR
         else:
-            _add_table(source, gathered)
-    base = given or gathered.base or EAGER_GPU_PRIOR
+            more, base = _of_table(source)
+        cells += more
+    base = given or base or EAGER_GPU_PRIOR
     # sweeps state their lengths; tables and summaries of other tools do not
     has_sweeps = any(source.is_dir() for source in settings.sources)
-    fit = (fit_cells if has_sweeps else fit_unstated)(base, gathered.cells)
+    fit = (fit_cells if has_sweeps else fit_unstated)(base, cells)
     names = ", ".join(source.name for source in settings.sources)
-    return calibration_of(settings, fit, gathered.machine, names)
+    return calibration_of(settings, fit, machine, names)
 
 
 def calibration_of(
@@ -137,7 +131,7 @@ def _plan_first(settings: CalibrateSettings, base: EngineProfile) -> Calibration
     return Calibration(fit, base, False, _next(fit, settings.next_levels, [plain]))
 
 
-def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) -> None:
+def _of_summary(settings: CalibrateSettings, source: Path) -> list[MeasuredLevel]:
     try:
         found = read_results(source)
     except InputError as exc:
@@ -150,11 +144,10 @@ def _add_summary(settings: CalibrateSettings, source: Path, gathered: Gathered) 
         missing = "--model" if model is None else "--instance"
         raise InputError(f"{source} does not state the {missing.removeprefix('--')}: add {missing}")
     setup = planned_setup(model, settings.instance, settings.tensor_parallel or 1, settings.dtype)
-    gathered.cells += [from_run.cell_of_summary(source, each.level, setup) for each in found.levels]
-    gathered.base = gathered.base or GRAPH_GPU_PRIOR
+    return [from_run.cell_of_summary(source, each.level, setup) for each in found.levels]
 
 
-def _add_table(source: Path, gathered: Gathered) -> None:
+def _of_table(source: Path) -> tuple[list[MeasuredLevel], EngineProfile]:
     rows = [row for row in read_table(source) if row.cell is not None]
     engines = sorted({row.engine for row in rows})
     if len(engines) > 1:
@@ -165,11 +158,12 @@ def _add_table(source: Path, gathered: Gathered) -> None:
     cells = [row.cell for row in rows if row.cell is not None and row.fits]
     if not cells:
         raise InputError(f"{source}: no line can be used" + (", all have fit = no" if rows else ""))
-    gathered.cells += cells
-    gathered.base = from_run.prior_for(engines[0], cells)
+    return cells, from_run.prior_for(engines[0], cells)
 
 
-def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLevel, ...]:
+def _next(
+    fit: Fit, count: int, like: Sequence[MeasuredLevel]
+) -> tuple[tuple[MeasuredLevel, Estimate], ...]:
     """`count` levels to measure, on the machines and at the lengths of cells like these."""
     if not count:
         return ()
@@ -182,13 +176,9 @@ def _next(fit: Fit, count: int, like: Sequence[MeasuredLevel]) -> tuple[NextLeve
         )
     known = {_key(cell) for cell in fit.cells}
     candidates = [cell for cell in wanted if _key(cell) not in known]
-    chosen = choose_cells(fit, candidates, wanted, count, _INFORMATIVE)
+    chosen = (candidates[n] for n in choose_cells(fit, candidates, wanted, count, _INFORMATIVE))
     return tuple(
-        NextLevel(
-            candidates[index],
-            estimates(fit, candidates[index], _INFORMATIVE)["throughput_tokens_per_s"],
-        )
-        for index in chosen
+        (each, estimates(fit, each, _INFORMATIVE)["throughput_tokens_per_s"]) for each in chosen
     )
 
 
@@ -222,7 +212,9 @@ def _grid(fit: Fit, like: Sequence[MeasuredLevel]) -> list[MeasuredLevel]:
     return list(grid.values())
 
 
-def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine | None) -> Gathered:
+def levels_of_run(
+    run: Run, stated: CalibrateSettings, machine: MeasuredMachine | None
+) -> RunLevels:
     """The usable levels of a run, or of one that has none yet: then the copy and the prior alone.
 
     stated   what counts instead of what the run states; the bundled engine runs on `local`
@@ -254,7 +246,7 @@ def levels_of_run(run: Run, stated: CalibrateSettings, machine: MeasuredMachine 
     else:
         base = BUNDLED_CPU_PRIOR if facts.is_bundled else SERVED_CPU_PRIOR
     note = from_run.calibrated_levels([run])
-    return Gathered(cells, from_run.profile_for_run(base, run), machine, note, setup)
+    return RunLevels(cells, from_run.profile_for_run(base, run), machine, note, setup)
 
 
 _TTFT_LIMIT_MS, _TPOT_LIMIT_MS = 500.0, 50.0

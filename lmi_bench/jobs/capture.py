@@ -32,7 +32,7 @@ from lmi_bench.core.redaction import REDACTED
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.scenario import ENGINE_TARGET, Scenario, is_endpoint
 from lmi_bench.core.units import plural
-from lmi_bench.jobs.calibrate import Calibration, Gathered, calibration_of, levels_of_run
+from lmi_bench.jobs.calibrate import Calibration, RunLevels, calibration_of, levels_of_run
 from lmi_bench.jobs.settings.plan import CalibrateSettings
 from lmi_bench.jobs.sweep.run import SweepOptions, read_scenario, sweep_scenario
 from lmi_bench.models.folder import read_object
@@ -88,13 +88,12 @@ class _Plan(JsonValue):
 class _Site:
     """The endpoint as it will be measured, as its runs begin, and what a request may hold.
 
-    place  the copy that answers there, and the profile to fit
+    place  the copy that answers there; base: the profile to fit
     """
 
     scenario: Scenario
     run: Run
-    place: Gathered
-    setup: Setup
+    place: RunLevels
     base: EngineProfile
     context: int
 
@@ -121,7 +120,7 @@ def capture(
     access = Access(settings.api_key, read_headers(settings.header))
     site = _open(settings, access, listener)
     stamp = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    folder = settings.run_dir or Path("runs") / f"{stamp}-capture-{site.setup.shape.name}"
+    folder = settings.run_dir or Path("runs") / f"{stamp}-capture-{site.place.setup.shape.name}"
     plan = _begun(folder, site)
     minutes = sum(cell.likely_s for cell in plan.cells) / 60
     listener.note(f"{plan.of}: {len(plan.cells)} levels, about {minutes:.1f} minutes; {folder}")
@@ -185,9 +184,7 @@ def _open(settings: CalibrateSettings, access: Access, listener: Listener) -> _S
             f"{settings.on} serves {run_model(run)}, which the catalog does not have: add --model "
             "with the catalog's name for it, or with the path of its config.json"
         ) from exc
-    setup, base = place.setup, given or place.base
-    assert setup is not None
-    assert base is not None
+    setup = place.setup
     devices = setup.instance.num_accelerators
     if devices > 1 and degree is None and facts.tensor_parallel is None:
         raise InputError(
@@ -197,12 +194,12 @@ def _open(settings: CalibrateSettings, access: Access, listener: Listener) -> _S
     limits = bench.facts["scheduler"] if facts.is_bundled else bench.facts
     context = limits.get("max_model_len") or setup.shape.max_positions
     context = int(context * (_CERTAIN_SHARE if remote else 1))
-    return _Site(bench.scenario, run, place, setup, base, context)
+    return _Site(bench.scenario, run, place, given or place.base, context)
 
 
 def _begun(folder: Path, site: _Site) -> _Plan:
     """The plan that the folder was begun with, else one that is made and kept there now."""
-    path, setup = folder / "capture.json", site.setup
+    path, setup = folder / "capture.json", site.place.setup
     of = f"{setup.shape.name}, {setup.dtype}, on {setup.instance.instance_type}"
     of += f", TP {setup.tensor_parallel}"
     if path.exists():
@@ -286,13 +283,13 @@ def _fitted(
     settings: CalibrateSettings, site: _Site, runs: list[Run], rows: list[dict[str, Any]]
 ) -> Calibration:
     """The fit to the runs; its profile says where and how they were measured."""
-    setup, machine, degree = site.setup, site.place.machine, site.setup.tensor_parallel
+    setup, degree = site.place.setup, site.place.setup.tensor_parallel
     cells = list[MeasuredLevel]()
     for run in runs:
         placed = PlacedRun(run, setup.instance, degree)
         cells += cells_from_run(placed, setup.shape, dtype=setup.dtype)
     source = f"captured by lmi-bench {__version__}"
-    done = calibration_of(settings, fit_cells(site.base, cells), machine, source)
+    done = calibration_of(settings, fit_cells(site.base, cells), site.place.machine, source)
     about = {
         "date": done.profile.fitted_date,
         "lmi_bench": __version__,

@@ -4,7 +4,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,27 +37,11 @@ _PRICE_REGION: Final = "us-east-1"
 """Where the price list API answers, for the prices of all regions."""
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogTable:
-    """Rows with the same keys, units in the keys, and what has to be said about them."""
+def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]:
+    """The matching rows of a table: `models`, `instances`, `profiles` ...
 
-    title: str
-    rows: tuple[Row, ...]
-    warning: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshed:
-    """The written file, and how many prices each platform got."""
-
-    file: Path
-    region: str
-    date: str
-    counts: Mapping[str, int]
-
-
-def catalog_table(name: str, settings: CatalogSettings) -> CatalogTable:
-    """The matching rows of a table: `models`, `instances`, `profiles` ..."""
+    Returns rows with the same keys, units in the keys, and a warning about them, or no text.
+    """
     if name == "images":
         rows = [*_images(settings.region)]
         settings = replace(settings, region=None)
@@ -79,7 +63,7 @@ def catalog_table(name: str, settings: CatalogSettings) -> CatalogTable:
         )
     for row in rows:
         row.pop("age days", None)
-    return CatalogTable(f"{name.capitalize()}: {len(rows)}", tuple(rows), warning)
+    return rows, warning
 
 
 def _matches(row: Row, settings: CatalogSettings) -> bool:
@@ -210,10 +194,11 @@ def _images(region: str | None) -> Iterator[Row]:
             yield {"family": each.family, **named, **row}
 
 
-def refresh(settings: RefreshSettings, listener: Listener) -> Refreshed:
+def refresh(settings: RefreshSettings, listener: Listener) -> tuple[Path, str, Mapping[str, int]]:
     """Get the prices of the catalog's instances and write the user's file.
 
-    Raises InputError if they cannot be had whole; the file is unchanged then.
+    Returns the file, the prices' date, and how many of them each platform got. Raises InputError if
+    they cannot be had whole; the file is unchanged then.
     """
     today = str(dt.datetime.now(tz=dt.UTC).date())
     found: dict[tuple[str, str], FreshPrice] = {}
@@ -230,7 +215,7 @@ def refresh(settings: RefreshSettings, listener: Listener) -> Refreshed:
     file = save_fresh_prices(found)
     platforms = [platform for _, platform in found]
     counts = {each: platforms.count(each) for each in _SERVICES.values() if each in platforms}
-    return Refreshed(file, settings.region, day, counts)
+    return file, day, counts
 
 
 def _download(service: str, region: str) -> list[Any]:

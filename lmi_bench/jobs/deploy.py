@@ -28,11 +28,11 @@ from lmi_bench.deploy.option_table import Setting, effective_settings, untransla
 from lmi_bench.deploy.plan import DeploymentPlan, plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.server_settings import unsupported_settings
-from lmi_bench.deploy.settings import EndpointSettings, Server
+from lmi_bench.deploy.settings import EndpointSettings
 from lmi_bench.jobs.files import load_recommendation
 from lmi_bench.jobs.planned import planned_workload
 from lmi_bench.jobs.serving_file import load_properties
-from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings, LimitsSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings, LimitsSettings
 from lmi_bench.models.shape import tensor_parallel_problem
 from lmi_bench.targets.drafting import refuse_sagemaker_draft
 from lmi_bench.targets.profiles import find_profile
@@ -40,20 +40,6 @@ from lmi_bench.targets.profiles import find_profile
 _LICENSED: Final = "meta-llama/"
 _PROBE_EVERY_S: Final = 1.0
 _LONE_TOKENS: Final = 256  # of a lone request's prompt, and of its answer
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedFile:
-    """The effective settings of a container.
-
-    server        whose settings, such as djl-serving 0.38.0
-    untranslated  variables that are set but not read by LMI containers
-    """
-
-    server: str
-    settings: dict[str, Setting]
-    untranslated: list[str]
-    traps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +71,12 @@ def write_deployment(
         "your own weights (--model-data, --model-id)": server.model_data_uri or server.model_id,
         "inference components (--components)": endpoint.components,
     }
-    refuse_sagemaker_draft(
-        settings.layout.stated.draft, [name for name, is_on in excluded_by.items() if is_on]
-    )
+    draft = settings.stated.draft
+    refuse_sagemaker_draft(draft, [name for name, is_on in excluded_by.items() if is_on])
     plan = _plan(settings, listener)
     _check_licence(plan, endpoint)
-    _check_draft(plan, server, settings.layout.stated.draft)
+    if draft and f"draft {plan.draft}" in unsupported_settings(plan, server.kind):
+        raise InputError(f"--draft {draft}: {server.kind} takes no such draft here; leave it out")
     bundle = build_bundle(plan, server, endpoint, date=time.strftime("%Y%m%d", time.gmtime()))
     bundle = _with_jobs(bundle, plan, settings)
     write_bundle(bundle, settings.out)
@@ -111,15 +97,18 @@ def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -
     return replace(bundle, files={**bundle.files, **files}, traps=bundle.traps + left_out)
 
 
-def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) -> CheckedFile:
-    """Work out the effective settings and the traps. Raises InputError for mistakes."""
+def check_file(
+    path: Path | None, djl_version: str, allowed: tuple[str, ...]
+) -> tuple[str, dict[str, Setting], tuple[str, ...]]:
+    """The server that reads a file, such as djl-serving 0.38.0, its effective settings and the
+    traps. Raises InputError for mistakes."""
     variables = None if path is None else _variables_file(path)
     values = {} if variables is None else parse_properties(read_text(variables))
     if variables is not None and variables.stem != "lmi":
         kind = variables.stem
         check_variables(kind, values, allowed).raise_mistakes(str(variables))
         found = {name: Setting(value, variables.name) for name, value in values.items()}
-        return CheckedFile(f"{kind} {find_image(kind).engine_version}", found, [], ())
+        return f"{kind} {find_image(kind).engine_version}", found, ()
     source = "the environment" if path is None else str(path)
     properties = {} if path is None or variables else load_properties(path)
     environ = values or dict(os.environ)
@@ -130,8 +119,11 @@ def check_file(path: Path | None, djl_version: str, allowed: tuple[str, ...]) ->
     values = {name: setting.value for name, setting in settings.items()}
     verdict = check_settings(values, era=era, vllm=vllm, allowed=allowed)
     verdict.raise_mistakes(source)
-    server = f"djl-serving {djl_version}"
-    return CheckedFile(server, settings, untranslated_variables(environ), verdict.traps)
+    unread = (
+        f"{name} is set, but LMI containers do not read it; option.max_model_len is theirs"
+        for name in untranslated_variables(environ)
+    )
+    return f"djl-serving {djl_version}", settings, (*unread, *verdict.traps)
 
 
 def _variables_file(path: Path) -> Path | None:
@@ -199,9 +191,9 @@ def sequence_limits(settings: LimitsSettings) -> list[SequenceLimit]:
 
 
 def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
-    layout, server = settings.layout, settings.server
+    server = settings.server
     saved = settings.recommendation and load_recommendation(settings.recommendation)
-    machine = saved.best.instance if saved else str(layout.instance)
+    machine = saved.best.instance if saved else str(settings.instance)
     instance = find_instance(machine)
     if not (server.is_kubernetes or instance.instance_type.startswith("ml.")):
         raise InputError(
@@ -210,43 +202,37 @@ def _plan(settings: DeploySettings, listener: Listener) -> DeploymentPlan:
         )
     _, image = choose_image(server, instance)
     profile = profile_of(image, server.kind)
-    if layout.profile is not None:
-        profile = find_profile(layout.profile)
+    if settings.profile is not None:
+        profile = find_profile(settings.profile)
     elif saved and saved.answer.question.calibrated and saved.profile_document:
         measured = profile_from_json(json.dumps(saved.profile_document))
         profile = measured if measured.name == profile.name else profile
     listener.note(f"memory as in the profile {profile.label}; --profile names another")
-    stated, weights = layout.stated, server.model_data_uri or server.model_id
+    stated, weights = settings.stated, server.model_data_uri or server.model_id
     if saved:
         for text in saved.answer.caveats:
             listener.note(f"in the recommendation {text}")
         return plan_from_recommendation(
             saved.answer, saved.model, profile, stated, image=image, weights=weights
         )
-    model = str(layout.model)
+    model = str(settings.model)
     if stated.goal == "latency" and stated.tensor_parallel is None:
-        degree = _fastest_degree(layout, profile, instance)
+        degree = _fastest_degree(settings, profile, instance)
         stated = replace(stated, tensor_parallel=degree)
         listener.note(f"TP {degree or 'of the smallest copy'}: fastest for one request at a time")
     return plan_from_layout(model, machine, profile, stated, image=image, weights=weights)
 
 
 def _fastest_degree(
-    layout: LayoutSettings, profile: EngineProfile, machine: Instance
+    settings: DeploySettings, profile: EngineProfile, machine: Instance
 ) -> int | None:
     """The degree that `recommend --objective latency` takes; None: the smallest that fits."""
-    lone = planned_workload(str(layout.model), layout.stated.dtype, _LONE_TOKENS, _LONE_TOKENS)
+    lone = planned_workload(str(settings.model), settings.stated.dtype, _LONE_TOKENS, _LONE_TOKENS)
     request = RecommendRequest(
         lone, profile, LONE_REQUEST, objective="latency", instances=(machine,)
     )
     best = rank(request, intervals=False).recommended
     return None if best is None else best.tensor_parallel
-
-
-def _check_draft(plan: DeploymentPlan, server: Server, stated: str | None) -> None:
-    """Raise InputError for a stated draft that this server's files cannot express."""
-    if stated and f"draft {plan.draft}" in unsupported_settings(plan, server.kind):
-        raise InputError(f"--draft {stated}: {server.kind} takes no such draft here; leave it out")
 
 
 def _check_licence(plan: DeploymentPlan, endpoint: EndpointSettings) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from lmi_bench.core import host
-from lmi_bench.core.errors import EXIT_DONE, EXIT_FAILED, InputError
+from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.native_build import NativeUnavailableError, library
 from lmi_bench.core.redaction import redact_text
@@ -62,23 +62,7 @@ class Finding:
     mend: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """All findings, in the order in which they were made."""
-
-    findings: tuple[Finding, ...]
-
-    def count(self, state: State) -> int:
-        """Number of findings in this state."""
-        return sum(each.state == state for each in self.findings)
-
-    @property
-    def exit_code(self) -> int:
-        """1 if something fails, else 0."""
-        return EXIT_FAILED if self.count("fail") else EXIT_DONE
-
-
-def doctor(settings: DoctorSettings, listener: Listener) -> Diagnosis:
+def doctor(settings: DoctorSettings, listener: Listener) -> list[Finding]:
     """Examine the machine, and the endpoint if one is named; raises InputError for a bad URL."""
     checks: dict[str, Callable[[], Outcome]] = {
         "cores": _cores, "load": _load, "clock": _clock, "open files": _open_files,
@@ -89,7 +73,7 @@ def doctor(settings: DoctorSettings, listener: Listener) -> Diagnosis:
     }  # fmt: skip
     if settings.target is not None:
         checks["endpoint"] = _endpoint_check(settings, settings.target, listener)
-    return Diagnosis(tuple(_finding(name, check) for name, check in checks.items()))
+    return [_finding(name, check) for name, check in checks.items()]
 
 
 def _finding(name: str, check: Callable[[], Outcome]) -> Finding:

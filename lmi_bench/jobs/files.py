@@ -9,7 +9,6 @@ import orjson
 
 from lmi_bench.core.durable import read_text
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.scenario import read_yaml as read_yaml
 from lmi_bench.core.units import plural
 
 if TYPE_CHECKING:

@@ -196,10 +196,9 @@ def plan_day(settings: DaySettings, listener: Listener = SILENT) -> PlannedDay:
     day = days.plan_day(curve, start_up, capacity_per_s=capacity, least_slo_share=least)
     committed = _commitment(settings.commit_discount, day, price)
     caveats = () if saved is None else saved.answer.caveats
-    policies: tuple[PlayedPolicy, ...] = ()
-    if settings.policy:
-        policies = tuple(_played(settings, saved, day, capacity, start_up, curve, recorded_s))
-    return PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats, policies)
+    found = PlannedDay(day, curve, start_up, machine, capacity, price, committed, caveats)
+    played = _played(settings, saved, found, recorded_s) if settings.policy else ()
+    return replace(found, policies=tuple(played))
 
 
 def _recorded_day_s(settings: DaySettings) -> NDArray[np.float64]:
@@ -218,10 +217,7 @@ def _recorded_day_s(settings: DaySettings) -> NDArray[np.float64]:
 def _played(
     settings: DaySettings,
     saved: SavedRecommendation | None,
-    day: days.DayPlan,
-    capacity_per_s: float,
-    start_up: StartUp,
-    curve: days.LoadCurve,
+    day: PlannedDay,
     recorded_s: NDArray[np.float64] | None,
 ) -> Iterator[PlayedPolicy]:
     """The flat fleet and each policy on the same requests.
@@ -234,22 +230,22 @@ def _played(
         told = None if saved is None else saved.best.figures.get("e2e_mean_ms")
         answer_s = 10.0 if told is None else ms_to_s(told.value)
     arrivals_s = (
-        autoscaling.day_arrivals_s(curve, settings.seed) if recorded_s is None else recorded_s
+        autoscaling.day_arrivals_s(day.load, settings.seed) if recorded_s is None else recorded_s
     )
     nth = -(-len(arrivals_s) // _MOST_PLAYED)
-    saturated_per_s = capacity_per_s / LATENCY_LOAD_LIMIT / nth
+    saturated_per_s = day.capacity_per_s / LATENCY_LOAD_LIMIT / nth
     slots = max(1, round(saturated_per_s * answer_s))
-    start_s = start_up.total_s - start_up.detection_s
+    start_s = day.start_up.total_s - day.start_up.detection_s
     fleet = autoscaling.Fleet(saturated_per_s, slots, start_s, settings.wait_limit)
-    usual = day.scaling.target_per_s
+    usual = day.plan.scaling.target_per_s
     for text in ("flat", *settings.policy):
-        policy, machines = None, day.flat_machines
+        policy, machines = None, day.plan.flat_machines
         if text != "flat":
             policy = autoscaling.parse_policy(text)
             by_rate = policy.metric == "rate"
             target = policy.target or (usual if by_rate else usual * answer_s)
             policy = replace(policy, target=target / nth)
-            at_start_per_s = float(curve.rates_at(np.zeros(1))[0])
+            at_start_per_s = float(day.load.rates_at(np.zeros(1))[0])
             machines = policy.within(at_start_per_s / (target if by_rate else target / answer_s))
         router = make_router(settings.router, settings.seed)
         run = autoscaling.play(

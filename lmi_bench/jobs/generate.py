@@ -54,8 +54,8 @@ def generate(
     """Generate a text. Raises InputError before a model is loaded."""
     sampling = replace(
         settings.sampling,
-        logprobs=settings.scores.confidence or settings.scores.logprobs is not None,
-        top_logprobs=settings.scores.logprobs or 0,
+        logprobs=settings.confidence or settings.logprobs is not None,
+        top_logprobs=settings.logprobs or 0,
     )
     text = prompt_text(settings.prompt)
     parts, tokenizer = open_engine(settings, listener)
@@ -252,12 +252,12 @@ def rank_choices(settings: GenerateSettings, listener: Listener = SILENT) -> lis
     """The choices by joint log-probability, the likeliest first."""
     text = prompt_text(settings.prompt)
     parts, tokenizer = open_engine(settings, listener)
-    scores = run_closing(parts, _scores(parts, tokenizer, text, settings.scores.choices))
+    scores = run_closing(parts, _scores(parts, tokenizer, text, settings.choices))
     joints = [math.fsum(each) for each in scores]
     ranked = [
         RankedChoice(choice, len(each), joint, confidence(each), share)
         for choice, each, joint, share in zip(
-            settings.scores.choices, scores, joints, shares(joints), strict=True
+            settings.choices, scores, joints, shares(joints), strict=True
         )
     ]
     return sorted(ranked, key=lambda each: each.joint_logprob, reverse=True)
@@ -265,7 +265,7 @@ def rank_choices(settings: GenerateSettings, listener: Listener = SILENT) -> lis
 
 def answer_questions(settings: GenerateSettings, listener: Listener = SILENT) -> CalibrationTable:
     """How often the likeliest answer is right, by its share of probability."""
-    path = settings.scores.questions
+    path = settings.questions
     assert path is not None
     questions = read_questions(path)
     parts, tokenizer = open_engine(settings, listener)

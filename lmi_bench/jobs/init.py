@@ -54,16 +54,8 @@ _FILE: Final = resources.files("lmi_bench.jobs") / "data/init.yaml"
 _KIND, *_QUESTIONS = (Question(**each) for each in yaml.safe_load(_FILE.read_bytes()))
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenScenario:
-    """The file, and the command that uses it."""
-
-    file: Path
-    command: str
-
-
-def init(settings: InitSettings, listener: Listener, ask: Ask | None) -> WrittenScenario:
-    """Write a scenario from options and answers.
+def init(settings: InitSettings, listener: Listener, ask: Ask | None) -> str:
+    """Write a scenario from options and answers; returns the command that uses it.
 
     ask  None: nothing can be asked, so every part has to be stated, or `yes` takes the defaults
     Raises InputError for a stated part that cannot be used; nothing is written then.
@@ -100,7 +92,7 @@ def init(settings: InitSettings, listener: Listener, ask: Ask | None) -> Written
             known = answered(each, each.defaults[kind], partial(_with_answer, known, kind, each))
     use = "recommend --workload" if kind == "plan" else "sweep"
     write_text(settings.file, _document(known, f"lmi-bench {use} FILE"))
-    return WrittenScenario(settings.file, f"lmi-bench {use} {shlex.quote(str(settings.file))}")
+    return f"lmi-bench {use} {shlex.quote(str(settings.file))}"
 
 
 def _check_file(settings: InitSettings, ask: Ask | None) -> None:

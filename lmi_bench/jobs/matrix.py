@@ -35,11 +35,13 @@ class _MatrixFile(Section):
     defaults: Mapping[str, Any] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """One payload on one target.
+@dataclass(slots=True)
+class Cell:
+    """One payload on one target, and the state of its sweep.
 
     instance, usd_per_hour  type and price of the target's machines, if the file states them
+    state  waiting, finished, unfinished (its sweep was cut off), or failed
+    run    as its folder has it; None if there is none
     """
 
     target: str
@@ -48,6 +50,10 @@ class Combination:
     instance: str | None = None
     usd_per_hour: float | None = None
     api_key_env: str | None = None
+    state: str = "waiting"
+    error: str = ""
+    slo_outcome: Outcome | None = None
+    run: Run | None = None
 
     @property
     def folder(self) -> str:
@@ -68,8 +74,15 @@ class Combination:
             raise InputError(f"target {self.target}: the variable {self.api_key_env} is not set")
         return key
 
+    def keep(self, result: SweepResult) -> None:
+        """Take over how the cell's sweep ended."""
+        self.run, self.slo_outcome = result.run, result.slo_outcome
+        self.state = _state(result.folder)
+        if result.failed:
+            self.state, self.error = "failed", "no level is usable"
 
-def read_matrix(path: Path) -> list[Combination]:
+
+def read_matrix(path: Path) -> list[Cell]:
     """The cells of a matrix file, payload after payload on each target.
 
     Every cell's scenario is checked before anything runs. Raises InputError.
@@ -114,13 +127,13 @@ def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
 
 def _cell(
     path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
-) -> Combination:
+) -> Cell:
     own = {name: target[name] for name in _TARGET_FIELDS if name in target}
     stated = {name: value for name, value in target.items() if name not in _TARGET_FIELDS}
     fields = _merged(_merged(defaults, payload), stated)
     fields["name"] = f"{payload['name']} on {own['name']}"
     scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")
-    return Combination(
+    return Cell(
         target=str(own["name"]),
         payload=str(payload["name"]),
         scenario=scenario,
@@ -152,34 +165,13 @@ OnCell = Callable[[str, SweepResult | None], None]
 """Called with a cell's name and None when it begins, and with its result when it is over."""
 
 
-@dataclass(slots=True)
-class CellState:
-    """The state of a cell: waiting, finished, unfinished (its sweep was cut off), or failed.
-
-    run  as its folder has it; None if there is none
-    """
-
-    cell: Combination
-    state: str = "waiting"
-    error: str = ""
-    slo_outcome: Outcome | None = None
-    run: Run | None = None
-
-    def keep(self, result: SweepResult) -> None:
-        """Take over how the cell's sweep ended."""
-        self.run, self.slo_outcome = result.run, result.slo_outcome
-        self.state = _state(result.folder)
-        if result.failed:
-            self.state, self.error = "failed", "no level is usable"
-
-
 @dataclass(frozen=True, slots=True)
 class MatrixResult:
     """All cells of a matrix; `report` is None if no cell has a level."""
 
     folder: Path
     file: Path
-    cells: tuple[CellState, ...]
+    cells: tuple[Cell, ...]
     report: Path | None = None
     interrupted: bool = False
 
@@ -221,22 +213,22 @@ def run_matrix(
             f"{folder} exists: name another folder with --out, or continue it with --resume"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    states = [CellState(cell, _state(folder / cell.folder)) for cell in cells]
-    for each in states:
-        each.run = None if each.state == "waiting" else load_run(folder / each.cell.folder)
+    for each in cells:
+        each.state = _state(folder / each.folder)
+        each.run = None if each.state == "waiting" else load_run(folder / each.folder)
     interrupted = False
-    for place, each in enumerate(states, start=1):
-        name = f"cell {place}/{len(states)}: {each.cell.title}"
+    for place, each in enumerate(cells, start=1):
+        name = f"cell {place}/{len(cells)}: {each.title}"
         try:
-            scenario = each.cell.scenario.with_overrides({**overrides, "name": None})
-            found = finished_run(folder / each.cell.folder, scenario, options.slo)
+            scenario = each.scenario.with_overrides({**overrides, "name": None})
+            found = finished_run(folder / each.folder, scenario, options.slo)
             if found is not None:
                 each.keep(found)
                 listener.note(f"{name}: {each.state} already")
                 continue
             on_cell(name, None)
-            others = [other for other in states if other is not each]
-            result = _run_cell(folder, each.cell, scenario, options, others, listener)
+            others = [other for other in cells if other is not each]
+            result = _run_cell(folder, each, scenario, options, others, listener)
             each.keep(result)
             on_cell(name, result)
             interrupted = result.interrupted
@@ -244,19 +236,19 @@ def run_matrix(
             each.state, each.error = "failed", str(exc)
             listener.warn(f"{name} failed: {exc}")
         except KeyboardInterrupt:
-            interrupted, each.state = True, _state(folder / each.cell.folder)
-        _write_state(folder, path.name, states)
+            interrupted, each.state = True, _state(folder / each.folder)
+        _write_state(folder, path.name, cells)
         if interrupted:
             break
-    return MatrixResult(folder, path, tuple(states), _write_report(folder, states), interrupted)
+    return MatrixResult(folder, path, tuple(cells), _write_report(folder, cells), interrupted)
 
 
 def _run_cell(
     folder: Path,
-    cell: Combination,
+    cell: Cell,
     scenario: Scenario,
     options: SweepOptions,
-    others: Sequence[CellState],
+    others: Sequence[Cell],
     listener: Listener,
 ) -> SweepResult:
     """Sweep a cell for the money that the others left."""
@@ -288,21 +280,18 @@ def _state(folder: Path) -> str:
     return "unfinished" if (folder / MANIFEST).exists() else "waiting"
 
 
-def _write_state(folder: Path, matrix: str, states: Sequence[CellState]) -> None:
+def _write_state(folder: Path, matrix: str, cells: Sequence[Cell]) -> None:
     names = ("target", "payload", "run", "state", "error")
-    rows = (
-        (each.cell.target, each.cell.payload, each.cell.folder, each.state, each.error or None)
-        for each in states
-    )
-    cells = [dict(zip(names, row, strict=True)) for row in rows]
-    write_whole(folder / MATRIX_FILE, {"schema_version": 1, "matrix": matrix, "cells": cells})
+    rows = ((c.target, c.payload, c.folder, c.state, c.error or None) for c in cells)
+    listed = [dict(zip(names, row, strict=True)) for row in rows]
+    write_whole(folder / MATRIX_FILE, {"schema_version": 1, "matrix": matrix, "cells": listed})
 
 
-def _write_report(folder: Path, states: Sequence[CellState]) -> Path | None:
+def _write_report(folder: Path, cells: Sequence[Cell]) -> Path | None:
     from lmi_bench.report.html import render_html
     from lmi_bench.report.view import build_view
 
-    shown = [(each.run, each.cell.title) for each in states if each.run and each.run.levels]
+    shown = [(each.run, each.title) for each in cells if each.run and each.run.levels]
     if not shown:
         return None
     runs, labels = [run for run, _ in shown], [title for _, title in shown]

@@ -5,7 +5,7 @@ Every function raises InputError that names the option which cannot be used.
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import parse_lengths
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import load_run
-from lmi_bench.core.scenario import DEFAULT_MODEL, Scenario, load_scenario, parse_scenario
+from lmi_bench.core.scenario import Scenario, parse_scenario
 from lmi_bench.core.traces import read_trace
 from lmi_bench.jobs.settings import recommend
 from lmi_bench.jobs.settings.plan import PredictSettings
@@ -34,7 +34,7 @@ from lmi_bench.targets.prompts import PlannedPrompts, repeats_text
 
 _DRAFT_TOKENS, _OWN_DRAFT_TOKENS = 4, 3
 _MOST_KINDS = 500
-_OF_A_TRACE = "a copy's capacity is that of a trace's lengths and mean rate, not its arrival times"
+OF_A_TRACE = "a copy's capacity is that of a trace's lengths and mean rate, not its arrival times"
 _SEED = 20_261_121  # of lengths that are drawn from distributions
 
 
@@ -129,7 +129,7 @@ def _measured(folder: Path) -> tuple[float, int]:
     return acceptance_of_counts(drafted, accepted, count), count
 
 
-def purchase_of(settings: recommend.PurchaseSettings) -> Purchase:
+def purchase_of(settings: recommend.RecommendSettings) -> Purchase:
     """How the fleet is bought."""
     if settings.purchase in ("spot", "reserved") and settings.price_list.platform == "sagemaker":
         raise InputError(
@@ -147,16 +147,14 @@ def purchase_of(settings: recommend.PurchaseSettings) -> Purchase:
     return purchase
 
 
-def requirements_of(
-    money: recommend.PurchaseSettings, limits: recommend.FleetLimits
-) -> Requirements:
+def requirements_of(settings: recommend.RecommendSettings) -> Requirements:
     """The limits on the fleet."""
     return Requirements(
-        min_throughput_tokens_per_s=limits.min_throughput,
-        max_usd_per_hour=limits.max_usd_per_hour,
-        max_usd_per_month=limits.max_usd_per_month,
-        max_usd_per_1m_output=limits.max_usd_per_1m,
-        regions=money.region,
+        min_throughput_tokens_per_s=settings.min_throughput,
+        max_usd_per_hour=settings.max_usd_per_hour,
+        max_usd_per_month=settings.max_usd_per_month,
+        max_usd_per_1m_output=settings.max_usd_per_1m,
+        regions=settings.region,
     )
 
 
@@ -202,47 +200,32 @@ def _on_off(word: str) -> bool:
     return word.lower() == "on"
 
 
-@dataclass(frozen=True, slots=True)
-class ScenarioWorkload:
-    """The workload of a scenario.
+def workload_of(scenario: Scenario, source: str, shape: ModelShape, dtype: str) -> Workload:
+    """A scenario's workload, of that model in that number format.
 
-    kinds       of request; a single one if all are equal
-    rate_per_s  the highest rate; None for a closed loop
-    model       None if the scenario names none
-    notes       what the plan leaves out
-    assumed     whether the lengths are assumed
-    traffic     requests that tell what they have in common; None if nothing
+    source  names the scenario in an error
+
+    Raises InputError if the lengths of its requests are unknown.
     """
-
-    kinds: tuple[RequestKind, ...]
-    burstiness: float
-    rate_per_s: float | None
-    model: str | None
-    slos: tuple[str, ...]
-    notes: tuple[str, ...]
-    assumed: bool = False
-    traffic: PrefixTraffic | None = None
-
-    def planned(self, shape: ModelShape, dtype: str) -> Workload:
-        """The workload of that model in that number format."""
-        more: dict[str, Any] = {"burstiness": self.burstiness, "traffic": self.traffic}
-        if len(self.kinds) == 1:
-            (kind,) = self.kinds
-            return Workload(shape, dtype, kind.input_tokens, kind.output_tokens, **more)
-        return Workload.mixed(shape, dtype, self.kinds, **more)
+    load = scenario.load
+    repeats = repeats_text(scenario) and scenario.workload.conversations is None
+    planned = PlannedPrompts(scenario) if repeats else None
+    kinds = tuple(_kinds(scenario, source, planned))
+    more: dict[str, Any] = {
+        "burstiness": load.burstiness if load.arrivals == "gamma" else 1.0,
+        "traffic": None if planned is None else PrefixTraffic(planned.at),
+    }
+    if len(kinds) == 1:
+        return Workload(shape, dtype, kinds[0].input_tokens, kinds[0].output_tokens, **more)
+    return Workload.mixed(shape, dtype, kinds, **more)
 
 
-def read_workload(path: Path) -> ScenarioWorkload:
-    """Read a scenario file; raises InputError if the lengths of its requests are unknown."""
-    return _read(load_scenario(path), str(path))
-
-
-def described_workload(settings: recommend.RecommendSettings) -> ScenarioWorkload:
-    """The workload that options describe by what prompts have in common."""
+def described_scenario(settings: recommend.RecommendSettings) -> Scenario:
+    """The workload that options describe by what prompts have in common, as a scenario."""
     if settings.users is not None:
         raise InputError("prompts with a prefix cache are planned for a --rate, not for --users")
     stated = {name: value for name, value in prompt_fields(settings).items() if value is not None}
-    return _read(parse_scenario({"workload": stated}, source="the workload"), "the workload")
+    return parse_scenario({"workload": stated}, source="the workload")
 
 
 def prompt_fields(settings: PredictSettings | recommend.RecommendSettings) -> dict[str, Any]:
@@ -269,22 +252,6 @@ def with_prefix_hits(
         return replace(workload, traffic=traffic)
     cached = min(int(settings.prefix_hit * workload.input_tokens), workload.input_tokens - 1)
     return replace(workload, cached_tokens=cached)
-
-
-def _read(scenario: Scenario, source: str) -> ScenarioWorkload:
-    load = scenario.load
-    repeats = repeats_text(scenario) and scenario.workload.conversations is None
-    planned = PlannedPrompts(scenario) if repeats else None
-    return ScenarioWorkload(
-        traffic=None if planned is None else PrefixTraffic(planned.at),
-        kinds=tuple(_kinds(scenario, source, planned)),
-        burstiness=load.burstiness if load.arrivals == "gamma" else 1.0,
-        rate_per_s=_rate(scenario),
-        model=None if scenario.model == DEFAULT_MODEL else scenario.model,
-        slos=scenario.slo,
-        notes=() if scenario.workload.trace is None else (_OF_A_TRACE,),
-        assumed="lengths" in scenario.unrecorded,
-    )
 
 
 def _kinds(
@@ -323,7 +290,8 @@ def _thinned(pairs: Sequence[tuple[int, int]]) -> Iterator[RequestKind]:
         yield RequestKind(input_tokens, output_tokens, 1.0)
 
 
-def _rate(scenario: Scenario) -> float | None:
+def rate_of(scenario: Scenario) -> float | None:
+    """The highest rate of a scenario, req/s; None for a closed loop."""
     if scenario.load.rate_per_s is not None:
         turns = parse_lengths(scenario.workload.turns or "1").mean
         return max(scenario.load.rate_per_s) * turns

@@ -9,9 +9,10 @@ from lmi_bench.analysis.fleet.portfolio import Portfolio, member_of, share_machi
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
+from lmi_bench.core.scenario import read_yaml
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.jobs import planned
-from lmi_bench.jobs.files import checked, read_yaml
+from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.recommend import with_images
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from lmi_bench.targets.profiles import find_profile
@@ -41,10 +42,10 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     expected = "models: [{model, rate_per_s, input_tokens, output_tokens, slo, dtype, name}]"
     source = str(settings.portfolio)
     file = checked(_File, read_yaml(settings.portfolio), source=source, expected=expected)
-    money, names = settings.money, settings.instances
-    considered = tuple(planned.named_machine(name, money.price_list) for name in names) or None
-    requirements = planned.requirements_of(money, settings.limits)
-    machines, _ = requirements.split_by_region(planned.repriced(considered, money.price_list))
+    prices, names = settings.price_list, settings.instances
+    considered = tuple(planned.named_machine(name, prices) for name in names) or None
+    requirements = planned.requirements_of(settings)
+    machines, _ = requirements.split_by_region(planned.repriced(considered, prices))
     members = []
     for index, each in enumerate(file.models):
         name = each.name or each.model
@@ -66,6 +67,6 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
     return share_machines(
         members,
         machines,
-        purchase=planned.purchase_of(money),
-        availability=parse_availability(money.availability),
+        purchase=planned.purchase_of(settings),
+        availability=parse_availability(settings.availability),
     )

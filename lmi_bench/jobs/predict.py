@@ -17,7 +17,7 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.analysis.model.local_machine import LOCAL_NAME, probe_machine
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.profiles import EngineProfile
-from lmi_bench.analysis.model.setup import PLAIN, Parallelism, PrefillPool, Setup
+from lmi_bench.analysis.model.setup import PLAIN, PrefillPool, Setup
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -65,7 +65,7 @@ class Prediction:
         }
         if self.setup.parallelism != PLAIN:
             content["parallelism"] = self.setup.parallelism.to_json()
-        if (workers := self.settings.split.workers) is not None:
+        if (workers := self.settings.workers) is not None:
             pool = _prefill_pool(self.settings, self.setup)
             assert pool is not None
             content["replicas"] = workers[1]
@@ -124,16 +124,19 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
         speculation=planned_speculation(settings.speculation),
     )
     split = EngineSetting(
-        expert_parallel=settings.split.ep or None,
-        dp_attention=settings.split.dp_attention or None,
-        pipeline=None if settings.split.pp == 1 else settings.split.pp,
-        hosts=None if settings.split.hosts == 1 else settings.split.hosts,
+        expert_parallel=settings.ep or None,
+        dp_attention=settings.dp_attention or None,
+        pipeline=None if settings.pp == 1 else settings.pp,
+        hosts=None if settings.hosts == 1 else settings.hosts,
     )
     if split.split and settings.tensor_parallel is None:
         raise InputError(
             f"{split.split}: add --tp, the devices that a copy or a stage is split over"
         )
-    setup = replace(setup, parallelism=_parallelism(settings, split, setup))
+    parallelism = split.parallelism(machine, setup.tensor_parallel)
+    if (gbps := settings.network_gbps) is not None:
+        parallelism = replace(parallelism, network_bytes_per_s=gbps * _GIGABIT_BYTES)
+    setup = replace(setup, parallelism=parallelism)
     if settings.tensor_parallel is None:
         longest = (settings.input_tokens or 1) + (settings.output_tokens or 1)
         setup = replace(setup, tensor_parallel=smallest_degree(setup, profile, longest))
@@ -155,18 +158,11 @@ def predict(settings: PredictSettings, listener: Listener = SILENT) -> Predictio
     return answer
 
 
-def _parallelism(settings: PredictSettings, split: EngineSetting, setup: Setup) -> Parallelism:
-    found = split.parallelism(setup.instance, setup.tensor_parallel)
-    if settings.split.network_gbps is None:
-        return found
-    return replace(found, network_bytes_per_s=settings.split.network_gbps * _GIGABIT_BYTES)
-
-
 def _prefill_pool(settings: PredictSettings, setup: Setup) -> PrefillPool | None:
     """The workers that compute prompts, split as those that decode unless their degree differs."""
-    if settings.split.workers is None:
+    if settings.workers is None:
         return None
-    degree = settings.split.prefill_tp or setup.tensor_parallel
+    degree = settings.prefill_tp or setup.tensor_parallel
     groups = degree if setup.parallelism.attention_groups > 1 else 1
     worker = replace(
         setup,
@@ -175,7 +171,7 @@ def _prefill_pool(settings: PredictSettings, setup: Setup) -> PrefillPool | None
         speculation=None,
     )
     link = setup.parallelism.network_bytes_per_s
-    return PrefillPool(worker, settings.split.workers[0], link)
+    return PrefillPool(worker, settings.workers[0], link)
 
 
 def _cells(blank: Prediction) -> Iterator[MeasuredLevel]:
@@ -195,7 +191,7 @@ def _setup(
     blank: Prediction, input_tokens: int, output_tokens: int, cached_tokens: int
 ) -> MeasuredLevel:
     """Requests of these lengths on the set-up, under one user."""
-    workers = blank.settings.split.workers
+    workers = blank.settings.workers
     return MeasuredLevel(
         blank.setup,
         input_tokens=input_tokens,

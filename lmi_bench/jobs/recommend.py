@@ -24,6 +24,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
 from lmi_bench.core.run_store import Run, load_run
+from lmi_bench.core.scenario import DEFAULT_MODEL, load_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.deploy.images import machine_problem
 from lmi_bench.jobs import planned
@@ -34,21 +35,14 @@ _SAME_MACHINES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class OtherProfile:
-    """The cheapest fleet of the same machines by another profile; None: none carries the load."""
-
-    name: str
-    best: Candidate | None
-
-
-@dataclass(frozen=True, slots=True)
 class Advice:
     """What is recommended, for which request, on what basis.
 
     frontier     candidates that none beats in both cost and latency
     sensitivity  what would change the answer, if wanted
     variation    the cheapest layout of each load, if wanted
-    other        the answer of another shipped profile for the best machines, if none was named
+    other        if no profile was named: another shipped one, and the cheapest fleet of the same
+                 machines by it (None: none carries the load)
     """
 
     answer: Recommendation
@@ -57,7 +51,7 @@ class Advice:
     frontier: tuple[Candidate, ...]
     sensitivity: tuple[AnswerChange, ...] = ()
     variation: Variation | None = None
-    other: OtherProfile | None = None
+    other: tuple[str, Candidate | None] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `recommend --json` writes it."""
@@ -79,9 +73,9 @@ class Advice:
         if self.sensitivity:
             content["sensitivity"] = [each._asdict() for each in self.sensitivity]
         if self.other is not None:
-            best = self.other.best
+            name, best = self.other
             content["other_profile"] = {
-                "name": self.other.name,
+                "name": name,
                 "recommended": None if best is None else best.to_json(),
             }
         if self.variation is not None:
@@ -116,7 +110,9 @@ def recommend(settings: RecommendSettings, listener: Listener = SILENT) -> Advic
     return Advice(answer, request, basis, best, changes, variation, other)
 
 
-def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> OtherProfile | None:
+def _by_other_profile(
+    request: RecommendRequest, answer: Recommendation
+) -> tuple[str, Candidate | None] | None:
     """The same question to the other vLLM profile, for the best machines of the answer."""
     name = next(
         one for one in VLLM_PROFILES if SHIPPED[one].provenance != request.profile.provenance
@@ -132,17 +128,16 @@ def _by_other_profile(request: RecommendRequest, answer: Recommendation) -> Othe
         simulated_copies=_SAME_MACHINES,
     )
     try:
-        found = rank(asked, intervals=False).recommended
+        return name, rank(asked, intervals=False).recommended
     except InputError:  # it does not load the model
         return None
-    return OtherProfile(name, found)
 
 
 def with_images(
     settings: RecommendSettings, request: RecommendRequest
 ) -> tuple[RecommendRequest, list[Rejection]]:
     """The request without SageMaker machines that no image of the engine runs on, and these."""
-    if settings.money.price_list.platform != "sagemaker":
+    if settings.price_list.platform != "sagemaker":
         return request, []
     engine = request.profile.name.lower()
     problems = {
@@ -160,7 +155,6 @@ def with_images(
 
 def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
     """The planner's request; a load that is not stated is the scenario's."""
-    money = settings.money
     load = _load(settings, basis)
     return RecommendRequest(
         workload=planned.with_prefix_hits(basis.workload, settings, load),
@@ -169,14 +163,14 @@ def _request(settings: RecommendSettings, basis: "Basis") -> RecommendRequest:
         load=load,
         slos=tuple(parse_slo(text) for text in settings.slo or basis.slos),
         objective=cast("Objective", settings.objective),
-        instances=planned.repriced(basis.instances, money.price_list),
+        instances=planned.repriced(basis.instances, settings.price_list),
         degrees=settings.tensor_parallel or None,
         blended_ratio=settings.blended_ratio,
         discount=settings.discount,
         seed=settings.seed,
-        purchase=planned.purchase_of(money),
-        availability=parse_availability(money.availability),
-        requirements=planned.requirements_of(money, settings.limits),
+        purchase=planned.purchase_of(settings),
+        availability=parse_availability(settings.availability),
+        requirements=planned.requirements_of(settings),
         routing=cast("Routing", settings.router.replace("_", "-")),
         simulate_long=True,
         measured=basis.measured,
@@ -239,26 +233,26 @@ def basis_of(settings: RecommendSettings, listener: Listener) -> Basis:
     if settings.workload is None and not settings.describes_prompts:
         return _measured(settings, runs, listener) if runs else _from_profile(settings)
     if settings.workload is None:
-        read = planned.described_workload(settings)
+        scenario, source = planned.described_scenario(settings), "the workload"
     elif settings.describes_prompts or (settings.input_tokens or settings.output_tokens):
         raise InputError("--workload has lengths of its own: leave --input-tokens and others out")
     else:
-        read = planned.read_workload(settings.workload)
+        scenario, source = load_scenario(settings.workload), str(settings.workload)
     if runs:
         base = _measured(settings, runs, listener)
     else:
-        model = settings.model or read.model
+        model = settings.model or (scenario.model if scenario.model != DEFAULT_MODEL else None)
         if model is None:
             raise InputError(f"{settings.workload or 'nothing'} names no model: add --model")
         base = _from_profile(replace(settings, model=model, input_tokens=1, output_tokens=1))
     return replace(
         base,
-        workload=read.planned(base.workload.shape, base.workload.dtype),
+        workload=planned.workload_of(scenario, source, base.workload.shape, base.workload.dtype),
         measured=(),
-        rate_per_s=read.rate_per_s,
-        slos=read.slos,
-        notes=(*base.notes, *read.notes),
-        assumed=read.assumed,
+        rate_per_s=planned.rate_of(scenario),
+        slos=scenario.slo,
+        notes=(*base.notes, *(() if scenario.workload.trace is None else (planned.OF_A_TRACE,))),
+        assumed="lengths" in scenario.unrecorded,
     )
 
 
@@ -422,7 +416,7 @@ def _machines(
         return default
     local = default if default and default[0].instance_type == LOCAL_NAME else ()
     return tuple(
-        planned.named_machine(name, settings.money.price_list)
+        planned.named_machine(name, settings.price_list)
         if name != LOCAL_NAME
         else next(iter(local), None) or _this_machine(settings, find_profile(settings.profile))
         for name in settings.instances

@@ -175,19 +175,13 @@ def import_results(
 _LEAST_SHARED = 16  # tokens of a cache block; shorter prefixes are chance or a template
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenWorkload:
-    """The summary, the scenario file, and the daily curve if the source has one."""
-
-    summary: Summary
-    scenario: Path
-    day: Path | None
-
-
 def workload_from(
     settings: results.WorkloadFromSettings, listener: Listener = SILENT
-) -> WrittenWorkload:
-    """Read the source and write the scenario; raises InputError for one that cannot be read."""
+) -> tuple[Summary, Path | None]:
+    """Read the source and write the scenario; raises InputError for one that cannot be read.
+
+    Returns the summary, and the file of the daily curve if the source has one.
+    """
     source, out = settings.source, settings.out
     if source.startswith(results.PROMETHEUS):
         found = read_metrics(source.removeprefix(results.PROMETHEUS), hours=settings.hours)
@@ -208,7 +202,7 @@ def workload_from(
     day = out.with_name(f"{out.stem}-day.csv") if curve else None
     if day is not None:
         write_text(day, curve)
-    return WrittenWorkload(found, out, day)
+    return found, day
 
 
 def of_traffic(traffic: Traffic) -> Summary:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import InputError
@@ -37,18 +37,13 @@ _BOUND = {"max_concurrent_requests": 4096}  # else a burst waits for longer than
 _REPLIES = (*LMI_REPLIES, AS_TGI)
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The engine's statistics when the server ended, and notes on its prepared steps."""
-
-    stats: EngineStats
-    notes: tuple[str, ...]
-
-
 def serve(
     settings: ServeSettings, listener: Listener = SILENT, *, on_ready: OnReady | None = None
-) -> Served:
-    """Load, listen, and serve until a signal. Raises InputError before anything is served."""
+) -> tuple[EngineStats, tuple[str, ...]]:
+    """Load, listen, and serve until a signal. Raises InputError before anything is served.
+
+    Returns the engine's statistics when the server ended, and notes on its prepared steps.
+    """
     settings, engine, streams = _resolved(settings, listener)
     if settings.lmi_replies not in (None, *_REPLIES):
         raise InputError(f"--lmi-replies {settings.lmi_replies}: use one of {', '.join(_REPLIES)}")
@@ -83,7 +78,8 @@ def _resolved(
     options = [f"engine.{name}" for name in stated]
     model, timeout_s = settings.model, settings.model_loading_timeout
     path, replies, streams = settings.serving_properties, settings.lmi_replies, None
-    if path is not None or serving_file.is_lmi_environment(os.environ):
+    has_options = any(name.startswith("OPTION_") and text for name, text in os.environ.items())
+    if path is not None or has_options:
         file = serving_file.read_serving_file(
             path,
             os.environ,
@@ -132,7 +128,7 @@ async def _serve(
     replies: Replies,
     on_ready: OnReady | None,
     trace: ChromeTrace | None,
-) -> Served:
+) -> tuple[EngineStats, tuple[str, ...]]:
     name = parts.shape.name
 
     def listens(where: server.Listening) -> None:
@@ -157,4 +153,4 @@ async def _serve(
         )
         await server.serve(app, settings.host, settings.port, on_ready=listens, engine=engine)
         engine.audit()
-        return Served(engine.stats(), count_notes(parts.executors))
+        return engine.stats(), count_notes(parts.executors)

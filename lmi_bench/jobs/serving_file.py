@@ -26,11 +26,6 @@ _TGI_LIMITS: Final = {
 }
 
 
-def is_lmi_environment(environ: Mapping[str, str]) -> bool:
-    """Whether the environment states options as LMI containers read them."""
-    return any(name.startswith("OPTION_") and value for name, value in environ.items())
-
-
 def load_properties(path: Path) -> dict[str, str]:
     """Keys and values of a file, of a folder's serving.properties, or of an archive's."""
     if path.is_dir():

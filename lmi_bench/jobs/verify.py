@@ -21,7 +21,7 @@ from lmi_bench.analysis.results.slo_results import DECIDED, SloResult, check_slo
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
 from lmi_bench.core.durable import write_text
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.run_store import Run
@@ -37,6 +37,7 @@ from lmi_bench.targets.profiles import SHIPPED
 _FEWEST_REQUESTS = 300
 _LATENCIES = 20
 _UNFITTED = ("speculation", "cuda_graphs")
+Changes = tuple[tuple[str, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,12 @@ class Verification:
         return [each.name for each in self.figures if each.verdict == "outside"]
 
     @property
-    def slo_missed(self) -> bool:
-        """Whether a measured SLO is missed."""
-        return any(slo.verdict == "fail" for slo in self.slos)
-
-    @property
-    def slo_not_measured(self) -> bool:
-        """Whether too few requests were answered to tell of an SLO."""
-        return any(slo.verdict == "unsupported" for slo in self.slos)
+    def exit_code(self) -> int:
+        """99 if a measured SLO is missed, 2 if too few requests tell of one, else 0."""
+        verdicts = {slo.verdict for slo in self.slos}
+        if "fail" in verdicts:
+            return EXIT_SLO_MISSED
+        return EXIT_BAD_INPUT if "unsupported" in verdicts else EXIT_DONE
 
     def to_json(self) -> dict[str, Any]:
         """As `verify --json` writes it."""
@@ -291,24 +290,16 @@ def doubted(profile: EngineProfile) -> EngineProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A figure's prediction over the measurement, less 1, before and after the fit."""
-
-    name: str
-    before: float
-    after: float
-
-
-@dataclass(frozen=True, slots=True)
 class Learned:
     """How a measurement changed a profile.
 
+    changes  each figure's prediction over the measurement, less 1: its name, before, after the fit
     doubted  figures lay outside their intervals, so the profile counted as less certain
     refused  why nothing could be fitted; the file is then unchanged
     """
 
     path: Path
-    changes: tuple[Change, ...] = ()
+    changes: Changes = ()
     doubted: bool = False
     refused: str | None = None
 
@@ -330,7 +321,7 @@ def update(
 
 def _fitted(
     plan: SavedRecommendation, run: Run, profile: EngineProfile
-) -> tuple[EngineProfile, tuple[Change, ...]]:
+) -> tuple[EngineProfile, Changes]:
     """The profile fitted to the run's level, and how its predictions of that level change."""
     shape, best = find_model(plan.model), plan.best
     name, setting = best.instance, best.setting
@@ -343,9 +334,7 @@ def _fitted(
     fitted = replace(fitted, fitted_on=f"{profile.fitted_on}; then {fitted.fitted_on}")
     before = from_run.accuracy_on(profile, cells)
     changes = (
-        Change(
-            key, pair.predicted / pair.measured - 1, new.figures[key].predicted / pair.measured - 1
-        )
+        (key, pair.predicted / pair.measured - 1, new.figures[key].predicted / pair.measured - 1)
         for old, new in zip(before, after, strict=True)
         for key, pair in old.figures.items()
         if pair.measured

@@ -74,11 +74,13 @@ def loading_deadline(model: str, limit_s: float | None) -> AbstractContextManage
 def engine_bench(scenario: Scenario, listener: Listener, trace: ChromeTrace | None) -> Bench:
     """The bundled engine with the scenario's model, loaded and ready to be measured."""
     parts = open_torch_engine(scenario.model, scenario.engine, listener)
-    try:
-        quantizing.refuse_emulated(parts.quantized)
-    except InputError:
+    if parts.quantized is not None and parts.quantized.emulated:
         asyncio.run(engine_parts.close_all(parts.executors))
-        raise
+        raise InputError(
+            f"{parts.quantized.scheme} is only emulated on this device, so that its speed means "
+            "nothing and is not measured; `lmi-bench generate` and `optimize` show its text, "
+            "size and error"
+        )
     tokenizer = parts.tokenizer
     assert tokenizer is not None  # a torch engine has read it from its folder
     special = max((0, *(eos + 1 for eos in tokenizer.eos_token_ids)))

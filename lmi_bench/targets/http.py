@@ -4,7 +4,6 @@ import functools
 import socket
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lmi_bench.analysis.results.knee_cause import KneeFacts
@@ -67,7 +66,13 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
             "max_model_len": found.max_model_len,
             "token_counts": found.token_source(tokenizer=tokenizer is not None),
         }
-    bench = endpoint_bench(
+    before_level = None
+    if scenario.client.reset_prefix_cache and access.asked is None:
+        probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
+        before_level = probe.reset_prefix_cache
+    parts = urllib.parse.urlsplit(scenario.target)
+    host = parts.netloc.rpartition("@")[2]
+    return endpoint_bench(
         *(scenario, scenario.target, listener),
         functools.partial(
             HttpTarget,
@@ -81,21 +86,12 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         tokenizers=tokenizers,
         notes=notes,
         secrets=access.secrets(),
-    )
-    parts = urllib.parse.urlsplit(scenario.target)
-    host = parts.netloc.rpartition("@")[2]
-    metrics_url = urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", ""))
-    bench = replace(
-        bench,
-        metrics_url=metrics_url,
+        metrics_url=urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", "")),
         metrics_headers=headers,
         tls_context=probe.context,
         asked=asked,
+        before_level=before_level,
     )
-    if not scenario.client.reset_prefix_cache or access.asked is not None:
-        return bench
-    probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
-    return replace(bench, before_level=probe.reset_prefix_cache)
 
 
 def _probe(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> Probe:
@@ -205,11 +201,12 @@ def endpoint_bench(
     facts: Mapping[str, Any],
     tokenizers: tuple[str | None, ...],
     notes: tuple[str, ...],
-    secrets: tuple[str, ...],
+    **more: Any,
 ) -> Bench:
     """A remote server, with retries if the scenario states them.
 
     open_target  makes the target; the scenario's options are its keywords
+    more         further fields of the bench
     """
     client, tls = scenario.client, url.lower().startswith("https:")
     receive = choose_receive(client.receive, tls=tls, tell=listener.note)
@@ -249,9 +246,9 @@ def endpoint_bench(
         run=lambda main: run_on_sockets(run_in(main)),
         knee_facts=lambda _levels: KneeFacts(),
         notes=(*notes, *idle_in_engine(kind_of(scenario.target), scenario.engine)),
-        secrets=secrets,
         spacing_s=SPACING_S,
         salted=not scenario.workload.reuse_prompts,
+        **more,
     )
 
 

@@ -47,7 +47,13 @@ def find_profile(name: str | None, cache_tokens: int | None = None) -> EnginePro
 
     cache_tokens  tokens that the cache of a copy holds, as its server logs it; None: by memory
     """
-    profile = _find(name)
+    if name is None:
+        profile = replace(SHIPPED[DEFAULT_PROFILE], engine_named=False)
+    elif name.lower() in SHIPPED:
+        profile = SHIPPED[name.lower()]
+    else:
+        kept = kept_profile_file(name)
+        profile = _read(kept if not Path(name).exists() and kept.is_file() else Path(name))
     return profile if cache_tokens is None else replace(profile, cache_tokens=cache_tokens)
 
 
@@ -59,16 +65,6 @@ def kept_profile_file(name: str) -> Path:
 def kept_profiles() -> dict[str, EngineProfile]:
     """The profiles that the user keeps, by name; raises InputError for a file that is none."""
     return {path.stem: _read(path) for path in sorted(kept_profile_file("").parent.glob("*.json"))}
-
-
-def _find(name: str | None) -> EngineProfile:
-    if name is None:
-        return replace(SHIPPED[DEFAULT_PROFILE], engine_named=False)
-    shipped = SHIPPED.get(name.lower())
-    if shipped is not None:
-        return shipped
-    kept = kept_profile_file(name)
-    return _read(kept if not Path(name).exists() and kept.is_file() else Path(name))
 
 
 def _read(path: Path) -> EngineProfile:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.engine import quantization
@@ -65,13 +64,3 @@ def quantize_notes(quantized: quantization.QuantizedBytes | None) -> tuple[str, 
     if quantized.emulated:
         lines.append(f"warning: {quantized.scheme} is emulated here: its speed means nothing")
     return tuple(lines)
-
-
-def refuse_emulated(quantized: quantization.QuantizedBytes | None) -> None:
-    """Raise InputError if the arithmetic is emulated: its speed must not be measured."""
-    if quantized is not None and quantized.emulated:
-        raise InputError(
-            f"{quantized.scheme} is only emulated on this device, so that its speed means "
-            "nothing and is not measured; `lmi-bench generate` and `optimize` show its text, "
-            "size and error"
-        )

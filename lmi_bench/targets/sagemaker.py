@@ -52,7 +52,7 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         "headers": sorted(access.headers),
     }
     keys = aws.credentials.get_frozen_credentials()
-    bench = endpoint_bench(
+    return endpoint_bench(
         *(scenario, aws.runtime_url, listener),
         functools.partial(SageMakerTarget, aws, invocation, wire_format, headers=access.headers),
         title=f"{scenario.target} in {aws.region}, {protocol}, {model}",
@@ -60,9 +60,6 @@ def sagemaker_bench(scenario: Scenario, access: Access, listener: Listener) -> B
         tokenizers=(model,),
         notes=found.notes,
         secrets=(*access.secrets(), *(key for key in (keys.secret_key, keys.token) if key)),
-    )
-    return replace(
-        bench,
         usd_per_hour=found.price_usd_per_hour,
         count_instances=found.count_instances,
         cloudwatch=_cloudwatch(aws, invocation, found),

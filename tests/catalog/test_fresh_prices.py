@@ -143,15 +143,15 @@ def test_prices_come_in_pages_and_every_later_command_uses_them(monkeypatch, dat
     with price_list_api() as (url, asked):
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
         done = ask()
-    assert done.counts == {"sagemaker": 1, "ec2": 1}
+    assert done[2] == {"sagemaker": 1, "ec2": 1}
     assert len(asked) == 5
     assert all({"regionCode": "eu-west-1"}.items() <= fields(each).items() for each in asked)
     assert prices("ml.g5.xlarge") == [
-        (1.5, "eu-west-1", done.date), (1.1, "eu-west-1", done.date)
+        (1.5, "eu-west-1", done[1]), (1.1, "eu-west-1", done[1])
     ]  # fmt: skip
     assert prices("ml.g5.4xlarge") == before
-    row = catalog_table("prices", CatalogSettings("ml.g5.xlarge", platform="sagemaker")).rows[0]
-    assert (row["date"], row["source"]) == (done.date, "AWS price list API")
+    row = catalog_table("prices", CatalogSettings("ml.g5.xlarge", platform="sagemaker"))[0][0]
+    assert (row["date"], row["source"]) == (done[1], "AWS price list API")
 
 
 def fields(request):
@@ -200,7 +200,7 @@ def test_an_offer_file_does_without_aws_and_keeps_the_other_platform(tmp_path, m
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     ask(file=offer(tmp_path / "ec2.json", "AmazonEC2"))
     done = ask(file=offer(tmp_path / "sagemaker.json"))
-    assert done.counts == {"sagemaker": 1}
+    assert done[2] == {"sagemaker": 1}
     day = "2026-11-20"
     assert prices("ml.g5.xlarge") == [(1.5, "eu-west-1", day), (1.1, "eu-west-1", day)]
 
@@ -258,7 +258,7 @@ def test_a_broken_file_is_one_line_until_it_is_written_again(tmp_path, data, tex
     ],
 )
 def test_a_table_has_the_rows_asked_for_in_order_with_a_source(name, settings, first, sorted_by):
-    rows = catalog_table(name, CatalogSettings(**settings)).rows
+    rows, _ = catalog_table(name, CatalogSettings(**settings))
     assert first == next(iter(rows[0].values()))
     values = [row[sorted_by] for row in rows]
     assert values == sorted(values)
@@ -267,9 +267,7 @@ def test_a_table_has_the_rows_asked_for_in_order_with_a_source(name, settings, f
 
 def test_a_filter_that_a_table_does_not_have_is_refused():
     named = {
-        gpu: {
-            row["accelerator"] for row in catalog_table("instances", CatalogSettings(gpu=gpu)).rows
-        }
+        gpu: {row["accelerator"] for row in catalog_table("instances", CatalogSettings(gpu=gpu))[0]}
         for gpu in ("L4", "a100", "B200")
     }
     assert named == {"L4": {"L4"}, "a100": {"A100-40", "A100-80"}, "B200": {"B200"}}
@@ -279,7 +277,7 @@ def test_a_filter_that_a_table_does_not_have_is_refused():
 
 def test_old_prices_are_said_once():
     """Those of g4dn in the catalog are of January 2025."""
-    table = catalog_table("prices", CatalogSettings("g4dn.xlarge", platform="sagemaker"))
-    assert "1 of 1 prices are older than 90 days, the oldest of 2025-01-26" in table.warning
-    assert not catalog_table("models", CatalogSettings()).warning
-    assert table.rows[0]["source"]
+    rows, warning = catalog_table("prices", CatalogSettings("g4dn.xlarge", platform="sagemaker"))
+    assert "1 of 1 prices are older than 90 days, the oldest of 2025-01-26" in warning
+    assert not catalog_table("models", CatalogSettings())[1]
+    assert rows[0]["source"]

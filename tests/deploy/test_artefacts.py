@@ -23,9 +23,10 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.deploy.aws_jobs import job_files
 from lmi_bench.deploy.bundle import build_bundle, pack_model, unpack_properties
+from lmi_bench.deploy.images import Container
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.properties import parse_properties
-from lmi_bench.deploy.sagemaker import Container, check_request, endpoint_requests
+from lmi_bench.deploy.sagemaker import check_request, endpoint_requests
 from lmi_bench.deploy.server_settings import (
     lmi_settings,
     tgi_environment,

@@ -207,9 +207,9 @@ def bundle_of(kind, instance="ml.g6e.xlarge", **server):
 def test_what_is_written_passes_and_a_changed_line_is_refused(kind, line, says, tmp_path):
     folder = tmp_path / "files"
     write_bundle(bundle_of(kind), folder)
-    checked = check_file(folder, "lmi28", ())
-    assert checked.server.startswith(kind)
-    assert "HF_TOKEN" in checked.settings
+    server, settings, _ = check_file(folder, "lmi28", ())
+    assert server.startswith(kind)
+    assert "HF_TOKEN" in settings
     file, name = folder / f"{kind}.env", line.partition("=")[0]
     kept = [each for each in file.read_text().splitlines() if not each.startswith(f"{name}=")]
     file.write_text("\n".join([*kept, line]))
@@ -223,12 +223,12 @@ def test_arguments_of_the_servers_http_part_pass_in_every_version(tmp_path):
     lines += ["SM_VLLM_REASONING_PARSER=qwen3", "SM_VLLM_LORA_MODULES=a=b"]
     file = tmp_path / "vllm.env"
     file.write_text("\n".join(["SM_VLLM_MODEL=Qwen/Qwen3-8B", *lines]))
-    assert len(check_file(file, "lmi28", ()).settings) == 7
+    assert len(check_file(file, "lmi28", ())[1]) == 7
     for version in ("0.10.2", "0.28.0", "0.30.0", "0.33.0"):
         known = engine_arguments("vllm", version)
         assert known["tool_call_parser"].part == known["api_key"].part == "frontend"
     (tmp_path / "sglang.env").write_text("SM_SGLANG_TP=2\nSM_SGLANG_EP=2\n")
-    assert len(check_file(tmp_path / "sglang.env", "lmi28", ()).settings) == 2
+    assert len(check_file(tmp_path / "sglang.env", "lmi28", ())[1]) == 2
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_tgi_keeps_a_one_byte_cache_where_its_version_and_the_device_can(instanc
 def test_lmis_variables_are_read_as_its_container_reads_them(tmp_path):
     write_bundle(bundle_of("lmi"), tmp_path / "files")
     file = tmp_path / "files" / "lmi.env"
-    checked = check_file(file, "lmi28", ()).settings
+    checked = check_file(file, "lmi28", ())[1]
     assert checked["option.kv_cache_dtype"].value == "fp8"
     assert checked["option.kv_cache_dtype"].origin == "OPTION_KV_CACHE_DTYPE"
     file.write_text("OPTION_GPU_MEMORY_UTILIZATION=1.7\nOPTION_ENGINE=Python\n")

@@ -20,7 +20,7 @@ from lmi_bench.catalog.models import all_model_entries
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.deploy import write_deployment
-from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings
 
 KINDS = ("lmi", "vllm", "sglang", "tgi")
 FORMATS = ((None, ""), ("float16", ""), ("int4", "org/{}-AWQ"), ("int4", ""), ("float8", ""))
@@ -77,7 +77,9 @@ def written(folder, entry, machine, kind, dtype, weights):
     plan, _ = write_deployment(
         DeploySettings(
             out=folder,
-            layout=LayoutSettings(entry.shape.name, machine, Stated(dtype=dtype)),
+            model=entry.shape.name,
+            instance=machine,
+            stated=Stated(dtype=dtype),
             server=Server(kind, model_id=weights),
             endpoint=EndpointSettings("test", accept_eula=True),
         )

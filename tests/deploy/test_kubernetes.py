@@ -26,7 +26,7 @@ from lmi_bench.deploy.bundle import build_bundle
 from lmi_bench.deploy.engine_arguments import engine_arguments
 from lmi_bench.deploy.plan import plan_from_layout, plan_from_recommendation
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
-from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings
 
 SCHEMAS = json.loads(
     gzip.decompress((Path(__file__).parent / "schemas" / "kubernetes.json.gz").read_bytes())
@@ -212,7 +212,7 @@ def test_what_kubernetes_cannot_take_is_refused(change, message):
 
 
 def test_sagemakers_options_and_a_fleet_above_the_maximum_are_refused():
-    layout = LayoutSettings(model="qwen3-8b", instance="ml.g6e.xlarge")
+    layout = {"model": "qwen3-8b", "instance": "ml.g6e.xlarge"}
     pods = Server(platform="kubernetes")
     for server, endpoint, message in (
         (pods, EndpointSettings(components=True), "no effect here: leave out --components"),
@@ -222,7 +222,7 @@ def test_sagemakers_options_and_a_fleet_above_the_maximum_are_refused():
         (Server(prometheus="http://p"), EndpointSettings(max_instances=2), "--prometheus is for"),
     ):
         with pytest.raises(InputError, match=message):
-            DeploySettings(layout=layout, server=server, endpoint=endpoint)
+            DeploySettings(**layout, server=server, endpoint=endpoint)
     with pytest.raises(InputError, match="at most 1 instances are fewer than the 2 planned"):
         written(
             "qwen3-8b",

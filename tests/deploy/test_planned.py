@@ -29,7 +29,7 @@ from lmi_bench.deploy.properties import parse_properties
 from lmi_bench.deploy.server_settings import lmi_settings, vllm_arguments
 from lmi_bench.deploy.settings import EndpointSettings, Server, Stated
 from lmi_bench.jobs.deploy import write_deployment
-from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings
 
 ENDPOINT = EndpointSettings("test", "arn:aws:iam::111122223333:role/sagemaker")
 
@@ -277,8 +277,8 @@ def test_without_a_workload_a_prompt_may_fill_the_context_but_for_a_typical_answ
 
 def test_what_a_server_cannot_do_is_refused_where_it_is_stated(tmp_path):
     def write(server, **layout):
-        stated = LayoutSettings("qwen3-8b", "ml.g6e.xlarge", Stated(**layout))
-        settings = DeploySettings(out=tmp_path / "o", layout=stated, server=server)
+        place = {"model": "qwen3-8b", "instance": "ml.g6e.xlarge", "stated": Stated(**layout)}
+        settings = DeploySettings(out=tmp_path / "o", **place, server=server)
         plan, _ = write_deployment(settings)
         return plan
 

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmi_bench.analysis.results.confidence import confidence
-from lmi_bench.core.engine_fields import StepFields
+from lmi_bench.core.engine_fields import ModelFields
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Stated
 from lmi_bench.core.scenario import EngineSection
@@ -25,8 +25,7 @@ from lmi_bench.engine.torch_backend.demo_vocabulary import (
 )
 from lmi_bench.jobs.generate import continuation_ids
 from lmi_bench.jobs.generate import generate as generate_text
-from lmi_bench.jobs.settings.bundled import GenerateSettings, ScoreOptions
-from lmi_bench.jobs.settings.engine import ModelOptions
+from lmi_bench.jobs.settings.bundled import GenerateSettings
 from lmi_bench.targets.bundled import open_torch_engine
 from lmi_bench.targets.parts import close_all
 from tests.end_to_end.commands import lmi_bench
@@ -95,13 +94,13 @@ def test_a_program_gets_the_text_in_pieces_and_as_a_whole_and_nothing_is_printed
     short_model, capsys
 ):
     """As many scores as tokens; the pieces come one by one."""
-    steps = Stated(StepFields, values={"dtype": "float32", "threads": 1})
+    options = Stated(ModelFields, values={"dtype": "float32", "threads": 1})
     settings = GenerateSettings(
         model=str(short_model),
         prompt="one two three four",
         sampling=SamplingParams(max_new_tokens=5, ignore_eos=True),
-        scores=ScoreOptions(confidence=True),
-        model_options=ModelOptions(steps=steps),
+        confidence=True,
+        model_options=options,
     )
     pieces = []
     done = generate_text(settings, on_text=pieces.append)

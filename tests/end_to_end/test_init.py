@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lmi_bench.catalog.models import find_model
 from lmi_bench.cli.main import app
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Silent
 from lmi_bench.core.scenario import load_scenario
 from lmi_bench.jobs.init import init
-from lmi_bench.jobs.planned import read_workload
+from lmi_bench.jobs.planned import rate_of, workload_of
 from lmi_bench.jobs.settings.setup import InitSettings
 from lmi_bench.targets.prompts import DEMO_NAMES, DEMO_POSITIONS
 from tests.docs.pages import ROOT
@@ -47,13 +48,13 @@ def write(*answers, **stated):
     left = list(answers)
     heard = Heard()
     file = Path("s.yaml")
-    written = init(
+    command = init(
         InitSettings(file=file, **stated),
         heard,
         (lambda _, default: left.pop(0) or default) if answers else None,
     )
     assert not left
-    return load_scenario(file), heard.warnings, written
+    return load_scenario(file), heard.warnings, command
 
 
 def test_every_wrong_answer_is_refused_at_once_and_asked_again():
@@ -75,24 +76,23 @@ def test_every_wrong_answer_is_refused_at_once_and_asked_again():
 
 def test_the_printed_command_of_a_sweep_works_as_printed():
     stated = {"target": "sim:ml.g5.2xlarge", "concurrency": "1", "output_tokens": "4"}
-    words = shlex.split(write(yes=True, **stated)[2].command)
+    words = shlex.split(write(yes=True, **stated)[2])
     result = CliRunner().invoke(app, words[1:], catch_exceptions=False)
     assert result.exit_code == 0, result.output
 
 
 def test_a_plans_file_states_all_that_recommend_reads():
     write(kind="plan", model="llama-2-7b", input_tokens="99", output_tokens="9", rate="0.5")
-    read = read_workload(Path("s.yaml"))
-    assert (read.model, read.rate_per_s, read.slos) == ("llama-2-7b", 0.5, ("ttft_p90<=1s",))
-    assert [(each.input_tokens, each.output_tokens) for each in read.kinds] == [(99, 9)]
+    read = load_scenario(Path("s.yaml"))
+    assert (read.model, rate_of(read), read.slo) == ("llama-2-7b", 0.5, ("ttft_p90<=1s",))
+    workload = workload_of(read, "s.yaml", find_model(read.model), "float16")
+    assert (workload.input_tokens, workload.output_tokens) == (99, 9)
 
 
 @pytest.mark.parametrize("kind", ["endpoint", "engine", "simulated", "plan"])
 def test_the_defaults_of_every_kind_are_a_scenario_with_a_comment_on_each_field(kind):
-    scenario, _, written = write(yes=True, kind=kind)
-    assert written.command.endswith(
-        "recommend --workload s.yaml" if kind == "plan" else "sweep s.yaml"
-    )
+    scenario, _, command = write(yes=True, kind=kind)
+    assert command.endswith("recommend --workload s.yaml" if kind == "plan" else "sweep s.yaml")
     assert all("#" in line for line in Path("s.yaml").read_text().splitlines() if line[-1] != ":")
     assert scenario.target.startswith(
         {"endpoint": "http:", "simulated": "sim:"}.get(kind, "engine")

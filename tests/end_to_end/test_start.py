@@ -9,8 +9,9 @@ from rich.text import Text
 from typer.core import TyperGroup, TyperOption
 
 from lmi_bench.cli.main import app
-from lmi_bench.core.engine_fields import BatchingFields, CompiledFields, DraftFields, StepFields
+from lmi_bench.core.engine_fields import BatchingFields, ModelFields
 from lmi_bench.core.scenario import EngineSection
+from lmi_bench.jobs.settings.engine import COMPILED
 from tests.end_to_end.commands import lmi_bench, modules_loaded_by
 
 HEAVY = ("torch", "numpy", "pandas", "matplotlib", "boto3", "aiohttp", "scipy", "plotly")
@@ -93,15 +94,13 @@ def test_trace_is_recorded_traffic_and_step_trace_a_chrome_trace():
 def test_shared_options_reach_every_command_that_starts_an_engine():
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    steps = {field.name for field in fields(StepFields)}
-    held = {field.name for group in (CompiledFields, DraftFields) for field in fields(group)}
-    held |= steps
+    held = {field.name for field in fields(ModelFields)}
     batching = {field.name for field in fields(BatchingFields)}
     for name, wanted in (
         ("sweep", held | batching),
         ("serve", held | batching),
         ("generate", held),
-        ("compile", steps),
+        ("compile", set(COMPILED.names)),
     ):
         assert wanted <= {parameter.name for parameter in group.commands[name].params}
     assert held | batching == set(EngineSection.model_fields)
@@ -110,4 +109,4 @@ def test_shared_options_reach_every_command_that_starts_an_engine():
 def test_compile_takes_no_option_that_changes_nothing_of_a_compiled_step():
     command = typer.main.get_command(app).commands["compile"]
     taken = {parameter.name for parameter in command.params}
-    assert taken == {"model", "out", "shapes"} | {field.name for field in fields(StepFields)}
+    assert taken == {"model", "out", "shapes", *COMPILED.names}

@@ -1,6 +1,8 @@
 """What a plan takes from a scenario file."""
 
-from lmi_bench.jobs.planned import read_workload
+from lmi_bench.catalog.models import find_model
+from lmi_bench.core.scenario import load_scenario
+from lmi_bench.jobs.planned import rate_of, workload_of
 
 
 def test_a_plan_takes_model_lengths_rate_and_limits_from_a_scenario(tmp_path):
@@ -11,6 +13,7 @@ def test_a_plan_takes_model_lengths_rate_and_limits_from_a_scenario(tmp_path):
         "load: {rate_per_s: 0.5}\n"
         "slo: ttft_p90<=1s\n"
     )
-    read = read_workload(path)
-    assert (read.model, read.rate_per_s, read.slos) == ("llama-2-7b", 0.5, ("ttft_p90<=1s",))
-    assert [(each.input_tokens, each.output_tokens) for each in read.kinds] == [(99, 9)]
+    read = load_scenario(path)
+    assert (read.model, rate_of(read), read.slo) == ("llama-2-7b", 0.5, ("ttft_p90<=1s",))
+    workload = workload_of(read, str(path), find_model(read.model), "float16")
+    assert (workload.input_tokens, workload.output_tokens) == (99, 9)

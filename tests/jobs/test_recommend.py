@@ -42,9 +42,10 @@ def test_what_the_other_profile_answers_stands_beside_the_default_one():
     )
     found = recommend(asked)
     named = recommend(replace(asked, profile="vllm-0.19"))
-    assert found.other.name == "vllm-0.19"
+    name, other = found.other
+    assert name == "vllm-0.19"
     assert named.other is None
-    first, second = found.other.best, named.answer.recommended
+    first, second = other, named.answer.recommended
     assert (first.instance, first.instances) == (second.instance, second.instances)
     capacity = [each.figures["capacity_rate_per_s"].value for each in (first, second)]
     assert capacity[0] == pytest.approx(capacity[1])

@@ -23,7 +23,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts
 from lmi_bench.core.run_store import RunStore
 from lmi_bench.core.units import MIB
-from lmi_bench.interchange.imports import requests, tools
+from lmi_bench.interchange.imports import tools
 from lmi_bench.interchange.imports.level import Imported, stated_load
 from lmi_bench.interchange.imports.summary import Object, has, tables
 
@@ -51,7 +51,7 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
             listed = table.get("requests")
             if listed is not None and has(first, listed["known_by"]):
                 load = load or _load_beside(path, listed["beside"], tool)
-                return requests.read_requests(tool, objects, load)
+                return tools.read_requests(tool, objects, load)
         for tool, table in tables().items():
             if any(has(first, paths) for paths in table["known_by"]):
                 if tool == "evalscope":

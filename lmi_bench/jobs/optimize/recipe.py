@@ -101,6 +101,19 @@ def load_recipe(path: Path) -> Recipe:
     return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update=changes)})
 
 
+def stated_recipe(settings: OptimizeSettings) -> Recipe:
+    """The recipe of the settings, with what they replace; raises InputError if they name none."""
+    if settings.recipe is None:
+        raise InputError("name a recipe file, or --list for the techniques that it may combine")
+    content = load_recipe(settings.recipe).model_dump(exclude_unset=True)
+    files = {"dataset": settings.dataset, "text": settings.text}
+    stated = {name: str(path) for name, path in files.items() if path is not None}
+    content["evaluate"] = {**content.get("evaluate", {}), **stated}
+    if settings.model is not None:
+        content["model"] = settings.model
+    return parse_recipe(content)
+
+
 def parse_recipe(content: object, *, source: str = "recipe") -> Recipe:
     """A recipe from plain values; raises InputError that lists every mistake."""
     expected = "`variants`, a list, and optionally `model`, `engine` and `evaluate`"
@@ -188,24 +201,13 @@ def cheapest_machine(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class JobPlan:
-    """The memory need of each variant; its machine is None if none of the catalog has enough.
-
-    machine  the cheapest one for the whole job
-    """
-
-    model: str
-    needs: tuple[tuple[MemoryNeed, Instance | None], ...]
-    machine: Instance | None
-
-
-def plan_job(settings: OptimizeSettings) -> JobPlan:
-    """The need of every variant, and the machine for the whole job."""
-    if settings.recipe is None:
-        raise InputError("name a recipe file, or --list for the techniques that it may combine")
-    recipe = load_recipe(settings.recipe)
-    shape = _shape(settings.model or recipe.model)
+def plan_job(
+    settings: OptimizeSettings,
+) -> tuple[str, list[tuple[MemoryNeed, Instance | None]], Instance | None]:
+    """The model's name, the need of every variant with its cheapest machine, and the cheapest one
+    for the whole job; None: no machine of the catalog has enough memory."""
+    recipe = stated_recipe(settings)
+    shape = _shape(recipe.model)
     variants = [(BASELINE, recipe.settings(None))]
     variants += [(variant.name, recipe.settings(variant)) for variant in recipe.variants]
     needs = [memory_need(recipe, shape, each, engine) for each, engine in variants]
@@ -213,9 +215,9 @@ def plan_job(settings: OptimizeSettings) -> JobPlan:
     def machine_for(bytes_: int, devices: int) -> Instance | None:
         return cheapest_machine(bytes_, all_instances(), devices=devices)
 
-    return JobPlan(
+    return (
         shape.name,
-        tuple((need, machine_for(need.peak_bytes, need.devices)) for need in needs),
+        [(need, machine_for(need.peak_bytes, need.devices)) for need in needs],
         machine_for(max(n.peak_bytes for n in needs), max(n.devices for n in needs)),
     )
 

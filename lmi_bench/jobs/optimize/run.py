@@ -31,8 +31,7 @@ from lmi_bench.jobs.optimize.recipe import (
     Evaluation,
     Recipe,
     Variant,
-    load_recipe,
-    parse_recipe,
+    stated_recipe,
 )
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.jobs.sweep.run import sweep_scenario
@@ -54,36 +53,20 @@ from lmi_bench.targets.prompts import find_tokenizer
 _WINDOW_TOKENS: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """A variant's scores of a text, and its answers.
-
-    scores         natural log-probability of each token of the text after those before it
-    outputs        greedy tokens of each prompted request
-    accepted_frac  share of drafted tokens that held in these; None without a draft
-    """
-
-    scores: tuple[float, ...]
-    outputs: tuple[tuple[int, ...], ...]
-    accepted_frac: float | None = None
-
-    @property
-    def perplexity(self) -> float:
-        """exp(-mean log-probability)."""
-        return text_perplexity(self.scores)
-
-
 def measure_quality(
     parts: EngineParts, text_ids: Sequence[int], prompts: Sequence[Prompt]
-) -> Quality:
-    """Score the text window by window, then generate; the engine is closed afterwards."""
+) -> tuple[list[float], list[tuple[int, ...]], float | None]:
+    """Score the text window by window, then generate; the engine is closed afterwards.
+
+    Returns the natural log-probability of each token of the text after those before it, the greedy
+    tokens of each request, and the share of drafted tokens that held (None without a draft).
+    """
     try:
         scores = asyncio.run(_score(parts, text_ids))
     except BaseException:
         asyncio.run(close_all(parts.executors))
         raise
-    outputs, accepted_frac = asyncio.run(_generate(parts, prompts))
-    return Quality(tuple(scores), tuple(outputs), accepted_frac)
+    return scores, *asyncio.run(_generate(parts, prompts))
 
 
 def measure_products(parts: EngineParts, concurrency: Sequence[int]) -> dict[int, float]:
@@ -156,7 +139,7 @@ _MOST_SWEEPS = 3  # of a variant, while one of its levels is invalid
 
 @dataclass(slots=True)
 class MeasuredVariant:
-    """Measurements of one variant.
+    """Measurements of one variant; `scores`, `outputs` and `accepted_frac` of `measure_quality`.
 
     stages_s   duration of each stage, by the names in `STAGES`
     rounds     its sweeps; none if its arithmetic is only emulated
@@ -166,7 +149,9 @@ class MeasuredVariant:
     name: str
     settings: EngineSection
     parts: EngineParts
-    quality: Quality
+    scores: list[float]
+    outputs: list[tuple[int, ...]]
+    accepted_frac: float | None
     stages_s: dict[str, float]
     rounds: list[Run] = field(default_factory=list)
     product_s: dict[int, float] = field(default_factory=dict)
@@ -183,14 +168,6 @@ class MeasuredVariant:
         return pooled_run(replace(self.rounds[0], levels=levels, records=records))
 
 
-@dataclass(frozen=True, slots=True)
-class Optimized:
-    """A job's folder, and its variants, the baseline first."""
-
-    folder: Path
-    variants: tuple[VariantResult, ...]
-
-
 class _Quiet(Silent):
     """A listener for a variant's sweep: passes on all but the notes, which repeat the variant's."""
 
@@ -198,16 +175,19 @@ class _Quiet(Silent):
         vars(self).update(warn=listener.warn, step=listener.step, progress=listener.progress)
 
 
-def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimized:
-    """Measure every variant and write the folder; raises InputError before a model is loaded."""
-    if settings.recipe is None:
-        raise InputError("name a recipe file, or --list for the techniques that it may combine")
-    recipe = _with_changes(load_recipe(settings.recipe), settings)
+def optimize(
+    settings: OptimizeSettings, listener: Listener = SILENT
+) -> tuple[Path, list[VariantResult]]:
+    """Measure every variant and write the folder; raises InputError before a model is loaded.
+
+    Returns the folder, and the variants, the baseline first.
+    """
+    recipe = stated_recipe(settings)
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-optimize")
     folder = settings.out or Path("runs") / stamp
     if folder.exists():
         raise InputError(f"{folder} exists: name another folder with --out")
-    data = _Data(recipe)
+    data = _data(recipe)
     make_new_folder(folder)
     recipe = _with_known_prompts(recipe, folder)
     measured: list[MeasuredVariant] = []
@@ -236,17 +216,7 @@ def optimize(settings: OptimizeSettings, listener: Listener = SILENT) -> Optimiz
         tables=optimization_tables(results),
     )
     write_text(folder / "report.html", render_html(view))
-    return Optimized(folder, tuple(results))
-
-
-def _with_changes(recipe: Recipe, settings: OptimizeSettings) -> Recipe:
-    content = recipe.model_dump(exclude_unset=True)
-    files = {"dataset": settings.dataset, "text": settings.text}
-    stated = {name: str(path) for name, path in files.items() if path is not None}
-    content["evaluate"] = {**content.get("evaluate", {}), **stated}
-    if settings.model is not None:
-        content["model"] = settings.model
-    return parse_recipe(content)
+    return folder, results
 
 
 def _with_known_prompts(recipe: Recipe, folder: Path) -> Recipe:
@@ -265,22 +235,20 @@ def _with_known_prompts(recipe: Recipe, folder: Path) -> Recipe:
     return recipe.model_copy(update={"evaluate": evaluate})
 
 
-class _Data:
+def _data(recipe: Recipe) -> tuple[list[int], list[Prompt]]:
     """The text and the prompts, as token ids of the recipe's model."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        evaluate = recipe.evaluate
-        tokenizer = find_tokenizer(recipe.model)
-        if tokenizer is None:
-            raise InputError(
-                f"model {recipe.model!r} has no tokenizer.json: `optimize` scores texts; give a "
-                "demo model or a Hugging Face folder"
-            )
-        given = held_out_text(recipe.model) if evaluate.text is None else Path(evaluate.text)
-        self.text_ids = tokenizer.encode(read_text(given, EVALUATION))[: evaluate.text_tokens]
-        if len(self.text_ids) < 2:
-            raise InputError(f"{evaluate.text}: the text has no two tokens to score")
-        self.prompts = _prompts(evaluate, tokenizer, self.text_ids)
+    evaluate = recipe.evaluate
+    tokenizer = find_tokenizer(recipe.model)
+    if tokenizer is None:
+        raise InputError(
+            f"model {recipe.model!r} has no tokenizer.json: `optimize` scores texts; give a "
+            "demo model or a Hugging Face folder"
+        )
+    given = held_out_text(recipe.model) if evaluate.text is None else Path(evaluate.text)
+    text_ids = tokenizer.encode(read_text(given, EVALUATION))[: evaluate.text_tokens]
+    if len(text_ids) < 2:
+        raise InputError(f"{evaluate.text}: the text has no two tokens to score")
+    return text_ids, _prompts(evaluate, tokenizer, text_ids)
 
 
 def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]) -> list[Prompt]:
@@ -300,7 +268,10 @@ def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]
 
 
 def _measure(
-    recipe: Recipe, variant: Variant | None, data: _Data, listener: Listener
+    recipe: Recipe,
+    variant: Variant | None,
+    data: tuple[list[int], list[Prompt]],
+    listener: Listener,
 ) -> MeasuredVariant:
     name = BASELINE if variant is None else variant.name
     settings = recipe.settings(variant)
@@ -314,11 +285,11 @@ def _measure(
         listener.note(f"  {line}")
     start_s = time.monotonic()
     product_s = measure_products(parts, recipe.evaluate.concurrency)
-    quality = measure_quality(parts, data.text_ids, data.prompts)
+    quality = measure_quality(parts, *data)
     quality_s = time.monotonic() - start_s
-    listener.note(f"{name}: perplexity {quality.perplexity:.3f}")
+    listener.note(f"{name}: perplexity {text_perplexity(quality[0]):.3f}")
     stages_s = {"load_s": load_s, "quality_s": quality_s, "sweep_s": 0.0, "prepare_s": 0.0}
-    return MeasuredVariant(name, settings, parts, quality, stages_s, product_s=product_s)
+    return MeasuredVariant(name, settings, parts, *quality, stages_s, product_s=product_s)
 
 
 def _sweep_in_rounds(
@@ -406,13 +377,13 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
         name=each.name,
         engine=each.settings.model_dump(mode="json", exclude_unset=True),
         quality=VariantQuality(
-            perplexity=each.quality.perplexity,
-            scored_tokens=len(each.quality.scores),
-            agreement_frac=agreement_frac(each.quality.outputs, base.quality.outputs),
-            logprob_shift=score_shift(each.quality.scores, base.quality.scores),
+            perplexity=text_perplexity(each.scores),
+            scored_tokens=len(each.scores),
+            agreement_frac=agreement_frac(each.outputs, base.outputs),
+            logprob_shift=score_shift(each.scores, base.scores),
             mean_output_error=sum(errors.values()) / len(errors) if errors else None,
             output_error_of_layer=errors,
-            accepted_frac=each.quality.accepted_frac,
+            accepted_frac=each.accepted_frac,
         ),
         memory=VariantMemory(
             weight_bytes=loaded.weight_bytes,

@@ -1,16 +1,17 @@
 """Settings of the bundled engine's commands: serve, generate, compile, optimize, profile ..."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, Settings, Stated, option
 from lmi_bench.engine.scheduling.sampling import SamplingParams
-from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, STEPS, ModelOptions
+from lmi_bench.jobs.settings.engine import BATCHING, COMPILED, MODEL, STEP_TRACE
 
 EXECUTORS: Final = ("torch", "simulated")
 ENDS: Final = ("eos_token", "stop_sequence", "length", "context_full")
+_SCORES: Final = "Scores and checks"
 _SAMPLING: Final = SamplingParams(max_new_tokens=256)
 _TRAINED: Final = "demo-text"
 _MODEL: Final = Option("Demo model or Hugging Face folder.", ("--model", "-m"))
@@ -55,7 +56,7 @@ class ServeSettings(Settings):
     djl_version: str | None = option(default="the newest in which all of the file has an effect")
     model_py: Path | None = option(rare=True)
     model_loading_timeout: int | None = option(default="no limit", rare=True)
-    model_options: ModelOptions = field(default_factory=ModelOptions)
+    model_options: Stated = MODEL
     batching: Stated = BATCHING
     step_trace: Path | None = option(STEP_TRACE, old_names=("--trace",), group="Engine: batching")
 
@@ -67,41 +68,16 @@ class ServeSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreOptions(Settings):
-    """Answers that are scored instead of generated, and checks of a generated one.
-
-    confidence  Confidence exp(mean log-probability) of the tokens; models are overconfident.
-    logprobs  Number of likeliest tokens, 0 to 20, to print with each token's log-probability.
-    choices  Answer to rank by joint log-probability; nothing is generated; repeatable.
-    questions  JSON lines with prompt, choices and answer, to compare confidence with correctness.
-    """
-
-    GROUP: ClassVar = "Scores and checks"
-
-    confidence: bool = option(value=False)
-    logprobs: int | None = option()
-    choices: tuple[str, ...] = option(value=())
-    questions: Path | None = option(metavar="FILE.jsonl")
-    expect_end: tuple[str, ...] = option(
-        f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 otherwise.",
-        value=(),
-        one_of=ENDS,
-    )
-
-    def _check(self) -> None:
-        if len(self.choices) == 1:
-            raise InputError(
-                "--choices needs at least two answers to rank: --choices yes --choices no"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class GenerateSettings(Settings):
     """A prompt for a model, how it is continued, or which answers to score instead.
 
     prompt  Text to continue; - reads it from stdin.
     stop  Text that ends the answer; repeatable.
     until_done  Further requests until the text ends or fills the context.
+    confidence  Confidence exp(mean log-probability) of the tokens; models are overconfident.
+    logprobs  Number of likeliest tokens, 0 to 20, to print with each token's log-probability.
+    choices  Answer to rank by joint log-probability; nothing is generated; repeatable.
+    questions  JSON lines with prompt, choices and answer, to compare confidence with correctness.
     """
 
     model: str = option(_MODEL, value=_TRAINED)
@@ -109,12 +85,25 @@ class GenerateSettings(Settings):
     sampling: SamplingParams = _SAMPLING
     stop: tuple[str, ...] = option(value=(), group=_SAMPLING.GROUP)
     until_done: bool = option(value=False, group=_SAMPLING.GROUP)
-    scores: ScoreOptions = field(default_factory=ScoreOptions)
-    model_options: ModelOptions = field(default_factory=ModelOptions)
+    confidence: bool = option(value=False, group=_SCORES)
+    logprobs: int | None = option(group=_SCORES)
+    choices: tuple[str, ...] = option(value=(), group=_SCORES)
+    questions: Path | None = option(metavar="FILE.jsonl", group=_SCORES)
+    expect_end: tuple[str, ...] = option(
+        f"Expected end of the text: {', '.join(ENDS)}; repeatable. Exit 1 otherwise.",
+        value=(),
+        one_of=ENDS,
+        group=_SCORES,
+    )
+    model_options: Stated = MODEL
 
     def _check(self) -> None:
         if "" in self.stop:
             raise InputError("--stop '': an empty text would end every answer; leave it out")
+        if len(self.choices) == 1:
+            raise InputError(
+                "--choices needs at least two answers to rank: --choices yes --choices no"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +119,7 @@ class CompileSettings:
         old_names=("--compile-shapes",),
         default="1, 4 and 16 sequences at a quarter and all of the model's positions",
     )
-    steps: Stated = STEPS
+    steps: Stated = COMPILED
 
 
 @dataclass(frozen=True, slots=True)

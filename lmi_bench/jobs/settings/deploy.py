@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import REQUIRED, Option, Settings, option
-from lmi_bench.deploy.loadgen import SECRET_COMMAND as SECRET_COMMAND
-from lmi_bench.deploy.loadgen import Loadgen as Loadgen
 from lmi_bench.deploy.settings import LAYOUT, NOTHING, PROMETHEUS, EndpointSettings, Server, Stated
 from lmi_bench.jobs.settings import planning
 
@@ -15,37 +12,30 @@ INSTANCE = Option("Machine such as ml.g5.12xlarge.")
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutSettings:
-    """A model on machines, as stated instead of recommended."""
+class DeploySettings(Settings):
+    """A recommended or a stated layout, the server that runs it, and its endpoint.
 
-    GROUP: ClassVar = LAYOUT
+    model, instance, stated  a model on machines, as stated instead of recommended
+    """
 
-    model: str | None = option(planning.MODEL)
-    instance: str | None = option(INSTANCE)
+    recommendation: Path | None = option(planning.RECOMMENDATION)
+    out: Path = option("New folder.", "--out", "-o", value=Path("deployment"))
+    model: str | None = option(planning.MODEL, group=LAYOUT)
+    instance: str | None = option(INSTANCE, group=LAYOUT)
     stated: Stated = NOTHING
     profile: str | None = option(
         planning.PROFILE, default="the one nearest to the server's version", group=LAYOUT
     )
-
-
-@dataclass(frozen=True, slots=True)
-class DeploySettings(Settings):
-    """A recommended or a stated layout, the server that runs it, and its endpoint."""
-
-    recommendation: Path | None = option(planning.RECOMMENDATION)
-    out: Path = option("New folder.", "--out", "-o", value=Path("deployment"))
-    layout: LayoutSettings = field(default_factory=LayoutSettings)
     server: Server = field(default_factory=Server)
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
 
     def _check(self) -> None:
-        layout = self.layout
-        if self.recommendation is None and (layout.model is None or layout.instance is None):
+        if self.recommendation is None and (self.model is None or self.instance is None):
             raise InputError("give a file of `recommend --json`, or --model and --instance")
-        if self.recommendation is not None and (layout.model or layout.instance):
+        if self.recommendation is not None and (self.model or self.instance):
             raise InputError("give a recommendation, or --model and --instance, not both")
         self._check_platform()
-        if self.recommendation is not None and layout.stated.typical_tokens is not None:
+        if self.recommendation is not None and self.stated.typical_tokens is not None:
             raise InputError("--typical-tokens: a recommendation has its workload's; leave it out")
 
     def _check_platform(self) -> None:

@@ -1,23 +1,22 @@
 """The engine's settings as options, the same in every command that starts one."""
 
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Any, Final
 
-from lmi_bench.core.engine_fields import BatchingFields, CompiledFields, DraftFields, StepFields
+from lmi_bench.core.engine_fields import BatchingFields, ModelFields
 from lmi_bench.core.option import Option, Stated, overrides
 
 STEP_TRACE: Final = Option("File for a Chrome trace of the engine's steps and requests.")
-STEPS: Final = Stated(StepFields)
+_NOT_OF_STEPS: Final = (
+    *("compile", "compile_shapes", "artefact"),
+    *("draft", "draft_tokens", "draft_adaptive"),
+)
+MODEL: Final = Stated(ModelFields)
+COMPILED: Final = Stated(
+    ModelFields, tuple(each.name for each in fields(ModelFields) if each.name not in _NOT_OF_STEPS)
+)
+"""What the steps that are compiled ahead of time depend on."""
 BATCHING: Final = Stated(BatchingFields)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """How a model is held in memory and computed."""
-
-    steps: Stated = STEPS
-    compiled: Stated = Stated(CompiledFields)
-    drafting: Stated = Stated(DraftFields)
 
 
 def stated_settings(*groups: Any) -> dict[str, Any]:

@@ -29,6 +29,13 @@ class PredictSettings(Settings):
     speed  Speed of recorded traffic: 1 as recorded, 2 twice as fast.
     think_time  Seconds between an answer and the next turn: a number or a distribution.
     prefix_cache  Prefix cache of the engine, where prompts begin alike.
+    ep  Expert parallelism: whole experts on each device of a copy.
+    dp_attention  Data-parallel attention: each device has its own sequences and their cache.
+    pp  Pipeline stages, of --tp devices each.
+    hosts  Machines that one copy spans.
+    network_gbps  Network between machines in Gbit/s for each device.
+    disaggregate  Workers that compute prompts, and workers that decode, such as 1:3.
+    prefill_tp  Tensor-parallel degree of the workers that compute prompts.
     """
 
     model: str = option(planning.MODEL, value=REQUIRED)
@@ -60,12 +67,22 @@ class PredictSettings(Settings):
     seed: int = option(planning.SEED, value=0)
     router: str | None = option(planning.ROUTER)
     speculation: planning.DraftSettings = field(default_factory=planning.DraftSettings)
-    split: planning.SplitSettings = field(default_factory=planning.SplitSettings)
+    ep: bool = option(value=False, group=planning.ENGINE)
+    dp_attention: bool = option(value=False, group=planning.ENGINE)
+    pp: int = option(value=1, must="at least 1", group=planning.ENGINE)
+    hosts: int = option(value=1, must="at least 1", group=planning.ENGINE)
+    network_gbps: float | None = option(
+        default="that of the machine, or 400", must="above 0", group=planning.ENGINE
+    )
+    disaggregate: str | None = option(metavar="P:D", group=planning.ENGINE)
+    prefill_tp: int | None = option(default="--tp", must="at least 1", group=planning.ENGINE)
     kv_tokens: int | None = option(planning.KV_TOKENS)
     engine_version: str | None = option(planning.ENGINE_VERSION)
 
     def _check(self) -> None:
-        if self.split.workers is not None and (self.router is not None or self.replicas > 1):
+        if self.prefill_tp is not None and self.disaggregate is None:
+            raise InputError("--prefill-tp is of a prefill pool: add --disaggregate P:D")
+        if self.workers is not None and (self.router is not None or self.replicas > 1):
             raise InputError(
                 "--disaggregate states its own workers, and each request goes to the one with the "
                 "fewest: leave --router and --replicas out"
@@ -94,6 +111,18 @@ class PredictSettings(Settings):
             raise InputError(
                 "give --input-tokens and --output-tokens, or --mix, --input-lengths or --trace"
             )
+
+    @property
+    def workers(self) -> tuple[int, int] | None:
+        """Workers of the prefill and of the decode pool; None without pools."""
+        if self.disaggregate is None:
+            return None
+        parts = self.disaggregate.split(":")
+        if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+            raise InputError(
+                f"--disaggregate {self.disaggregate}: write the workers of both pools, such as 1:3"
+            )
+        return int(parts[0]), int(parts[1])
 
     @property
     def is_simulated(self) -> bool:

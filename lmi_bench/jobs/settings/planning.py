@@ -48,7 +48,6 @@ ROUTER = Option(
     old_names=("--routing",),
     group=LOAD,
 )
-SLO = Option("Service-level objective such as ttft_p90<=1s; repeatable.", group=LIMITS)
 MACHINE_PRICE = Option(
     "Price of one machine in USD per hour.",
     ("--machine-price-per-hour",),
@@ -93,46 +92,6 @@ class PriceSettings(Settings):
     def _check(self) -> None:
         if self.platform == "file" and self.prices is None:
             raise InputError("--platform file: give the machines with --prices FILE")
-
-
-@dataclass(frozen=True, slots=True)
-class SplitSettings(Settings):
-    """How one copy is split over devices and machines beyond its tensor-parallel degree.
-
-    ep  Expert parallelism: whole experts on each device of a copy.
-    dp_attention  Data-parallel attention: each device has its own sequences and their cache.
-    pp  Pipeline stages, of --tp devices each.
-    hosts  Machines that one copy spans.
-    network_gbps  Network between machines in Gbit/s for each device.
-    disaggregate  Workers that compute prompts, and workers that decode, such as 1:3.
-    prefill_tp  Tensor-parallel degree of the workers that compute prompts.
-    """
-
-    GROUP: ClassVar = ENGINE
-
-    ep: bool = option(value=False)
-    dp_attention: bool = option(value=False)
-    pp: int = option(value=1, must="at least 1")
-    hosts: int = option(value=1, must="at least 1")
-    network_gbps: float | None = option(default="that of the machine, or 400", must="above 0")
-    disaggregate: str | None = option(metavar="P:D")
-    prefill_tp: int | None = option(default="--tp", must="at least 1")
-
-    def _check(self) -> None:
-        if self.prefill_tp is not None and self.disaggregate is None:
-            raise InputError("--prefill-tp is of a prefill pool: add --disaggregate P:D")
-
-    @property
-    def workers(self) -> tuple[int, int] | None:
-        """Workers of the prefill and of the decode pool; None without pools."""
-        if self.disaggregate is None:
-            return None
-        parts = self.disaggregate.split(":")
-        if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
-            raise InputError(
-                f"--disaggregate {self.disaggregate}: write the workers of both pools, such as 1:3"
-            )
-        return int(parts[0]), int(parts[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,40 +18,6 @@ _OF_A_PORTFOLIO: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class PurchaseSettings(Settings):
-    """Prices, the kind of purchase, and spare machines.
-
-    region  Region whose prices count; repeatable.
-    purchase  Purchase: on-demand, savings-plan, reserved or spot.
-    committed  Committed machines, paid even if unused.
-    availability  Availability: none, n+1 (one machine may fail) or az:K (one of K zones).
-    """
-
-    GROUP: ClassVar = planning.PRICES
-
-    price_list: planning.PriceSettings = field(default_factory=planning.PriceSettings)
-    region: tuple[str, ...] = option(value=(), default="all", rare=True)
-    purchase: str = option(value="on-demand")
-    commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
-    committed: int | None = option(default="as many as are needed", rare=True)
-    availability: str = option(value="none", group=planning.LIMITS)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetLimits:
-    """What a fleet must carry, and what it may cost."""
-
-    GROUP: ClassVar = planning.LIMITS
-
-    min_throughput: float | None = option("Minimum throughput of the fleet in output tok/s.")
-    max_usd_per_hour: float | None = option("Maximum price of the fleet in USD per hour.")
-    max_usd_per_month: float | None = option(
-        "Maximum price of the fleet in USD per month of 730 hours."
-    )
-    max_usd_per_1m: float | None = option("Maximum price of 1M output tokens at the load in USD.")
-
-
-@dataclass(frozen=True, slots=True)
 class AxisSettings:
     """Engine settings to choose from; every field but the draft's may be a comma list."""
 
@@ -91,10 +57,19 @@ class RecommendSettings(Settings):
     users  Number of users; needs --think-time.
     think_time  Time between an answer and the next question of a user, or of --turns, in s.
     vary  Range of loads in req/s; also prints the cheapest layout of each load.
+    slo  Service-level objective such as ttft_p90<=1s; repeatable. Exit 99 if no fleet meets it.
     objective  Objective: cost (of a token at the load), cost-per-hour, cost-per-1m (at capacity),
         latency or throughput.
+    min_throughput  Minimum throughput of the fleet in output tok/s.
+    max_usd_per_hour  Maximum price of the fleet in USD per hour.
+    max_usd_per_month  Maximum price of the fleet in USD per month of 730 hours.
+    max_usd_per_1m  Maximum price of 1M output tokens at the load in USD.
     instance  Instance to consider, or local; repeatable, or between commas.
     measured_on  Machine of the runs' endpoint if they do not state it; once, or once a run.
+    region  Region whose prices count; repeatable.
+    purchase  Purchase: on-demand, savings-plan, reserved or spot.
+    committed  Committed machines, paid even if unused.
+    availability  Availability: none, n+1 (one machine may fail) or az:K (one of K zones).
     blended_ratio  Input tokens per output token of the blended price.
     discount  Discount on the blended price, 0 to 1.
     explain  Reasons, prices, warnings, what else to measure, and what would change the answer.
@@ -117,11 +92,12 @@ class RecommendSettings(Settings):
     think_time: float | None = option(group=planning.LOAD, must="0 s or more")
     vary: str | None = option(metavar="rate=A..B", group=planning.LOAD, rare=True)
     router: str = option(planning.ROUTER, value="random")
-    slo: tuple[str, ...] = option(
-        planning.SLO, value=(), help=f"{planning.SLO.help} Exit 99 if no fleet meets it."
-    )
+    slo: tuple[str, ...] = option(value=(), group=planning.LIMITS)
     objective: str = option(value="cost", group=planning.LIMITS, one_of=OBJECTIVES)
-    limits: FleetLimits = field(default_factory=FleetLimits)
+    min_throughput: float | None = option(group=planning.LIMITS)
+    max_usd_per_hour: float | None = option(group=planning.LIMITS)
+    max_usd_per_month: float | None = option(group=planning.LIMITS)
+    max_usd_per_1m: float | None = option(group=planning.LIMITS)
     instance: tuple[str, ...] = option(
         value=(), default="all, or the run's", group=planning.MACHINES
     )
@@ -140,7 +116,14 @@ class RecommendSettings(Settings):
     machine_price: float | None = option(
         planning.MACHINE_PRICE, help="Price of `local` in USD per hour.", rare=True
     )
-    money: PurchaseSettings = field(default_factory=PurchaseSettings)
+    price_list: planning.PriceSettings = field(default_factory=planning.PriceSettings)
+    region: tuple[str, ...] = option(value=(), default="all", group=planning.PRICES, rare=True)
+    purchase: str = option(value="on-demand", group=planning.PRICES)
+    commit_discount: float | None = option(planning.COMMIT_DISCOUNT)
+    committed: int | None = option(
+        default="as many as are needed", group=planning.PRICES, rare=True
+    )
+    availability: str = option(value="none", group=planning.LIMITS)
     blended_ratio: float = option(value=3.0, group=planning.PRICES, rare=True)
     discount: float = option(value=0.0, group=planning.PRICES, rare=True)
     explain: bool = option(value=False)

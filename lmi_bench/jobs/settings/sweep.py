@@ -9,7 +9,7 @@ from lmi_bench.core import scenario_fields
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Option, Stated, option, overrides, stated
 from lmi_bench.core.scenario_fields import ClientFields, TopFields
-from lmi_bench.jobs.settings.engine import BATCHING, STEP_TRACE, ModelOptions, stated_settings
+from lmi_bench.jobs.settings.engine import BATCHING, MODEL, STEP_TRACE, stated_settings
 
 API_KEY: Final = Option(
     "Key sent as a bearer token, to Anthropic's API as x-api-key; never written to a file.",
@@ -118,7 +118,7 @@ class EngineSettings:
 
     COMMON: ClassVar = ("tensor_parallel", "dtype", "max_rolling_batch_size", "profile")
 
-    model: ModelOptions = field(default_factory=ModelOptions)
+    model: Stated = MODEL
     batching: Stated = BATCHING
 
 

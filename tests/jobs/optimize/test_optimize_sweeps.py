@@ -50,7 +50,7 @@ def test_variants_are_swept_in_turn_and_judged_round_by_round(monkeypatch, tmp_p
     recipe = parse_recipe({"variants": [{"name": "int8", "engine": {"quantize": "int8"}}]})
     parts = SimpleNamespace(quantized=None)
     base, other = (
-        optimize.MeasuredVariant(name, recipe.engine, parts, None, {"sweep_s": 0.0})
+        optimize.MeasuredVariant(name, recipe.engine, parts, [], [], None, {"sweep_s": 0.0})
         for name in speed
     )
     optimize._sweep_in_rounds(recipe, [base, other], tmp_path, SILENT)

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from lmi_bench.cli.command import Command, spread_options
-from lmi_bench.core.engine_fields import StepFields
+from lmi_bench.core.engine_fields import ModelFields
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import Stated
 from lmi_bench.jobs.settings.bundled import ServeSettings
@@ -72,4 +72,4 @@ def test_settings_have_their_names_and_values_of_the_scenario(stated):
 )
 def test_a_value_that_cannot_be_read_names_its_option(steps, message):
     with pytest.raises(InputError, match=message):
-        stated_settings(Stated(StepFields, values=steps))
+        stated_settings(Stated(ModelFields, values=steps))

@@ -11,14 +11,14 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.option import filled, stated
 from lmi_bench.jobs.recommend import recommend
 from lmi_bench.jobs.settings.bundled import GenerateSettings
-from lmi_bench.jobs.settings.deploy import DeploySettings, LayoutSettings
+from lmi_bench.jobs.settings.deploy import DeploySettings
 from lmi_bench.jobs.settings.plan import (
     CalibrateSettings,
     PredictSettings,
     ValidateSettings,
 )
 from lmi_bench.jobs.settings.planning import PriceSettings
-from lmi_bench.jobs.settings.recommend import AxisSettings, PurchaseSettings, RecommendSettings
+from lmi_bench.jobs.settings.recommend import AxisSettings, RecommendSettings
 
 LLAMA = {"model": "llama-2-7b", "instance": "ml.g5.2xlarge"}
 EQUAL = {**LLAMA, "input_tokens": 128, "output_tokens": 16}
@@ -45,7 +45,7 @@ ONE = RecommendSettings(
         (ValidateSettings, {"seed": 3}, "name a table"),
         (ValidateSettings, {"sources": (REC,), "calibrate_cells": -1}, "--calibrate-cells must be"),
         (DeploySettings, {}, "give a file of `recommend --json`"),
-        (DeploySettings, {"recommendation": REC, "layout": LayoutSettings(model="x")}, "not both"),
+        (DeploySettings, {"recommendation": REC, "model": "x"}, "not both"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_the_settings_are_made(kind, values, says):
@@ -55,7 +55,7 @@ def test_what_cannot_be_meant_is_refused_when_the_settings_are_made(kind, values
 
 def test_only_what_differs_from_its_default_counts_as_stated():
     settings = RecommendSettings(
-        money=PurchaseSettings(PriceSettings(platform="ec2")), axes=AxisSettings(graphs="on")
+        price_list=PriceSettings(platform="ec2"), axes=AxisSettings(graphs="on")
     )
     assert [each.name for each in stated(settings)] == ["graphs", "platform"]
     assert list(stated(RecommendSettings())) == []
@@ -82,5 +82,5 @@ def test_an_option_goes_to_the_class_that_declares_it():
     given = {"logprobs": 3, "temperature": 0.5}
     found = filled(GenerateSettings, given)
     assert not given
-    assert (found.scores.logprobs, found.sampling.logprobs) == (3, False)
+    assert (found.logprobs, found.sampling.logprobs) == (3, False)
     assert found.sampling.temperature == 0.5
