@@ -126,6 +126,7 @@ class JsonFormat(ABC):
     """Base of the protocols; `payload_name` is used in errors."""
 
     name: str
+    path: str
     payload_name: str
 
     @abstractmethod

@@ -12,7 +12,7 @@ a token. Era C's streamed `generated_tokens` is one too high, and one of its lin
 tokens but name only the first.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
@@ -29,7 +29,7 @@ class LmiFormat(JsonFormat):
     """`/invocations` with JSON lines, or server-sent events under `output_formatter=sse`."""
 
     name = "lmi"
-    path: ClassVar[str] = "/invocations"
+    path = "/invocations"
     payload_name = "an LMI token line"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
