@@ -28,7 +28,7 @@ from lmi_bench.loadgen.http.endpoint import (
     parse_endpoint,
     request_head,
 )
-from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, KernelStamps
+from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, stamping_socket
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.http.receive import receiver_of
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
@@ -105,8 +105,8 @@ class HttpTarget:
         self._tls_context: ssl.SSLContext | None = None
         if self.endpoint.scheme == "https":
             self._tls_context = client_context(cacert, insecure=insecure)
-        self._stamps = KernelStamps() if timestamps != "user" else None
-        if timestamps == "kernel" and not (self._stamps and self._stamps.available):
+        self._stamping = stamping_socket() if timestamps != "user" else None
+        if timestamps == "kernel" and self._stamping is None:
             raise InputError("this host gives no kernel receive times: use --timestamps user")
         self._clock = KernelClock()
         self._sampler: asyncio.TimerHandle | None = None
@@ -129,7 +129,7 @@ class HttpTarget:
     @property
     def timestamps(self) -> Timestamps:
         """The receive time in use: the kernel's or user code's."""
-        return "kernel" if self._stamps is not None and self._stamps.available else "user"
+        return "kernel" if self._stamping is not None else "user"
 
     @property
     def max_connections(self) -> int | None:
@@ -217,8 +217,9 @@ class HttpTarget:
             connection.close()
         self._open.clear()
         self._idle.clear()
-        if self._stamps is not None:
-            self._stamps.close()
+        if self._stamping is not None:
+            self._stamping.close()
+            self._stamping = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -347,12 +348,9 @@ class HttpTarget:
         """Addresses to connect to in turn, looked up once by the first connection."""
         async with self._look_up:
             if not self._found:
-                self._found = await self._resolve()
+                self._found = await find_addresses(self.endpoint.host, self.endpoint.port)
                 self._connect_to, self._ask = map(itertools.cycle, (self._found, self._found))
         return self._connect_to
-
-    async def _resolve(self) -> list[Address]:
-        return await find_addresses(self.endpoint.host, self.endpoint.port)
 
     def _drop(self, connection: Connection) -> None:
         connection.close()
@@ -361,24 +359,22 @@ class HttpTarget:
     def _decode(
         self, response: Received, *, whole: bool = True, signals: ReceiveSignals | None = None
     ) -> Exchange:
+        signals = signals or self._signals
         exchange = decode_answer(
             self._format,
             response,
             kernel_time=self._kernel_time,
-            signals=self._signals if signals is None else signals,
+            signals=signals,
             clock_bound_ns=self._clock.error_bound_ns,
             stream=self._stream,
             whole=whole,
         )
-        seen = self._signals if signals is None else signals
-        if exchange.output_tokens is not None:
-            seen.counted_by["server"] += whole
-            return exchange
-        if self._count_tokens is None or not exchange.text:
-            seen.counted_by["chunks"] += whole
-            return exchange
-        seen.counted_by["tokenizer"] += whole
-        return replace(exchange, output_tokens=self._count_tokens(exchange.text))
+        source = "chunks" if exchange.output_tokens is None else "server"
+        if source == "chunks" and self._count_tokens is not None and exchange.text:
+            source = "tokenizer"
+            exchange = replace(exchange, output_tokens=self._count_tokens(exchange.text))
+        signals.counted_by[source] += whole
+        return exchange
 
     def _decode_kept(self, response: Received, num_bytes: int) -> Exchange:
         try:
