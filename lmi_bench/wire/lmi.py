@@ -31,6 +31,7 @@ class LmiFormat(JsonFormat):
     name = "lmi"
     path = "/invocations"
     payload_name = "an LMI token line"
+    new_splitter = EitherSplitter
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST; the endpoint has one model, so `model` is not sent.
@@ -40,9 +41,6 @@ class LmiFormat(JsonFormat):
         """
         forced = {"ignore_eos_token": True, "ignore_eos": True} if request.ignore_eos else {}
         return self.inputs_body(request, stream, **forced)
-
-    def new_splitter(self) -> EitherSplitter:
-        return EitherSplitter()
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if "token" in reply:

@@ -96,8 +96,7 @@ def discover(
         wire_format, reply, forced = accepted.ask_for_two(
             probe, find_format(candidate, stream=stream), name, stream=stream
         )
-        if reply.status in accepted.WANTS_KEY:
-            raise accepted.wants_key(probe, wire_format, reply)
+        accepted.check_key(probe, wire_format, reply)
         try:
             events = _answer(wire_format, reply, stream=stream)
         except TargetError as exc:
@@ -160,8 +159,7 @@ def _ask(probe: Probe) -> _Hints:
         route = _VERSION_ROUTES.get(hints.server)
         version = None if route is None else probe.get(route).json_object().get("version")
         return replace(hints, server=f"{hints.server} {str(version)[:40]}") if version else hints
-    if reply.status in accepted.WANTS_KEY:
-        raise accepted.wants_key(probe, find_format("openai"), reply)
+    accepted.check_key(probe, find_format("openai"), reply)
     if tgi is not None:
         return tgi
     if probe.get("/ping").status == 200:

@@ -91,11 +91,7 @@ class Probe:
         values = [value for name, value in self._headers.items() if name.lower() in named]
         return tuple(part for value in values for part in (value, value.rpartition(" ")[2]))
 
-    def get(self, path: str) -> Reply:
-        """GET a path of the URL's API; status 0 if that fails."""
-        return self.call("GET", path)
-
-    def call(self, method: str, path: str) -> Reply:
+    def get(self, path: str, method: str = "GET") -> Reply:
         """Ask a path of the URL's API without a body; status 0 if that fails."""
         try:
             with self._announced(f"{method} {path}", GET_TIMEOUT_S):
@@ -108,7 +104,7 @@ class Probe:
         server has neither. SGLang refuses while a request is still on its way out."""
         said: dict[str, str] = {}
         for path in _RESETS * _RESET_TRIES:
-            status = self.call("POST", path).status
+            status = self.get(path, "POST").status
             if 200 <= status < 300:
                 return
             said[path] = f"HTTP {status}" if status else "no answer"

@@ -147,33 +147,25 @@ class ServerWatch:
         return [self._page(url) for url in self.urls]
 
     def _page(self, url: str) -> ServerSample | None:
-        try:
-            return _fetch(url, self.headers, self.context)
-        except (OSError, ValueError, http.client.HTTPException) as exc:
-            self._failed[url] = _why(exc)[:200]
+        found = _fetch(url, self.headers, self.context)
+        if isinstance(found, str):
+            self._failed[url] = found[:200]
             return None
+        return found
 
 
 def why_unreadable(
     url: str, headers: Mapping[str, str], context: ssl.SSLContext | None = None
 ) -> str | None:
     """Why a metrics page is of no use; None if it has known metrics."""
-    try:
-        sample = _fetch(url, headers, context)
-    except (OSError, ValueError, http.client.HTTPException) as exc:
-        return _why(exc)
-    if sample.gauges or sample.counters:
+    found = _fetch(url, headers, context)
+    if isinstance(found, str):
+        return found
+    if found.gauges or found.counters:
         return None
     return (
         "it holds no metric that is known here (the names of vLLM, SGLang, TGI, LMI or lmi-bench)"
     )
-
-
-def _why(exc: Exception) -> str:
-    if isinstance(exc, urllib.error.HTTPError):
-        return str(exc)  # with its status
-    reason = getattr(exc, "reason", None) or exc
-    return str(getattr(reason, "strerror", None) or reason)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -190,10 +182,19 @@ def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_NoRedirect, direct, secure)
 
 
-def _fetch(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> ServerSample:
-    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
-    with _opener(context).open(request, timeout=TIMEOUT_S) as reply:
-        return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
+def _fetch(
+    url: str, headers: Mapping[str, str], context: ssl.SSLContext | None
+) -> ServerSample | str:
+    """A page, or why it cannot be read."""
+    try:
+        request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
+        with _opener(context).open(request, timeout=TIMEOUT_S) as reply:
+            return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
+    except urllib.error.HTTPError as exc:
+        return str(exc)  # with its status
+    except (OSError, ValueError, http.client.HTTPException) as exc:
+        reason = getattr(exc, "reason", None) or exc
+        return str(getattr(reason, "strerror", None) or reason)
 
 
 def _of_servers(
