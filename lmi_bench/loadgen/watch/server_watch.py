@@ -36,21 +36,19 @@ MAX_SKEW = 1.2
 
 @dataclass(slots=True)
 class _Replica:
-    """One server and its scrapes of a level.
+    """One server and its scrapes of a level: before it, within it and after it.
 
-    during  scrapes within the level, each with the time since the previous one, s
+    scrapes  each with the time since the previous one, s; None: that one failed
     """
 
     url: str
-    before: ServerSample | None = None
-    during: list[tuple[float, ServerSample]] = field(default_factory=list)
-    after: ServerSample | None = None
+    scrapes: list[tuple[float, ServerSample | None]] = field(default_factory=list)
 
     @property
     def grown(self) -> dict[str, float]:
-        if self.before is None or self.after is None:
-            return {}
-        return growth(self.before, self.after)
+        """Growth of the counters from the first scrape to the last; empty if one of them failed."""
+        before, after = self.scrapes[0][1], self.scrapes[-1][1]
+        return {} if before is None or after is None else growth(before, after)
 
 
 @dataclass(eq=False)
@@ -92,9 +90,7 @@ class ServerWatch:
             self.power.reset()
         if self.cpu is not None:
             self.cpu.reset()
-        first = await asyncio.to_thread(self._scrape)
-        for replica, sample in zip(self._replicas, first, strict=True):
-            replica.before = sample
+        await asyncio.to_thread(self._scrape, 0.0)
         self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True)
         self._thread.start()
 
@@ -107,9 +103,7 @@ class ServerWatch:
         await asyncio.to_thread(thread.join)
         if self.cpu is not None:
             self.cpu.read()
-        last = await asyncio.to_thread(self._scrape)
-        for replica, sample in zip(self._replicas, last, strict=True):
-            replica.after = sample
+        await asyncio.to_thread(self._scrape, 0.0)
 
     def abandon(self) -> None:
         """Stop without a last scrape: the level was cancelled."""
@@ -119,7 +113,7 @@ class ServerWatch:
     def summary(self, records: Sequence[RequestRecord]) -> ServerMetrics | None:
         """The summary of the level; None if there is nothing to report."""
         found: dict[str, Any] = {}
-        scraped = [replica for replica in self._replicas if replica.before and replica.after]
+        scraped = [each for each in self._replicas if each.scrapes[0][1] and each.scrapes[-1][1]]
         if scraped:
             found |= _of_servers(scraped, records, expects_hits=self.shares_prefixes)
         if self._failed:
@@ -136,22 +130,17 @@ class ServerWatch:
     def _watch(self, stop: threading.Event) -> None:
         wait_s = min(FIRST_S, self.every_s)
         while not stop.wait(wait_s):
-            for replica, sample in zip(self._replicas, self._scrape(), strict=True):
-                if sample is not None:
-                    replica.during.append((wait_s, sample))
+            self._scrape(wait_s)
             wait_s = min(2 * wait_s, self.every_s)
 
-    def _scrape(self) -> list[ServerSample | None]:
+    def _scrape(self, wait_s: float) -> None:
         if self.power is not None:
             self.power.read()
-        return [self._page(url) for url in self.urls]
-
-    def _page(self, url: str) -> ServerSample | None:
-        found = _fetch(url, self.headers, self.context)
-        if isinstance(found, str):
-            self._failed[url] = found[:200]
-            return None
-        return found
+        for replica in self._replicas:
+            found = _fetch(replica.url, self.headers, self.context)
+            if isinstance(found, str):
+                self._failed[replica.url] = found[:200]
+            replica.scrapes.append((wait_s, None if isinstance(found, str) else found))
 
 
 def why_unreadable(
@@ -205,7 +194,8 @@ def _of_servers(
     for name in ("running", "waiting", "kv_usage_frac"):
         means, peaks = [], []
         for replica in replicas:
-            seen = [(s.gauges[name], wait_s) for wait_s, s in replica.during if name in s.gauges]
+            within = replica.scrapes[1:-1]
+            seen = [(page.gauges[name], s) for s, page in within if page and name in page.gauges]
             if seen:
                 values, weights = zip(*seen, strict=True)
                 means.append(statistics.fmean(values, weights))
