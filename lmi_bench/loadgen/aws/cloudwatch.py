@@ -59,10 +59,6 @@ class Watched:
             return {"InferenceComponentName": self.component}
         return {"EndpointName": self.endpoint_name, "VariantName": self.variant}
 
-    def share_of(self, name: str) -> int | None:
-        """The number of GPUs or cores that a sum is over."""
-        return self.cores if name == "cpu_utilization" else self.devices
-
 
 @dataclass(frozen=True, slots=True)
 class LevelSpan:
@@ -139,7 +135,7 @@ def _of_level(
         if count:
             known[f"{name}_mean_ms"] = sum(values(f"{name}_sum")) / count / US_PER_MS
     for name in _SHARES:
-        number = watched.share_of(name)
+        number = watched.cores if name == "cpu_utilization" else watched.devices
         if values(name) and number:
             known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name)) / number
     return CloudWatch(

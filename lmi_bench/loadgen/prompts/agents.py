@@ -18,7 +18,7 @@ from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.sessions import Session, made_up, parse_agents, read_sessions
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Following, NumTurns
-from lmi_bench.loadgen.prompts.prompts import Lengths, PromptText, level_place
+from lmi_bench.loadgen.prompts.prompts import Lengths, PromptText, level_place, over_and_over
 
 SessionOf = Callable[[int], Session]  # a session by its number
 
@@ -70,8 +70,7 @@ class AgentSessions:
             sessions: SessionOf = partial(made_up, shape, seed)
         else:
             recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
-            random.Random(f"{seed}/agents").shuffle(recorded)
-            sessions = partial(_over_and_over, recorded)
+            sessions = over_and_over(recorded, f"{seed}/agents")
             options["recorded"] = len(recorded)
         return cls(sessions, text, seed, begins_within=workload.begins_within, **options)
 
@@ -153,7 +152,3 @@ class AgentSessions:
             for key, tokens in each.parts
         ]
         return self.text(planned, random.Random(f"{own}/{turn}"), parts)
-
-
-def _over_and_over(recorded: list[Session], number: int) -> Session:
-    return recorded[number % len(recorded)]
