@@ -106,6 +106,7 @@ class WireFormat(Protocol):
     def plain_text(self, payload: bytes) -> str | None:
         """Text of a payload that holds one ordinary token and nothing else; None: `parse` it. A
         fast path for nearly every payload of a stream: it may always return None."""
+        return None
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS

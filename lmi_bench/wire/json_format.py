@@ -1,6 +1,6 @@
 """What protocols with JSON payloads share: malformed payloads, failed requests, their category."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +8,7 @@ import orjson
 
 from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.wire.event import NO_HEADERS, WireEvent
+from lmi_bench.wire.event import NO_HEADERS, WireEvent, WireFormat
 from lmi_bench.wire.framing import SseSplitter
 
 DONE = b"[DONE]"
@@ -115,11 +115,9 @@ def whole_answer(
     )
 
 
-class JsonFormat(ABC):
+class JsonFormat(WireFormat):
     """Base of the protocols; `payload_name` is used in errors."""
 
-    name: str
-    path: str
     payload_name: str
 
     @abstractmethod
@@ -136,9 +134,6 @@ class JsonFormat(ABC):
             raise TargetError(
                 "malformed_frame", f"not {self.payload_name} ({exc}): {clip(payload)}"
             ) from exc
-
-    def plain_text(self, payload: bytes) -> str | None:
-        return None
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS

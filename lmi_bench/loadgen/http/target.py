@@ -117,7 +117,7 @@ class HttpTarget:
         self._open: set[Connection] = set()
         self._signals = ReceiveSignals(self._receive_time)
         self._undecoded_bytes = 0
-        self._receiver: str | None = None
+        self._receiver = ""
 
     @property
     def max_connections(self) -> int | None:
@@ -167,14 +167,12 @@ class HttpTarget:
     def end_level(self) -> ReceiveSignals:
         """Observations of the receiver since `open_level`."""
         self._signals.clock_steps = self._clock.steps
-        if self._receiver is not None:
-            self._signals.receiver = self._receiver
+        self._signals.receiver = self._receiver
         return self._signals
 
     async def send(self, request: PlannedRequest) -> Exchange:
         """Send one request and return its exchange, decoded. Raises TargetError."""
-        response = await self._respond(request)
-        return self._decode(response)
+        return self._decode(await self._respond(request))
 
     async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
         """Send one request; its answer is decoded when the exchange is needed.
@@ -183,17 +181,17 @@ class HttpTarget:
         TargetError.
         """
         response = await self._respond(request)
-        num_bytes = response.num_bytes
-        if self._undecoded_bytes + num_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
+        kept_bytes = self._undecoded_bytes + response.num_bytes
+        if kept_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
             exchange = self._decode(response)
             return UndecodedAnswer(exchange.last_s, len(exchange.token_times_s), lambda: exchange)
-        self._undecoded_bytes += num_bytes
+        self._undecoded_bytes = kept_bytes
         user_ns, control, _, _ = response.reads[-1]
         kernel_ns = self._kernel_time(control, user_ns) if self._kernel_time is not None else None
         return UndecodedAnswer(
             ended_s=(user_ns if kernel_ns is None else kernel_ns) / NS_PER_S,
             num_events=len(response.reads),
-            decode=functools.partial(self._decode_kept, response, num_bytes),
+            decode=functools.partial(self._decode_kept, response),
         )
 
     async def close(self) -> None:
@@ -364,11 +362,11 @@ class HttpTarget:
         signals.counted_by[source] += whole
         return exchange
 
-    def _decode_kept(self, response: Received, num_bytes: int) -> Exchange:
+    def _decode_kept(self, response: Received) -> Exchange:
         try:
             return self._decode(response)
         finally:
-            self._undecoded_bytes -= num_bytes
+            self._undecoded_bytes -= response.num_bytes
 
     @property
     def _kernel_time(self) -> KernelTime | None:

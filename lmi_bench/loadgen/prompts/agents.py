@@ -30,18 +30,15 @@ class Play:
     waiting: dict[int, tuple[Following, set[int]]]
 
     def begin(self) -> list[Following]:
-        """The requests that wait for none."""
-        return self._ready()
+        """The requests that wait for none, each given once."""
+        ready = [number for number, (_, awaited) in self.waiting.items() if not awaited]
+        return [self.waiting.pop(number)[0] for number in ready]
 
     def after(self, request: PlannedRequest, _reply: Exchange | None) -> list[Following]:
         """The requests whose last awaited answer this one is."""
         for _, awaited in self.waiting.values():
             awaited.discard(request.turn)
-        return self._ready()
-
-    def _ready(self) -> list[Following]:
-        ready = [number for number, (_, awaited) in self.waiting.items() if not awaited]
-        return [self.waiting.pop(number)[0] for number in ready]
+        return self.begin()
 
 
 @dataclass(eq=False)
