@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import orjson
-
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
+from lmi_bench.wire.json_format import load_object
 
 GET_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 2**20
@@ -47,13 +46,7 @@ class Reply:
 
     def json_object(self) -> dict[str, Any]:
         """The body's object if the status is 200, else an empty one."""
-        if self.status != 200:
-            return {}
-        try:
-            value = orjson.loads(self.body)
-        except orjson.JSONDecodeError:
-            return {}
-        return value if isinstance(value, dict) else {}
+        return (load_object(self.body) or {}) if self.status == 200 else {}
 
 
 class _OverrunError(Exception):

@@ -49,11 +49,6 @@ class Watched:
     cores: int | None = None
 
     @property
-    def hardware(self) -> str:
-        """The namespace of its use of hardware."""
-        return f"/aws/sagemaker/{'InferenceComponents' if self.component else 'Endpoints'}"
-
-    @property
     def dimensions(self) -> dict[str, str]:
         if self.component is not None:
             return {"InferenceComponentName": self.component}
@@ -100,8 +95,10 @@ def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[s
     minutes = [minute for span in spans for minute in span.minutes]
     dimensions = [{"Name": name, "Value": value} for name, value in watched.dimensions.items()]
 
+    hardware = f"/aws/sagemaker/{'InferenceComponents' if watched.component else 'Endpoints'}"
+
     def query(name: str, metric: str, statistic: str) -> dict[str, Any]:
-        namespace = watched.hardware if name in _SHARES else _INVOCATIONS
+        namespace = hardware if name in _SHARES else _INVOCATIONS
         of = {"Namespace": namespace, "MetricName": metric, "Dimensions": dimensions}
         period_s = int(PERIOD.total_seconds())
         return {"Id": name, "MetricStat": {"Metric": of, "Period": period_s, "Stat": statistic}}
