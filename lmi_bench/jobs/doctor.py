@@ -1,6 +1,5 @@
 """What `doctor` does: examines this machine, its software and settings, without changing any."""
 
-import contextlib
 import datetime as dt
 import importlib.metadata
 import itertools
@@ -172,11 +171,11 @@ def _open_files() -> Outcome:
 
 
 def _receive_times() -> Outcome:
-    from lmi_bench.loadgen.http.kernel_time import KernelStamps
+    from lmi_bench.loadgen.http.kernel_time import stamping_socket
 
-    with contextlib.closing(KernelStamps()) as stamps:
-        if stamps.available:
-            return "ok", "the kernel stamps received packets", ""
+    if (stamping := stamping_socket()) is not None:
+        stamping.close()
+        return "ok", "the kernel stamps received packets", ""
     found = "the kernel does not stamp received packets: token times are those of the read"
     return "warn", found, "Measure on Linux without a sandbox that hides SO_TIMESTAMPNS."
 

@@ -8,7 +8,7 @@ that neither is sent. vLLM ends a broken stream with `[DONE]`. Sources: the API'
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import orjson
 
@@ -28,7 +28,7 @@ class AnthropicFormat(SseFormat):
     """`/v1/messages`; the key is sent as `x-api-key`, beside the API's version."""
 
     name = "anthropic"
-    path: ClassVar[str] = "/v1/messages"
+    path = "/v1/messages"
     payload_name = "an event of the Messages API"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:

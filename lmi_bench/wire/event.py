@@ -57,14 +57,10 @@ class WireEvent:
         """Raise TypeError for a text, a count or a word of another kind, which spoils the sums."""
         if not isinstance(self.text, str):
             raise TypeError("its text is not a string")
-        if self.token_count is not None:
-            _check_count(self.token_count)
-        if self.output_tokens is not None:
-            _check_count(self.output_tokens)
-        if self.input_tokens is not None:
-            _check_count(self.input_tokens)
-        if self.cached_tokens is not None:
-            _check_count(self.cached_tokens)
+        counts = (self.token_count, self.output_tokens, self.input_tokens, self.cached_tokens)
+        for count in counts:
+            if count is not None and not (type(count) is int and 0 <= count <= _MOST_TOKENS):
+                raise TypeError(f"{str(count)[:_SHOWN]} is no count of tokens")
         if self.finish_reason is not None and type(self.finish_reason) is not str:
             raise TypeError(f"its finish_reason {str(self.finish_reason)[:_SHOWN]} is no word")
 
@@ -74,11 +70,6 @@ class WireEvent:
         if self.token_count is not None:
             return self.token_count
         return 1 if self.text or self.token_ids else 0
-
-
-def _check_count(count: int) -> None:
-    if not (type(count) is int and 0 <= count <= _MOST_TOKENS):
-        raise TypeError(f"{str(count)[:_SHOWN]} is no count of tokens")
 
 
 class Splitter(Protocol):
@@ -93,15 +84,14 @@ class Splitter(Protocol):
 
 
 class WireFormat(Protocol):
-    """One protocol: the request body to send, and how to read the response."""
+    """One protocol: the request body to send, and how to read the response.
 
-    @property
-    def name(self) -> str:
-        """Its name for `--protocol`."""
+    name  for `--protocol`
+    path  below the endpoint's address
+    """
 
-    @property
-    def path(self) -> str:
-        """Path below the endpoint's address."""
+    name: str
+    path: str
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST. Raises InputError if the request lacks a field that it needs."""
@@ -116,6 +106,7 @@ class WireFormat(Protocol):
     def plain_text(self, payload: bytes) -> str | None:
         """Text of a payload that holds one ordinary token and nothing else; None: `parse` it. A
         fast path for nearly every payload of a stream: it may always return None."""
+        return None
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS

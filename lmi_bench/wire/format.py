@@ -30,7 +30,7 @@ def find_format(name: str, *, stream: bool = True) -> WireFormat:
     if name not in _FORMATS:
         raise InputError(f"unknown protocol {name!r}: use one of {', '.join(FORMAT_NAMES)}")
     if name == "tgi" and not stream:
-        return TgiFormat(path="/generate")
+        return TgiFormat(stream=False)
     return _FORMATS[name]
 
 

@@ -1,6 +1,6 @@
 """What protocols with JSON payloads share: malformed payloads, failed requests, their category."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +8,7 @@ import orjson
 
 from lmi_bench.core.errors import InputError, TargetError, TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.wire.event import NO_HEADERS, WireEvent
+from lmi_bench.wire.event import NO_HEADERS, WireEvent, WireFormat
 from lmi_bench.wire.framing import SseSplitter
 
 DONE = b"[DONE]"
@@ -20,13 +20,14 @@ _STATUS_KINDS: Mapping[int, TargetErrorKind] = {
     503: "overloaded",
     529: "overloaded",
 }
-_ERROR_NAMES: Mapping[TargetErrorKind, str] = {
+_NAMES: Mapping[TargetErrorKind, str] = {
     "throttled": "rate_limit_exceeded insufficient_quota rate_limit_error",
     "overloaded": "overloaded_error",
     "client_error": "invalid_request_error authentication_error permission_error not_found_error",
     "timeout": "timeout_error",
 }
 """Names of errors in the APIs of OpenAI and Anthropic; proxies use them too."""
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 
 def status_kind(status: int) -> TargetErrorKind:
@@ -88,16 +89,8 @@ def error_event(reply: dict[str, Any]) -> WireEvent:
     if isinstance(code, int) or (isinstance(code, str) and code.isdecimal()):
         kind = status_kind(int(code))
     else:
-        names = [error.get(key) for key in ("code", "type")]
-        kind = next(
-            (
-                kind
-                for kind, known in _ERROR_NAMES.items()
-                for name in known.split()
-                if name in names
-            ),
-            "server_error",
-        )
+        names = (error.get("code"), error.get("type"))
+        kind = next((kind for name, kind in _KINDS.items() if name in names), "server_error")
     return WireEvent(error=find_message(reply), error_kind=kind, end=True)
 
 
@@ -122,10 +115,9 @@ def whole_answer(
     )
 
 
-class JsonFormat(ABC):
+class JsonFormat(WireFormat):
     """Base of the protocols; `payload_name` is used in errors."""
 
-    name: str
     payload_name: str
 
     @abstractmethod
@@ -142,9 +134,6 @@ class JsonFormat(ABC):
             raise TargetError(
                 "malformed_frame", f"not {self.payload_name} ({exc}): {clip(payload)}"
             ) from exc
-
-    def plain_text(self, payload: bytes) -> str | None:
-        return None
 
     def error(
         self, status: int, body: bytes, headers: Mapping[bytes, bytes] = NO_HEADERS
@@ -185,8 +174,7 @@ class JsonFormat(ABC):
 class SseFormat(JsonFormat):
     """Base of the protocols whose streams are server-sent events, possibly ended by `[DONE]`."""
 
-    def new_splitter(self) -> SseSplitter:
-        return SseSplitter()
+    new_splitter = SseSplitter
 
     def parse(self, payload: bytes) -> WireEvent:
         """Read an event, `[DONE]`, or the body of an unstreamed response."""

@@ -12,7 +12,7 @@ a token. Era C's streamed `generated_tokens` is one too high, and one of its lin
 tokens but name only the first.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
@@ -29,8 +29,9 @@ class LmiFormat(JsonFormat):
     """`/invocations` with JSON lines, or server-sent events under `output_formatter=sse`."""
 
     name = "lmi"
-    path: ClassVar[str] = "/invocations"
+    path = "/invocations"
     payload_name = "an LMI token line"
+    new_splitter = EitherSplitter
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         """The body to POST; the endpoint has one model, so `model` is not sent.
@@ -40,9 +41,6 @@ class LmiFormat(JsonFormat):
         """
         forced = {"ignore_eos_token": True, "ignore_eos": True} if request.ignore_eos else {}
         return self.inputs_body(request, stream, **forced)
-
-    def new_splitter(self) -> EitherSplitter:
-        return EitherSplitter()
 
     def event(self, reply: dict[str, Any]) -> WireEvent:
         if "token" in reply:

@@ -16,7 +16,7 @@ Sources: the API's reference; vllm/entrypoints/openai/responses, 2026.
 
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import orjson
 
@@ -69,7 +69,7 @@ class OpenAiCompletionsFormat(_OpenAiFormat):
     """
 
     name = "openai"
-    path: ClassVar[str] = "/v1/completions"
+    path = "/v1/completions"
 
     def __init__(self, *, token_ids: bool = True) -> None:
         self._token_ids = token_ids
@@ -96,7 +96,7 @@ class OpenAiChatFormat(_OpenAiFormat):
     """
 
     name = "openai-chat"
-    path: ClassVar[str] = "/v1/chat/completions"
+    path = "/v1/chat/completions"
 
     def __init__(self, *, length_field: str = "max_completion_tokens") -> None:
         self.length_field = length_field
@@ -197,7 +197,7 @@ class EmbeddingsFormat(SseFormat):
     """`/v1/embeddings` with one text; `stream` has no meaning."""
 
     name = "embeddings"
-    path: ClassVar[str] = "/v1/embeddings"
+    path = "/v1/embeddings"
     payload_name = "a list of embeddings"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
@@ -221,7 +221,7 @@ class OpenAiResponsesFormat(SseFormat):
     """`/v1/responses`: the conversation as `input`; OpenAI is asked to store nothing."""
 
     name = "openai-responses"
-    path: ClassVar[str] = "/v1/responses"
+    path = "/v1/responses"
     payload_name = "an event of the Responses API"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:

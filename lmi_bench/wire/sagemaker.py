@@ -7,11 +7,9 @@ by SageMaker itself is status 400. Source of the errors: botocore's sagemaker-ru
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.core.errors import TargetError, TargetErrorKind
-from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import NO_HEADERS, Splitter, WireEvent, WireFormat
 from lmi_bench.wire.event_stream import EventStreamSplitter, StreamFailure
 from lmi_bench.wire.framing import EitherSplitter
@@ -30,23 +28,13 @@ _NAMES: Mapping[TargetErrorKind, str] = {
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 
-@dataclass(frozen=True, slots=True)
 class SageMakerFormat:
     """The container's protocol inside InvokeEndpoint, with or without a response stream."""
 
-    container: WireFormat
-
-    @property
-    def name(self) -> str:
-        return self.container.name
-
-    @property
-    def path(self) -> str:
-        """Unused: the operation's path contains the endpoint's name."""
-        return "/"
-
-    def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
-        return self.container.request_body(request, model=model, stream=stream)
+    def __init__(self, container: WireFormat) -> None:
+        self.container = container
+        self.name, self.request_body = container.name, container.request_body
+        self.path = "/"  # unused: the operation's path contains the endpoint's name
 
     def new_splitter(self) -> Splitter:
         return EventStreamSplitter(EitherSplitter())

@@ -6,7 +6,6 @@ output lengths cannot be forced; `details` states the number of tokens.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lmi_bench.core.errors import TargetErrorKind
@@ -23,13 +22,14 @@ _ERROR_KINDS: Mapping[str, TargetErrorKind] = {
 }
 
 
-@dataclass(frozen=True)
 class TgiFormat(SseFormat):
     """`/generate_stream`, or `/generate` for unstreamed responses."""
 
-    name: str = "tgi"
-    path: str = "/generate_stream"
-    payload_name: str = "a TGI event"
+    name = "tgi"
+    payload_name = "a TGI event"
+
+    def __init__(self, *, stream: bool = True) -> None:
+        self.path = "/generate_stream" if stream else "/generate"
 
     def request_body(self, request: PlannedRequest, *, model: str, stream: bool = True) -> bytes:
         adapter = {"adapter_id": request.adapter} if request.adapter else {}

@@ -261,7 +261,7 @@ def _prompts(evaluate: Evaluation, tokenizer: Tokenizer, text_ids: Sequence[int]
     count = evaluate.agreement_prompts
     if evaluate.dataset is not None:
         entries = load_dataset(Path(evaluate.dataset))[:count]
-        return [prompt(tokenizer.encode(entry.text), entry.output_tokens) for entry in entries]
+        return [prompt(tokenizer.encode(text), output_tokens) for text, output_tokens in entries]
     length = min(evaluate.input_tokens, max(1, len(text_ids) // 2))
     starts = range(0, len(text_ids) - length, max(1, (len(text_ids) - length) // count))
     return [prompt(list(text_ids[start : start + length])) for start in starts[:count]]

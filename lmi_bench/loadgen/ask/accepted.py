@@ -18,7 +18,7 @@ from lmi_bench.wire.format import UNFORCED, find_format
 from lmi_bench.wire.openai import LEAST_TOKENS, OpenAiChatFormat, OpenAiResponsesFormat
 
 REFUSED_FIELDS: Final = (400, 422, 424)  # statuses of a server that rejects an unknown field
-WANTS_KEY: Final = (401, 403)
+_WANTS_KEY: Final = (401, 403)
 OLD_LENGTH: Final = OpenAiChatFormat(length_field="max_tokens")
 _OLD_LENGTH_NOTE: Final = (
     "the server ignores max_completion_tokens: lengths are requested as max_tokens"
@@ -103,15 +103,17 @@ def length_notes(wire_format: WireFormat) -> tuple[str, ...]:
     return (_OLD_LENGTH_NOTE,) if wire_format is OLD_LENGTH else ()
 
 
-def wants_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> InputError:
-    """The error for a request that got 401 or 403."""
+def check_key(probe: Probe, wire_format: WireFormat, reply: Reply) -> None:
+    """Raise InputError for a request that got 401 or 403."""
+    if reply.status not in _WANTS_KEY:
+        return
     said = redact_text(str(wire_format.error(reply.status, reply.body)), probe.keys)
     if probe.keys:
-        return InputError(
+        raise InputError(
             f"{probe.url} refuses the key that it is given ({said}): give another with --api-key, "
             "or -H 'Name: value'"
         )
-    return InputError(f"{probe.url} wants a key ({said}): give --api-key, or -H 'Name: value'")
+    raise InputError(f"{probe.url} wants a key ({said}): give --api-key, or -H 'Name: value'")
 
 
 TIMEOUT_S = 10.0
@@ -152,13 +154,14 @@ def accepts(
         )
     except UnansweredError:
         return Accepted()
-    if reply.status in WANTS_KEY:
-        raise wants_key(probe, wire_format, reply)
+    check_key(probe, wire_format, reply)
     error = wire_format.error(reply.status, reply.body)
     mistaken = error.kind == "client_error" and reply.status not in _MAY_PASS
     if mistaken or 300 <= reply.status < 400:
         said = redact_text(str(error), probe.keys).rstrip(".")
-        known = _known_models(probe)
+        entries = probe.get("/v1/models").json_object().get("data")
+        entries = entries if isinstance(entries, list) else []
+        known = [str(each["id"]) for each in entries if isinstance(each, dict) and "id" in each][:5]
         others = f" (it has {', '.join(known)})" if known and model not in known else ""
         raise InputError(
             f"{probe.url} refuses protocol {protocol} with model {model!r}{others}: {said}. Leave "
@@ -189,10 +192,3 @@ def takes_token_ids(probe: Probe, *, model: str, stream: bool = True) -> bool:
         return not refused or not 200 <= status(text) < 300
     except UnansweredError:
         return True
-
-
-def _known_models(probe: Probe) -> list[str]:
-    """Model names that the server lists, at most five."""
-    entries = probe.get("/v1/models").json_object().get("data")
-    entries = entries if isinstance(entries, list) else []
-    return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry][:5]

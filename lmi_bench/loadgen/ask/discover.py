@@ -90,14 +90,19 @@ def discover(
     Raises InputError if nothing answers, a key is needed, or no protocol fits.
     """
     hints = _ask(probe)
-    name = _pick_model(model, hints, probe.url)
+    name = model if model is not None else next(iter(hints.models), "model")
+    if hints.models and name not in hints.models:
+        known = ", ".join(hints.models[:5])
+        raise InputError(f"{probe.url} has no model {name!r}: it has {known}")
+    notes: tuple[str, ...] = ()
+    if model is None and len(hints.models) > 1:
+        notes = (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
     tried: list[tuple[str, str]] = []
     for candidate in _candidates(protocol, probe.path, hints):
         wire_format, reply, forced = accepted.ask_for_two(
             probe, find_format(candidate, stream=stream), name, stream=stream
         )
-        if reply.status in accepted.WANTS_KEY:
-            raise accepted.wants_key(probe, wire_format, reply)
+        accepted.check_key(probe, wire_format, reply)
         try:
             events = _answer(wire_format, reply, stream=stream)
         except TargetError as exc:
@@ -111,7 +116,7 @@ def discover(
             max_model_len=hints.max_model_len,
             states_counts=any(event.output_tokens is not None for event in events),
             forces_length=forced and candidate not in UNFORCED,
-            notes=_notes(model, hints, name)
+            notes=notes
             + accepted.length_notes(wire_format)
             + _end_notes(candidate, events, stream=stream),
             wire_format=wire_format if wire_format is accepted.OLD_LENGTH else None,
@@ -160,8 +165,7 @@ def _ask(probe: Probe) -> _Hints:
         route = _VERSION_ROUTES.get(hints.server)
         version = None if route is None else probe.get(route).json_object().get("version")
         return replace(hints, server=f"{hints.server} {str(version)[:40]}") if version else hints
-    if reply.status in accepted.WANTS_KEY:
-        raise accepted.wants_key(probe, find_format("openai"), reply)
+    accepted.check_key(probe, find_format("openai"), reply)
     if tgi is not None:
         return tgi
     if probe.get("/ping").status == 200:
@@ -186,21 +190,6 @@ def _from_models(entries: Sequence[Mapping[str, Any]]) -> _Hints:
 
 def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
-
-
-def _pick_model(wanted: str | None, hints: _Hints, url: str) -> str:
-    if wanted is not None:
-        if hints.models and wanted not in hints.models:
-            known = ", ".join(hints.models[:5])
-            raise InputError(f"{url} has no model {wanted!r}: it has {known}")
-        return wanted
-    return hints.models[0] if hints.models else "model"
-
-
-def _notes(wanted: str | None, hints: _Hints, name: str) -> tuple[str, ...]:
-    if wanted is None and len(hints.models) > 1:
-        return (f"{len(hints.models)} models are served; {name} is measured (--model names one)",)
-    return ()
 
 
 def _end_notes(protocol: str, events: Sequence[WireEvent], *, stream: bool) -> tuple[str, ...]:

@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import orjson
-
 from lmi_bench.core.clock import alarm
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.redaction import redact_text
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
 from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.format import find_format
+from lmi_bench.wire.json_format import load_object
 
 GET_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = 2**20
@@ -47,13 +46,7 @@ class Reply:
 
     def json_object(self) -> dict[str, Any]:
         """The body's object if the status is 200, else an empty one."""
-        if self.status != 200:
-            return {}
-        try:
-            value = orjson.loads(self.body)
-        except orjson.JSONDecodeError:
-            return {}
-        return value if isinstance(value, dict) else {}
+        return (load_object(self.body) or {}) if self.status == 200 else {}
 
 
 class _OverrunError(Exception):
@@ -91,11 +84,7 @@ class Probe:
         values = [value for name, value in self._headers.items() if name.lower() in named]
         return tuple(part for value in values for part in (value, value.rpartition(" ")[2]))
 
-    def get(self, path: str) -> Reply:
-        """GET a path of the URL's API; status 0 if that fails."""
-        return self.call("GET", path)
-
-    def call(self, method: str, path: str) -> Reply:
+    def get(self, path: str, method: str = "GET") -> Reply:
         """Ask a path of the URL's API without a body; status 0 if that fails."""
         try:
             with self._announced(f"{method} {path}", GET_TIMEOUT_S):
@@ -108,7 +97,7 @@ class Probe:
         server has neither. SGLang refuses while a request is still on its way out."""
         said: dict[str, str] = {}
         for path in _RESETS * _RESET_TRIES:
-            status = self.call("POST", path).status
+            status = self.get(path, "POST").status
             if 200 <= status < 300:
                 return
             said[path] = f"HTTP {status}" if status else "no answer"

@@ -49,19 +49,10 @@ class Watched:
     cores: int | None = None
 
     @property
-    def hardware(self) -> str:
-        """The namespace of its use of hardware."""
-        return f"/aws/sagemaker/{'InferenceComponents' if self.component else 'Endpoints'}"
-
-    @property
     def dimensions(self) -> dict[str, str]:
         if self.component is not None:
             return {"InferenceComponentName": self.component}
         return {"EndpointName": self.endpoint_name, "VariantName": self.variant}
-
-    def share_of(self, name: str) -> int | None:
-        """The number of GPUs or cores that a sum is over."""
-        return self.cores if name == "cpu_utilization" else self.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +95,10 @@ def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[s
     minutes = [minute for span in spans for minute in span.minutes]
     dimensions = [{"Name": name, "Value": value} for name, value in watched.dimensions.items()]
 
+    hardware = f"/aws/sagemaker/{'InferenceComponents' if watched.component else 'Endpoints'}"
+
     def query(name: str, metric: str, statistic: str) -> dict[str, Any]:
-        namespace = watched.hardware if name in _SHARES else _INVOCATIONS
+        namespace = hardware if name in _SHARES else _INVOCATIONS
         of = {"Namespace": namespace, "MetricName": metric, "Dimensions": dimensions}
         period_s = int(PERIOD.total_seconds())
         return {"Id": name, "MetricStat": {"Metric": of, "Period": period_s, "Stat": statistic}}
@@ -139,7 +132,7 @@ def _of_level(
         if count:
             known[f"{name}_mean_ms"] = sum(values(f"{name}_sum")) / count / US_PER_MS
     for name in _SHARES:
-        number = watched.share_of(name)
+        number = watched.cores if name == "cpu_utilization" else watched.devices
         if values(name) and number:
             known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name)) / number
     return CloudWatch(

@@ -3,10 +3,11 @@
 Works on the kept reads after the response has ended, when the time it takes no longer matters.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
 import httptools
 
@@ -33,6 +34,8 @@ _FAILED_REASONS: Mapping[str, TargetErrorKind] = {
     "abort": "cancelled",
     "cancelled": "cancelled",
 }
+_STATED: Final = ("finish_reason", "input_tokens", "output_tokens", "cached_tokens")
+"""Fields of an event of which the last value counts for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,12 @@ class _Response:
         self.parts.append(data)
 
     def feed(self, data: bytes) -> bytes:
-        """The body bytes among `data`."""
+        """The body bytes among `data`. Raises TargetError if it is no HTTP/1.1 response."""
         self.parts = []
-        self.parser.feed_data(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as exc:
+            raise TargetError("malformed_frame", f"not an HTTP/1.1 response: {exc}") from exc
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
@@ -104,79 +110,68 @@ def is_close_delimited(reads: Sequence[Read]) -> bool:
     try:
         for _, _, data, _ in reads:
             response.feed(data)
-    except httptools.HttpParserError:
+    except TargetError:
         return False
     framed = {b"content-length", b"transfer-encoding"} & response.headers.keys()
     return response.headers_complete and not framed
 
 
+@dataclass(slots=True)
 class _Collector:
     """Events of one answer, with the time of each that holds a token.
 
     late_s  by how much each of these times may be too late, at most; inf: not known
+    stated  what the server said of the whole answer, as fields of an Exchange
     """
 
-    def __init__(self) -> None:
-        self.times_s: list[float] = []
-        self.late_s: list[float] = []
-        self.counts: list[int] = []
-        self.texts: list[str] = []
-        self.finish_reason: str | None = None
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.queue_s: float | None = None
-        self.prefill_s: float | None = None
-        self.error: WireEvent | None = None
-        self.reasoning_tokens = 0
-        self.thought_chars = 0
-        self.answered = False
-        self.first_answer_s: float | None = None
-        self.streamed = True
-        self.tokenless = False
-        self.ended = False
+    times_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    stated: dict[str, Any] = field(default_factory=dict)
+    error: WireEvent | None = None
+    reasoning_tokens: int = 0
+    thought_chars: int = 0
+    answered: bool = False
+    first_answer_s: float | None = None
+    streamed: bool = True
+    tokenless: bool = False
+    ended: bool = False
 
     def add(self, event: WireEvent, time_s: float, late_s: float) -> None:
         """Take an event; nothing counts after the last one."""
         if self.ended:
             return
-        if event.finish_reason is not None:
-            self.finish_reason = event.finish_reason
-        if event.input_tokens is not None:
-            self.input_tokens = event.input_tokens
-        if event.output_tokens is not None:
-            self.output_tokens = event.output_tokens
-        if event.cached_tokens is not None:
-            self.cached_tokens = event.cached_tokens
+        for name in _STATED:
+            if (value := getattr(event, name)) is not None:
+                self.stated[name] = value
         if event.queue_ms is not None and event.prefill_ms is not None:
-            self.queue_s, self.prefill_s = event.queue_ms / MS_PER_S, event.prefill_ms / MS_PER_S
+            self.stated["queue_s"] = event.queue_ms / MS_PER_S
+            self.stated["prefill_s"] = event.prefill_ms / MS_PER_S
         self.ended, self.tokenless = event.end, event.tokenless
         if event.error is not None:
             self.error = event
             self.ended = True
             return
-        num_tokens = event.num_tokens
-        if num_tokens:
-            if event.reasoning:
-                self.reasoning_tokens += num_tokens
-                if not self.answered:  # later reasoning stays in the text
-                    self.thought_chars += len(event.text)
-                self._add_tokens(num_tokens, event.text, time_s, late_s)
-            else:
-                self._add_answer(num_tokens, event.text, time_s, late_s)
+        if num_tokens := event.num_tokens:
+            self._add_tokens(num_tokens, event.text, time_s, late_s, event.reasoning)
 
     def add_plain(self, text: str, time_s: float, late_s: float) -> None:
         """Take one token of the answer proper that says nothing else."""
         if not self.ended:
-            self._add_answer(1, text, time_s, late_s)
+            self._add_tokens(1, text, time_s, late_s, False)
 
-    def _add_answer(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
-        self.answered = True
-        if self.reasoning_tokens and self.first_answer_s is None:
-            self.first_answer_s = time_s
-        self._add_tokens(num_tokens, text, time_s, late_s)
-
-    def _add_tokens(self, num_tokens: int, text: str, time_s: float, late_s: float) -> None:
+    def _add_tokens(
+        self, num_tokens: int, text: str, time_s: float, late_s: float, reasoning: bool
+    ) -> None:
+        if not reasoning:
+            self.answered = True
+            if self.reasoning_tokens and self.first_answer_s is None:
+                self.first_answer_s = time_s
+        else:
+            self.reasoning_tokens += num_tokens
+            if not self.answered:  # later reasoning stays in the text
+                self.thought_chars += len(text)
         self.times_s.append(time_s)
         self.late_s.append(late_s)
         self.counts.append(num_tokens)
@@ -214,9 +209,6 @@ def decode_answer(
             token_times_s=tuple(collector.times_s),
             token_counts=tuple(collector.counts),
             text="".join(collector.texts),
-            finish_reason=collector.finish_reason,
-            input_tokens=collector.input_tokens,
-            output_tokens=collector.output_tokens,
             ended_s=ended_s,
             connect_s=received.connect_s,
             tls_s=received.tls_s,
@@ -225,31 +217,31 @@ def decode_answer(
             reasoning_tokens=collector.reasoning_tokens,
             streamed=collector.streamed,
             held_s=received.held_s,
-            cached_tokens=collector.cached_tokens,
-            queue_s=collector.queue_s,
-            prefill_s=collector.prefill_s,
             thought_chars=collector.thought_chars,
             adapter=received.adapter,
+            **collector.stated,
         )
 
     try:
         bodies = [response.feed(read[2]) for read in reads]
+        body = b"".join(bodies)
         if response.headers_complete and not 200 <= response.status < 300:
-            raise wire_format.error(response.status, b"".join(bodies), response.headers)
-        content_type = response.headers.get(b"content-type", b"").strip().lower()
-        if content_type.startswith(b"text/html"):
+            raise wire_format.error(response.status, body, response.headers)
+        content_type = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if content_type == b"text/html":
             raise TargetError(
                 "malformed_frame",
-                "a web page came instead of an answer: is the address right? "
-                + clip(b"".join(bodies)),
+                f"a web page came instead of an answer: is the address right? {clip(body)}",
             )
         collector.streamed = stream
-        last = stamps[-1] if stamps else None
-        if not stream:
-            if whole and last is not None:
-                collector.add(wire_format.parse(b"".join(bodies)), last[0], last[1])
-                collector.ended = True
-        elif not _collect_document(wire_format, response, b"".join(bodies), collector, last):
+        if stream:
+            document = _document_in_place_of_stream(wire_format, content_type, body)
+        else:
+            document = wire_format.parse(body) if whole and reads else None
+        if document is not None:
+            collector.add(document, *stamps[-1][:2])
+            collector.streamed, collector.ended = False, True
+        elif stream:
             _collect_stream(wire_format, bodies, reads, stamps, collector, signals)
         if whole:
             _judge(collector)
@@ -259,37 +251,20 @@ def decode_answer(
             exc.exchange = exchange()
         if whole:
             raise
-    except httptools.HttpParserError as exc:
-        if whole:
-            raise TargetError(
-                "malformed_frame", f"not an HTTP/1.1 response: {exc}", exchange=exchange()
-            ) from exc
     return exchange()
 
 
-def _collect_document(
-    wire_format: WireFormat,
-    response: _Response,
-    body: bytes,
-    collector: _Collector,
-    stamp: _Stamp | None,
-) -> bool:
-    """Read an answer of one JSON document, all tokens at its end; whether it was one.
+def _document_in_place_of_stream(
+    wire_format: WireFormat, content_type: bytes, body: bytes
+) -> WireEvent | None:
+    """An answer of one JSON document, which servers that cannot stream send all the same.
 
-    Servers that cannot stream send one although a stream was requested. Lines of JSON under its
-    content type are left to the stream's reader.
+    Lines of JSON under its content type are left to the stream's reader.
     """
-    kind = response.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json" or stamp is None:
-        return False
-    try:
-        event = wire_format.parse(body)
-    except TargetError:
-        return False
-    collector.add(event, stamp[0], stamp[1])
-    collector.streamed = False
-    collector.ended = True
-    return True
+    if content_type == b"application/json":
+        with contextlib.suppress(TargetError):
+            return wire_format.parse(body)
+    return None
 
 
 def _collect_stream(
@@ -323,10 +298,9 @@ def _collect_stream(
                 early_s = bound_s + max(0.0, time_s - since_s) if since_s else math.inf
                 late_s[before:-1] = [early_s] * (here - 1)
                 signals.merged += here - 1
-    if stamps:
-        for payload in splitter.close():
-            if payload.strip():
-                collector.add(parse(payload), stamps[-1][0], stamps[-1][1])
+    for payload in splitter.close():
+        if payload.strip():
+            collector.add(parse(payload), *stamps[-1][:2])
 
 
 def _stamps(
@@ -352,10 +326,11 @@ def _judge(collector: _Collector) -> None:
     if error is not None:
         kind = error.error_kind if error.error_kind in TARGET_ERROR_KINDS else "server_error"
         raise TargetError(cast("TargetErrorKind", kind), f"in the stream: {error.error}")
-    failed = _FAILED_REASONS.get(collector.finish_reason or "")
+    finish_reason = collector.stated.get("finish_reason")
+    failed = _FAILED_REASONS.get(finish_reason or "")
     if failed is not None:
-        raise TargetError(failed, f"the server ended the answer with {collector.finish_reason!r}")
-    if not collector.ended and collector.finish_reason is None:
+        raise TargetError(failed, f"the server ended the answer with {finish_reason!r}")
+    if not collector.ended and finish_reason is None:
         raise TargetError(
             "broken_stream",
             f"the answer stopped after {sum(collector.counts)} tokens without its last event",

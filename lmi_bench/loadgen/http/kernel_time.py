@@ -102,34 +102,15 @@ def clock_offset_ns() -> tuple[int, int, int]:
     return best[1], best[2], best[0]
 
 
-class KernelStamps:
-    """Whether this host stamps received packets; keeps a socket open so that it continues to.
+def stamping_socket() -> socket.socket | None:
+    """A loopback socket on which the kernel's stamp was seen; None if this host gives none.
 
-    The kernel starts to stamp shortly after the first socket requests it, so the request must come
-    before the first connection that counts.
+    Keep it open: the kernel starts to stamp shortly after the first socket requests it, so the
+    request must come before the first connection that counts.
     """
-
-    def __init__(self) -> None:
-        self._probe: socket.socket | None = None
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                self._probe = _stamping_socket()
-
-    @property
-    def available(self) -> bool:
-        """Whether a read comes with the kernel's time."""
-        return self._probe is not None
-
-    def close(self) -> None:
-        """Give the socket back."""
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
-
-
-def _stamping_socket() -> socket.socket | None:
-    """A loopback socket on which a stamp was seen; None if none came."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname(), timeout=1.0)
         try:
             client.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -145,4 +126,4 @@ def _stamping_socket() -> socket.socket | None:
             client.close()
             raise
         client.close()
-        return None
+    return None

@@ -23,22 +23,15 @@ class UndecodedAnswer:
     decode: Decoder
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The argument of a target's CancelledError: what had arrived before the cancellation."""
-
-    exchange: Exchange
-
-
 def cancelled(exchange: Exchange) -> asyncio.CancelledError:
-    """The error that a cancelled target raises.
+    """The error that a cancelled target raises; its argument is what had arrived before.
 
     It is no subclass: `asyncio.timeout` (Python 3.11) only recognizes CancelledError itself.
     """
-    return asyncio.CancelledError(Cancelled(exchange))
+    return asyncio.CancelledError(exchange)
 
 
 def arrived_before(exc: BaseException | None) -> Exchange | None:
     """What had arrived before a cancellation, if the target reported it."""
     value = exc.args[0] if isinstance(exc, asyncio.CancelledError) and exc.args else None
-    return value.exchange if isinstance(value, Cancelled) else None
+    return value if isinstance(value, Exchange) else None

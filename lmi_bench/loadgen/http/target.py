@@ -11,7 +11,7 @@ import itertools
 import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -28,7 +28,7 @@ from lmi_bench.loadgen.http.endpoint import (
     parse_endpoint,
     request_head,
 )
-from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, KernelStamps
+from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, stamping_socket
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.http.receive import receiver_of
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
@@ -55,6 +55,7 @@ Sign = Callable[[bytes], Mapping[str, str]]
 """Headers that depend on a request's body and on the time, such as its signature."""
 
 
+@dataclass(eq=False, repr=False)  # its headers may have a key
 class HttpTarget:
     """One endpoint, one protocol. Use it as an async context manager or `close` it.
 
@@ -74,67 +75,54 @@ class HttpTarget:
     session_header  header in which every turn of a conversation sends the conversation's id
     """
 
-    def __init__(
-        self,
-        url: str,
-        wire_format: WireFormat,
-        *,
-        model: str,
-        headers: Mapping[str, str] | None = None,
-        stream: bool = True,
-        sign: Sign | None = None,
-        connect_timeout_s: float = 10.0,
-        timestamps: Timestamps | None = None,
-        cacert: str | None = None,
-        insecure: bool = False,
-        connections: Connections = "reuse",
-        first_token_timeout_s: float | None = None,
-        native: Path | None = None,
-        count_tokens: Callable[[str], int] | None = None,
-        adapters: Mapping[str, float] | None = None,
-        seed: int = 0,
-        session_header: str | None = None,
-    ) -> None:
-        self.endpoint = parse_endpoint(url, wire_format)
-        self._format = wire_format
-        self._model = model
-        self._stream = stream
-        self._sign = sign
-        self._head = request_head(self.endpoint, headers or {})
-        self._connect_timeout_s = connect_timeout_s
+    url: str
+    wire_format: WireFormat
+    _: KW_ONLY
+    model: str
+    headers: Mapping[str, str] | None = None
+    stream: bool = True
+    sign: Sign | None = None
+    connect_timeout_s: float = 10.0
+    timestamps: Timestamps | None = None
+    cacert: str | None = None
+    insecure: bool = False
+    connections: Connections = "reuse"
+    first_token_timeout_s: float | None = None
+    native: Path | None = None
+    count_tokens: Callable[[str], int] | None = None
+    adapters: Mapping[str, float] | None = None
+    seed: int = 0
+    session_header: str | None = None
+
+    def __post_init__(self) -> None:
+        self.endpoint = parse_endpoint(self.url, self.wire_format)
+        self._head = request_head(self.endpoint, self.headers or {})
         self._tls_context: ssl.SSLContext | None = None
         if self.endpoint.scheme == "https":
-            self._tls_context = client_context(cacert, insecure=insecure)
-        self._stamps = KernelStamps() if timestamps != "user" else None
-        if timestamps == "kernel" and not (self._stamps and self._stamps.available):
+            self._tls_context = client_context(self.cacert, insecure=self.insecure)
+        self._stamping = stamping_socket() if self.timestamps != "user" else None
+        if self.timestamps == "kernel" and self._stamping is None:
             raise InputError("this host gives no kernel receive times: use --timestamps user")
+        self._receive_time: Timestamps = "user" if self._stamping is None else "kernel"
         self._clock = KernelClock()
         self._sampler: asyncio.TimerHandle | None = None
         self._look_up = asyncio.Lock()
         self._found: list[Address] = []
         self._connect_to = self._ask = itertools.cycle(self._found)
-        self._connections = connections
-        self._first_token_timeout_s = first_token_timeout_s
-        self._native = native
-        self._count_tokens = count_tokens
-        self._adapter_of = AdapterDraw(adapters, seed) if adapters else None
-        self._session_header, self._session_ids = session_header, secrets.token_hex(8)
-        self._gate = asyncio.Semaphore(connections) if isinstance(connections, int) else None
+        self._adapter_of = AdapterDraw(self.adapters, self.seed) if self.adapters else None
+        self._session_ids = secrets.token_hex(8)
+        limit = self.max_connections
+        self._gate = None if limit is None else asyncio.Semaphore(limit)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._signals = ReceiveSignals(self.timestamps)
+        self._signals = ReceiveSignals(self._receive_time)
         self._undecoded_bytes = 0
-        self._receiver: str | None = None
-
-    @property
-    def timestamps(self) -> Timestamps:
-        """The receive time in use: the kernel's or user code's."""
-        return "kernel" if self._stamps is not None and self._stamps.available else "user"
+        self._receiver = ""
 
     @property
     def max_connections(self) -> int | None:
         """Maximum requests in flight; None: no limit."""
-        return self._connections if isinstance(self._connections, int) else None
+        return self.connections if isinstance(self.connections, int) else None
 
     async def open(self, connections: int) -> None:
         """Open connections until this many are idle, handshakes done.
@@ -143,10 +131,10 @@ class HttpTarget:
         not open that many.
         """
         _refuse_virtual_time()
-        if isinstance(self._connections, int):
-            connections = min(connections, self._connections)
+        if isinstance(self.connections, int):
+            connections = min(connections, self.connections)
         _allow_descriptors(connections)
-        if self._connections == "per-request":
+        if self.connections == "per-request":
             return
         await asyncio.sleep(0)  # reads the sockets: the server may have closed some meanwhile
         self._idle = [connection for connection in self._idle if connection.reusable]
@@ -167,26 +155,24 @@ class HttpTarget:
 
     async def open_level(self, connections: int) -> None:
         """Prepare for a level: connections open, signals empty."""
-        self._signals = ReceiveSignals(self.timestamps)
+        self._signals = ReceiveSignals(self._receive_time)
         self._undecoded_bytes = 0
         self._session_ids = secrets.token_hex(8)  # no conversation of another level, no other run's
         await self.open(connections)
         self._clock = KernelClock()
-        tick_s = USER_TIME_TICK_S if self.timestamps == "user" else None
+        tick_s = USER_TIME_TICK_S if self._receive_time == "user" else None
         receiver_of(asyncio.get_running_loop()).look_every(tick_s)
         self._sample_clock()
 
     def end_level(self) -> ReceiveSignals:
         """Observations of the receiver since `open_level`."""
         self._signals.clock_steps = self._clock.steps
-        if self._receiver is not None:
-            self._signals.receiver = self._receiver
+        self._signals.receiver = self._receiver
         return self._signals
 
     async def send(self, request: PlannedRequest) -> Exchange:
         """Send one request and return its exchange, decoded. Raises TargetError."""
-        response = await self._respond(request)
-        return self._decode(response)
+        return self._decode(await self._respond(request))
 
     async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
         """Send one request; its answer is decoded when the exchange is needed.
@@ -195,17 +181,17 @@ class HttpTarget:
         TargetError.
         """
         response = await self._respond(request)
-        num_bytes = response.num_bytes
-        if self._undecoded_bytes + num_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
+        kept_bytes = self._undecoded_bytes + response.num_bytes
+        if kept_bytes > MAX_UNDECODED_BYTES or response.looks_failed:
             exchange = self._decode(response)
             return UndecodedAnswer(exchange.last_s, len(exchange.token_times_s), lambda: exchange)
-        self._undecoded_bytes += num_bytes
+        self._undecoded_bytes = kept_bytes
         user_ns, control, _, _ = response.reads[-1]
         kernel_ns = self._kernel_time(control, user_ns) if self._kernel_time is not None else None
         return UndecodedAnswer(
             ended_s=(user_ns if kernel_ns is None else kernel_ns) / NS_PER_S,
             num_events=len(response.reads),
-            decode=functools.partial(self._decode_kept, response, num_bytes),
+            decode=functools.partial(self._decode_kept, response),
         )
 
     async def close(self) -> None:
@@ -217,8 +203,9 @@ class HttpTarget:
             connection.close()
         self._open.clear()
         self._idle.clear()
-        if self._stamps is not None:
-            self._stamps.close()
+        if self._stamping is not None:
+            self._stamping.close()
+            self._stamping = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -237,17 +224,17 @@ class HttpTarget:
     async def _respond_now(self, request: PlannedRequest, held_s: float) -> Received:
         if self._adapter_of is not None:
             request = replace(request, adapter=self._adapter_of(request))
-        model = request.adapter or self._model
-        body = self._format.request_body(request, model=model, stream=self._stream)
+        model = request.adapter or self.model
+        body = self.wire_format.request_body(request, model=model, stream=self.stream)
         connection, connect_s = await self._take()
-        if self._connections == "per-request":
+        if self.connections == "per-request":
             held_s = connect_s or 0.0  # its opening was asked for
         if self._sampler is None:
             self._sample_clock()
-        head = self._head if self._sign is None else self._head + header_lines(self._sign(body))
-        if self._session_header is not None and request.session is not None:
+        head = self._head if self.sign is None else self._head + header_lines(self.sign(body))
+        if self.session_header is not None and request.session is not None:
             session_id = f"{self._session_ids}-{request.session}"
-            head += header_lines({self._session_header: session_id})
+            head += header_lines({self.session_header: session_id})
         message = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
         most_bytes = max(LEAST_ANSWER_BYTES, ANSWER_BYTES_A_TOKEN * request.output_tokens)
         sent_ns, ended = connection.start(message, most_bytes=most_bytes)
@@ -279,7 +266,7 @@ class HttpTarget:
         finally:
             if deadline is not None:
                 deadline.cancel()
-        if connection.reusable and self._connections != "per-request":
+        if connection.reusable and self.connections != "per-request":
             self._idle.append(connection)
         else:
             self._drop(connection)
@@ -289,7 +276,7 @@ class HttpTarget:
         self, connection: Connection, response: Callable[[], Received]
     ) -> asyncio.TimerHandle | None:
         """Fail the request if no token comes in time."""
-        limit_s = self._first_token_timeout_s
+        limit_s = self.first_token_timeout_s
         if limit_s is None:
             return None
 
@@ -314,15 +301,15 @@ class HttpTarget:
 
     async def _connect(self) -> Connection:
         receiver = receiver_of(asyncio.get_running_loop())
-        if self._native is not None:
-            receiver.use_native(self._native)
+        if self.native is not None:
+            receiver.use_native(self.native)
         connection = await connect(
             receiver,
             next(await self._addresses()),
             tls_context=self._tls_context,
             host=self.endpoint.host,
-            kernel_stamps=self.timestamps == "kernel",
-            timeout_s=self._connect_timeout_s,
+            kernel_stamps=self._receive_time == "kernel",
+            timeout_s=self.connect_timeout_s,
         )
         self._open.add(connection)
         self._receiver = "native" if connection.native else "python"
@@ -347,12 +334,9 @@ class HttpTarget:
         """Addresses to connect to in turn, looked up once by the first connection."""
         async with self._look_up:
             if not self._found:
-                self._found = await self._resolve()
+                self._found = await find_addresses(self.endpoint.host, self.endpoint.port)
                 self._connect_to, self._ask = map(itertools.cycle, (self._found, self._found))
         return self._connect_to
-
-    async def _resolve(self) -> list[Address]:
-        return await find_addresses(self.endpoint.host, self.endpoint.port)
 
     def _drop(self, connection: Connection) -> None:
         connection.close()
@@ -361,34 +345,32 @@ class HttpTarget:
     def _decode(
         self, response: Received, *, whole: bool = True, signals: ReceiveSignals | None = None
     ) -> Exchange:
+        signals = signals or self._signals
         exchange = decode_answer(
-            self._format,
+            self.wire_format,
             response,
             kernel_time=self._kernel_time,
-            signals=self._signals if signals is None else signals,
+            signals=signals,
             clock_bound_ns=self._clock.error_bound_ns,
-            stream=self._stream,
+            stream=self.stream,
             whole=whole,
         )
-        seen = self._signals if signals is None else signals
-        if exchange.output_tokens is not None:
-            seen.counted_by["server"] += whole
-            return exchange
-        if self._count_tokens is None or not exchange.text:
-            seen.counted_by["chunks"] += whole
-            return exchange
-        seen.counted_by["tokenizer"] += whole
-        return replace(exchange, output_tokens=self._count_tokens(exchange.text))
+        source = "chunks" if exchange.output_tokens is None else "server"
+        if source == "chunks" and self.count_tokens is not None and exchange.text:
+            source = "tokenizer"
+            exchange = replace(exchange, output_tokens=self.count_tokens(exchange.text))
+        signals.counted_by[source] += whole
+        return exchange
 
-    def _decode_kept(self, response: Received, num_bytes: int) -> Exchange:
+    def _decode_kept(self, response: Received) -> Exchange:
         try:
             return self._decode(response)
         finally:
-            self._undecoded_bytes -= num_bytes
+            self._undecoded_bytes -= response.num_bytes
 
     @property
     def _kernel_time(self) -> KernelTime | None:
-        return self._clock.monotonic_ns if self.timestamps == "kernel" else None
+        return self._clock.monotonic_ns if self._receive_time == "kernel" else None
 
     def _sample_clock(self) -> None:
         if self._sampler is not None:

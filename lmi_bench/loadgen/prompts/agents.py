@@ -18,7 +18,7 @@ from lmi_bench.core.scenario import WorkloadSection
 from lmi_bench.core.sessions import Session, made_up, parse_agents, read_sessions
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Following, NumTurns
-from lmi_bench.loadgen.prompts.prompts import Lengths, PromptText, level_place
+from lmi_bench.loadgen.prompts.prompts import Lengths, PromptText, level_place, over_and_over
 
 SessionOf = Callable[[int], Session]  # a session by its number
 
@@ -30,18 +30,15 @@ class Play:
     waiting: dict[int, tuple[Following, set[int]]]
 
     def begin(self) -> list[Following]:
-        """The requests that wait for none."""
-        return self._ready()
+        """The requests that wait for none, each given once."""
+        ready = [number for number, (_, awaited) in self.waiting.items() if not awaited]
+        return [self.waiting.pop(number)[0] for number in ready]
 
     def after(self, request: PlannedRequest, _reply: Exchange | None) -> list[Following]:
         """The requests whose last awaited answer this one is."""
         for _, awaited in self.waiting.values():
             awaited.discard(request.turn)
-        return self._ready()
-
-    def _ready(self) -> list[Following]:
-        ready = [number for number, (_, awaited) in self.waiting.items() if not awaited]
-        return [self.waiting.pop(number)[0] for number in ready]
+        return self.begin()
 
 
 @dataclass(eq=False)
@@ -70,8 +67,7 @@ class AgentSessions:
             sessions: SessionOf = partial(made_up, shape, seed)
         else:
             recorded = read_sessions(Path(workload.agent_trace), workload.idle_cap_s)
-            random.Random(f"{seed}/agents").shuffle(recorded)
-            sessions = partial(_over_and_over, recorded)
+            sessions = over_and_over(recorded, f"{seed}/agents")
             options["recorded"] = len(recorded)
         return cls(sessions, text, seed, begins_within=workload.begins_within, **options)
 
@@ -153,7 +149,3 @@ class AgentSessions:
             for key, tokens in each.parts
         ]
         return self.text(planned, random.Random(f"{own}/{turn}"), parts)
-
-
-def _over_and_over(recorded: list[Session], number: int) -> Session:
-    return recorded[number % len(recorded)]

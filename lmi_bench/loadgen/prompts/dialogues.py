@@ -147,7 +147,7 @@ class RecordedDialogues:
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        self._shuffled = _shuffled(self.conversations, self.seed)
+        self._recorded = texts.over_and_over(self.conversations, f"{self.seed}/conversations")
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """The first turn of a conversation, for the warm-up."""
@@ -155,10 +155,10 @@ class RecordedDialogues:
         return replace(first.request, session=None)
 
     def num_turns(self, session: int) -> int:
-        return len(self._shuffled[session % len(self._shuffled)].turns)
+        return len(self._recorded(session).turns)
 
     def begin(self, level: LevelSpec, session: int, first_number: int) -> Dialogue:
-        conversation = self._shuffled[session % len(self._shuffled)]
+        conversation = self._recorded(session)
         draw = random.Random(f"{self.seed}/pauses/{session}")
         turns = []
         for place, turn in enumerate(conversation.turns):
@@ -185,18 +185,11 @@ Dialogues = MadeUpDialogues | RecordedDialogues
 def num_turns(workload: WorkloadSection, seed: int) -> NumTurns:
     """The number of turns of each conversation of a workload; raises InputError without a file."""
     if workload.conversations is not None:
-        recorded = _shuffled(read_conversations(Path(workload.conversations)), seed)
-        return lambda session: len(recorded[session % len(recorded)].turns)
+        conversations = read_conversations(Path(workload.conversations))
+        recorded = texts.over_and_over(conversations, f"{seed}/conversations")
+        return lambda session: len(recorded(session).turns)
     distribution = parse_lengths(workload.turns or "1")
     return lambda session: distribution.draw(random.Random(f"{seed}/turns/{session}"))
-
-
-def _shuffled(
-    conversations: Sequence[RecordedConversation], seed: int
-) -> list[RecordedConversation]:
-    order = list(conversations)
-    random.Random(f"{seed}/conversations").shuffle(order)
-    return order
 
 
 def first_numbers(num_turns: NumTurns, num_sessions: int | None) -> Iterator[tuple[int, int]]:

@@ -9,9 +9,10 @@ import math
 import random
 from array import array
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -306,12 +307,8 @@ def mean_lengths(trace: Trace) -> Lengths:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetEntry:
-    """One line of a data set; output_tokens None: the scenario's."""
-
-    text: str
-    output_tokens: int | None = None
+DatasetEntry = tuple[str, int | None]
+"""One line of a data set: its text, and the number of output tokens; None: the scenario's."""
 
 
 @dataclass(eq=False)
@@ -327,17 +324,15 @@ class DatasetPrompts:
     ignore_eos: bool = True
 
     def __post_init__(self) -> None:
-        self._shuffled = list(self.entries)
-        random.Random(f"{self.seed}/dataset").shuffle(self._shuffled)
+        self._entry = over_and_over(self.entries, f"{self.seed}/dataset")
 
     def request(self, level: LevelSpec, number: int) -> PlannedRequest:
         """Request `number` of a level; the salt, if any, precedes the prompt."""
-        entry = self._shuffled[number % len(self._shuffled)]
-        text = entry.text
+        text, output_tokens = self._entry(number)
         if self.salt:
             text = f"[{self.salt}-{level_place(level)}-{number}] {text}"
-        output_tokens = entry.output_tokens or self.output_tokens
-        return text_request(number, text, output_tokens, self.tokenizer, ignore_eos=self.ignore_eos)
+        wanted = output_tokens or self.output_tokens
+        return text_request(number, text, wanted, self.tokenizer, ignore_eos=self.ignore_eos)
 
 
 def load_dataset(path: Path) -> list[DatasetEntry]:
@@ -347,7 +342,7 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
         data = path.read_bytes()
     except OSError as exc:
         raise InputError(f"cannot read the data set {path}: {exc.strerror}") from exc
-    entries = []
+    entries: list[DatasetEntry] = []
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
@@ -367,10 +362,21 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
                 f"{path}: line {number}: output_tokens must be a whole number of at least 1, "
                 f"got {output_tokens!r}"
             )
-        entries.append(DatasetEntry(text, output_tokens))
+        entries.append((text, output_tokens))
     if not entries:
         raise InputError(f"{path} holds no prompt: write one JSON object a line")
     return entries
+
+
+def over_and_over(items: Iterable[_Value], seed: str) -> Callable[[int], _Value]:
+    """Items by number, in an order shuffled by the seed, over and over; can be pickled."""
+    order = list(items)
+    random.Random(seed).shuffle(order)
+    return partial(_in_turn, order)
+
+
+def _in_turn(order: Sequence[_Value], number: int) -> _Value:
+    return order[number % len(order)]
 
 
 def level_place(level: LevelSpec) -> str:

@@ -36,21 +36,19 @@ MAX_SKEW = 1.2
 
 @dataclass(slots=True)
 class _Replica:
-    """One server and its scrapes of a level.
+    """One server and its scrapes of a level: before it, within it and after it.
 
-    during  scrapes within the level, each with the time since the previous one, s
+    scrapes  each with the time since the previous one, s; None: that one failed
     """
 
     url: str
-    before: ServerSample | None = None
-    during: list[tuple[float, ServerSample]] = field(default_factory=list)
-    after: ServerSample | None = None
+    scrapes: list[tuple[float, ServerSample | None]] = field(default_factory=list)
 
     @property
     def grown(self) -> dict[str, float]:
-        if self.before is None or self.after is None:
-            return {}
-        return growth(self.before, self.after)
+        """Growth of the counters from the first scrape to the last; empty if one of them failed."""
+        before, after = self.scrapes[0][1], self.scrapes[-1][1]
+        return {} if before is None or after is None else growth(before, after)
 
 
 @dataclass(eq=False)
@@ -92,9 +90,7 @@ class ServerWatch:
             self.power.reset()
         if self.cpu is not None:
             self.cpu.reset()
-        first = await asyncio.to_thread(self._scrape)
-        for replica, sample in zip(self._replicas, first, strict=True):
-            replica.before = sample
+        await asyncio.to_thread(self._scrape, 0.0)
         self._thread = threading.Thread(target=self._watch, args=(self._stop,), daemon=True)
         self._thread.start()
 
@@ -107,9 +103,7 @@ class ServerWatch:
         await asyncio.to_thread(thread.join)
         if self.cpu is not None:
             self.cpu.read()
-        last = await asyncio.to_thread(self._scrape)
-        for replica, sample in zip(self._replicas, last, strict=True):
-            replica.after = sample
+        await asyncio.to_thread(self._scrape, 0.0)
 
     def abandon(self) -> None:
         """Stop without a last scrape: the level was cancelled."""
@@ -119,7 +113,7 @@ class ServerWatch:
     def summary(self, records: Sequence[RequestRecord]) -> ServerMetrics | None:
         """The summary of the level; None if there is nothing to report."""
         found: dict[str, Any] = {}
-        scraped = [replica for replica in self._replicas if replica.before and replica.after]
+        scraped = [each for each in self._replicas if each.scrapes[0][1] and each.scrapes[-1][1]]
         if scraped:
             found |= _of_servers(scraped, records, expects_hits=self.shares_prefixes)
         if self._failed:
@@ -136,44 +130,31 @@ class ServerWatch:
     def _watch(self, stop: threading.Event) -> None:
         wait_s = min(FIRST_S, self.every_s)
         while not stop.wait(wait_s):
-            for replica, sample in zip(self._replicas, self._scrape(), strict=True):
-                if sample is not None:
-                    replica.during.append((wait_s, sample))
+            self._scrape(wait_s)
             wait_s = min(2 * wait_s, self.every_s)
 
-    def _scrape(self) -> list[ServerSample | None]:
+    def _scrape(self, wait_s: float) -> None:
         if self.power is not None:
             self.power.read()
-        return [self._page(url) for url in self.urls]
-
-    def _page(self, url: str) -> ServerSample | None:
-        try:
-            return _fetch(url, self.headers, self.context)
-        except (OSError, ValueError, http.client.HTTPException) as exc:
-            self._failed[url] = _why(exc)[:200]
-            return None
+        for replica in self._replicas:
+            found = _fetch(replica.url, self.headers, self.context)
+            if isinstance(found, str):
+                self._failed[replica.url] = found[:200]
+            replica.scrapes.append((wait_s, None if isinstance(found, str) else found))
 
 
 def why_unreadable(
     url: str, headers: Mapping[str, str], context: ssl.SSLContext | None = None
 ) -> str | None:
     """Why a metrics page is of no use; None if it has known metrics."""
-    try:
-        sample = _fetch(url, headers, context)
-    except (OSError, ValueError, http.client.HTTPException) as exc:
-        return _why(exc)
-    if sample.gauges or sample.counters:
+    found = _fetch(url, headers, context)
+    if isinstance(found, str):
+        return found
+    if found.gauges or found.counters:
         return None
     return (
         "it holds no metric that is known here (the names of vLLM, SGLang, TGI, LMI or lmi-bench)"
     )
-
-
-def _why(exc: Exception) -> str:
-    if isinstance(exc, urllib.error.HTTPError):
-        return str(exc)  # with its status
-    reason = getattr(exc, "reason", None) or exc
-    return str(getattr(reason, "strerror", None) or reason)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -190,10 +171,19 @@ def _opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_NoRedirect, direct, secure)
 
 
-def _fetch(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> ServerSample:
-    request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
-    with _opener(context).open(request, timeout=TIMEOUT_S) as reply:
-        return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
+def _fetch(
+    url: str, headers: Mapping[str, str], context: ssl.SSLContext | None
+) -> ServerSample | str:
+    """A page, or why it cannot be read."""
+    try:
+        request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
+        with _opener(context).open(request, timeout=TIMEOUT_S) as reply:
+            return read_page(reply.read(MAX_PAGE_BYTES).decode("utf-8", errors="replace"))
+    except urllib.error.HTTPError as exc:
+        return str(exc)  # with its status
+    except (OSError, ValueError, http.client.HTTPException) as exc:
+        reason = getattr(exc, "reason", None) or exc
+        return str(getattr(reason, "strerror", None) or reason)
 
 
 def _of_servers(
@@ -204,7 +194,8 @@ def _of_servers(
     for name in ("running", "waiting", "kv_usage_frac"):
         means, peaks = [], []
         for replica in replicas:
-            seen = [(s.gauges[name], wait_s) for wait_s, s in replica.during if name in s.gauges]
+            within = replica.scrapes[1:-1]
+            seen = [(page.gauges[name], s) for s, page in within if page and name in page.gauges]
             if seen:
                 values, weights = zip(*seen, strict=True)
                 means.append(statistics.fmean(values, weights))

@@ -22,7 +22,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.workload import LevelSpec, PlannedRequest
 from lmi_bench.loadgen.http.connection import TlsLayer
 from lmi_bench.loadgen.http.endpoint import parse_endpoint
-from lmi_bench.loadgen.http.kernel_time import KernelStamps
+from lmi_bench.loadgen.http.kernel_time import stamping_socket
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, TextCounter, common_words
@@ -48,11 +48,10 @@ OPENAI = find_format("openai")
 
 
 def _has_kernel_time() -> bool:
-    stamps = KernelStamps()
-    try:
-        return stamps.available
-    finally:
-        stamps.close()
+    stamping = stamping_socket()
+    if stamping is not None:
+        stamping.close()
+    return stamping is not None
 
 
 @pytest.mark.parametrize(

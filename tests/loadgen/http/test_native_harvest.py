@@ -19,7 +19,7 @@ from lmi_bench.core.native_build import NativeUnavailableError
 from lmi_bench.loadgen.http import connection as connection_module
 from lmi_bench.loadgen.http import native_harvest
 from lmi_bench.loadgen.http.connection import Connection
-from lmi_bench.loadgen.http.kernel_time import SO_TIMESTAMPNS, KernelStamps
+from lmi_bench.loadgen.http.kernel_time import SO_TIMESTAMPNS, stamping_socket
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import receiver_of, run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
@@ -97,11 +97,12 @@ def conversation(pieces, *, native: bool, requests: int = 1):
         theirs.close()
         return seen, left_open
 
-    stamps = KernelStamps()  # held, so that the kernel stamps from the first read on
+    stamping = stamping_socket()  # held, so that the kernel stamps from the first read on
     try:
         return run_on_sockets(main())
     finally:
-        stamps.close()
+        if stamping is not None:
+            stamping.close()
 
 
 GOOD = [
