@@ -19,7 +19,7 @@ from functools import cache
 
 import numpy as np
 
-from lmi_bench.analysis.results.knee_cause import KneeFacts, find_cause
+from lmi_bench.analysis.results.knee_cause import CHANGES, KneeFacts, find_cause
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, central_interval, upper_quantile
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
@@ -143,13 +143,12 @@ def _kneedle(curve: SweepCurve) -> _Found:
 def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
     """min(B_max, B*) is a number of sequences; over rates, Little's law finds the level."""
     blank = Knee("theory", curve.axis)
-    bounds = [bound for bound in (facts.b_max, facts.b_star) if bound is not None]
-    finite = [bound for bound in bounds if np.isfinite(bound)]
-    if not finite:
+    known = (facts.b_max, facts.b_max_expected, facts.b_star)
+    sure, expected, binds = (math.inf if each is None else float(each) for each in known)
+    value, upper = min(sure, binds), min(expected, binds)
+    if value == math.inf:
         return replace(blank, why="needs the model's shape and the device's memory")
-    value = float(min(finite))
-    upper = [bound for bound in (facts.b_max_expected, facts.b_star) if bound is not None]
-    high = max(value, float(min([b for b in upper if np.isfinite(b)], default=value)))
+    high = value if upper == math.inf else max(value, upper)
     memory = "unknown" if facts.b_max is None else f"{facts.b_max:g}"
     if facts.b_star is None:
         critical = "where compute binds is unknown"
@@ -157,13 +156,12 @@ def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
         critical = f"compute binds from {facts.b_star:.4g} on"
     else:
         critical = "compute never binds decoding at this context"
-    is_memory = facts.b_max is not None and value == facts.b_max
     why = f"the KV cache holds {memory} sequences, {critical}"
     highest = max((p.concurrency or 0.0 for p in curve.points), default=0.0)
     if value > highest:
         return replace(blank, why=f"{why}: beyond the {highest:.3g} in flight of this sweep")
-    cause, change = find_cause(curve, value, facts, known="kv_memory" if is_memory else "compute")
-    found = replace(blank, cause=cause, change=change, why=why)
+    cause = "kv_memory" if value == sure else "compute"
+    found = replace(blank, cause=cause, change=CHANGES[cause], why=why)
     if curve.axis == "concurrency":
         return found.at(value, value, high)
     held = [p for p in curve.usable if p.concurrency is not None and p.concurrency <= value]
