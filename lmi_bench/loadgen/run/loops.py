@@ -97,12 +97,10 @@ async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
     if delay_s <= 0:
         await asyncio.sleep(0)
         return stop.is_set()
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(delay_s):
             await stop.wait()
-    except TimeoutError:
-        return stop.is_set()
-    return True
+    return stop.is_set()
 
 
 @dataclass(frozen=True, slots=True)

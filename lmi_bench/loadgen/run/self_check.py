@@ -151,14 +151,15 @@ def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | N
 def _receive_facts(ttft: error_bound.Latencies, signals: ReceiveSignals) -> dict[str, Any]:
     """The fields that state how exact the times are."""
     delays_s = [delay for delay in signals.delays_s if math.isfinite(delay)]
-    shares = ("merged_share", "unsure_share", "unsure_first_share", "unstamped_share")
+    unsure_share, unsure_first_share = error_bound.unsure_shares(signals)
     facts: dict[str, Any] = {
         "receive_delay_p99_s": _quantile(delays_s, 0.99),
         "clock_steps": signals.clock_steps,
-        **dict.fromkeys(shares, 0.0),
+        "unstamped_share": signals.without_stamp / max(1, len(signals.delays_s)),
+        "merged_share": signals.merged / signals.tokens if signals.tokens else 0.0,
+        "unsure_share": unsure_share,
+        "unsure_first_share": unsure_first_share,
     }
-    if signals.delays_s:
-        facts["unstamped_share"] = signals.without_stamp / len(signals.delays_s)
     for name, latencies in (("ttft", ttft), ("itl", error_bound.gaps(signals))):
         p50, p99 = latencies.quantile(0.50), latencies.quantile(0.99)
         if p50 is not None:
@@ -168,9 +169,6 @@ def _receive_facts(ttft: error_bound.Latencies, signals: ReceiveSignals) -> dict
             facts[f"{name}_error_bound_frac"] = p99.error_frac
             if name == "itl":
                 facts["itl_p99_interval_ms"] = [s_to_ms(p99.low_s), s_to_ms(p99.high_s)]
-    if signals.tokens:
-        facts["merged_share"] = signals.merged / signals.tokens
-        facts["unsure_share"], facts["unsure_first_share"] = error_bound.unsure_shares(signals)
     return facts
 
 

@@ -110,15 +110,6 @@ class Measured:
         return replace(self.outcome, exchange=replace(exchange, held_s=held_s))
 
 
-def _free_s(record: RequestRecord, now_s: float) -> float:
-    """When the request's user became free: at the answer's end, or now if it failed."""
-    if not record.ok:
-        return now_s
-    if record.ended_s is not None:
-        return record.ended_s
-    return record.token_times_s[-1] if record.token_times_s else now_s
-
-
 @dataclass(eq=False)
 class Sender:
     """Sends and measures the requests of one level.
@@ -180,7 +171,10 @@ class Sender:
         if record.status == "timeout":  # it was in flight until now, whenever its last byte came
             record = replace(record, exchange=replace(record.exchange, ended_s=loop.time()))
         tokens = sum(record.exchange.token_counts)
-        return Measured(request, due_s, _free_s(record, loop.time()), tokens, record)
+        # its user is free at the answer's end, or now if it failed
+        has_end = record.ok and (record.ended_s is not None or record.token_times_s)
+        free_s = record.exchange.last_s if has_end else loop.time()
+        return Measured(request, due_s, free_s, tokens, record)
 
     def _why_late(self, partial: Exchange | None) -> str:
         """The missed deadline: for the first token, or for the complete answer."""
