@@ -375,33 +375,31 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
     if (why_none := _why_no_knee(curve)) is not None:
         return _without(knees, why_none) if curve.usable else knees
     late = {point.load for point in curve.usable if _starts_late(point)}
-    by_rule = {knee.rule: knee for knee in knees if knee.load not in {None, *late}}
-    limit, bend = by_rule.get("latency_limit"), by_rule.get("kneedle")
-    chosen: Knee | None
+    loads = {knee.rule: knee.load for knee in knees if knee.load not in late}
+    limit, bend, chosen = loads.get("latency_limit"), loads.get("kneedle"), "latency_limit"
     if limit is not None and bend is not None:
-        assert limit.load is not None  # by_rule holds answers only
-        assert bend.load is not None
-        if limit.load == bend.load:
-            chosen, reason = limit, "the last level within the limit, and where the curve bends"
-        elif limit.load < bend.load:
-            chosen, reason = limit, "the latency limit binds before the curve bends"
+        if limit == bend:
+            reason = "the last level within the limit, and where the curve bends"
+        elif limit < bend:
+            reason = "the latency limit binds before the curve bends"
         else:
-            chosen, reason = bend, "the curve bends before the latency limit is reached"
+            chosen, reason = "kneedle", "the curve bends before the latency limit is reached"
     elif limit is not None:
-        chosen, reason = limit, "within the latency limit, and throughput still grows up to it"
+        reason = "within the latency limit, and throughput still grows up to it"
         if not _grows(curve):
             reason = "within the latency limit; more load adds waiting and no throughput"
     elif bend is not None:
-        chosen, reason = bend, "no level is within the latency limit; throughput flattens here"
+        chosen, reason = "kneedle", "no level is within the latency limit; throughput flattens here"
     else:
-        chosen, reason = by_rule.get("half_latency"), "the only measured rule with an answer"
-    here = next((p.line for p in curve.usable if chosen and p.load == chosen.load), None)
+        chosen, reason = "half_latency", "the only measured rule with an answer"
+    load = loads.get(chosen)
+    here = next((point.line for point in curve.usable if point.load == load), None)
     if here is not None and here.stopped_by == "duration" and here.counted < samples_needed(0.9):
         few = f"{here.name} counted {here.counted} requests in its time, and a p90 needs 29"
         return _without(knees, f"{few}: a longer --max-time or --duration")
     return [
         replace(knee, recommended=True, why=f"{knee.why}. Recommended: {reason}")
-        if knee is chosen
+        if knee.rule == chosen and load is not None
         else knee
         for knee in knees
     ]
