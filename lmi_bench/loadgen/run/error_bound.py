@@ -103,11 +103,6 @@ def gaps(signals: ReceiveSignals) -> Latencies:
     return Latencies(gap, gap - late[1:][within], gap + late[:-1][within])
 
 
-def supported_quantile(n: int) -> float:
-    """The highest of p50, p90, p95 and p99 that n values can support: q ** n <= 0.05 above p50."""
-    return next((q for q in (0.99, 0.95, 0.9) if q**n <= 0.05), 0.5)
-
-
 def unsure_shares(signals: ReceiveSignals) -> tuple[float, float]:
     """Shares of the tokens, and of the first tokens, whose time a later token's read hides."""
     if not signals.tokens:

@@ -256,10 +256,10 @@ def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str
 def _ttft_doubt(ttft: error_bound.Latencies) -> str | None:
     """The figure of TTFT that may be furthest off, if one may be by too much.
 
-    Checked are the mean, the p50 and the highest quantile that so many answers can support; and the
-    p99 always, by a wider limit if it is nearly their maximum.
+    Checked are the mean, the p50 and the highest quantile q that so many answers can support (q **
+    answers <= 0.05); and the p99 always, by a wider limit if it is nearly their maximum.
     """
-    tail = error_bound.supported_quantile(ttft.values_s.size)
+    tail = next((q for q in (0.99, 0.95, 0.9) if q**ttft.values_s.size <= 0.05), 0.5)
     figures = [("mean", ttft.mean(), MAX_BOUND_SHARE)]
     for q in sorted({0.5, tail, 0.99}):
         limit = MAX_BOUND_SHARE if q <= tail else MAX_TAIL_BOUND_SHARE
