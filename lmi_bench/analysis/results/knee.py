@@ -14,12 +14,12 @@ level differed by more than the bends to be seen. `knee_cause` finds what binds 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
-from lmi_bench.analysis.results.knee_cause import KneeFacts, find_cause
+from lmi_bench.analysis.results.knee_cause import CHANGES, KneeFacts, find_cause
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, central_interval, upper_quantile
 from lmi_bench.analysis.results.sweep_curve import LevelPoint, SweepCurve, sweep_curve
@@ -47,14 +47,8 @@ _TTFT_LIMIT = f"TTFT p90 <= {TTFT_LIMIT_MS / 1000:g} s"
 # (latency ms/token, throughput tok/s) of the usable levels -> index of the knee, or None
 _Rule = Callable[[FloatArray, FloatArray], int | None]
 
-
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """What a rule finds on the measured curve: the index of the knee or None, and why."""
-
-    rule: _Rule
-    index: int | None
-    why: str
+_Found = tuple[_Rule, int | None, str]
+"""A rule, and what it finds on the measured curve: the index of the knee or None, and why."""
 
 
 def find_knees(
@@ -73,13 +67,13 @@ def find_knees(
     curve = sweep_curve(levels, records)
     findings = (_latency_limit(curve, latency_limit_ms), _half_latency(curve), _kneedle(curve))
     knees = [
-        _knee(Knee(rule, curve.axis, why=found.why), found, curve, facts, seed)
-        for rule, found in zip(KNEE_RULES, findings, strict=False)
+        _knee(name, found, curve, facts, seed)
+        for name, found in zip(KNEE_RULES, findings, strict=False)
     ]
     return _recommend([*knees, _theory(curve, facts)], curve)
 
 
-def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Finding:
+def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Found:
     points = curve.usable
     prompt = np.array([not _starts_late(point) for point in points])
 
@@ -88,42 +82,40 @@ def _latency_limit(curve: SweepCurve, limit_ms: float) -> _Finding:
         return int(passing[-1]) if passing.size else None
 
     if not points:
-        return _Finding(rule, None, "no level is valid and was answered")
+        return rule, None, "no level is valid and was answered"
     index = _measured(rule, points)
     if points[0].line.is_tokenless:
-        return _Finding(rule, None, _NO_TOKENS)
+        return rule, None, _NO_TOKENS
     if index is None:
-        return _Finding(
-            rule,
-            None,
+        why = (
             f"no level is within {limit_ms:g} ms/token and {_TTFT_LIMIT}; the lowest: "
-            f"{_latency_text(points[0])}. Sweep lower, or state the limit that your users need",
+            f"{_latency_text(points[0])}. Sweep lower, or state the limit that your users need"
         )
-    why = f"{_latency_text(points[index])} <= {limit_ms:g} ms/token, {_TTFT_LIMIT}"
-    return _Finding(rule, index, why)
+        return rule, None, why
+    return rule, index, f"{_latency_text(points[index])} <= {limit_ms:g} ms/token, {_TTFT_LIMIT}"
 
 
-def _half_latency(curve: SweepCurve) -> _Finding:
+def _half_latency(curve: SweepCurve) -> _Found:
     def rule(latency: FloatArray, _: FloatArray) -> int | None:
         passing = np.flatnonzero(latency <= 2 * latency[0])
         return int(passing[-1]) if np.isfinite(latency[0]) and passing.size else None
 
     points = curve.usable
     if len(points) < 2:
-        return _Finding(rule, None, "needs at least two usable levels")
+        return rule, None, "needs at least two usable levels"
     index = _measured(rule, points)
     if index is None:
         why = "the lowest level has no latency to compare with"
-        return _Finding(rule, None, _NO_TOKENS if points[0].line.is_tokenless else why)
+        return rule, None, _NO_TOKENS if points[0].line.is_tokenless else why
     lowest = points[0]
     why = (
         f"{_latency_text(points[index])} <= 2 x {lowest.latency_ms_per_token:.3g} at "
         f"{curve.name(lowest.load)}"
     )
-    return _Finding(rule, index, why)
+    return rule, index, why
 
 
-def _kneedle(curve: SweepCurve) -> _Finding:
+def _kneedle(curve: SweepCurve) -> _Found:
     points = curve.usable
     loads = np.array([point.load for point in points])
 
@@ -131,12 +123,12 @@ def _kneedle(curve: SweepCurve) -> _Finding:
         return bend_index(loads, throughput)
 
     if len(points) < 3:
-        return _Finding(rule, None, "needs at least three usable levels")
+        return rule, None, "needs at least three usable levels"
     index = _measured(rule, points)
     rates = _throughputs(points)
     if index is not None:
         why = f"{rates[index]:.4g} tok/s, {rates[index] / rates.max():.0%} of the best level"
-        return _Finding(rule, index, f"{why}, where the curve bends most")
+        return rule, index, f"{why}, where the curve bends most"
     if _grows(curve):
         why = (
             "throughput over log2(load) never bends: it still grows with the load. "
@@ -145,19 +137,18 @@ def _kneedle(curve: SweepCurve) -> _Finding:
     else:
         first = f"{rates[0]:.4g} tok/s already at {curve.name(points[0].load)}"
         why = f"throughput does not grow with the load: {first}"
-    return _Finding(rule, None, why)
+    return rule, None, why
 
 
 def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
     """min(B_max, B*) is a number of sequences; over rates, Little's law finds the level."""
     blank = Knee("theory", curve.axis)
-    bounds = [bound for bound in (facts.b_max, facts.b_star) if bound is not None]
-    finite = [bound for bound in bounds if np.isfinite(bound)]
-    if not finite:
+    known = (facts.b_max, facts.b_max_expected, facts.b_star)
+    sure, expected, binds = (math.inf if each is None else float(each) for each in known)
+    value, upper = min(sure, binds), min(expected, binds)
+    if value == math.inf:
         return replace(blank, why="needs the model's shape and the device's memory")
-    value = float(min(finite))
-    upper = [bound for bound in (facts.b_max_expected, facts.b_star) if bound is not None]
-    high = max(value, float(min([b for b in upper if np.isfinite(b)], default=value)))
+    high = value if upper == math.inf else max(value, upper)
     memory = "unknown" if facts.b_max is None else f"{facts.b_max:g}"
     if facts.b_star is None:
         critical = "where compute binds is unknown"
@@ -165,13 +156,12 @@ def _theory(curve: SweepCurve, facts: KneeFacts) -> Knee:
         critical = f"compute binds from {facts.b_star:.4g} on"
     else:
         critical = "compute never binds decoding at this context"
-    is_memory = facts.b_max is not None and value == facts.b_max
     why = f"the KV cache holds {memory} sequences, {critical}"
     highest = max((p.concurrency or 0.0 for p in curve.points), default=0.0)
     if value > highest:
         return replace(blank, why=f"{why}: beyond the {highest:.3g} in flight of this sweep")
-    cause, change = find_cause(curve, value, facts, known="kv_memory" if is_memory else "compute")
-    found = replace(blank, cause=cause, change=change, why=why)
+    cause = "kv_memory" if value == sure else "compute"
+    found = replace(blank, cause=cause, change=CHANGES[cause], why=why)
     if curve.axis == "concurrency":
         return found.at(value, value, high)
     held = [p for p in curve.usable if p.concurrency is not None and p.concurrency <= value]
@@ -262,23 +252,24 @@ def _measured(rule: _Rule, points: Sequence[LevelPoint]) -> int | None:
     return rule(known, _throughputs(points))
 
 
-def _knee(blank: Knee, found: _Finding, curve: SweepCurve, facts: KneeFacts, seed: int) -> Knee:
-    """The knee of a rule with its interval and its cause; `blank` where the rule finds none."""
-    if found.index is None:
-        return blank
-    load = curve.usable[found.index].load
-    drawn_low, drawn_high, how = _interval(found.rule, curve.usable, found.index, seed)
+def _knee(name: str, found: _Found, curve: SweepCurve, facts: KneeFacts, seed: int) -> Knee:
+    """The knee of a rule with its interval and its cause, or why the rule finds none."""
+    rule, index, why = found
+    if index is None:
+        return Knee(name, curve.axis, why=why)
+    load = curve.usable[index].load
+    drawn_low, drawn_high, how = _interval(rule, curve.usable, index, seed)
     beyond = curve.beyond(load)
-    before, after = _neighbours(curve.usable, found.index)
-    low = min(drawn_low, before) if blank.rule == "kneedle" else drawn_low
+    before, after = _neighbours(curve.usable, index)
+    low = min(drawn_low, before) if name == "kneedle" else drawn_low
     high = None if beyond is None else max(drawn_high, after, beyond.load)
     cause, change = find_cause(curve, load, facts)
-    why = found.why
     if beyond is None:
         why += f"; the highest level of the sweep, so the knee is at or above {curve.name(load)}"
-    elif blank.rule != "kneedle":
+    elif name != "kneedle":
         why += f"; next level: {curve.name(beyond.load)}, {_latency_text(beyond)}"
-    return replace(blank, cause=cause, change=change, why=f"{why} ({how})").at(load, low, high)
+    knee = Knee(name, curve.axis, cause=cause, change=change, why=f"{why} ({how})")
+    return knee.at(load, low, high)
 
 
 def _interval(
@@ -384,33 +375,31 @@ def _recommend(knees: list[Knee], curve: SweepCurve) -> list[Knee]:
     if (why_none := _why_no_knee(curve)) is not None:
         return _without(knees, why_none) if curve.usable else knees
     late = {point.load for point in curve.usable if _starts_late(point)}
-    by_rule = {knee.rule: knee for knee in knees if knee.load not in {None, *late}}
-    limit, bend = by_rule.get("latency_limit"), by_rule.get("kneedle")
-    chosen: Knee | None
+    loads = {knee.rule: knee.load for knee in knees if knee.load not in late}
+    limit, bend, chosen = loads.get("latency_limit"), loads.get("kneedle"), "latency_limit"
     if limit is not None and bend is not None:
-        assert limit.load is not None  # by_rule holds answers only
-        assert bend.load is not None
-        if limit.load == bend.load:
-            chosen, reason = limit, "the last level within the limit, and where the curve bends"
-        elif limit.load < bend.load:
-            chosen, reason = limit, "the latency limit binds before the curve bends"
+        if limit == bend:
+            reason = "the last level within the limit, and where the curve bends"
+        elif limit < bend:
+            reason = "the latency limit binds before the curve bends"
         else:
-            chosen, reason = bend, "the curve bends before the latency limit is reached"
+            chosen, reason = "kneedle", "the curve bends before the latency limit is reached"
     elif limit is not None:
-        chosen, reason = limit, "within the latency limit, and throughput still grows up to it"
+        reason = "within the latency limit, and throughput still grows up to it"
         if not _grows(curve):
             reason = "within the latency limit; more load adds waiting and no throughput"
     elif bend is not None:
-        chosen, reason = bend, "no level is within the latency limit; throughput flattens here"
+        chosen, reason = "kneedle", "no level is within the latency limit; throughput flattens here"
     else:
-        chosen, reason = by_rule.get("half_latency"), "the only measured rule with an answer"
-    here = next((p.line for p in curve.usable if chosen and p.load == chosen.load), None)
+        chosen, reason = "half_latency", "the only measured rule with an answer"
+    load = loads.get(chosen)
+    here = next((point.line for point in curve.usable if point.load == load), None)
     if here is not None and here.stopped_by == "duration" and here.counted < samples_needed(0.9):
         few = f"{here.name} counted {here.counted} requests in its time, and a p90 needs 29"
         return _without(knees, f"{few}: a longer --max-time or --duration")
     return [
         replace(knee, recommended=True, why=f"{knee.why}. Recommended: {reason}")
-        if knee is chosen
+        if knee.rule == chosen and load is not None
         else knee
         for knee in knees
     ]

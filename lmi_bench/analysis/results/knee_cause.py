@@ -5,7 +5,6 @@ refused or queued, a limit between the knee and the next level, or the part of t
 binds there. Without such a fact the cause is `unknown`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ from lmi_bench.catalog.tables import read_rows
 
 _CAUSES = {row["cause"]: row for row in read_rows("causes.csv", "analysis")}
 CAUSE_TITLES = {cause: row["title"] for cause, row in _CAUSES.items() if row["title"]}
-_CHANGES = {cause: row["change"] for cause, row in _CAUSES.items() if row["change"]}
+CHANGES = {cause: row["change"] for cause, row in _CAUSES.items() if row["change"]}
 
 _WAITING, _FULL_CACHE = 1.0, 0.9
 """Least mean number of waiting requests, and least share of the KV cache in use, that count."""
@@ -39,22 +38,15 @@ class KneeFacts:
     binding: Mapping[float, str] = field(default_factory=dict)
 
 
-def find_cause(
-    curve: SweepCurve, load: float, facts: KneeFacts, *, known: str | None = None
-) -> tuple[str, str]:
-    """The cause of a knee at `load` and the change that moves it.
-
-    known  the cause where the rule itself names it
-    """
-    if known is not None:
-        return known, _CHANGES[known]
+def find_cause(curve: SweepCurve, load: float, facts: KneeFacts) -> tuple[str, str]:
+    """The cause of a knee at `load` and the change that moves it."""
     beyond = curve.beyond(load)
     if beyond is None:
         return "unknown", f"Not reached: sweep beyond {curve.name(load)} to see what binds"
     if not beyond.line.valid:
         reason = (beyond.line.invalid_reason or "").lower()
         if reason.startswith(("client", "generator")):
-            return "client", _CHANGES["client"]
+            return "client", CHANGES["client"]
     errors = beyond.line.errors_by_kind
     refused = errors.get("overloaded", 0) + errors.get("throttled", 0)
     if refused:
@@ -67,15 +59,10 @@ def find_cause(
     if cap is not None:
         return cap
     binding = facts.binding.get(beyond.load)
-    if binding is not None and binding in _CHANGES:
-        return binding, _CHANGES[binding]
-    if (
-        facts.b_star is not None
-        and beyond.concurrency is not None
-        and math.isfinite(facts.b_star)
-        and facts.b_star < beyond.concurrency
-    ):
-        return "compute", _CHANGES["compute"]
+    if binding is not None and binding in CHANGES:
+        return binding, CHANGES[binding]
+    if facts.b_star is not None and facts.b_star < (beyond.concurrency or 0.0):
+        return "compute", CHANGES["compute"]
     return (
         "unknown",
         "State model and instance, so that the step-time model can tell what binds; the server's "
@@ -98,7 +85,7 @@ def _cap(beyond: LevelPoint, facts: KneeFacts) -> tuple[str, str] | None:
             f"The server runs at most {slots:g} sequences at once: raise max_rolling_batch_size",
         )
     if memory is not None and memory < beyond.concurrency:
-        return "kv_memory", f"{_CHANGES['kv_memory']} (it holds about {memory:.3g} sequences)"
+        return "kv_memory", f"{CHANGES['kv_memory']} (it holds about {memory:.3g} sequences)"
     return None
 
 
@@ -111,7 +98,7 @@ def _queue(beyond: LevelPoint) -> tuple[str, str] | None:
     running = server.running.max if server.running else None
     full = (server.kv_usage_frac.max if server.kv_usage_frac else None) or 0.0
     if server.preemptions or (waiting >= _WAITING and full >= _FULL_CACHE):
-        return "kv_memory", f"{_CHANGES['kv_memory']} (its metrics: {full:.0%} in use)"
+        return "kv_memory", f"{CHANGES['kv_memory']} (its metrics: {full:.0%} in use)"
     if waiting < _WAITING or not running:
         return None
     return (

@@ -256,14 +256,9 @@ def _cached_prompt_frac(completed: Sequence[RequestRecord]) -> float | None:
 def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
     """A level's conversations: their number and length, and the TTFT of first and later turns."""
     records = [record for record in run.records if record.session is not None]
-    started = {record.session for record in records}
-    first_s: list[float] = []
-    later_s: list[float] = []
-    for value_s, row in zip(
-        *columns.values_s("ttft", open_loop=run.spec.load.is_open), strict=True
-    ):
-        if run.records[row].session is not None:
-            (later_s if run.records[row].turn else first_s).append(value_s)
+    ttft_s, rows = columns.values_s("ttft", open_loop=run.spec.load.is_open)
+    sent = [run.records[row] for row in rows]
+    turns = np.array([-1 if each.session is None else each.turn for each in sent])
     by_session: dict[int | None, list[RequestRecord]] = {}
     for record in records:
         by_session.setdefault(record.session, []).append(record)
@@ -273,11 +268,11 @@ def _sessions(run: LevelRun, columns: Columns) -> level.Sessions:
         if each[0].of_turns == len(each) and all(record.ok for record in each)
     ]
     return level.Sessions(
-        started=len(started),
-        failed=len({record.session for record in records if not record.ok}),
-        turns_mean=len(records) / len(started) if started else None,
-        ttft_first_turn_ms=summarise_ms(first_s),
-        ttft_later_turns_ms=summarise_ms(later_s),
+        started=len(by_session),
+        failed=sum(any(not record.ok for record in each) for each in by_session.values()),
+        turns_mean=len(records) / len(by_session) if by_session else None,
+        ttft_first_turn_ms=summarise_ms(ttft_s[turns == 0]),
+        ttft_later_turns_ms=summarise_ms(ttft_s[turns > 0]),
         finished=len(whole),
         time_to_finish_ms=summarise_ms(
             [

@@ -42,6 +42,5 @@ def central_interval(draws: FloatArray, confidence: float = 0.90) -> tuple[float
     lower bound of the spread between runs, which `--repeat` measures.
     """
     tail = (1 - confidence) / 2
-    low = np.quantile(draws, tail, method="inverted_cdf")
-    high = np.quantile(draws, 1 - tail, method="inverted_cdf")
+    low, high = np.quantile(draws, (tail, 1 - tail), method="inverted_cdf")
     return float(low), float(high)

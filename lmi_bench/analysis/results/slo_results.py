@@ -243,28 +243,27 @@ class CertainMiss:
     def __init__(self, slos: Sequence[Slo], spec: LevelSpec) -> None:
         self._slos = [slo for slo in slos if slo.metric != "itl"]
         self._spec = spec
-        self._num_requests = spec.counted_requests or 0
-        self._leaves_out = self._num_requests != spec.num_requests
-        self._over = [0] * len(self._slos)
-        self._sum_ms = [0.0] * len(self._slos)
+        n = spec.counted_requests or 0
+        self._leaves_out = n != spec.num_requests
+        # of n ordered values the quantile lies at or above the one of index floor(q * (n - 1))
+        self._most = [
+            slo.limit_ms * n
+            if slo.statistic == "mean"
+            else n - 1 - math.floor(QUANTILES[slo.statistic] * (n - 1))
+            for slo in self._slos
+        ]
+        self._seen = [0.0] * len(self._slos)
 
     def add(self, record: RequestRecord) -> bool:
         """Count a request that ended; True once the level is sure to miss an SLO."""
         spec = self._spec
         if self._leaves_out and is_at_start(record, spec):
             return False
-        columns, certain = columns_of([record]), False
+        columns = columns_of([record])
         for place, slo in enumerate(self._slos):
             value_ms = math.inf
             if record.ok:  # one value, or none
                 own_ms, _ = columns.values_ms(slo.metric, open_loop=spec.load.is_open)
                 value_ms = float(own_ms.sum())
-            self._over[place] += value_ms > slo.limit_ms
-            self._sum_ms[place] += value_ms
-            n = self._num_requests
-            if slo.statistic == "mean":
-                certain |= self._sum_ms[place] > slo.limit_ms * n
-            else:  # of n ordered values the quantile lies at or above the one of this index
-                index = math.floor(QUANTILES[slo.statistic] * (n - 1))
-                certain |= self._over[place] >= n - index
-        return certain
+            self._seen[place] += value_ms if slo.statistic == "mean" else value_ms > slo.limit_ms
+        return any(seen > most for seen, most in zip(self._seen, self._most, strict=True))

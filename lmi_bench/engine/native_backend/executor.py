@@ -7,7 +7,6 @@ import asyncio
 import platform
 from array import array
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -345,10 +344,34 @@ class NativeExecutor(TorchExecutor):
         """
         if settings.quantize != NOT_QUANTIZED:
             raise NativeUnavailableError("weights are to be quantized")
-        if compiled is None:
-            compiled = step_library(folder, block_size=settings.block_size)
-        load = partial(_load, folder, settings, compiled, variant, progress)
-        worker, (numbers, forward) = start_worker("native", settings.threads_in_use, load)
+        kernels = compiled or step_library(folder, block_size=settings.block_size)
+        shown, count = variant or kernels.variants()[0], settings.threads_in_use
+
+        def load() -> tuple[ModelNumbers, NativeForward]:
+            """Load weights and allocate the cache, in the thread that will compute."""
+            spec = _read_spec(folder)
+            shape = spec.shape(folder.resolve().name)
+            stored = torch_dtype(settings.dtype)
+            weights = NativeWeights(folder, spec, stored, progress)
+            layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(stored))
+            free = free_memory_bytes(torch.device("cpu"))
+            blocks = settings.blocks_in(free, layout.bytes_per_block)
+            cache_bytes = weights.take_cache(layout, blocks)
+            weights.model.threads = count
+            numbers = ModelNumbers(
+                model_shape=shape,
+                block_size=settings.block_size,
+                num_blocks=blocks,
+                free_memory_bytes=free,
+                kv_cache_bytes=cache_bytes,
+                kv_dtype=dtype_name(layout.dtype),
+                weights_description=f"{settings.dtype}, kernels {shown}, {count} "
+                f"thread{'s' if count > 1 else ''}{weights.unread}",
+                weight_bytes=weights.nbytes,
+            )
+            return numbers, NativeForward(kernels, weights, shape, variant)
+
+        worker, (numbers, forward) = start_worker("native", count, load)
         rank = RankWorker(runner=ModelRunner(forward, sampling_seed=settings.seed()))
         made = cls(numbers, rank, worker)
         made._forward = forward
@@ -358,35 +381,3 @@ class NativeExecutor(TorchExecutor):
         """Wait for the running step, then end the worker and the library's threads."""
         await super().close()
         await asyncio.to_thread(self._forward.close)
-
-
-def _load(
-    folder: Path,
-    settings: LoadSettings,
-    compiled: StepLibrary,
-    variant: str,
-    progress: Progress | None,
-) -> tuple[ModelNumbers, NativeForward]:
-    """Load weights and allocate the cache, in the thread that will compute."""
-    spec = _read_spec(folder)
-    shape = spec.shape(folder.resolve().name)
-    stored = torch_dtype(settings.dtype)
-    weights = NativeWeights(folder, spec, stored, progress)
-    layout = KvLayoutShape.of(shape, settings.block_size, settings.cache_dtype(stored))
-    free = free_memory_bytes(torch.device("cpu"))
-    blocks, count = settings.blocks_in(free, layout.bytes_per_block), settings.threads_in_use
-    cache_bytes = weights.take_cache(layout, blocks)
-    weights.model.threads = count
-    forward = NativeForward(compiled, weights, shape, variant)
-    numbers = ModelNumbers(
-        model_shape=shape,
-        block_size=settings.block_size,
-        num_blocks=blocks,
-        free_memory_bytes=free,
-        kv_cache_bytes=cache_bytes,
-        kv_dtype=dtype_name(layout.dtype),
-        weights_description=f"{settings.dtype}, kernels {variant or compiled.variants()[0]}, "
-        f"{count} thread{'s' if count > 1 else ''}{weights.unread}",
-        weight_bytes=weights.nbytes,
-    )
-    return numbers, forward

@@ -24,8 +24,8 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class QuantileBound:
-    """A reported quantile and the interval of the true one; seconds."""
+class Bound:
+    """A reported quantile or mean and the interval of the true one; seconds."""
 
     reported_s: float
     low_s: float
@@ -33,7 +33,7 @@ class QuantileBound:
 
     @property
     def error_s(self) -> float:
-        """Largest distance of the true quantile from the reported one."""
+        """Largest distance of the true figure from the reported one."""
         return max(self.reported_s - self.low_s, self.high_s - self.reported_s)
 
     @property
@@ -42,20 +42,39 @@ class QuantileBound:
         return self.error_s / self.reported_s if self.reported_s > 0 else 0.0
 
 
-def quantile_bound(
-    values_s: FloatArray, low_s: FloatArray, high_s: FloatArray, q: float
-) -> QuantileBound | None:
-    """The quantile of values that lie in [low, high]; None if it is not known.
+@dataclass(frozen=True, slots=True, eq=False)
+class Latencies:
+    """Latencies as reported, and the interval of each true one; shape (n,), seconds.
 
-    values_s, low_s, high_s  shape (n,), seconds; -inf and inf where an end is not known
+    low_s, high_s  -inf and inf where an end is not known
     """
-    if not values_s.size:
-        return None
-    low, high = _quantile(low_s, q), _quantile(high_s, q)
-    if not math.isfinite(low) or not math.isfinite(high):
-        return None
-    reported = float(np.quantile(values_s, q))
-    return QuantileBound(reported, min(low, reported), max(high, reported))
+
+    values_s: FloatArray
+    low_s: FloatArray
+    high_s: FloatArray
+
+    def quantile(self, q: float) -> Bound | None:
+        """The bound of a quantile; None if it is not known."""
+        if not self.values_s.size:
+            return None
+        low, high = _quantile(self.low_s, q), _quantile(self.high_s, q)
+        if not math.isfinite(low) or not math.isfinite(high):
+            return None
+        reported = float(np.quantile(self.values_s, q))
+        return Bound(reported, min(low, reported), max(high, reported))
+
+    def mean(self) -> Bound | None:
+        """The bound of the mean of those with a known lowest value; None if there is none.
+
+        No value is below zero, however late its read was, and none above the reported one.
+        """
+        known = np.isfinite(self.low_s)
+        values_s = self.values_s[known].tolist()
+        if not values_s:
+            return None
+        mean = sum(values_s) / len(values_s)
+        low = sum(np.maximum(0.0, self.low_s[known]).tolist()) / len(values_s)
+        return Bound(mean, low, mean)
 
 
 def _quantile(values: FloatArray, q: float) -> float:
@@ -65,60 +84,23 @@ def _quantile(values: FloatArray, q: float) -> float:
     return float(np.quantile(values, q, method="inverted_cdf"))
 
 
-def ttft_bound(
-    ttft_s: Sequence[float], bounds_s: Sequence[float | None], q: float
-) -> QuantileBound | None:
-    """The bound of a TTFT quantile.
-
-    bounds_s  by how much each TTFT may be too long, at most; None: not known
-    """
+def ttfts(ttft_s: Sequence[float], bounds_s: Sequence[float | None]) -> Latencies:
+    """The TTFT of each answer; `bounds_s`: by how much it may be too long, None: not known."""
     values = np.asarray(ttft_s, dtype=np.float64)
     late = np.asarray([math.inf if b is None else b for b in bounds_s], dtype=np.float64)
-    return quantile_bound(values, values - late, values, q)
+    return Latencies(values, values - late, values)
 
 
-def mean_bound(ttft_s: Sequence[float], bounds_s: Sequence[float | None]) -> QuantileBound | None:
-    """The bound of the mean TTFT, over the answers whose bound is known; None if there is none.
+def gaps(signals: ReceiveSignals) -> Latencies:
+    """The gaps between the token events of each stream.
 
-    A TTFT is never below zero, however late its read was.
+    A gap is too long by its end, too short by its beginning.
     """
-    known = [
-        (ttft, late)
-        for ttft, late in zip(ttft_s, bounds_s, strict=True)
-        if late is not None and math.isfinite(late)
-    ]
-    if not known:
-        return None
-    mean = sum(ttft for ttft, _ in known) / len(known)
-    low = sum(max(0.0, ttft - late) for ttft, late in known) / len(known)
-    return QuantileBound(mean, low, mean)
-
-
-def supported_quantile(n: int) -> float:
-    """The highest of p50, p90, p95 and p99 that n values can support: q ** n <= 0.05 above p50."""
-    return next((q for q in (0.99, 0.95, 0.9) if q**n <= 0.05), 0.5)
-
-
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """Gaps between the token events of each stream, with what is known of them; shape (gaps,)."""
-
-    gap_s: FloatArray
-    low_s: FloatArray
-    high_s: FloatArray
-
-    def bound(self, q: float) -> QuantileBound | None:
-        """The bound of an ITL quantile."""
-        return quantile_bound(self.gap_s, self.low_s, self.high_s, q)
-
-
-def gaps(signals: ReceiveSignals) -> Gaps:
-    """The gaps of all streams: a gap is too long by its end, too short by its beginning."""
     times = np.asarray(signals.times_s)
     late = np.asarray(signals.late_s)
     within = _within(signals)
     gap = np.diff(times)[within]
-    return Gaps(gap, gap - late[1:][within], gap + late[:-1][within])
+    return Latencies(gap, gap - late[1:][within], gap + late[:-1][within])
 
 
 def unsure_shares(signals: ReceiveSignals) -> tuple[float, float]:

@@ -10,8 +10,9 @@ sooner; the wait that a limit caused is recorded separately.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lmi_bench.core.workload import ClosedLoop, PlannedRequest
 from lmi_bench.loadgen.prompts.dialogues import Following, Talk
@@ -96,12 +97,10 @@ async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
     if delay_s <= 0:
         await asyncio.sleep(0)
         return stop.is_set()
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(delay_s):
             await stop.wait()
-    except TimeoutError:
-        return stop.is_set()
-    return True
+    return stop.is_set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,7 @@ class PlannedSession:
     arrival_s: float = 0.0
 
 
+@dataclass(eq=False)
 class SessionLoop:
     """The conversations of one level.
 
@@ -120,20 +120,15 @@ class SessionLoop:
     on_ended    called as each request ends; False: send no more
     """
 
-    def __init__(
-        self,
-        sender: Sender,
-        *,
-        start_s: float,
-        duration_s: float | None,
-        on_ended: Callable[[Measured], bool],
-    ) -> None:
-        self._sender = sender
-        self._start_s = start_s
-        self._end_s = float("inf") if duration_s is None else start_s + duration_s
-        self._on_ended = on_ended
-        self._stop = asyncio.Event()
-        self._ended: list[Measured] = []
+    sender: Sender
+    start_s: float
+    duration_s: float | None
+    on_ended: Callable[[Measured], bool]
+    _stop: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _ended: list[Measured] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._end_s = math.inf if self.duration_s is None else self.start_s + self.duration_s
 
     def stop(self) -> None:
         """Send nothing more."""
@@ -154,7 +149,7 @@ class SessionLoop:
         supply = iter(sessions)
 
         async def user(number: int) -> None:
-            due_s = self._start_s + first_s + number * spacing_s
+            due_s = self.start_s + first_s + number * spacing_s
             while not self._stop.is_set() and due_s < self._end_s:
                 planned = next(supply, None)
                 if planned is None:
@@ -179,7 +174,7 @@ class SessionLoop:
 
         async with asyncio.TaskGroup() as group:
             for planned in sessions:
-                due_s = self._start_s + planned.arrival_s
+                due_s = self.start_s + planned.arrival_s
                 if await stopped_before(self._stop, due_s - loop.time()):
                     break
                 group.create_task(one(planned, due_s))
@@ -197,12 +192,12 @@ class SessionLoop:
                 return
             if await stopped_before(self._stop, due_s - loop.time()) or failed:
                 return
-            measured = await self._sender.measure(each.request, due_s, self._stop.is_set)
+            measured = await self.sender.measure(each.request, due_s, self._stop.is_set)
             if measured is None:
                 return
             measured.held_s += held_s
             self._ended.append(measured)
-            if not self._on_ended(measured):
+            if not self.on_ended(measured):
                 self._stop.set()
             record = measured.record()
             free_s = max(free_s, measured.ended_s)

@@ -98,6 +98,7 @@ def check_level(
         max(0.0, record.sent_s - record.due_s - record.exchange.held_s) for record in records
     ]
     asked, achieved = _loads(spec, records)
+    ttft = _ttfts(records, virtual=watch.virtual)
     check = GeneratorReport(
         dispatch_delay_p50_s=_quantile(delays_s, 0.5),
         dispatch_delay_p99_s=_quantile(delays_s, 0.99),
@@ -110,14 +111,14 @@ def check_level(
         asked_load=asked,
         achieved_load=achieved,
         workers=workers,
-        **_receive_facts(records, signals, virtual=watch.virtual),
+        **_receive_facts(ttft, signals),
     )
     hidden = round((check.unsure_first_share or 0.0) * sum(count > 0 for count in signals.events))
     reason = (
         _plan_too_small(spec)
         or _late(records, check)
         or _missed_rate(spec, records, check)
-        or _limited(check, hidden, _ttft_doubt(records, virtual=watch.virtual))
+        or _limited(check, hidden, _ttft_doubt(ttft))
     )
     return replace(check, valid=reason is None, reason=reason)
 
@@ -147,26 +148,20 @@ def _loads(spec: LevelSpec, records: Sequence[RequestRecord]) -> tuple[float | N
     return float(users), busy_s / (end_s - start_s)
 
 
-def _receive_facts(
-    records: Sequence[RequestRecord], signals: ReceiveSignals, *, virtual: bool
-) -> dict[str, Any]:
+def _receive_facts(ttft: error_bound.Latencies, signals: ReceiveSignals) -> dict[str, Any]:
     """The fields that state how exact the times are."""
     delays_s = [delay for delay in signals.delays_s if math.isfinite(delay)]
-    shares = ("merged_share", "unsure_share", "unsure_first_share", "unstamped_share")
+    unsure_share, unsure_first_share = error_bound.unsure_shares(signals)
     facts: dict[str, Any] = {
         "receive_delay_p99_s": _quantile(delays_s, 0.99),
         "clock_steps": signals.clock_steps,
-        **dict.fromkeys(shares, 0.0),
+        "unstamped_share": signals.without_stamp / max(1, len(signals.delays_s)),
+        "merged_share": signals.merged / signals.tokens if signals.tokens else 0.0,
+        "unsure_share": unsure_share,
+        "unsure_first_share": unsure_first_share,
     }
-    if signals.delays_s:
-        facts["unstamped_share"] = signals.without_stamp / len(signals.delays_s)
-    ttft_s, answered_bounds = _ttfts(records, virtual=virtual)
-    known_gaps = error_bound.gaps(signals)
-    for name, bound in (
-        ("ttft", lambda q: error_bound.ttft_bound(ttft_s, answered_bounds, q)),
-        ("itl", known_gaps.bound),
-    ):
-        p50, p99 = bound(0.50), bound(0.99)
+    for name, latencies in (("ttft", ttft), ("itl", error_bound.gaps(signals))):
+        p50, p99 = latencies.quantile(0.50), latencies.quantile(0.99)
         if p50 is not None:
             facts[f"{name}_p50_error_bound_ms"] = s_to_ms(p50.error_s)
         if p99 is not None:
@@ -174,19 +169,16 @@ def _receive_facts(
             facts[f"{name}_error_bound_frac"] = p99.error_frac
             if name == "itl":
                 facts["itl_p99_interval_ms"] = [s_to_ms(p99.low_s), s_to_ms(p99.high_s)]
-    if signals.tokens:
-        facts["merged_share"] = signals.merged / signals.tokens
-        facts["unsure_share"], facts["unsure_first_share"] = error_bound.unsure_shares(signals)
     return facts
 
 
-def _ttfts(
-    records: Sequence[RequestRecord], *, virtual: bool
-) -> tuple[list[float], list[float | None]]:
-    """TTFT of each answer, and by how much it may be too long; None: not known. Seconds."""
+def _ttfts(records: Sequence[RequestRecord], *, virtual: bool) -> error_bound.Latencies:
+    """TTFT of each answer, from its send."""
     answered = [record for record in counted(records) if record.ok and record.token_times_s]
-    ttft_s = [record.token_times_s[0] - record.sent_s for record in answered]
-    return ttft_s, [0.0 if virtual else record.exchange.ttft_bound_s for record in answered]
+    return error_bound.ttfts(
+        [record.token_times_s[0] - record.sent_s for record in answered],
+        [0.0 if virtual else record.exchange.ttft_bound_s for record in answered],
+    )
 
 
 def _plan_too_small(spec: LevelSpec) -> str | None:
@@ -261,18 +253,17 @@ def _limited(check: GeneratorReport, hidden: int, ttft_doubt: str | None) -> str
     )
 
 
-def _ttft_doubt(records: Sequence[RequestRecord], *, virtual: bool) -> str | None:
+def _ttft_doubt(ttft: error_bound.Latencies) -> str | None:
     """The figure of TTFT that may be furthest off, if one may be by too much.
 
-    Checked are the mean, the p50 and the highest quantile that so many answers can support; and the
-    p99 always, by a wider limit if it is nearly their maximum.
+    Checked are the mean, the p50 and the highest quantile q that so many answers can support (q **
+    answers <= 0.05); and the p99 always, by a wider limit if it is nearly their maximum.
     """
-    ttft_s, bounds_s = _ttfts(records, virtual=virtual)
-    tail = error_bound.supported_quantile(len(ttft_s))
-    figures = [("mean", error_bound.mean_bound(ttft_s, bounds_s), MAX_BOUND_SHARE)]
+    tail = next((q for q in (0.99, 0.95, 0.9) if q**ttft.values_s.size <= 0.05), 0.5)
+    figures = [("mean", ttft.mean(), MAX_BOUND_SHARE)]
     for q in sorted({0.5, tail, 0.99}):
         limit = MAX_BOUND_SHARE if q <= tail else MAX_TAIL_BOUND_SHARE
-        figures.append((f"p{100 * q:.0f}", error_bound.ttft_bound(ttft_s, bounds_s, q), limit))
+        figures.append((f"p{100 * q:.0f}", ttft.quantile(q), limit))
     doubts = [
         (bound.error_frac, name, bound.error_s)
         for name, bound, limit in figures

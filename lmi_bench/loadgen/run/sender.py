@@ -110,15 +110,7 @@ class Measured:
         return replace(self.outcome, exchange=replace(exchange, held_s=held_s))
 
 
-def _free_s(record: RequestRecord, now_s: float) -> float:
-    """When the request's user became free: at the answer's end, or now if it failed."""
-    if not record.ok:
-        return now_s
-    if record.ended_s is not None:
-        return record.ended_s
-    return record.token_times_s[-1] if record.token_times_s else now_s
-
-
+@dataclass(eq=False)
 class Sender:
     """Sends and measures the requests of one level.
 
@@ -127,16 +119,14 @@ class Sender:
     max_in_flight  maximum requests in flight; the others wait, first come first served
     """
 
-    def __init__(
-        self,
-        send: Send,
-        *,
-        timeout_s: float | None = 60.0,
-        guard: StallGuard | None = None,
-        max_in_flight: int | None = None,
-    ) -> None:
-        self._send, self._timeout_s, self._guard = send, timeout_s, guard
-        self._gate = None if max_in_flight is None else asyncio.Semaphore(max_in_flight)
+    send: Send
+    timeout_s: float | None = 60.0
+    guard: StallGuard | None = None
+    max_in_flight: int | None = None
+
+    def __post_init__(self) -> None:
+        most = self.max_in_flight
+        self._gate = None if most is None else asyncio.Semaphore(most)
 
     async def measure(
         self, request: PlannedRequest, due_s: float, is_stopped: Callable[[], bool] = lambda: False
@@ -158,12 +148,12 @@ class Sender:
         """Send one request; a failure is a result, a cancellation from outside passes through."""
         loop = asyncio.get_running_loop()
         sent_s = loop.time()
-        limit = asyncio.timeout(self._timeout_s)
+        limit = asyncio.timeout(self.timeout_s)
         try:
             async with limit:
-                if self._guard is not None:
-                    self._guard.began(limit, request.output_tokens)
-                answer = await self._send(request)
+                if self.guard is not None:
+                    self.guard.began(limit, request.output_tokens)
+                answer = await self.send(request)
                 if isinstance(answer, UndecodedAnswer):
                     free_s = max(answer.ended_s, due_s)
                     return Measured(request, due_s, free_s, answer.num_events, answer)
@@ -176,20 +166,23 @@ class Sender:
         else:
             record = RequestRecord.completed(request, due_s, answer)
         finally:
-            if self._guard is not None:
-                self._guard.ended(limit, loop.time() - sent_s)
+            if self.guard is not None:
+                self.guard.ended(limit, loop.time() - sent_s)
         if record.status == "timeout":  # it was in flight until now, whenever its last byte came
             record = replace(record, exchange=replace(record.exchange, ended_s=loop.time()))
         tokens = sum(record.exchange.token_counts)
-        return Measured(request, due_s, _free_s(record, loop.time()), tokens, record)
+        # its user is free at the answer's end, or now if it failed
+        has_end = record.ok and (record.ended_s is not None or record.token_times_s)
+        free_s = record.exchange.last_s if has_end else loop.time()
+        return Measured(request, due_s, free_s, tokens, record)
 
     def _why_late(self, partial: Exchange | None) -> str:
         """The missed deadline: for the first token, or for the complete answer."""
         came = 0 if partial is None else sum(partial.token_counts)
-        if self._guard is not None and self._guard.gave_up_after_s is not None:
+        if self.guard is not None and self.guard.gave_up_after_s is not None:
             return (
                 f"stuck after {came} tokens: no answer of the level ended for "
-                f"{self._guard.gave_up_after_s:g} s; set a limit with --timeout"
+                f"{self.guard.gave_up_after_s:g} s; set a limit with --timeout"
             )
-        assert self._timeout_s is not None  # or nothing was late
-        return timeout_message(self._timeout_s, came)
+        assert self.timeout_s is not None  # or nothing was late
+        return timeout_message(self.timeout_s, came)

@@ -49,15 +49,6 @@ class LevelAware(Protocol):
 
 
 @runtime_checkable
-class Connected(Protocol):
-    """A target that may have a limited number of connections."""
-
-    @property
-    def max_connections(self) -> int | None:
-        """Maximum requests in flight; more have to wait. None: no limit."""
-
-
-@runtime_checkable
 class EngineWatched(Protocol):
     """A target whose engine runs in this process and reports its counts."""
 
@@ -69,7 +60,9 @@ class EngineWatched(Protocol):
 class Resolved:
     """A target with the optional protocols that it has; None for those it lacks.
 
-    send  its fastest way to send: undecoded if it can
+    send             its fastest way to send: undecoded if it can
+    max_connections  the target's attribute: maximum requests in flight; more have to wait. None, or
+                     a target without it: no limit
     """
 
     send: Send
@@ -84,5 +77,5 @@ def resolve(target: Target) -> Resolved:
         send=target.send_undecoded if isinstance(target, DecodesLater) else target.send,
         level=target if isinstance(target, LevelAware) else None,
         engine=target if isinstance(target, EngineWatched) else None,
-        max_connections=target.max_connections if isinstance(target, Connected) else None,
+        max_connections=getattr(target, "max_connections", None),
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
-from lmi_bench.loadgen.run.error_bound import gaps, ttft_bound
+from lmi_bench.loadgen.run.error_bound import gaps, ttfts
 
 LATE = st.floats(0.0, 0.02)
 
@@ -23,7 +23,7 @@ def test_the_true_ttft_quantile_lies_within_the_bound(samples, q):
     """Each reported value is the true one plus a part of what it may be late by."""
     true = [value for value, _, _ in samples]
     reported = [value + late * part for value, late, part in samples]
-    bound = ttft_bound(reported, [late for _, late, _ in samples], q)
+    bound = ttfts(reported, [late for _, late, _ in samples]).quantile(q)
     truth = float(np.quantile(true, q))
     assert bound.low_s - 1e-12 <= truth <= bound.high_s + 1e-12
     assert abs(bound.reported_s - truth) <= bound.error_s + 1e-12
@@ -44,7 +44,7 @@ def test_the_true_itl_quantile_lies_within_the_bound(streams, q):
         true_gaps.extend(np.diff(true))
         stamps = [t + late * part for t, (_, late, part) in zip(true, stream, strict=True)]
         signals.add_answer(stamps, [late for _, late, _ in stream])
-    bound = gaps(signals).bound(q)
+    bound = gaps(signals).quantile(q)
     if not true_gaps:
         assert bound is None
     else:
@@ -53,7 +53,7 @@ def test_the_true_itl_quantile_lies_within_the_bound(streams, q):
 
 
 def test_exact_times_have_no_bound_to_state_but_zero():
-    bound = ttft_bound([0.2, 0.3, 0.4], [0.0, 0.0, 0.0], 0.99)
+    bound = ttfts([0.2, 0.3, 0.4], [0.0, 0.0, 0.0]).quantile(0.99)
     assert bound.error_s == 0.0
 
 
@@ -61,9 +61,9 @@ def test_a_few_unknown_times_leave_the_median_known_and_the_p99_not():
     """Three of a hundred may have been anywhere before: the highest true values may be lower."""
     values = [0.2 + i / 1000 for i in range(100)]
     bounds = [None if i >= 97 else 0.001 for i in range(100)]
-    median = ttft_bound(values, bounds, 0.5)
+    median = ttfts(values, bounds).quantile(0.5)
     assert median.low_s == pytest.approx(np.quantile(values, 0.5) - 0.001 - 0.003, abs=0.0011)
-    assert ttft_bound(values, [None] * 100, 0.99) is None
+    assert ttfts(values, [None] * 100).quantile(0.99) is None
 
 
 def test_parts_of_two_receivers_add_up_to_one():
@@ -71,6 +71,6 @@ def test_parts_of_two_receivers_add_up_to_one():
     first.add_answer([1.0, 1.5], [0.1, 0.0])
     second.add_answer([2.0, 2.25, 2.5], [0.0, 0.0, math.inf])
     both = gaps(first + second)
-    assert list(both.gap_s) == [0.5, 0.25, 0.25]
+    assert list(both.values_s) == [0.5, 0.25, 0.25]
     assert list(both.high_s) == [0.6, 0.25, 0.25]
     assert list(both.low_s) == [0.5, 0.25, -math.inf]
