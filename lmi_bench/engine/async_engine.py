@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from lmi_bench.core.clock import settle
 from lmi_bench.core.errors import EngineError, InputError
@@ -30,8 +31,7 @@ OnStep = Callable[[StepBatch, float, float], None]
 OnEnd = Callable[["Generation"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """Tokens that a request got from one step, at `time_s` on the loop's clock."""
 
     time_s: float
@@ -48,6 +48,8 @@ class Generation:
     finish_reason       None while it runs, or if the engine failed
     drafted_tokens      draft tokens for this request; accepted_tokens: those accepted
     replica             number of its replica; None without replicas
+    on_news             called at once with each event and the end; it must return quickly
+    error               why it got no end, if the engine failed
     submitted_s ...     times on the loop's clock
     """
 
@@ -55,6 +57,7 @@ class Generation:
     seq_id: int
     submitted_s: float
     replica: int | None = None
+    on_news: Callable[[], None] | None = None
     events: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
     drafted_tokens: int = 0
@@ -62,7 +65,7 @@ class Generation:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
-    _error: EngineError | None = None
+    error: EngineError | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event | None = None  # created when something first iterates
 
@@ -90,8 +93,8 @@ class Generation:
     async def wait(self) -> None:
         """Return when the request ends. Raises EngineError if the engine fails."""
         await self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Every event from the first on, as it occurs. Raises EngineError if the engine fails.
@@ -106,8 +109,8 @@ class Generation:
             if self._news is None:
                 self._news = asyncio.Event()
             await self._news.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def stop(self, reason: str) -> None:
         """End the request now with this finish reason; no effect if it has ended."""
@@ -123,7 +126,7 @@ class Generation:
     def _end(self, now_s: float, reason: str | None, error: EngineError | None = None) -> None:
         self.finished_s = now_s
         self.finish_reason = reason
-        self._error = error
+        self.error = error
         self._ended.set()
         self._wake()
         if self._engine._on_end is not None:
@@ -133,6 +136,8 @@ class Generation:
         if self._news is not None:
             self._news.set()
             self._news = None
+        if self.on_news is not None:
+            self.on_news()
 
 
 class AsyncEngine:

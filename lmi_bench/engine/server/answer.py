@@ -1,7 +1,8 @@
 """One request's answer as text: decodes the engine's tokens and applies stop strings."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmi_bench.engine.async_engine import Generation, TokenEvent
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
@@ -30,8 +31,7 @@ class Prompt:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One token. `text` is what it adds to the answer: empty while text is held back.
 
     ranked  the most likely tokens at its position, if requested
@@ -56,6 +56,7 @@ class Answer:
         self._decoder = decoder
         self._stop_filter = StopStringFilter(prompt.stop_strings, keep=prompt.keep_stop_string)
         self._min_tokens = prompt.sampling.min_tokens
+        self._num_taken = 0  # events
         self.pieces: list[Piece] = []
         self.finish_reason: str | None = None
 
@@ -68,27 +69,32 @@ class Answer:
         """The stop string that ended the answer, if one did."""
         return self._stop_filter.matched
 
-    async def chunks(self) -> AsyncIterator[list[Piece]]:
-        """The pieces of each engine event; `finish_reason` is set with the last ones.
+    def take(self) -> list[Piece] | None:
+        """The pieces of the next engine event, None if it has not come; `finish_reason` is set
+        with the last ones.
 
-        If the request is stopped without a last token, the last chunk is empty. Raises
-        EngineError if the engine fails.
+        If the request is stopped without a last token, the last list is empty. Raises
+        EngineError, after the last tokens, if the engine has failed.
         """
-        num_events, generation = 0, self.generation
-        async for event in generation:
-            num_events += 1
-            ended = generation.finish_reason is not None and num_events == len(generation.events)
-            yield self._take(event, is_last=ended)
-            if self.finish_reason is not None:
-                return
-        self.finish_reason = self.generation.finish_reason
-        yield []
+        generation, events = self.generation, self.generation.events
+        if self.finish_reason is not None:
+            return None
+        if self._num_taken < len(events):
+            self._num_taken += 1
+            is_last = generation.finish_reason is not None and self._num_taken == len(events)
+            return self._take(events[self._num_taken - 1], is_last=is_last)
+        if generation.error is not None:
+            raise generation.error
+        self.finish_reason = generation.finish_reason
+        return None if self.finish_reason is None else []
 
     async def complete(self) -> None:
         """Wait for the whole answer; only stop strings need tokens before the end."""
-        if not self.prompt.stop_strings:
-            await self.generation.wait()
-        async for _ in self.chunks():
+        if self.prompt.stop_strings:
+            async for _ in self.generation:
+                self.take()
+        await self.generation.wait()
+        while self.take() is not None:
             pass
 
     def close(self) -> None:

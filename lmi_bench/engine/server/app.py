@@ -2,14 +2,16 @@
 
 import asyncio
 import errno
+import gc
 import hmac
 import ipaddress
 import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +134,25 @@ def entrance(api_key: str | None) -> Middleware:
     return enter
 
 
+@contextmanager
+def _steps_first() -> Iterator[None]:
+    """The interpreter's settings under which the engine's steps wait least for the streams.
+
+    An executor's thread gets the interpreter's lock after 0.1 ms in place of 5, and garbage
+    collections, which fall between two steps as often as into one, become rare.
+    """
+    interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-4)
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+        sys.setswitchinterval(interval_s)
+
+
 @asynccontextmanager
 async def listening(
     app: web.Application,
@@ -174,7 +195,8 @@ async def listening(
         try:
             bound_host, bound_port = listener.sockets[0].getsockname()[:2]
             warning = exposure_warning(host) if app.get(_IS_OPEN, True) else None
-            yield Listening(bound_host, bound_port, warning)
+            with _steps_first():
+                yield Listening(bound_host, bound_port, warning)
         finally:
             listener.close()
     finally:

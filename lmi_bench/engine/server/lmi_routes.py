@@ -315,8 +315,10 @@ class LmiRoutes:
             ]
             if calls[0].stream:
                 return await streaming.send_stream(
+                    state,
                     request,
-                    streaming.writes(answers, replies[0]),
+                    answers,
+                    replies[0],
                     headers={"Content-Type": "application/jsonlines", **headers},
                     envelope=envelope,
                 )

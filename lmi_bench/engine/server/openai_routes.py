@@ -40,6 +40,7 @@ class OpenAiReply(ABC):
     id_prefix: ClassVar[str]
     stream_object: ClassVar[str]
     whole_object: ClassVar[str]
+    plain_choice: ClassVar[bytes]  # of most chunks: %d its number, %b its text
 
     def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         self._call = call
@@ -53,6 +54,12 @@ class OpenAiReply(ABC):
             "model": state.model_name,
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
+        self._is_plain = not (
+            call.num_logprobs is not None
+            or call.return_token_ids
+            or call.stream_options.continuous_usage_stats
+            or call.most_tool_calls != 0
+        )
         self._finders = [CallFinder(call.most_tool_calls) for _ in answers]
 
     @abstractmethod
@@ -66,6 +73,9 @@ class OpenAiReply(ABC):
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One chunk for one engine event of a choice, even if it adds no text."""
         text = "".join([piece.text for piece in pieces])
+        answer = self._answers[number]
+        if self._is_plain and answer.finish_reason is None and number in self._begun:
+            return self._prefix + self.plain_choice % (number, orjson.dumps(text))
         own = self._stream_choice(text, pieces, number)
         tail = b"}\n\n"
         if self._call.stream_options.continuous_usage_stats:
@@ -128,6 +138,9 @@ class CompletionReply(OpenAiReply):
     id_prefix = "cmpl"
     stream_object = "text_completion"
     whole_object = "text_completion"
+    plain_choice = (
+        b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+    )
 
     def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         super().__init__(call, answers, state)
@@ -169,6 +182,10 @@ class ChatReply(OpenAiReply):
     id_prefix = "chatcmpl"
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
+    plain_choice = (
+        b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
+        b'"stop_reason":null}]}\n\n'
+    )
 
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One chunk for one engine event, after the role chunk if it is the choice's first."""
@@ -301,8 +318,10 @@ class OpenAiRoutes:
                 await streaming.complete_all(answers)
                 return json_response(reply.whole(), headers=headers)
             return await streaming.send_stream(
+                state,
                 request,
-                streaming.writes(answers, reply),
+                answers,
+                reply,
                 headers=_STREAM_HEADERS | headers,
                 envelope=envelope,
             )

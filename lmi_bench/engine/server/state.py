@@ -21,6 +21,7 @@ from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
 from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.feed import Outbox
 
 # 1-2-5 steps from 1 ms to 500 s; powers of two up to 128 Ki tokens
 SECONDS_BOUNDS = tuple(float(f"{step}e{power}") for power in range(-3, 3) for step in (1, 2, 5))
@@ -121,6 +122,7 @@ class ServerState:
     vocab_size: int
     created: int = field(default_factory=lambda: int(time.time()))
     totals: RequestTotals = field(default_factory=RequestTotals)
+    outbox: Outbox = field(default_factory=Outbox)
     _names_logged: set[str] = field(default_factory=set)
 
     async def encode(
