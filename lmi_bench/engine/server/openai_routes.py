@@ -275,7 +275,7 @@ class OpenAiRoutes:
         body = load_json_object(await request.read())
         call = (ChatCall if "messages" in body else CompletionCall).read(body)
         self._check_model(call.model)
-        (_, tokens), *more = await self._tokens(call)
+        (_, tokens), *more = await self._tokens(call, limited=False)
         if more:
             raise InputError("prompt must be one text")
         found = {"count": len(tokens), "max_model_len": self.state.max_model_len, "tokens": tokens}
@@ -355,7 +355,9 @@ class OpenAiRoutes:
             )
         return prompts
 
-    async def _tokens(self, call: OpenAiCall) -> list[tuple[str | list[int], list[int]]]:
+    async def _tokens(
+        self, call: OpenAiCall, *, limited: bool = True
+    ) -> list[tuple[str | list[int], list[int]]]:
         """Each prompt, as text or tokens, and its tokens."""
         prompts: list[str | list[int]]
         if isinstance(call, CompletionCall):
@@ -369,5 +371,10 @@ class OpenAiRoutes:
             render, variables = self.template.render, call.template_variables()
             prompts = [await asyncio.to_thread(render, messages, variables)]
             special = False  # the template has them
-        encode = partial(self.state.encode, add_special_tokens=special)
+        encode = partial(
+            self.state.encode,
+            truncate=call.truncate_prompt_tokens,
+            add_special_tokens=special,
+            limited=limited,
+        )
         return [(each, await encode(each) if isinstance(each, str) else each) for each in prompts]
