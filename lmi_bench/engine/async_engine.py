@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from lmi_bench.core.clock import settle
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.engine.executor import Executor, WatchedExecutor
+from lmi_bench.engine.executor import Executor, ScoringExecutor, WatchedExecutor
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.scheduling.batch import (
     CommittedTokens,
+    PromptLogprobs,
     StepBatch,
     StepKind,
     StepOutput,
@@ -46,6 +47,7 @@ class Generation:
 
     events              all events so far, kept after the end
     finish_reason       None while it runs, or if the engine failed
+    prompt_logprobs     of the prompt's tokens from the second on, known with its first token
     drafted_tokens      draft tokens for this request; accepted_tokens: those accepted
     replica             number of its replica; None without replicas
     on_news             called at once with each event and the end; it must return quickly
@@ -60,6 +62,7 @@ class Generation:
     on_news: Callable[[], None] | None = None
     events: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs = ()
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     first_scheduled_s: float | None = None
@@ -205,14 +208,16 @@ class AsyncEngine:
     ) -> Generation:
         """Queue a request; it arrives now. `beside` has no effect: there is only one engine.
 
-        Raises CapacityError if it can never fit, OverloadedError if the engine is full,
-        EngineError if the engine is not running.
+        Raises CapacityError if it can never fit, InputError if the executor cannot do it,
+        OverloadedError if the engine is full, EngineError if it is not running.
         """
         if self.error is not None:
             self._error_seen = True
             raise self.error
         if self._task is None:
             raise EngineError("the engine is not running: enter it with `async with`")
+        if sampling.prompt_logprobs and not isinstance(self._executor, ScoringExecutor):
+            raise InputError("this engine has no log-probabilities of prompts: omit them")
         now_s = asyncio.get_running_loop().time()
         seq_id = next(self._seq_ids)
         self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
@@ -322,6 +327,7 @@ class AsyncEngine:
                 continue
             generation.drafted_tokens += gained.drafted
             generation.accepted_tokens += gained.accepted
+            generation.prompt_logprobs = generation.prompt_logprobs or gained.prompt or ()
             generation._add(
                 TokenEvent(now_s, gained.token_ids, gained.logprobs, gained.top_logprobs)
             )

@@ -123,7 +123,9 @@ class Sequence:
         stats.generation_tokens += len(token_ids)
         stats.drafted_tokens += drafted
         stats.accepted_tokens += held
-        return CommittedTokens(self.seq_id, token_ids, logprobs, reason, drafted, held, ranked)
+        return CommittedTokens(
+            self.seq_id, token_ids, logprobs, reason, drafted, held, ranked, output.prompt
+        )
 
     def restart(self) -> None:
         """Discard what was computed; all tokens so far are computed again at readmission."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lmi_bench.engine.async_engine import Generation, TokenEvent
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
-from lmi_bench.engine.server.codec import StopStringFilter, StreamDecoder
+from lmi_bench.engine.server.codec import Codec, StopStringFilter, StreamDecoder
 
 _OPENAI_FINISH_REASONS = {
     "length": "length",
@@ -22,6 +22,7 @@ class Prompt:
 
     keep_stop_string  True if the matched stop string is part of the answer
     text              the prompt's text, if the reply repeats it
+    alone             True if the reply has no more than the prompt
     """
 
     token_ids: Sequence[int]
@@ -29,6 +30,7 @@ class Prompt:
     stop_strings: tuple[str, ...] = ()
     keep_stop_string: bool = False
     text: str = ""
+    alone: bool = False
 
 
 class Piece(NamedTuple):
@@ -104,8 +106,22 @@ class Answer:
         if self.finish_reason is None:
             self.finish_reason = self.generation.finish_reason
 
+    def prompt_pieces(self, codec: Codec) -> list[Piece]:
+        """The prompt's tokens, the first without log-probability; none if they have none."""
+        if not self.prompt.sampling.prompt_logprobs:
+            return []
+        tokens, decoder = self.prompt.token_ids, codec.detokenizer()
+        scores = [(None, ()), *self.generation.prompt_logprobs]
+        return [
+            Piece(token_id, decoder.push((token_id,)), *score)
+            for token_id, score in zip(tokens, scores, strict=True)
+        ]
+
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
         chunk: list[Piece] = []
+        if self.prompt.alone:
+            self.finish_reason = "length"
+            return chunk
         for index, token_id in enumerate(event.token_ids):
             text = self._decoder.push((token_id,))
             if len(self.pieces) + 1 > self._min_tokens:

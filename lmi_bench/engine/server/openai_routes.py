@@ -149,7 +149,9 @@ class CompletionReply(OpenAiReply):
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         if number not in self._begun:
             self._begun.add(number)
-            text = self._answers[number].prompt.text + text
+            answer = self._answers[number]
+            text = answer.prompt.text + text
+            pieces = answer.prompt_pieces(self._codec) + pieces
         logprobs = self._logprobs(pieces, number) if self._call.num_logprobs is not None else None
         return {"text": text, "logprobs": logprobs}
 
@@ -164,7 +166,8 @@ class CompletionReply(OpenAiReply):
             "token_logprobs": [piece.logprob for piece in pieces],
             "tokens": tokens,
             "top_logprobs": [
-                self._by_text(piece, token) for token, piece in zip(tokens, pieces, strict=True)
+                None if piece.logprob is None else self._by_text(piece, token)
+                for token, piece in zip(tokens, pieces, strict=True)
             ],
         }
 
@@ -343,7 +346,8 @@ class OpenAiRoutes:
             rest = max(state.max_model_len - len(token_ids), call.min_tokens, 1)
             sampling = call.sampling_with(
                 call.num_logprobs,
-                max_new_tokens=call.max_tokens or rest,
+                max_new_tokens=rest if call.max_tokens is None else max(call.max_tokens, 1),
+                prompt_logprobs=call.echo and call.num_logprobs is not None,
                 eos_token_ids=state.codec.eos_token_ids,
                 grammar=grammar,
             )
@@ -351,7 +355,14 @@ class OpenAiRoutes:
             if call.echo:
                 text = sent if isinstance(sent, str) and not cut else state.codec.decode(token_ids)
             prompts.append(
-                Prompt(token_ids, sampling, call.stop, call.include_stop_str_in_output, text)
+                Prompt(
+                    token_ids,
+                    sampling,
+                    call.stop,
+                    call.include_stop_str_in_output,
+                    text,
+                    alone=call.max_tokens == 0,
+                )
             )
         return prompts
 
