@@ -205,8 +205,11 @@ class AsyncEngine:
         sampling: SamplingParams,
         *,
         beside: Generation | None = None,
+        client: str | None = None,
     ) -> Generation:
         """Queue a request; it arrives now. `beside` has no effect: there is only one engine.
+
+        client  takes turns with others in the queue; None: first come, first served
 
         Raises CapacityError if it can never fit, InputError if the executor cannot do it,
         OverloadedError if the engine is full, EngineError if it is not running.
@@ -220,7 +223,7 @@ class AsyncEngine:
             raise InputError("this engine has no log-probabilities of prompts: omit them")
         now_s = asyncio.get_running_loop().time()
         seq_id = next(self._seq_ids)
-        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
+        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s, client)
         generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
         self._news.set()
         return generation

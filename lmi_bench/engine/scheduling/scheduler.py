@@ -121,8 +121,10 @@ class Scheduler:
         prompt_token_ids: abc.Sequence[int],
         sampling: SamplingParams,
         arrival_s: float,
+        client: str | None = None,
     ) -> Sequence:
-        """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied.
+        """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied. Clients
+        take turns; those without one are first come, first served.
 
         Raises CapacityError if it can never run, OverloadedError if max_concurrent_requests
         are already in the engine.
@@ -148,6 +150,8 @@ class Scheduler:
         )
         self._next_index += 1
         self._sequences[seq_id] = seq
+        if client is not None:
+            self._waiting.take_turn(seq, client)
         self._waiting.push(seq)
         return seq
 

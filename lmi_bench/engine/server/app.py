@@ -33,7 +33,7 @@ from lmi_bench.engine.server.sagemaker_routes import (
     SageMakerRoutes,
     SignatureCheck,
 )
-from lmi_bench.engine.server.state import ServerState
+from lmi_bench.engine.server.state import CLIENT, ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
 
 LOOPBACK = "127.0.0.1"
@@ -77,6 +77,7 @@ def build_app(
     unary_timeout_s: float = UNARY_TIMEOUT_S,
     overhead_s: float = 0.0,
     api_key: str | None = None,
+    fair_by: str | None = None,
 ) -> web.Application:
     """All routes over a running engine, whose context the caller enters and exits.
 
@@ -87,6 +88,7 @@ def build_app(
     unary_timeout_s  timeout of SageMaker's InvokeEndpoint
     overhead_s       time that a simulated server spends on a request before the engine gets it
     api_key          that requests must have as a bearer token; None: any request is answered
+    fair_by          header that names a client; None: clients do not take turns in the queue
     """
 
     @web.middleware
@@ -97,7 +99,7 @@ def build_app(
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     middlewares = [
         failure_middleware(model_name),
-        entrance(api_key),
+        entrance(api_key, fair_by),
         *([delay] if overhead_s else []),
     ]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
@@ -112,7 +114,7 @@ def build_app(
     return app
 
 
-def entrance(api_key: str | None) -> Middleware:
+def entrance(api_key: str | None, fair_by: str | None) -> Middleware:
     """Lets in requests that have the key, if there is one, and whose body comes in time."""
 
     @web.middleware
@@ -129,6 +131,8 @@ def entrance(api_key: str | None) -> Middleware:
                 await request.read()  # which keeps it for the route
         except TimeoutError:
             raise RefusedError(408, f"no whole body within {REQUEST_TIMEOUT_S:g} s") from None
+        if fair_by is not None:
+            CLIENT.set(request.headers.get(fair_by, ""))
         return await handler(request)
 
     return enter

@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -98,6 +99,9 @@ class RequestTotals:
             seen["inter_token_latency_seconds"].observe(later.time_s - earlier.time_s)
 
 
+CLIENT: ContextVar[str | None] = ContextVar("client", default=None)
+"""The client of the request that a task answers, if clients take turns."""
+
 LOGGER = logging.getLogger(__name__)
 MAX_STOP_STRINGS = 16
 _MAX_NAMES_LOGGED = 100
@@ -181,7 +185,9 @@ class ServerState:
                 f"{num_prompt + num_new} were requested ({num_prompt} in the prompt, {num_new} "
                 "in the output): shorten the prompt or request fewer tokens"
             )
-        generation = self.engine.submit(prompt.token_ids, prompt.sampling, beside=beside)
+        generation = self.engine.submit(
+            prompt.token_ids, prompt.sampling, beside=beside, client=CLIENT.get()
+        )
         return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
 
     def ignored_header(self, names: list[str]) -> dict[str, str]:
