@@ -91,17 +91,8 @@ def build_app(
     fair_by          header that names a client; None: clients do not take turns in the queue
     """
 
-    @web.middleware
-    async def delay(request: web.Request, handler: Handler) -> web.StreamResponse:
-        await asyncio.sleep(overhead_s if request.method == "POST" else 0.0)
-        return await handler(request)
-
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
-    middlewares = [
-        failure_middleware(model_name),
-        entrance(api_key, fair_by),
-        *([delay] if overhead_s else []),
-    ]
+    middlewares = [failure_middleware(model_name), entrance(api_key, fair_by, overhead_s)]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
     app[_SILENT], app[_IS_OPEN] = set(), api_key is None
     lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, chat_template)
@@ -114,7 +105,7 @@ def build_app(
     return app
 
 
-def entrance(api_key: str | None, fair_by: str | None) -> Middleware:
+def entrance(api_key: str | None, fair_by: str | None, overhead_s: float) -> Middleware:
     """Lets in requests that have the key, if there is one, and whose body comes in time."""
 
     @web.middleware
@@ -131,6 +122,8 @@ def entrance(api_key: str | None, fair_by: str | None) -> Middleware:
                 await request.read()  # which keeps it for the route
         except TimeoutError:
             raise RefusedError(408, f"no whole body within {REQUEST_TIMEOUT_S:g} s") from None
+        if overhead_s and request.method == "POST":
+            await asyncio.sleep(overhead_s)
         if fair_by is not None:
             CLIENT.set(request.headers.get(fair_by, ""))
         return await handler(request)

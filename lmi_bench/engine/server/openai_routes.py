@@ -304,7 +304,6 @@ class OpenAiRoutes:
         kind: type[OpenAiCall],
         reply_type: type[OpenAiReply],
         request: web.Request,
-        envelope: streaming.Envelope = streaming.PLAIN,
     ) -> web.StreamResponse:
         """Continue a prompt or answer a chat, at once or as server-sent events."""
         state, sent = self.state, load_json_object(await request.read())
@@ -326,7 +325,6 @@ class OpenAiRoutes:
                 answers,
                 reply,
                 headers=_STREAM_HEADERS | headers,
-                envelope=envelope,
             )
         finally:
             streaming.end_all(state, answers)

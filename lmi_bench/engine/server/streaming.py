@@ -32,7 +32,8 @@ class Envelope:
     at_once: bool = False
 
 
-PLAIN = Envelope(headers=dict, wrap=bytes)
+_PLAIN = Envelope(headers=dict, wrap=bytes)
+ENVELOPE = "envelope"  # of a request that came by one of SageMaker's routes
 
 
 async def send_stream(
@@ -42,7 +43,6 @@ async def send_stream(
     reply: Reply,
     *,
     headers: dict[str, str],
-    envelope: Envelope = PLAIN,
     headers_first: bool = False,
 ) -> web.StreamResponse:
     """Send the answers as they grow; the caller closes them.
@@ -50,6 +50,7 @@ async def send_stream(
     headers_first  True: send the status first, so it cannot report a failure; else an exception
                    before the first bytes can still become an error response
     """
+    envelope: Envelope = request.get(ENVELOPE, _PLAIN)
     response = web.StreamResponse(headers=envelope.headers(headers))
     feed = Feed(state.outbox, answers, reply, begun=headers_first)
     if envelope.at_once:

@@ -192,13 +192,11 @@ class TgiRoutes:
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, TgiBody.read(await request.read()))
 
-    async def compat_generate(
-        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
-    ) -> web.StreamResponse:
+    async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         """`/`: an array of one answer, or a stream."""
         body = TgiCompatBody.read(await request.read())
         if body.stream:
-            return await self._stream(request, body, envelope)
+            return await self._stream(request, body)
         return await self._whole(body, in_array=True)
 
     async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
@@ -216,9 +214,7 @@ class TgiRoutes:
         finally:
             streaming.end_all(state, answers)
 
-    async def _stream(
-        self, request: web.Request, body: TgiBody, envelope: streaming.Envelope = streaming.PLAIN
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, body: TgiBody) -> web.StreamResponse:
         headers = {
             "Content-Type": "text/event-stream",
             "Cache-Control": "no-cache",
@@ -241,7 +237,6 @@ class TgiRoutes:
                 answers,
                 reply,
                 headers=headers,
-                envelope=envelope,
                 headers_first=True,
             )
         finally:
