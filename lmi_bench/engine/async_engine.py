@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lmi_bench.core.clock import settle
 from lmi_bench.core.errors import EngineError, InputError
-from lmi_bench.engine.executor import Executor, ScoringExecutor, WatchedExecutor
+from lmi_bench.engine.executor import Executor, WatchedExecutor
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.scheduling.batch import (
     CommittedTokens,
@@ -219,7 +219,7 @@ class AsyncEngine:
             raise self.error
         if self._task is None:
             raise EngineError("the engine is not running: enter it with `async with`")
-        if sampling.prompt_logprobs and not isinstance(self._executor, ScoringExecutor):
+        if sampling.prompt_logprobs and not hasattr(self._executor, "score"):
             raise InputError("this engine has no log-probabilities of prompts: omit them")
         now_s = asyncio.get_running_loop().time()
         seq_id = next(self._seq_ids)

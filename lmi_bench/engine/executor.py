@@ -1,7 +1,7 @@
 """The interface of an executor, which runs the steps that the scheduler plans."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from lmi_bench.core.errors import EngineError
@@ -28,14 +28,6 @@ class Executor(Protocol):
 
     async def close(self) -> None:
         """Release the executor's resources; no step may follow."""
-
-
-@runtime_checkable
-class ScoringExecutor(Protocol):
-    """An executor with a model that gives the log-probabilities of prompts."""
-
-    async def score(self, given: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """Natural log-probability of each token of `continuation` after `given`."""
 
 
 @runtime_checkable
