@@ -25,7 +25,7 @@ from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.server.app import build_app, listening
+from lmi_bench.engine.server.app import build_app, listening, steps_first
 from lmi_bench.engine.server.codec import PlainTokenizer
 
 REQUESTS, TOKENS, STEP_S = 256, 40, 0.03
@@ -118,8 +118,9 @@ async def measure(way):
             cpu_s = time.process_time()
             sampling = SamplingParams(max_new_tokens=TOKENS)
             running = [engine.submit([1, 2, 3], sampling) for _ in range(REQUESTS)]
-            for generation in running:
-                await generation.wait()
+            with steps_first():  # as in a server
+                for generation in running:
+                    await generation.wait()
         else:
             app = build_app(engine, PlainTokenizer(), model_name="toy", max_model_len=256)
             async with listening(app, port=0) as where:

@@ -132,7 +132,7 @@ def entrance(api_key: str | None, fair_by: str | None, overhead_s: float) -> Mid
 
 
 @contextmanager
-def _steps_first() -> Iterator[None]:
+def steps_first() -> Iterator[None]:
     """The interpreter's settings under which the engine's steps wait least for the streams.
 
     An executor's thread gets the interpreter's lock after 0.1 ms in place of 5, and garbage
@@ -192,7 +192,7 @@ async def listening(
         try:
             bound_host, bound_port = listener.sockets[0].getsockname()[:2]
             warning = exposure_warning(host) if app.get(_IS_OPEN, True) else None
-            with _steps_first():
+            with steps_first():
                 yield Listening(bound_host, bound_port, warning)
         finally:
             listener.close()
