@@ -219,12 +219,14 @@ class SageMakerRoutes:
             except SignatureError as exc:
                 return _aws_error(403, exc.code, str(exc))
         failure_of, handler = self._route(body)
+        outside = ENVELOPE.set(envelope)
         try:
-            request[ENVELOPE] = envelope
             return await handler(request)
         except failures.FAILURES as exc:
             status, error = failure_of(exc)
             return _model_error(status, orjson.dumps(error))
+        finally:
+            ENVELOPE.reset(outside)
 
     def _route(self, body: bytes) -> tuple[_FailureOf, _Handler]:
         """The handler of a body, and the status and body of its failures."""

@@ -7,6 +7,7 @@ the first one computes the prompt alone and the others share its blocks.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from aiohttp import HttpVersion11, web
@@ -33,7 +34,8 @@ class Envelope:
 
 
 _PLAIN = Envelope(headers=dict, wrap=bytes)
-ENVELOPE = "envelope"  # of a request that came by one of SageMaker's routes
+ENVELOPE = ContextVar("envelope", default=_PLAIN)
+"""Of the request that a task answers, set by SageMaker's routes."""
 
 
 async def send_stream(
@@ -50,7 +52,7 @@ async def send_stream(
     headers_first  True: send the status first, so it cannot report a failure; else an exception
                    before the first bytes can still become an error response
     """
-    envelope: Envelope = request.get(ENVELOPE, _PLAIN)
+    envelope = ENVELOPE.get()
     response = web.StreamResponse(headers=envelope.headers(headers))
     feed = Feed(state.outbox, answers, reply, begun=headers_first)
     if envelope.at_once:
