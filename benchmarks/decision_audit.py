@@ -367,7 +367,7 @@ def measure_and_ask(world: World, layouts: Sequence[Layout]) -> Choice:
     cells = [measure(world, layout, users) for layout in first for users in FIRST_USERS]
     fitted = calibrated(world, cells)
     measured: list[MeasuredLoad] = []
-    prepared = prepare(question(world, fitted), lambda _text, _share: None)
+    prepared = prepare(question(world, fitted))
     while True:
         answer = recommend(question(world, fitted, measured), prepared=prepared)
         if len(cells) + len(measured) == MOST_CELLS or not answer.measure_next:
@@ -379,7 +379,7 @@ def measure_and_ask(world: World, layouts: Sequence[Layout]) -> Choice:
 def first_layouts(world: World, layouts: Sequence[Layout]) -> list[Layout]:
     """Before anything is measured: the two best layouts on unlike engines by the prior."""
     request = question(world, EAGER_GPU_PRIOR)
-    screened, _ = screen(request, lambda _text, _share: None)
+    screened, _ = screen(request)
     chosen: dict[object, Layout] = {}
     for layout, _, _ in best_fleets(request, screened, []):
         chosen.setdefault(layout.engine_key, layout)

@@ -451,7 +451,7 @@ def _fleet_rows(fleets: tuple[SharedFleet, ...], plan: str) -> list[dict[str, st
             "fleet": f"{fleet.machines} x {fleet.instance}",
             "models": ", ".join(
                 f"{name}: {need.copies} at TP {need.tensor_parallel}"
-                for name, need in zip(fleet.names, fleet.needs, strict=True)
+                for name, need in fleet.models.items()
             ),
             "USD/h": usd_text(fleet.usd_per_hour, estimated=fleet.estimated),
         }

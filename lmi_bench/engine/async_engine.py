@@ -244,8 +244,8 @@ class AsyncEngine:
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
-            used_blocks=scheduler.used_blocks,
-            total_blocks=scheduler.block_budget,
+            used_blocks=scheduler.blocks.num_used,
+            total_blocks=scheduler.blocks.budget,
             done=replace(scheduler.stats),
         )
 

@@ -37,11 +37,11 @@ class MemoryBudget:
 
     async def follow(self, scheduler: Scheduler, on_change: Callable[[], None]) -> None:
         """Adjust the scheduler's budget until cancelled; calls `on_change` after each change."""
-        reported = scheduler.block_budget
+        reported = scheduler.blocks.budget
         while True:
-            before = scheduler.block_budget
-            scheduler.set_block_budget(self.blocks(scheduler.most_used_blocks))
-            budget = scheduler.block_budget
+            before = scheduler.blocks.budget
+            scheduler.set_block_budget(self.blocks(scheduler.blocks.most_used))
+            budget = scheduler.blocks.budget
             if budget != before:
                 on_change()
             if abs(budget - reported) > _REPORTED_FRAC * scheduler.config.num_blocks:

@@ -62,7 +62,7 @@ def plan_portfolio(settings: RecommendSettings, listener: Listener = SILENT) -> 
         request, without_image = with_images(settings, request)
         for one in without_image if names and index == 0 else ():
             listener.note(f"{one.instance_type} is left out: {one.reason}")
-        members.append(member_of(name, request, lambda _text, _share: None))
+        members.append(member_of(name, request))
     return share_machines(
         members,
         machines,

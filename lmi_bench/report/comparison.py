@@ -7,7 +7,7 @@ from lmi_bench.analysis.results.compare import Difference, compare_runs
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.run_store import Run
 from lmi_bench.report.formats import MISSING, metric_title, number
-from lmi_bench.report.table import Cell, Field, Table, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, table_of
 from lmi_bench.report.values import LATENCY, THROUGHPUT, Curve
 
 _TONES = {"faster": "good", "slower": "bad", "unknown": "na"}
@@ -46,8 +46,8 @@ def verdicts_table(base: Run, other: Run, labels: tuple[str, str]) -> Table | st
 
     metrics = dict.fromkeys(each.metric for each in found)
     fields: list[Field[str]] = [
-        field("Level", str, numeric=False),
-        *(field(metric_title(name), partial(cell, metric=name)) for name in metrics),
+        Field("Level", str, numeric=False),
+        *(Field(metric_title(name), partial(cell, metric=name)) for name in metrics),
     ]
     note = (
         f"Changes of {second} against {first}, each with its 95 % interval, as {command} gives "
@@ -84,12 +84,12 @@ def comparison_table(curves: Sequence[Curve]) -> Table | None:
 
     by_concurrency = base.axis == "concurrency"
     fields: list[Field[float]] = [
-        field("Concurrent requests" if by_concurrency else "Request rate, req/s", "{:g}".format)
+        Field("Concurrent requests" if by_concurrency else "Request rate, req/s", "{:g}".format)
     ]
     for group, of in (("Throughput, tok/s", THROUGHPUT), ("Latency p90, ms/token", LATENCY)):
         for curve in ordered:
             title = f"{curve.label} (predicted)" if curve.simulated else curve.label
-            fields.append(field(title, partial(cell, curve, of=of), group))
+            fields.append(Field(title, partial(cell, curve, of=of), group))
     left_out = len(curves) - len(same)
     note = f"Differences are against {base.label}, a single run each; the verdicts test them."
     if left_out:

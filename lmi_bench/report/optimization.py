@@ -6,7 +6,7 @@ from typing import Any
 
 from lmi_bench.core.units import MIB
 from lmi_bench.report.formats import MISSING, count, number, share, usd
-from lmi_bench.report.table import Cell, Field, Table, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, table_of
 
 _EMULATED = "emulated"
 _WORST = 3
@@ -81,7 +81,7 @@ class VariantResult:
     undecided: Sequence[str] = ()
 
 
-_VARIANT: Field[VariantResult] = field(
+_VARIANT: Field[VariantResult] = Field(
     "Variant", lambda each: Cell(each.name, each.kernels or ""), numeric=False
 )
 
@@ -102,8 +102,8 @@ def _products(results: Sequence[VariantResult]) -> Table | None:
     fields = [_VARIANT]
     for rows, base_ms in base.items():
         fields += [
-            field(f"ms at {rows}", lambda each, rows=rows: number(each.products_ms[rows])),  # type: ignore[misc]
-            field(
+            Field(f"ms at {rows}", lambda each, rows=rows: number(each.products_ms[rows])),  # type: ignore[misc]
+            Field(
                 f"of the baseline's at {rows}",
                 lambda each, rows=rows, ms=base_ms: number(each.products_ms[rows] / ms),  # type: ignore[misc]
             ),
@@ -118,7 +118,7 @@ def _products(results: Sequence[VariantResult]) -> Table | None:
 
 def _jobs(results: Sequence[VariantResult]) -> Table:
     stages = (
-        field(title, lambda each, key=key: number(each.job[key]))  # type: ignore[misc]
+        Field(title, lambda each, key=key: number(each.job[key]))  # type: ignore[misc]
         for key, title in STAGES.items()
     )
     note = "Loading holds calibration unless an earlier job left its factors; speculation has none."
@@ -137,22 +137,22 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
             value = by_load.get(load)
             return missing(each) if value is None else number(value)
 
-        return field(title, cell, "Speed")
+        return Field(title, cell, "Speed")
 
     first = loads[0] if loads else 1
     fields: tuple[Field[VariantResult], ...] = (
         _VARIANT,
-        field("perplexity", lambda each: number(each.quality.perplexity, 4), "Quality"),
-        field("same tokens", lambda each: share(each.quality.agreement_frac), "Quality"),
-        field("logprob shift", lambda each: number(each.quality.logprob_shift), "Quality"),
-        field("output error", lambda each: share(each.quality.mean_output_error), "Quality"),
-        field("guesses held", lambda each: share(each.quality.accepted_frac), "Quality"),
-        field("weights, MiB", lambda each: number(each.memory.weight_bytes / MIB), "Memory"),
-        field("KV tokens", lambda each: count(each.memory.kv_tokens_in_baseline_memory), "Memory"),
+        Field("perplexity", lambda each: number(each.quality.perplexity, 4), "Quality"),
+        Field("same tokens", lambda each: share(each.quality.agreement_frac), "Quality"),
+        Field("logprob shift", lambda each: number(each.quality.logprob_shift), "Quality"),
+        Field("output error", lambda each: share(each.quality.mean_output_error), "Quality"),
+        Field("guesses held", lambda each: share(each.quality.accepted_frac), "Quality"),
+        Field("weights, MiB", lambda each: number(each.memory.weight_bytes / MIB), "Memory"),
+        Field("KV tokens", lambda each: count(each.memory.kv_tokens_in_baseline_memory), "Memory"),
         *(speed(f"tok/s at {load}", load, "throughput_tokens_per_s") for load in loads),
         speed(f"ms/token at {first}", first, "latency_ms_per_token_mean"),
-        field("tok/s against the baseline", lambda each: _ratio(each) or missing(each), "Speed"),
-        field(
+        Field("tok/s against the baseline", lambda each: _ratio(each) or missing(each), "Speed"),
+        Field(
             "USD/1M out",
             lambda each: _EMULATED if each.emulated else usd(each.usd_per_1m_output),
             "Price",
@@ -190,9 +190,9 @@ def _errors(results: Sequence[VariantResult]) -> Table | None:
     if not worst:
         return None
     fields: tuple[Field[tuple[str, str, float]], ...] = (
-        field("Variant", lambda each: each[0], numeric=False),
-        field("matrix", lambda each: each[1], numeric=False),
-        field("error of outputs", lambda each: share(each[2])),
+        Field("Variant", lambda each: each[0], numeric=False),
+        Field("matrix", lambda each: each[1], numeric=False),
+        Field("error of outputs", lambda each: share(each[2])),
     )
     note = "|rounded outputs - outputs| / |outputs| on calibration text; all in optimize.json."
     return table_of("Matrices that rounding moves most", fields, worst, note)

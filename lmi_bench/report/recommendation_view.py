@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lmi_bench.analysis.fit.from_run import LevelAccuracy
 from lmi_bench.analysis.fleet.answer import Candidate, Recommendation, SloOutlook, Variation
 from lmi_bench.analysis.level.layouts import Rejection
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE
 from lmi_bench.report.explore import CANDIDATES, candidates_data, fleet_roofline
 from lmi_bench.report.formats import MISSING, count, key_title, number, plain
-from lmi_bench.report.table import Cell, Field, Table, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, table_of
 from lmi_bench.report.tables import fleets
 from lmi_bench.report.values import Facts, Headline, RecommendationView
 
@@ -47,8 +46,7 @@ def build_recommendation_view(content: Mapping[str, Any], *, anchor: str) -> Rec
         more_candidates=fleets.candidates_table(listed[_SHOWN_CANDIDATES:], chosen, ""),
         unlisted=max(0, len(answer.candidates) - CANDIDATES),
         rejected=_rejected_groups(answer.rejected),
-        loads=_loads_table(content.get("vary")),
-        accuracy=_accuracy_table(answer.accuracy),
+        more=tuple(_more_tables(answer, content.get("vary"))),
         provenance=_provenance(content, chosen),
         warnings=answer.warnings,
         explored=candidates_data(answer.candidates, chosen),
@@ -232,9 +230,9 @@ def _figures_table(chosen: Candidate) -> Table | None:
                 return Cell("n/a", chosen.withheld[key], "na")
             return Cell(MISSING)
 
-        return field({"value": "Predicted"}.get(name, name.capitalize()), text)
+        return Field({"value": "Predicted"}.get(name, name.capitalize()), text)
 
-    fields = (field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
+    fields = (Field("Figure", key_title, numeric=False), end("value"), end("low"), end("high"))
     keys = sorted(chosen.figures, key=lambda key: chosen.figures[key] is None)
     return table_of("Predicted for it", fields, keys) if keys else None
 
@@ -250,9 +248,9 @@ def by_reason(rejected: Sequence[Rejection]) -> list[list[Rejection]]:
 
 def _rejected_groups(rejected: Sequence[Rejection]) -> tuple[Table, ...]:
     fields: tuple[Field[Rejection], ...] = (
-        field("Instance", lambda each: each.instance_type, numeric=False),
-        field("TP", lambda each: count(each.tensor_parallel)),
-        field("Reason", lambda each: each.reason, numeric=False),
+        Field("Instance", lambda each: each.instance_type, numeric=False),
+        Field("TP", lambda each: count(each.tensor_parallel)),
+        Field("Reason", lambda each: each.reason, numeric=False),
     )
     groups = by_reason(rejected)
     return tuple(table_of(_shared_text(members), fields, members) for members in groups)
@@ -278,17 +276,12 @@ def _reason_of(rejection: Rejection) -> str:
     return rejection.reason.replace(rejection.instance_type, "the instance")
 
 
-def _loads_table(content: object) -> Table | None:
-    """The cheapest layout of each range of loads, as `recommend --vary` found it."""
-    if content is None:
-        return None
-    found = Variation.from_json(content, "vary")
-    return table_of("Cheapest layout by load", fleets.load_fields(found), found.intervals)
-
-
-def _accuracy_table(levels: Sequence[LevelAccuracy] | None) -> Table | None:
-    if not any(level.figures for level in levels or ()):
-        return None
-    return table_of(
-        "Predicted against measured", fleets.accuracy_fields(levels or ()), levels or ()
-    )
+def _more_tables(answer: Recommendation, vary: object) -> Iterator[Table]:
+    """The cheapest layout of each range of loads, as `recommend --vary` found it, and predictions
+    of the levels that the profile was fitted to."""
+    if vary is not None:
+        found = Variation.from_json(vary, "vary")
+        yield table_of("Cheapest layout by load", fleets.load_fields(found), found.intervals)
+    levels = answer.accuracy or ()
+    if any(level.figures for level in levels):
+        yield table_of("Predicted against measured", fleets.accuracy_fields(levels), levels)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import yaml
 
 from lmi_bench.analysis.fit.run_intervals import level_uncertainties
-from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty
+from lmi_bench.analysis.fit.uncertainty import Estimate, Uncertainty, metric_of
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.knee import find_knees
 from lmi_bench.analysis.results.repeats import pooled_attempts
@@ -16,7 +16,6 @@ from lmi_bench.core.level import LATENCY_KEY, QUANTILES, Level, Metric
 from lmi_bench.core.load import load_name
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.run_store import Run
-from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.report.explore import levels_data
 from lmi_bench.report.formats import interval, minute, number, plain
@@ -31,6 +30,7 @@ _FIRST = {
     "scenario_hash": "Scenario hash",
 }
 _Predicted = Metric | Literal["throughput"]
+_Sure = Mapping[int, Uncertainty | None]  # of each level, by its id
 CHART_METRICS: tuple[Metric, ...] = ("latency_per_token", "ttft", "itl", "e2e")
 
 
@@ -44,7 +44,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     knees = find_knees(pooled, records=records) if run.knees is None else run.knees
     chosen = recommended_knee(knees)
     marked = chosen.load if chosen is not None and chosen.axis == axis else None
-    scenario, simulated = run.manifest.scenario, run.manifest.target.is_simulated
+    scenario = run.manifest.scenario
     by_line = {id(line): each for line, each in zip(pooled, pooled_records, strict=False)}
     kept = [by_line.get(id(line), ()) for line in lines] if records else None
     slos = levels.readable_slos(scenario.slo)
@@ -57,10 +57,8 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
     as_yaml = yaml.safe_dump(stated, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return RunView(
         anchor=anchor,
-        label=label,
         requests=sum(map(len, run.records or [])),
         subtitle=_subtitle(run.manifest),
-        simulated=simulated,
         headlines=tuple(each for each in headlines if each is not None),
         levels=levels.levels_table(axis, lines, marked, between),
         details=levels.statistics_tables(axis, lines),
@@ -71,7 +69,7 @@ def build_run_view(run: Run, *, label: str, anchor: str) -> RunView:
         warnings=tuple(check_levels(lines)),
         environment=_environment(run.manifest),
         scenario_yaml=as_yaml if stated else "",
-        curve=_curve(label, curve, knees, slos, sure, simulated=simulated),
+        curve=_curve(run, label, curve, knees, sure),
         explored=levels_data(run, label),
     )
 
@@ -81,10 +79,10 @@ def run_headline(run: RunView) -> Headline:
     by_label = {headline.label: headline for headline in run.headlines}
     best = by_label.get("Best throughput")
     if best is None:
-        return Headline(run.label, "none", "", "no level was valid and complete", "bad")
+        return Headline(run.curve.label, "none", "", "no level was valid and complete", "bad")
     knee = by_label.get("Knee")
     detail = best.detail if knee is None else f"{best.detail}; knee at {knee.value} {knee.unit}"
-    return Headline(run.label, best.value, best.unit, detail)
+    return Headline(run.curve.label, best.value, best.unit, detail)
 
 
 def _subtitle(manifest: Manifest) -> str:
@@ -181,15 +179,7 @@ def _stated(between: str) -> str:
     return f"interval {between}; " if between else ""
 
 
-def _curve(
-    label: str,
-    curve: SweepCurve,
-    knees: Sequence[Knee],
-    slos: Sequence[Slo],
-    sure: Mapping[int, Uncertainty | None],
-    *,
-    simulated: bool,
-) -> Curve:
+def _curve(run: Run, label: str, curve: SweepCurve, knees: Sequence[Knee], sure: _Sure) -> Curve:
     """The series of a run, with the interval of each predicted value."""
     points, names = curve.points, ("mean", *QUANTILES, "upper")
     charted: dict[tuple[str, str], _Predicted] = {THROUGHPUT: "throughput"}
@@ -213,12 +203,12 @@ def _curve(
     return Curve(
         label=label,
         axis=curve.axis,
-        simulated=simulated,
+        simulated=run.manifest.target.is_simulated,
         loads=tuple(point.load for point in points),
         valid=tuple(point.usable for point in points),
         values={key: tuple(value(point, key) for point in points) for key in charted},
         knees=tuple(knee for knee in knees if knee.axis == curve.axis),
-        slos=tuple(slos),
+        slos=tuple(levels.readable_slos(run.manifest.scenario.slo)),
         ttft_parts={
             title: values
             for key, title in levels.TTFT_PARTS.items()
@@ -230,8 +220,7 @@ def _curve(
     )
 
 
-def _intervals(sure: Mapping[int, Uncertainty | None]) -> levels.Interval:
-
+def _intervals(sure: _Sure) -> levels.Interval:
     def between(line: Level, metric: _Predicted, name: str) -> str:
         is_speed = metric == "throughput"
         value = line.throughput_tokens_per_s if is_speed else line.of(metric).value(name)
@@ -245,9 +234,7 @@ def _estimate(
     known: Uncertainty | None, metric: _Predicted, name: str, value: float | None
 ) -> Estimate | None:
     """A predicted value with its interval; None if it was measured, or there is none."""
-    if not known or not value:
-        return None
-    return known.throughput(value) if metric == "throughput" else known.latency(metric, name, value)
+    return known.around(metric_of(metric, name), value) if known and value else None
 
 
 def _environment(manifest: Manifest) -> tuple[Facts, ...]:

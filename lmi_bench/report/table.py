@@ -1,7 +1,7 @@
 """A table as plain text cells, and its fields, shared by page, Markdown and console."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -64,35 +64,25 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Field(Generic[T]):
-    """A column, and a function that makes its cell from an item.
+    """A column with the function that makes its cell, or a cell's text, from an item.
 
     console  heading on the console; "" leaves the column out there
     on_page  False leaves it out of the page
     """
 
-    column: Column
-    cell: Callable[[T], Cell]
+    title: str
+    cell: Callable[[T], Cell | str]
+    group: str = ""
+    _: KW_ONLY
+    numeric: bool = True
+    hint: str = ""
     console: str = ""
     on_page: bool = True
 
-
-def field(
-    title: str,
-    cell: Callable[[T], Cell | str],
-    group: str = "",
-    *,
-    numeric: bool = True,
-    hint: str = "",
-    console: str = "",
-    on_page: bool = True,
-) -> Field[T]:
-    """A field; `cell` may return only the text of a cell without hint and tone."""
-
-    def made(item: T) -> Cell:
-        found = cell(item)
+    def of(self, item: T) -> Cell:
+        """The item's cell."""
+        found = self.cell(item)
         return Cell(found) if isinstance(found, str) else found
-
-    return Field(Column(title, group, numeric, hint), made, console, on_page)
 
 
 def table_of(
@@ -107,9 +97,10 @@ def table_of(
     """The page's table, one row per item."""
     shown = [each for each in fields if each.on_page]
     rows = tuple(
-        Row(tuple(each.cell(item) for each in shown), tone(item), strong(item)) for item in items
+        Row(tuple(each.of(item) for each in shown), tone(item), strong(item)) for item in items
     )
-    return Table(caption, tuple(each.column for each in shown), rows, note)
+    columns = (Column(each.title, each.group, each.numeric, each.hint) for each in shown)
+    return Table(caption, tuple(columns), rows, note)
 
 
 def console_rows(
@@ -119,7 +110,7 @@ def console_rows(
 ) -> list[dict[str, str]]:
     """The items as console rows, all with the same keys; text: of a cell, such as `bracketed`."""
     return [
-        {each.console: text(each.cell(item)) for each in fields if each.console} for item in items
+        {each.console: text(each.of(item)) for each in fields if each.console} for item in items
     ]
 
 

@@ -194,8 +194,9 @@ def _headlines_markdown(headlines: Sequence[Headline]) -> str:
 
 
 def _run_markdown(run: RunView) -> list[str]:
-    predicted = "Predicted by the step-time model; nothing was measured." if run.simulated else ""
-    parts = [f"## {_line(run.label)}", _line(run.subtitle), predicted]
+    parts = [f"## {_line(run.curve.label)}", _line(run.subtitle)]
+    if run.curve.simulated:
+        parts.append("Predicted by the step-time model; nothing was measured.")
     parts.append(_headlines_markdown(run.headlines))
     parts += [f"> warning: {_line(warning)}" for warning in run.warnings]
     parts += [table_markdown(run.levels), table_markdown(run.knees)]

@@ -74,10 +74,8 @@ class RunView:
     """One run; `explored` is the data of the views that the page draws."""
 
     anchor: str
-    label: str
     requests: int
     subtitle: str
-    simulated: bool
     headlines: tuple[Headline, ...]
     levels: Table
     details: tuple[Table, ...]
@@ -112,8 +110,7 @@ class RecommendationView:
     more_candidates: Table | None
     unlisted: int
     rejected: tuple[Table, ...]
-    loads: Table | None
-    accuracy: Table | None
+    more: tuple[Table, ...]
     provenance: tuple[Facts, ...]
     warnings: tuple[str, ...] = ()
     explored: Sequence[Any] = ()

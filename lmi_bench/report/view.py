@@ -63,7 +63,7 @@ def build_view(
         headlines += [tile for each in advice for tile in (each.headline, *each.answer)]
     if len(run_views) == 1:
         headlines += run_views[0].headlines
-        title = title or run_views[0].label
+        title = title or run_views[0].curve.label
     else:
         headlines += [run_headline(run) for run in run_views]
         title = title or (f"{len(run_views)} runs compared" if run_views else "Recommendation")
@@ -98,7 +98,7 @@ def _verdicts(runs: Sequence[Run | Path], views: Sequence[RunView]) -> Iterator[
     base = _loaded(runs[first])
     for run, view in zip(runs, views, strict=True):
         if view is not views[first]:
-            yield verdicts_table(base, _loaded(run), (views[first].label, view.label))
+            yield verdicts_table(base, _loaded(run), (views[first].curve.label, view.curve.label))
 
 
 def _path(run: Run | Path) -> Path:

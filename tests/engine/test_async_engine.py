@@ -222,10 +222,10 @@ def test_a_stopped_request_frees_its_blocks_and_the_others_go_on():
             await stopped.wait()
             stopped.stop("cancelled")  # it has ended: nothing happens
             await sleep_until(1.25)
-            used = scheduler.used_blocks
+            used = scheduler.blocks.num_used
             await other.wait()
             scheduler.audit()
-            return stopped, other, used, scheduler.used_blocks
+            return stopped, other, used, scheduler.blocks.num_used
 
     stopped, other, used, used_at_end = run_virtual(main())
     assert (stopped.finish_reason, len(stopped.events)) == ("stop_sequence", 2)

@@ -106,7 +106,7 @@ def run(executor, drafter, config, arrivals):
             for generation in running:
                 await generation.wait()
             scheduler.audit()
-            assert scheduler.used_blocks == 0
+            assert scheduler.blocks.num_used == 0
             tokens = [[t for event in g.events for t in event.token_ids] for g in running]
             return tokens, engine.stats().done, running
 

@@ -55,7 +55,7 @@ def test_the_batch_shrinks_with_the_memory_and_grows_again():
             generations += [engine.submit(range(16), many) for _ in range(12)]
             for second in range(4, 9):
                 await asyncio.sleep(start_s + second - 0.02 - loop.time())
-                running[second] = scheduler.used_blocks
+                running[second] = scheduler.blocks.num_used
             for generation in generations:
                 await generation.wait()
             assert [g.finish_reason for g in generations] == ["length"] * 15
@@ -73,6 +73,6 @@ def test_the_batch_shrinks_with_the_memory_and_grows_again():
 def test_a_budget_never_locks_the_longest_request_out():
     scheduler = Scheduler(SchedulerConfig(num_blocks=40, block_size=16, max_model_len=64))
     scheduler.set_block_budget(0)
-    assert scheduler.block_budget == 4
+    assert scheduler.blocks.budget == 4
     scheduler.set_block_budget(10**6)
-    assert scheduler.block_budget == 40
+    assert scheduler.blocks.budget == 40

@@ -39,7 +39,7 @@ def test_a_page_shows_them_once(recommendation):
     view = build_recommendation_view({**recommendation, **CONTENT}, anchor="r")
     text = str(view.provenance)
     assert text.count("becomes 20% dearer") == 1
-    (row,) = view.loads.rows
+    (row,) = view.more[0].rows
     assert [cell.text for cell in row.cells] == [
         "1", "4", "1 to 4", "ml.a, TP 1 x 1", "2.00 to 8.00", "",
     ]  # fmt: skip

@@ -193,8 +193,8 @@ def test_a_prediction_is_compared_with_the_measurement_and_not_the_other_way_rou
     """The simulated run comes first and is still not the base."""
     predicted = runs_of("", path="runs/sim", step_s=0.033, more={"target": "sim:ml.g5.2xlarge"})
     view = build_view([predicted, sweep])
-    assert view.runs[0].simulated
-    assert not view.runs[1].simulated
+    assert view.runs[0].curve.simulated
+    assert not view.runs[1].curve.simulated
     titles = [column.title for column in view.comparison.columns]
     assert titles[1:3] == ["TGI on g5.2xlarge", "llama-2-7b on sim:ml.g5.2xlarge (predicted)"]
     assert "(-9%)" in texts(view.comparison)[0][2]
@@ -210,7 +210,7 @@ def test_runs_over_unlike_loads_are_not_compared(sweep, runs_of):
 
 def test_runs_of_one_name_are_told_apart_by_their_folder(runs_of):
     runs = [runs_of("same", loads=(1,), path=f"runs/{name}") for name in ("a", "b", "b")]
-    labels = [run.label for run in build_view(runs).runs]
+    labels = [run.curve.label for run in build_view(runs).runs]
     assert labels == ["same [a]", "same [b]", "same [b] #2"]
 
 
@@ -283,7 +283,7 @@ def test_accuracy_is_predicted_over_measured(recommendation):
     pair = {"measured": 30.0, "predicted": 31.2}
     recommendation["accuracy"] = {"levels": [{"concurrency": 1, "throughput_tokens_per_s": pair}]}
     (advice,) = build_view([], [recommendation]).recommendations
-    assert texts(advice.accuracy) == [["1", "31.2 / 30", "+4%"]]
+    assert texts(advice.more[-1]) == [["1", "31.2 / 30", "+4%"]]
 
 
 def test_the_question_is_the_subtitle_and_each_slo_has_its_confidence(recommendation):

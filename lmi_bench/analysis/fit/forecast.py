@@ -123,14 +123,12 @@ def _figures(
 
     offered  output tokens each second that arrive: the throughput of a stable queue; 0: unknown
     """
-    figures: dict[str, Estimate | None] = {}
-    for key, value in values.items():
-        metric = _SIMULATED_METRICS[key]
-        silent = sure.withheld is not None and metric != "throughput_tokens_per_s"
-        figures[key] = None if not value or silent else sure.factors[metric].around(value)
-        if metric == "throughput_tokens_per_s" and offered and sure.withheld is None:
-            figures[key] = Estimate(offered, offered, offered)
-    return figures
+    if offered and sure.withheld is None:
+        values = {**values, "throughput_tokens_per_s": offered}
+    return {
+        key: sure.around(_SIMULATED_METRICS[key], value) if value else None
+        for key, value in values.items()
+    }
 
 
 def simulated_forecast(

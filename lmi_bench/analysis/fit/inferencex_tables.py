@@ -119,11 +119,8 @@ def _gathers(row: Row, setup: Setup, stated: tuple[int, int], users: int) -> tup
 def _copy(row: Row) -> tuple[Setup, PrefillPool | None, int]:
     """A copy, its prefill workers and the number of decode workers, each with its devices."""
     if not _flag(row, "disaggregated"):
-        return (
-            _setup(row, "decode", max(int(row["decode_tp"]), int(row["decode_ep"] or 1))),
-            None,
-            1,
-        )
+        ranks = max(int(row["decode_tp"]), int(row["decode_ep"] or 1))
+        return _setup(row, "decode", ranks), None, 1
     counts = [int(row[f"{pool}_workers"] or 0) for pool in ("prefill", "decode")]
     if not all(counts):
         raise InputError("the workers of its pools are not stated")

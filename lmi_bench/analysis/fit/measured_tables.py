@@ -143,19 +143,13 @@ def _load(row: Row) -> Load:
     text = (row.get("concurrency_or_rate") or "").strip().lower()
     kind, _, value = text.rpartition("=")
     number = _RATE_UNIT.sub("", value.strip())
-    if text and (kind.strip() in ("rate", "r", "qps", "rps") or number != value.strip()):
-        return _rate({"rate": number}, "rate", row)
-    if text:
+    is_rate = kind.strip() in ("rate", "r", "qps", "rps") or number != value.strip()
+    if text and not is_rate:
         return Load(_count({"concurrency": number}, "concurrency"))
-    return _rate(row, "rate_per_s", row)
-
-
-def _rate(fields: Row, key: str, row: Row) -> Load:
-    """The rate in a field; `inf` means all requests at once, a user each."""
-    text = (fields.get(key) or "").strip().lower()
-    if text in ("inf", "infinity"):
+    text = number if text else (row.get("rate_per_s") or "").strip().lower()
+    if text in ("inf", "infinity"):  # all requests at once, a user each
         return Load(_count(row, "num_requests", _OPEN_LOOP_REQUESTS))
-    rate = _number(fields, key)
+    rate = _number({"rate": text}, "rate")
     if rate is None:
         raise InputError(
             f"the rate is {text!r}: not a number above 0"

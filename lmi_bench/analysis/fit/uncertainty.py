@@ -118,26 +118,22 @@ class Uncertainty:
         Raises InputError where the cell cannot run.
         """
         fit = profile if isinstance(profile, Fit) else fit_of_profile(profile, [cell])
-        predicted = cells.predict_cell(fit.profile, cell)
         lasting = _lasting(cell)
         return cls(
-            factors=_factors(fit, cell, predicted, MEASURED, spread=spread),
+            factors=_factors(fit, cell, MEASURED, spread=spread),
             capacity_tokens_per_s=_capacity(fit, lasting),
             load_share=None if cell.rate_per_s is None else load_share(fit, lasting),
             withheld=why_withheld(fit, cell),
         )
 
-    def throughput(self, predicted: float) -> Estimate:
-        """Output tokens a second of a simulated level; a stable open loop serves what arrives."""
+    def around(self, metric: Metric, predicted: float) -> Estimate | None:
+        """A figure in its own unit; None for latencies that are withheld. A stable open loop serves
+        exactly what arrives."""
+        if metric != "throughput_tokens_per_s":
+            return None if self.withheld else self.factors[metric].around(predicted)
         if self.load_share is not None and self.withheld is None:
             return Estimate(predicted, predicted, predicted)
-        return self.factors["throughput_tokens_per_s"].around(predicted)
-
-    def latency(self, metric: str, statistic: str, predicted: float) -> Estimate | None:
-        """Its latency in its own unit; None where latencies are withheld."""
-        if self.withheld is not None:
-            return None
-        return self.factors[metric_of(metric, statistic)].around(predicted)
+        return self.factors[metric].around(predicted)
 
 
 def shown_value(metric: Metric, value: float) -> float:
@@ -146,7 +142,9 @@ def shown_value(metric: Metric, value: float) -> float:
 
 
 def metric_of(metric: str, statistic: str) -> Metric:
-    """The figure of a load whose uncertainty this statistic of a latency metric has."""
+    """The figure of a load whose uncertainty this statistic of a metric has."""
+    if metric == "throughput":
+        return "throughput_tokens_per_s"
     if metric == "ttft":
         return "ttft_mean_s"
     if metric in ("itl", "tpot"):
@@ -200,19 +198,14 @@ def under_load(cell: MeasuredLevel, profile: EngineProfile, load: Load) -> Measu
 def estimates(fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric]) -> dict[Metric, Estimate]:
     """The cell's figures with intervals. Raises CapacityError where it does not fit."""
     predicted = cells.predict_cell(fit.profile, cell)
-    factors = _factors(fit, cell, predicted, metrics)
+    factors = _factors(fit, cell, metrics)
     return {metric: factors[metric].around(predicted.value(metric)) for metric in metrics}
 
 
 def _factors(
-    fit: Fit,
-    cell: MeasuredLevel,
-    predicted: cells.CellPrediction,
-    metrics: Sequence[Metric],
-    *,
-    spread: bool = False,
+    fit: Fit, cell: MeasuredLevel, metrics: Sequence[Metric], *, spread: bool = False
 ) -> dict[Metric, Factor]:
-    profile = fit.profile
+    profile, predicted = fit.profile, cells.predict_cell(fit.profile, cell)
     brief = _brief(cell, predicted)
     jacobian = derivatives(profile, brief, fit.names, metrics)
     growth = None if cell.rate_per_s is None else cells.growth_with_step_times(profile, brief)
@@ -364,7 +357,7 @@ def _busy_step(fit: Fit, cell: MeasuredLevel) -> Factor:
 def _closed_loop(fit: Fit, cell: MeasuredLevel, users: int, metric: Metric) -> Factor:
     """The factor of one figure with users that send one request each."""
     level = replace(cell, load=Load(users), arrivals_s=(), num_requests=users)
-    return _factors(fit, level, cells.predict_cell(fit.profile, level), [metric])[metric]
+    return _factors(fit, level, [metric])[metric]
 
 
 def _copy(cell: MeasuredLevel) -> tuple[Any, ...]:
@@ -397,6 +390,10 @@ class TimeFactors:
     def of(self, metric: str) -> float:
         """The factor of a latency metric."""
         return self.ttft if metric == "ttft" else self.steps
+
+    def around(self, rate: float) -> Estimate:
+        """A rate with its interval."""
+        return Estimate(rate, rate / self.steps, rate * self.shorter)
 
     @classmethod
     def at(cls, fit: Fit, cell: MeasuredLevel) -> TimeFactors:

@@ -16,7 +16,7 @@ from lmi_bench.analysis.fit.forecast import hit_share
 from lmi_bench.analysis.fleet.answer import Attainment, Candidate
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, Fleet, operating_of
 from lmi_bench.analysis.fleet.operating_point import Latencies, Operating
-from lmi_bench.analysis.fleet.request import RecommendRequest, Routing
+from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import CopyPlan, EngineKey
 from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.latency import samples_needed
@@ -82,19 +82,13 @@ def _worst_ms(
 
 
 def simulate_long(
-    plan: CopyPlan,
-    operating: Operating,
-    slos: Sequence[Slo],
-    *,
-    copies: int,
-    routing: Routing = "random",
-    seed: int = 0,
+    request: RecommendRequest, plan: CopyPlan, operating: Operating, copies: int
 ) -> Attainment:
     """Simulate the planned load of one copy, or of several behind a router, for fifteen minutes.
 
     copies  of the fleet; under random routing one represents all: it gets a Poisson stream too
     """
-    steady = plan.steady
+    steady, slos, routing, seed = plan.steady, request.slos, request.routing, request.seed
     replicas = 1 if routing == "random" or not steady.open_loop else min(copies, _MOST_REPLICAS)
     shares = 1 if routing == "prefix-affine" else max(1, copies // replicas)
     rate_per_s = operating.rate_per_s * replicas
@@ -134,14 +128,8 @@ class LongSimulation:
         layout, copy, machines = fleet
         key = (layout.engine_key, round(operating.rate_per_s, 9))
         if key not in self._seen:
-            self._seen[key] = simulate_long(
-                copy.plan,
-                operating,
-                request.slos,
-                copies=request.availability.surviving(machines) * layout.copies,
-                routing=request.routing,
-                seed=request.seed,
-            )
+            copies = request.availability.surviving(machines) * layout.copies
+            self._seen[key] = simulate_long(request, copy.plan, operating, copies)
         return self._seen[key]
 
     def overloaded(self, fleet: Fleet) -> tuple[EngineKey, CopyCapacity] | None:

@@ -73,9 +73,7 @@ class CopyCapacity:
             low = min(low, LATENCY_LOAD_LIMIT * self.plan.steady.saturated_rate_per_s)
         low = min(low, _BELOW * self.too_much_per_s)
         median = max(low, min(self.central_per_s, self.too_much_per_s))
-        levels = [(rate, verdict == "kept") for rate, verdict in self.measured if verdict != "near"]
-        near = [rate for rate, verdict in self.measured if verdict == "near"]
-        return CapacityBelief.after(low, median, levels, near_per_s=near)
+        return CapacityBelief.after(low, median, self.measured)
 
     @property
     def kept_per_s(self) -> float:
@@ -318,10 +316,7 @@ class _LoadedFleet:
             return uncertainty.Estimate(output_per_s, output_per_s, output_per_s)
         if self.sure is not None:
             return self.sure.factors["throughput_tokens_per_s"].around(output_per_s)
-        factors = self.copy.factors
-        return uncertainty.Estimate(
-            output_per_s, output_per_s / factors.steps, output_per_s * factors.shorter
-        )
+        return self.copy.factors.around(output_per_s)
 
     def _capacity(self) -> uncertainty.Estimate:
         """Requests each second of the fleet within the SLOs; machines are counted with its lower
@@ -329,8 +324,7 @@ class _LoadedFleet:
         copy, copies = self.copy, self.machines * self.layout.copies
         factor = copy.factors.steps
         if not self.request.open_loop:
-            rate = copies * copy.plan.steady.rate_per_s(copy.concurrency)
-            return uncertainty.Estimate(rate, rate / factor, rate * copy.factors.shorter)
+            return copy.factors.around(copies * copy.plan.steady.rate_per_s(copy.concurrency))
         belief = copy.belief(keeps_slos=False)
         predicted = max(copy.central_per_s, copy.rate_per_s / factor)
         predicted = max(belief.kept_per_s, min(predicted, belief.missed_per_s))

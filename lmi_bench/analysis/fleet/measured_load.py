@@ -19,7 +19,7 @@ so the capacity is that level's rate within a few per cent, whatever the predict
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final, Literal
@@ -178,24 +178,18 @@ class CapacityBelief:
 
     @classmethod
     def after(
-        cls,
-        low_per_s: float,
-        median_per_s: float,
-        measured: Iterable[tuple[float, bool]],
-        *,
-        near_per_s: Iterable[float] = (),
+        cls, low_per_s: float, median_per_s: float, measured: Sequence[tuple[float, Verdict]]
     ) -> "CapacityBelief":
-        """The belief after levels at these rates, each with whether it kept the SLOs.
+        """The belief after levels at these rates; an undecided one counts as missed.
 
-        near_per_s  rates of levels at their limit; the lowest replaces the prediction
-
-        If levels contradict each other, the missed one counts.
+        If levels contradict each other, the missed one counts. The lowest of those at their limit
+        replaces the prediction.
         """
-        levels = list(measured)
-        missed_per_s = min((rate for rate, kept in levels if not kept), default=math.inf)
-        kept = (rate for rate, was_kept in levels if was_kept and rate < missed_per_s)
-        kept_per_s = max(kept, default=0.0)
-        near = [rate for rate in near_per_s if kept_per_s < rate < missed_per_s]
+        missed = (rate for rate, verdict in measured if verdict in ("missed", "open"))
+        missed_per_s = min(missed, default=math.inf)
+        below = [(rate, verdict) for rate, verdict in measured if rate < missed_per_s]
+        kept_per_s = max((rate for rate, verdict in below if verdict == "kept"), default=0.0)
+        near = [rate for rate, verdict in below if verdict == "near" and rate > kept_per_s]
         if near:
             median_per_s = min(near)
             low_per_s = median_per_s * math.exp(-_NORMAL.inv_cdf(CONFIDENCE) * _NEAR_LOG_SD)

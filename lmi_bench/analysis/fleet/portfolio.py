@@ -10,7 +10,7 @@ A device serves one model; a host with several models is assumed to be as fast a
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -20,21 +20,22 @@ from lmi_bench.analysis.fleet.recommender import prepare
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.json_value import JsonValue
 
 MOST_MODELS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Need(JsonValue):
     """Copies of one model at one degree for its load."""
 
     tensor_parallel: int
     copies: int
 
     @property
-    def devices(self) -> int:
-        """Number of devices of all copies."""
-        return self.tensor_parallel * self.copies
+    def size(self) -> tuple[int, int]:
+        """Devices of all copies, and of one."""
+        return self.tensor_parallel * self.copies, self.tensor_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class Member:
 class SharedFleet:
     """Models that share machines of one kind.
 
+    models    what each model needs, by its name
     placed    copies on each machine, as (name, degree)
     machines  including spare ones; usd_per_hour: of all of them
     """
 
     instance: str
-    names: tuple[str, ...]
-    needs: tuple[Need, ...]
+    models: Mapping[str, Need]
     placed: tuple[tuple[tuple[str, int], ...], ...]
     machines: int
     usd_per_hour: float
@@ -67,10 +68,7 @@ class SharedFleet:
             "machines": self.machines,
             "usd_per_hour": self.usd_per_hour,
             "estimated": self.estimated,
-            "models": [
-                {"name": name, "tensor_parallel": need.tensor_parallel, "copies": need.copies}
-                for name, need in zip(self.names, self.needs, strict=True)
-            ],
+            "models": [{"name": name, **need.to_json()} for name, need in self.models.items()],
             "placement": [
                 [{"name": name, "tensor_parallel": degree} for name, degree in machine]
                 for machine in self.placed
@@ -105,11 +103,11 @@ class Portfolio:
         }
 
 
-def member_of(name: str, request: RecommendRequest, tell: Callable[[str, float], None]) -> Member:
+def member_of(name: str, request: RecommendRequest) -> Member:
     """Copies for the request's rate, by machine and degree; raises InputError without a rate."""
     if request.rate_per_s is None:
         raise InputError(f"{name}: a portfolio needs the rate of each model (req/s)")
-    layouts, _ = prepare(request, tell)
+    layouts, _ = prepare(request)
     needs: dict[str, list[Need]] = {}
     for layout, copy in layouts:
         per_copy = copy.belief(keeps_slos=bool(request.slos)).sure_per_s
@@ -162,23 +160,19 @@ def _fleets(
         name = instance.instance_type
         if any(name not in member.needs for member in members):
             continue
-        needs = [
-            min(member.needs[name], key=lambda need: (need.devices, need.tensor_parallel))
-            for member in members
-        ]
+        models = {
+            member.name: min(member.needs[name], key=lambda need: need.size) for member in members
+        }
         copies = [
-            (member.name, need.tensor_parallel)
-            for member, need in zip(members, needs, strict=True)
+            (model, need.tensor_parallel)
+            for model, need in models.items()
             for _ in range(need.copies)
         ]
         placed = pack(copies, instance.num_accelerators)
         machines = availability.machines(len(placed))
         price = purchase.usd_per_hour(instance, machines)
         if price is not None:
-            names = tuple(member.name for member in members)
-            yield SharedFleet(
-                name, names, tuple(needs), placed, machines, price, instance.is_estimated
-            )
+            yield SharedFleet(name, models, placed, machines, price, instance.is_estimated)
 
 
 def pack(

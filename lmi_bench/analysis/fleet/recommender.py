@@ -9,7 +9,8 @@ the upper end of their interval if possible (`sure`), else as predicted (`likely
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import cache
 
 from lmi_bench.analysis.fit.fit import Fit, fit_of_profile
 from lmi_bench.analysis.fit.uncertainty import TimeFactors, under_load
@@ -38,6 +39,7 @@ from lmi_bench.core.load import Load
 from lmi_bench.core.units import s_to_ms
 
 Progress = Callable[[str, float], None]
+"""Takes the present step and the share that is done."""
 
 Prepared = tuple[Sequence[Planned], Sequence[Rejection]]
 """Layouts with the capacity of a copy, and those that are out with the reason."""
@@ -47,10 +49,14 @@ _FAR = 2.0  # times the cost of the cheapest that was simulated
 _MOST_ROUNDS = 4
 
 
+def no_progress(text: str, share: float) -> None:
+    """The progress that nobody sees."""
+
+
 def recommend(
     request: RecommendRequest,
     *,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     prepared: Prepared | None = None,
     intervals: bool = True,
 ) -> Recommendation:
@@ -60,29 +66,27 @@ def recommend(
     prepared   layouts of the same request with fewer measured levels, not to simulate them twice
     intervals  of latencies from the profile's parameters; False: in closed form, much faster
     """
-    tell = progress or (lambda _text, _share: None)
-    layouts, out = prepared or prepare(request, tell)
-    rejected = list(out)
+    layouts, out = prepared or prepare(request, progress)
     if prepared is not None:
         layouts = [
             (layout, replace(copy, measured=_measured(request, layout))) for layout, copy in layouts
         ]
     look = LongSimulation(request)
-    build = _Candidates(request, intervals)
+
+    @cache  # a round changes few fleets
+    def build(fleet: Fleet, simulate: bool) -> Candidate:
+        return build_candidate(request, fleet, simulate=simulate, intervals=intervals)
+
     for again in range(_MOST_ROUNDS):
-        order = _ranked(build, layouts, tell)
-        met = order.met
+        fleets, met, in_time, too_weak = _ranked(request, build, layouts, progress)
         if not (met and request.simulate_long and request.slos):
             break
-        tell("the planned load for fifteen minutes", 0.9 + 0.02 * again)
-        first = fleet_of(met[0], order.fleets)
-        overloaded = look.overloaded(first)
+        progress("the planned load for fifteen minutes", 0.9 + 0.02 * again)
+        overloaded = look.overloaded(fleet_of(met[0], fleets))
         if overloaded is None or again + 1 == _MOST_ROUNDS:
-            _add_attainment(met, order.fleets, look)
+            _add_attainment(met, fleets, look)
             break
         layouts = with_capacity(layouts, *overloaded)
-    met, in_time, fleets = order.met, order.in_time, order.fleets
-    rejected += order.rejected
     nearest: Candidate | None = None
     missed: str | None = None
     if met:
@@ -94,13 +98,13 @@ def recommend(
         nearest = _nearest(request, layouts)
         alone_in_time = nearest is not None and nearest.meets_slos
         missed = "the load" if alone_in_time else "the SLOs"
-    tell("done", 1.0)
+    progress("done", 1.0)
     chosen = fleet_of(met[0], fleets) if met else None
     return Recommendation(
         recommended=met[0] if met else None,
         nearest=nearest,
         candidates=tuple(met),
-        rejected=tuple(rejected),
+        rejected=(*out, *too_weak),
         question=_question(request),
         warnings=tuple(_warnings(request, met, nearest)),
         measure_next=tuple(decisive_measurements(request, layouts, chosen)),
@@ -117,54 +121,30 @@ def _add_attainment(met: list[Candidate], fleets: Sequence[Fleet], look: LongSim
             return
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranked:
-    """Fleets as candidates: within limits and budget, the best first; within the limits; out."""
+def _ranked(
+    request: RecommendRequest,
+    build: Callable[[Fleet, bool], Candidate],
+    layouts: Sequence[Planned],
+    tell: Progress,
+) -> tuple[list[Fleet], list[Candidate], list[Candidate], list[Rejection]]:
+    """Every layout as a fleet for the load; as candidates, the best simulated: those within limits
+    and budget, the best first, those within the limits, and what is out.
 
-    fleets: list[Fleet]
-    met: list[Candidate]
-    in_time: list[Candidate]
-    rejected: list[Rejection]
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """Builds candidates, each once: a round of the planner changes few fleets."""
-
-    request: RecommendRequest
-    intervals: bool
-    _built: dict[tuple[Layout, int, bool], tuple[CopyCapacity, Candidate]] = field(
-        default_factory=dict
-    )
-
-    def of(self, fleet: Fleet, *, simulate: bool) -> Candidate:
-        """The fleet with its figures."""
-        key = (fleet.layout, fleet.machines, simulate)
-        copy, candidate = self._built.get(key, (None, None))
-        if candidate is None or copy is not fleet.copy:
-            candidate = build_candidate(
-                self.request, fleet, simulate=simulate, intervals=self.intervals
-            )
-            self._built[key] = fleet.copy, candidate
-        return candidate
-
-
-def _ranked(build: _Candidates, layouts: Sequence[Planned], tell: Progress) -> _Ranked:
-    """Every layout as a fleet for the load, the best by simulation."""
-    request, rejected = build.request, list[Rejection]()
+    build  the candidate of a fleet, simulated or not
+    """
+    rejected = list[Rejection]()
     fleets = best_fleets(request, layouts, rejected)
     candidates, most = [], _FLEETS_OF_A_COPY * request.simulated_copies
     for index, fleet in enumerate(fleets):
         tell("latencies at the planned load", 0.6 + 0.3 * index / len(fleets))
-        candidates.append(build.of(fleet, simulate=index < most))
+        candidates.append(build(fleet, index < most))
     rejected.extend(_missed(each) for each in candidates if not each.meets_slos)
     in_time = [candidate for candidate in candidates if candidate.meets_slos]
     met, too_dear = ranking.split_by_budget(request, in_time)
-    rejected.extend(too_dear)
-    return _Ranked(fleets, ranking.ranked(request, met), in_time, rejected)
+    return fleets, ranking.ranked(request, met), in_time, [*rejected, *too_dear]
 
 
-def prepare(request: RecommendRequest, tell: Progress) -> Prepared:
+def prepare(request: RecommendRequest, tell: Progress = no_progress) -> Prepared:
     """Every layout that can run with the capacity of a copy, the best ones simulated."""
     layouts, rejected = screen(request, tell)
     finalists = best_copies(request, layouts)
@@ -180,19 +160,18 @@ def _far_behind(request: RecommendRequest, layouts: Sequence[Planned], key: Engi
     if request.rate_per_s is None or request.objective != "cost":
         return False
     others, mine = list[float](), list[float]()
-    for layout, copy in layouts:
-        machines = machines_needed(request, layout, copy)
-        if machines is not None and machines <= MOST_MACHINES:
-            price = request.fleet_usd_per_hour(layout, request.availability.machines(machines))
-            if price is not None:
-                if copy.simulated:
-                    others.append(price)
-                if layout.engine_key == key:
-                    mine.append(price)
+    for layout, copy, machines in best_fleets(request, layouts, []):
+        price = request.fleet_usd_per_hour(layout, machines)
+        if price is not None and copy.simulated:
+            others.append(price)
+        if price is not None and layout.engine_key == key:
+            mine.append(price)
     return bool(others and mine) and min(mine) > _FAR * min(others)
 
 
-def screen(request: RecommendRequest, tell: Progress) -> tuple[list[Planned], list[Rejection]]:
+def screen(
+    request: RecommendRequest, tell: Progress = no_progress
+) -> tuple[list[Planned], list[Rejection]]:
     """Every layout that can run, with the capacity of a copy in closed form."""
     tell("fitting the model into machines", 0.0)
     allowed, elsewhere = request.requirements.split_by_region(request.considered)

@@ -18,7 +18,6 @@ from lmi_bench.analysis.fleet.answer import Candidate, LoadInterval, Recommendat
 from lmi_bench.analysis.fleet.candidates import CopyCapacity, machines_needed, with_capacity
 from lmi_bench.analysis.fleet.ranking import cost_of
 from lmi_bench.analysis.fleet.recommender import (
-    Progress,
     best_copies,
     best_fleets,
     prepare,
@@ -63,15 +62,11 @@ def parse_range(text: str) -> tuple[float, float]:
     return low, high
 
 
-def vary_rate(
-    request: RecommendRequest, low: float, high: float, *, progress: Progress | None = None
-) -> Variation:
+def vary_rate(request: RecommendRequest, low: float, high: float) -> Variation:
     """The cheapest layout for each load between two rates; raises InputError if there is none."""
-    tell = progress or (lambda _text, _share: None)
     lowest = replace(request, load=Load(rate_per_s=low))
-    layouts, _ = prepare(lowest, tell)
-    for index, rate in enumerate((math.sqrt(low * high), high)):
-        tell("simulating the finalists of higher loads", 0.6 + 0.2 * index)
+    layouts, _ = prepare(lowest)
+    for rate in (math.sqrt(low * high), high):  # the finalists of higher loads
         for key, copy in best_copies(replace(lowest, load=Load(rate_per_s=rate)), layouts).items():
             if not copy.simulated:
                 layouts = with_capacity(layouts, key, simulate_capacity(lowest, copy))
@@ -214,7 +209,7 @@ def _by_limits(
             changed = replace(slo, limit_ms=slo.limit_ms * factor)
             slos = (*request.slos[:index], changed, *request.slos[index + 1 :])
             other = replace(request, slos=slos, instances=rivals)
-            layouts, _ = prepare(other, lambda _text, _share: None)
+            layouts, _ = prepare(other)
             fleets = best_fleets(other, layouts, [])
             if not fleets:
                 outcome = "nothing among the best candidates' machines keeps it"

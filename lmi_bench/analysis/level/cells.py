@@ -317,9 +317,8 @@ def _followed(
         price,
         _scheduler(profile, cell),
         load,
-        [(cell.input_tokens, output) for output in outputs],
+        [(cell.input_tokens, output, cell.cached_tokens) for output in outputs],
         overhead_s=profile.parameters.request_overhead_s,
-        cached_tokens=cell.cached_tokens,
     )
     at_start = np.arange(number) < (load if isinstance(load, int) else 0)
     tokens = np.array(outputs, dtype=np.float64)

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, cycle, islice
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -18,7 +18,7 @@ from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, SteadyStat
 from lmi_bench.analysis.model import capacity
 from lmi_bench.analysis.model.engine_setting import AS_STATED, EngineSetting
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
-from lmi_bench.analysis.model.setup import Setup, Speculation, parallelism_problem
+from lmi_bench.analysis.model.setup import Setup, Speculation
 from lmi_bench.catalog.accelerators import NO_LINK, Link
 from lmi_bench.catalog.instances import Instance, joined
 from lmi_bench.core.errors import InputError
@@ -261,10 +261,8 @@ class CopyPlan:
             num_requests=number,
             burstiness=burstiness,
         )
-        found = self.lengths
-        if found:
-            requests = [found[index % len(found)] for index in range(number)]
-        else:
+        requests = list(islice(cycle(self.lengths), number))
+        if not requests:
             planned = map(draw, range(number)) if self.workload.kinds else [draw(0)] * number
             cached = self.workload.cached_tokens
             requests = [
@@ -276,9 +274,8 @@ class CopyPlan:
             steady.model.pricer(),
             self.config,
             list(arrivals_s),
-            [(prompt, output) for prompt, output, _ in requests],
+            requests,
             overhead_s=steady.overhead_s,
-            cached_tokens=[cached for _, _, cached in requests],
             shared_tokens=self.shared_tokens,
             late=late,
         )
@@ -337,10 +334,10 @@ def plan_copy(
 ) -> CopyPlan:
     """The scheduler and the speed of one copy; raises InputError with the reason if impossible."""
     setting, degree = layout.setting, layout.tensor_parallel
-    split = setting.parallelism(layout.instance, degree)
-    problem = parallelism_problem(workload.shape, split, degree) or tensor_parallel_problem(
-        workload.shape, degree // split.attention_groups
-    )
+    workload = workload.under(setting)
+    setup = layout.setup(workload)
+    problem = setup.split_problem
+    problem = problem or tensor_parallel_problem(workload.shape, setup.attention_degree)
     if problem is None and not layout.fits:
         copies = max(1, layout.copies)
         problem = (
@@ -349,9 +346,7 @@ def plan_copy(
         )
     if problem is not None:
         raise InputError(problem)
-    workload = workload.under(setting)
     profile = setting.profile(as_set(profile, workload.shape, layout.instance.accelerator))
-    setup = layout.setup(workload)
     model = capacity.planned_model_for(setup, profile)
     config = capacity.scheduler_config_for(setup, profile, workload.most_tokens)
     if (tokens := setting.max_prefill_tokens) is not None:

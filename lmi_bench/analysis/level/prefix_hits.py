@@ -23,6 +23,8 @@ _NEIGHBOURS = 2  # requests that are taken to run together: what they share is h
 Requests = Callable[[int], PlannedRequest]
 CachedLengths = tuple[int, int, int]
 """Prompt tokens, output tokens, and prompt tokens found in the cache."""
+_Digested = tuple[int, int, tuple[bytes, ...]]
+"""Prompt tokens, output tokens, and the digests of a request's blocks, those of the answer last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +39,7 @@ class PrefixTraffic:
     at: Callable[[float, int], Requests]
     rate_per_s: float | None = None
     keeps: bool = False
-    _known: "dict[tuple[float, int], list[_Digested]]" = field(
+    _known: dict[tuple[float, int], list[_Digested]] = field(
         init=False, repr=False, default_factory=dict
     )
 
@@ -66,11 +68,11 @@ class PrefixTraffic:
     def shared_tokens(self, rate_per_s: float, copies: int) -> int:
         """Mean tokens that a prompt has in common with the requests just before it."""
         stream = self._digested(rate_per_s, copies)
-        mean = sum(each.input_tokens + each.output_tokens for each in stream) / len(stream)
+        mean = sum(prompt + output for prompt, output, _ in stream) / len(stream)
         found = _replayed(stream, _NEIGHBOURS * mean)
         return round(sum(cached for _, _, cached in found) / len(found))
 
-    def _digested(self, rate_per_s: float, copies: int) -> "list[_Digested]":
+    def _digested(self, rate_per_s: float, copies: int) -> list[_Digested]:
         key = float(f"{rate_per_s:.2g}"), copies
         if key not in self._known:
             request = self.of_copy(*key, seed=0)
@@ -79,31 +81,22 @@ class PrefixTraffic:
         return self._known[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Digested:
-    """A request by the digests of its blocks, those of the answer last."""
-
-    input_tokens: int
-    output_tokens: int
-    digests: tuple[bytes, ...]
-
-
 def _digested(request: PlannedRequest) -> _Digested:
     ids = [*request.prompt_token_ids, *[0] * (request.output_tokens - 1)]
     blocks = (ids[end - UNIT : end] for end in range(UNIT, len(ids) + 1, UNIT))
     digests = tuple(accumulate(blocks, block_digest, initial=b""))[1:]
-    return _Digested(request.input_tokens, request.output_tokens, digests)
+    return request.input_tokens, request.output_tokens, digests
 
 
 def _replayed(stream: Sequence[_Digested], cache_tokens: float) -> list[CachedLengths]:
     cache: OrderedDict[bytes, None] = OrderedDict()
     found = []
-    for each in stream:
-        most, hits = (each.input_tokens - 1) // UNIT, 0
-        while hits < most and each.digests[hits] in cache:
+    for prompt, output, digests in stream:
+        most, hits = (prompt - 1) // UNIT, 0
+        while hits < most and digests[hits] in cache:
             hits += 1
-        found.append((each.input_tokens, each.output_tokens, hits * UNIT))
-        for digest in reversed(each.digests):  # a tail is evicted before its head
+        found.append((prompt, output, hits * UNIT))
+        for digest in reversed(digests):  # a tail is evicted before its head
             cache[digest] = None
             cache.move_to_end(digest)
         while len(cache) * UNIT > cache_tokens:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmi_bench.analysis.level.fast import prompt_part
+from lmi_bench.analysis.level.prefix_hits import CachedLengths
 from lmi_bench.analysis.model.step_time import Pricer
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.join_rule import JoinRule
@@ -59,26 +60,23 @@ def follow(
     price: Pricer,
     config: SchedulerConfig,
     load: Sequence[float] | NDArray[np.float64] | int,
-    lengths: Sequence[tuple[int, int]],
+    lengths: Sequence[tuple[int, int] | CachedLengths],
     *,
     overhead_s: float = 0.0,
-    cached_tokens: int | Sequence[int] = 0,
     shared_tokens: int = 0,
     late: Sequence[LateAnswers] = (),
 ) -> QueueRun:
     """One copy under requests in this order.
 
     load           when each is sent (an open loop), or users that send again when answered
-    lengths        input and output tokens of each request
+    lengths        input and output tokens of each request, and prompt tokens in the prefix cache
     overhead_s     time outside the engine: a request reaches it so long after it was sent
-    cached_tokens  tokens of each prompt that the prefix cache holds
     shared_tokens  tokens that running sequences have in common, held once
     late           raises TooLateError as soon as one of these limits is surely broken
     """
     join = JoinRule(config.waiting_served_ratio, config.max_waiting_tokens)
     copy = _Copy(price, config, late, [0] * len(late), join, shared_tokens)
-    found = [cached_tokens] * len(lengths) if isinstance(cached_tokens, int) else cached_tokens
-    requests = [_Request(n, *pair, found[n]) for n, pair in enumerate(lengths)]
+    requests = [_Request(number, *each) for number, each in enumerate(lengths)]
     times_s = [0.0] * min(load, len(requests)) if isinstance(load, int) else load
     unsent = deque(requests[len(times_s) :])
     coming = deque(requests[: len(times_s)])
@@ -93,17 +91,10 @@ def follow(
         for _ in range(min(ended, len(unsent))):
             unsent[0].sent_s = copy.now_s
             coming.append(unsent.popleft())
-    sent_s = np.array([each.sent_s for each in requests])
-    gap_s, gap_count, gap_end_s = np.array(copy.gaps).reshape(-1, 3).T
-    return QueueRun(
-        sent_s,
-        np.array([each.first_s for each in requests]) - sent_s,
-        np.array([each.end_s for each in requests]) - sent_s,
-        np.array([each.output for each in requests], dtype=np.float64),
-        gap_s,
-        gap_count,
-        gap_end_s,
-    )
+    rows = [(each.sent_s, each.first_s, each.end_s, each.output) for each in requests]
+    sent_s, first_s, end_s, output = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
+    gaps = np.array(copy.gaps).reshape(-1, 3).T
+    return QueueRun(sent_s, first_s - sent_s, end_s - sent_s, output, *gaps)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +105,7 @@ class _Request:
     number: int
     prompt: int
     output: int
-    found: int
+    found: int = 0
     computed: int = field(init=False)
     produced: int = 0
     ends: int = -1

@@ -248,11 +248,7 @@ class Replica:
         ends_s: list[float] = []
         at_s = now_s
         for context_tokens in range(context, context + steps * rows, rows):
-            at_s += predict(
-                StepShape(
-                    decode_sequences=rows, decode_tokens=rows, decode_context_tokens=context_tokens
-                )
-            )
+            at_s += predict(StepShape.decoding(rows, context_tokens))
             if at_s >= before_s:
                 break
             ends_s.append(at_s)

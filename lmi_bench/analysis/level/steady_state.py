@@ -116,9 +116,7 @@ class SteadyState:
         """The decode step of a batch whose sequences are half through their output on average."""
         rows = max(1, round(batch))
         context = self.input_tokens + self.output_tokens / 2
-        return StepShape(
-            decode_sequences=rows, decode_tokens=rows, decode_context_tokens=round(rows * context)
-        )
+        return StepShape.decoding(rows, round(rows * context))
 
     def decode_step_s(self, batch: float) -> float:
         """Seconds of a decode step, interpolated between whole batches."""

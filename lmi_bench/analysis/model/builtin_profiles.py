@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -17,7 +17,7 @@ from lmi_bench.analysis.model.profiles import (
     profile_from_json,
     vllm_defaults,
 )
-from lmi_bench.catalog.accelerators import find_accelerator, is_accelerator
+from lmi_bench.catalog.accelerators import Accelerator, find_accelerator, is_accelerator
 from lmi_bench.catalog.models import all_model_entries
 
 _PROFILES = files("lmi_bench.catalog") / "data" / "profiles"
@@ -126,7 +126,7 @@ def prior_of_engine(
     devices = [find_accelerator(name) for name in accelerators if is_accelerator(name)]
     if any(device.vendor == "amd" for device in devices):
         general = replace(general, parameters=replace(general.parameters, **_ON_AMD))
-    for profile in _akin(kin, models, accelerators, few_bits):
+    for profile in _akin(kin, models, devices, few_bits):
         if not _has_seen(profile, models, accelerators, marks):
             near, known = widened(profile, general), generations(profile)
             return near if any(generation(d) in known for d in devices) else _halfway(near, general)
@@ -142,17 +142,13 @@ def _halfway(profile: EngineProfile, general: EngineProfile) -> EngineProfile:
 
 
 def _akin(
-    kin: Sequence[EngineProfile],
-    models: Collection[str],
-    accelerators: Collection[str],
-    few_bits: bool,
+    kin: list[EngineProfile], models: Collection[str], devices: list[Accelerator], few_bits: bool
 ) -> list[EngineProfile]:
     """Those for the vendor of the devices, of their generation first.
 
     Profiles of mixtures alone are left out for a dense model, and for few bits if they saw none.
     """
     wanted = bool(models) and _mixtures_only(models)
-    devices = [find_accelerator(name) for name in accelerators if is_accelerator(name)]
     own = {generation(device) for device in devices}
     found = [
         profile

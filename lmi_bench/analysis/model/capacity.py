@@ -11,12 +11,7 @@ from typing import Final
 from lmi_bench.analysis.model import memory
 from lmi_bench.analysis.model.profiles import EngineProfile, as_set
 from lmi_bench.analysis.model.roofline import FLOP_PER_PARAMETER, critical_batch_size
-from lmi_bench.analysis.model.setup import (
-    Parallelism,
-    Setup,
-    parallelism_problem,
-    repeated_weight_bytes,
-)
+from lmi_bench.analysis.model.setup import Parallelism, Setup
 from lmi_bench.analysis.model.speculation import SpeculativeModel
 from lmi_bench.analysis.model.step_costs import compute_dtype
 from lmi_bench.analysis.model.step_time import PricedSteps, StepTimeModel
@@ -63,10 +58,10 @@ def memory_plan_for(
     B_max = floor((memory - weights - reserve) / KV bytes of a sequence)
     """
     shape, split, degree = setup.shape, setup.parallelism, setup.tensor_parallel
-    repeated_bytes = repeated_weight_bytes(shape, setup.dtype, split, degree)
     plan = MemoryPlan(
         setup.instance.accelerator.memory_bytes * profile.memory_share,
-        (memory.weight_bytes(shape, setup.dtype) / degree + repeated_bytes) / split.pipeline,
+        (memory.weight_bytes(shape, setup.dtype) / degree + setup.repeated_weight_bytes)
+        / split.pipeline,
         reserve_bytes_of(setup, profile),
         problem=tensor_parallel_problem(shape, setup.attention_degree),
     )
@@ -76,8 +71,9 @@ def memory_plan_for(
         cache_bytes = profile.cache_tokens * kv_bytes_of(setup, input_tokens + output_tokens)
         reserve_bytes = plan.memory_bytes - plan.weight_bytes - cache_bytes
         plan = replace(plan, reserve_bytes=reserve_bytes)
-    full = _sequence_bytes(setup, input_tokens + output_tokens) / split.pipeline
-    half = _sequence_bytes(setup, input_tokens + output_tokens / 2) / split.pipeline
+    group = setup.attention_degree
+    full = setup.sequence_bytes(input_tokens + output_tokens, group) / split.pipeline
+    half = setup.sequence_bytes(input_tokens + output_tokens / 2, group) / split.pipeline
     guaranteed, expected = (  # a sequence's cache is in one group, a share of it on each stage
         split.attention_groups * max(0, math.floor(plan.kv_budget_bytes / each))
         for each in (full, half)
@@ -224,24 +220,13 @@ def kv_bytes_of(setup: Setup, context_tokens: float) -> float:
     With attention groups averaged over the devices too: a token is in one group.
     """
     parts = setup.parallelism.attention_groups * setup.parallelism.pipeline
-    return _sequence_bytes(setup, context_tokens) / context_tokens / parts
-
-
-def _sequence_bytes(setup: Setup, tokens: float) -> float:
-    """Bytes of a sequence's cache on each device of its attention group, of all stages."""
-    return memory.kv_bytes_per_sequence(
-        setup.shape,
-        tokens,
-        bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),
-        tensor_parallel=setup.attention_degree,
-    )
+    return setup.sequence_bytes(context_tokens, setup.attention_degree) / context_tokens / parts
 
 
 def check_devices(setup: Setup) -> None:
     """`check_degree` of a copy on all its hosts; raises CapacityError for an impossible split."""
-    problem = parallelism_problem(setup.shape, setup.parallelism, setup.tensor_parallel)
-    if problem is not None:
-        raise CapacityError(problem)
+    if setup.split_problem is not None:
+        raise CapacityError(setup.split_problem)
     hosts, instance = setup.parallelism.hosts, setup.instance
     if hosts == 1 and setup.parallelism.pipeline == 1:
         check_degree(instance, setup.tensor_parallel)

@@ -6,7 +6,7 @@ is then the matching prior's.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from lmi_bench.analysis.model.builtin_profiles import EAGER_GPU_PRIOR, GRAPH_GPU_PRIOR
@@ -28,22 +28,13 @@ _GRAPHS_BELOW_S = 50e-6  # a longer launch of a layer launches each kernel by it
 _FULL_BITS = 16
 
 
-_TEXTS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "dtype": str,
-    "kv_dtype": "{} cache".format,
-    "speculation": lambda used: f"draft {used.draft_name}",
-    "max_batch_size": "batch {}".format,
-    "max_prefill_tokens": "prefill {}".format,
-    "chunked_prefill": lambda on: "chunked" if on else "whole prompts",
-    "memory_share": "memory {:.0%}".format,
-    "cuda_graphs": lambda on: "graphs" if on else "no graphs",
-    "copies": lambda count: "1 copy" if count == 1 else f"{count} copies",
-    "expert_parallel": lambda on: "EP" if on else "no EP",
-    "dp_attention": lambda on: "DP attention" if on else "no DP attention",
-    "pipeline": "PP {}".format,
-    "hosts": "{} hosts a copy".format,
-}
+def _choice(text: Callable[[Any], str], flag: str = "") -> Any:
+    """A field whose value is shown as `text` gives it; flag: of a number of at least 1."""
+    return field(default=None, metadata={"text": text, "flag": flag})
+
+
 _OF_A_SPLIT: Final = ("expert_parallel", "dp_attention", "pipeline", "hosts")
+_OF_A_PROFILE: Final = ("max_batch_size", "max_prefill_tokens", "chunked_prefill", "memory_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +52,24 @@ class EngineSetting:
     hosts               machines that one copy spans
     """
 
-    dtype: str | None = None
-    kv_dtype: str | None = None
-    speculation: Speculation | None = None
-    max_batch_size: int | None = None
-    max_prefill_tokens: int | None = None
-    chunked_prefill: bool | None = None
-    memory_share: float | None = None
-    cuda_graphs: bool | None = None
-    copies: int | None = None
-    expert_parallel: bool | None = None
-    dp_attention: bool | None = None
-    pipeline: int | None = None
-    hosts: int | None = None
+    dtype: str | None = _choice(str)
+    kv_dtype: str | None = _choice("{} cache".format)
+    speculation: Speculation | None = _choice(lambda used: f"draft {used.draft_name}")  # noqa: RUF009
+    max_batch_size: int | None = _choice("batch {}".format, "--max-batch")
+    max_prefill_tokens: int | None = _choice("prefill {}".format, "--prefill-tokens")
+    chunked_prefill: bool | None = _choice(lambda on: "chunked" if on else "whole prompts")
+    memory_share: float | None = _choice("memory {:.0%}".format)
+    cuda_graphs: bool | None = _choice(lambda on: "graphs" if on else "no graphs")
+    copies: int | None = _choice(lambda n: "1 copy" if n == 1 else f"{n} copies", "--replicas")
+    expert_parallel: bool | None = _choice(lambda on: "EP" if on else "no EP")
+    dp_attention: bool | None = _choice(lambda on: "DP attention" if on else "no DP attention")
+    pipeline: int | None = _choice("PP {}".format, "--pp")
+    hosts: int | None = _choice("{} hosts a copy".format, "--hosts")
 
     def __post_init__(self) -> None:
-        for flag, count in (
-            ("--max-batch", self.max_batch_size),
-            ("--prefill-tokens", self.max_prefill_tokens),
-            ("--replicas", self.copies),
-            ("--pp", self.pipeline),
-            ("--hosts", self.hosts),
-        ):
-            if count is not None and count < 1:
+        for item in fields(self):
+            flag, count = item.metadata["flag"], getattr(self, item.name)
+            if flag and count is not None and count < 1:
                 raise InputError(f"{flag} must be at least 1, got {count}")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise InputError(
@@ -102,13 +88,7 @@ class EngineSetting:
     @property
     def of_a_step(self) -> "EngineSetting":
         """The part of the setting that determines the time of a given step."""
-        return replace(
-            self.of_a_copy,
-            max_batch_size=None,
-            max_prefill_tokens=None,
-            chunked_prefill=None,
-            memory_share=None,
-        )
+        return replace(self.of_a_copy, **dict.fromkeys(_OF_A_PROFILE))
 
     def parallelism(self, instance: Instance, tensor_parallel: int) -> Parallelism:
         """The split of a copy over so many devices a stage, on as many machines as stated."""
@@ -126,14 +106,8 @@ class EngineSetting:
 
     def profile(self, base: EngineProfile) -> EngineProfile:
         """The engine's profile under this setting."""
-        changed = replace(
-            base,
-            max_batch_size=self.max_batch_size or base.max_batch_size,
-            max_prefill_tokens=self.max_prefill_tokens or base.max_prefill_tokens,
-            memory_share=self.memory_share or base.memory_share,
-        )
-        if self.chunked_prefill is not None:
-            changed = replace(changed, chunked_prefill=self.chunked_prefill)
+        own: dict[str, Any] = {name: getattr(self, name) for name in _OF_A_PROFILE}
+        changed = replace(base, **{key: value for key, value in own.items() if value is not None})
         if self.cuda_graphs is None or self.cuda_graphs == has_graphs(base):
             return changed
         prior = GRAPH_GPU_PRIOR if self.cuda_graphs else EAGER_GPU_PRIOR
@@ -151,7 +125,7 @@ class EngineSetting:
         >>> EngineSetting(dtype="int4", max_batch_size=64).describe()
         'int4, batch 64'
         """
-        values = ((text, getattr(self, name)) for name, text in _TEXTS.items())
+        values = ((item.metadata["text"], getattr(self, item.name)) for item in fields(self))
         return ", ".join(text(value) for text, value in values if value is not None)
 
     @property
@@ -162,8 +136,8 @@ class EngineSetting:
     @property
     def split(self) -> str:
         """How a copy is split beyond tensor parallelism, for display; empty if it is not."""
-        values = ((_TEXTS[name], getattr(self, name)) for name in _OF_A_SPLIT)
-        return ", ".join(text(value) for text, value in values if value)
+        own = EngineSetting(**{name: getattr(self, name) or None for name in _OF_A_SPLIT})
+        return own.describe()
 
     def caveats(self) -> Iterator[str]:
         """Effects of this setting that the plan does not model."""
@@ -248,8 +222,7 @@ def settings_of(
         "hosts": 1,
     }
     if profile.defaults == "":  # else a device may have less than the profile says
-        of_scheduler = ("max_batch_size", "max_prefill_tokens", "chunked_prefill")
-        applies |= {name: getattr(profile, name) for name in of_scheduler}
+        applies |= {name: getattr(profile, name) for name in _OF_A_PROFILE}
     named: dict[str, Callable[[Any], Any]] = {
         "dtype": lambda name: weight_format(name).name,
         "kv_dtype": lambda name: _narrower_cache(dtype, name),

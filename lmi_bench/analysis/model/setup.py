@@ -84,24 +84,6 @@ class Parallelism:
 PLAIN: Final = Parallelism()
 
 
-def parallelism_problem(
-    shape: ModelShape, parallelism: Parallelism, tensor_parallel: int
-) -> str | None:
-    """Why a model cannot be split so; None if it can."""
-    groups = parallelism.attention_groups
-    if parallelism.expert_parallel and not shape.is_moe:
-        return f"{shape.name} has no experts to spread over devices"
-    if parallelism.expert_parallel and shape.experts % tensor_parallel:
-        return f"{shape.experts} experts of {shape.name} do not divide over {tensor_parallel}"
-    if groups > 1 and not shape.is_moe:
-        return f"{shape.name} has no experts to share: use copies instead of DP attention"
-    if tensor_parallel % groups:
-        return f"{groups} attention groups do not divide {tensor_parallel} devices"
-    if parallelism.pipeline > shape.num_layers:
-        return f"{parallelism.pipeline} stages are more than the {shape.num_layers} layers"
-    return None
-
-
 def attention_params(shape: ModelShape) -> int:
     """Parameters of attention in all layers: what is left beside experts, MLP and embeddings.
 
@@ -116,20 +98,6 @@ def attention_params(shape: ModelShape) -> int:
     return max(0, shape.params_total - others)
 
 
-def repeated_params(shape: ModelShape, parallelism: Parallelism) -> int:
-    """Parameters that a copy holds more than once: attention, in each further group."""
-    return attention_params(shape) * (parallelism.attention_groups - 1)
-
-
-def repeated_weight_bytes(
-    shape: ModelShape, dtype: str, parallelism: Parallelism, tensor_parallel: int
-) -> float:
-    """Bytes of a device's weights beyond an even share: of `repeated_params`."""
-    fmt = memory.weight_format(dtype)
-    bits = 16 if fmt.covers == "experts" else fmt.bits
-    return repeated_params(shape, parallelism) / tensor_parallel * bits / 8
-
-
 def busiest_rank_sd(ranks: int) -> float:
     """By how many standard deviations the largest of n equal shares exceeds the mean.
 
@@ -140,41 +108,30 @@ def busiest_rank_sd(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """Exchanges of a layer: seconds to start them all, and seconds for each row."""
-
-    start_s: float
-    row_s: float
-
-
 def expert_exchange(
-    shape: ModelShape,
-    parallelism: Parallelism,
-    ranks: int,
-    *,
-    link_bytes_per_s: float,
-    latency_s: float,
-) -> Collective:
-    """Sending a layer's tokens to their experts and back, of a batch spread over the ranks."""
+    setup: Setup, *, link_bytes_per_s: float, latency_s: float
+) -> tuple[float, float]:
+    """Seconds to start sending a layer's tokens to their experts and back, and seconds for each
+    row of a batch spread over the ranks."""
+    shape, parallelism, ranks = setup.shape, setup.parallelism, setup.tensor_parallel
     reached = min(shape.experts_per_token, ranks) / ranks
     row_bytes = shape.hidden_size * _THERE_AND_BACK_BYTES * reached * (ranks - 1) / ranks
     away = 1 - 1 / parallelism.stage_hosts
     row_s = row_bytes * ((1 - away) / link_bytes_per_s + away / parallelism.network_bytes_per_s)
     start_s = latency_s if parallelism.stage_hosts == 1 else max(latency_s, NETWORK_LATENCY_S)
-    return Collective(2 * start_s, row_s)
+    return 2 * start_s, row_s
 
 
-def across_hosts(parallelism: Parallelism, ranks: int) -> Collective:
+def across_hosts(setup: Setup) -> tuple[float, float]:
     """What an all-reduce adds between hosts: start, and seconds for a byte of the reduced array.
 
     Each host reduces first, so a device sends 2 (h - 1) / h of its share of the array.
     """
-    hosts = parallelism.stage_hosts
+    hosts = setup.parallelism.stage_hosts
     if hosts == 1:
-        return Collective(0.0, 0.0)
-    share = 2 * (hosts - 1) / hosts / math.ceil(ranks / hosts)
-    return Collective(NETWORK_LATENCY_S, share / parallelism.network_bytes_per_s)
+        return 0.0, 0.0
+    share = 2 * (hosts - 1) / hosts / math.ceil(setup.tensor_parallel / hosts)
+    return NETWORK_LATENCY_S, share / setup.parallelism.network_bytes_per_s
 
 
 ACCEPTANCE: Final = 0.65
@@ -301,6 +258,43 @@ class Setup:
         return self.tensor_parallel // self.parallelism.attention_groups
 
     @property
+    def split_problem(self) -> str | None:
+        """Why the model cannot be split so; None if it can."""
+        shape, split, ranks = self.shape, self.parallelism, self.tensor_parallel
+        groups = split.attention_groups
+        if split.expert_parallel and not shape.is_moe:
+            return f"{shape.name} has no experts to spread over devices"
+        if split.expert_parallel and shape.experts % ranks:
+            return f"{shape.experts} experts of {shape.name} do not divide over {ranks}"
+        if groups > 1 and not shape.is_moe:
+            return f"{shape.name} has no experts to share: use copies instead of DP attention"
+        if ranks % groups:
+            return f"{groups} attention groups do not divide {ranks} devices"
+        if split.pipeline > shape.num_layers:
+            return f"{split.pipeline} stages are more than the {shape.num_layers} layers"
+        return None
+
+    @property
+    def repeated_params(self) -> int:
+        """Parameters that the copy holds more than once: attention, in each further group."""
+        return attention_params(self.shape) * (self.parallelism.attention_groups - 1)
+
+    @property
+    def repeated_weight_bytes(self) -> float:
+        """Bytes of a device's weights beyond an even share: of `repeated_params`."""
+        fmt = memory.weight_format(self.dtype)
+        bits = 16 if fmt.covers == "experts" else fmt.bits
+        return self.repeated_params / self.tensor_parallel * bits / 8
+
+    def sequence_bytes(self, tokens: float, devices: int) -> float:
+        """Bytes of a sequence's cache on each of so many devices with its attention, of all
+        stages."""
+        value_bytes = memory.kv_bytes_per_value(self.dtype, self.kv_dtype)
+        return memory.kv_bytes_per_sequence(
+            self.shape, tokens, bytes_per_value=value_bytes, tensor_parallel=devices
+        )
+
+    @property
     def draft(self) -> ModelShape | None:
         """What drafts: the smaller model, or the model's own layer for the next tokens."""
         if self.speculation is None:
@@ -334,10 +328,4 @@ class PrefillPool:
 
     def transfer_s(self, prompt_tokens: float) -> float:
         """Seconds in which the cache of a prompt moves: every head and layer once."""
-        setup = self.setup
-        moved = memory.kv_bytes_per_sequence(
-            setup.shape,
-            prompt_tokens,
-            bytes_per_value=memory.kv_bytes_per_value(setup.dtype, setup.kv_dtype),
-        )
-        return moved / self.link_bytes_per_s
+        return self.setup.sequence_bytes(prompt_tokens, 1) / self.link_bytes_per_s

@@ -56,17 +56,12 @@ class DraftedStepTime:
         if not rows:
             return target_s + self.draft.step_time_s(shape)
         drafts = -(-(shape.decode_tokens - rows) // rows)
-        alone = StepShape(
-            decode_sequences=rows,
-            decode_tokens=rows,
-            decode_context_tokens=max(rows, shape.decode_context_tokens - shape.decode_tokens),
-        )
+        context = max(rows, shape.decode_context_tokens - shape.decode_tokens)
+        alone = StepShape.decoding(rows, context)
         alone_s = self.draft.step_time_s(alone)
         if not shape.prefill_tokens:
             return target_s + drafts * alone_s
-        first = replace(
-            shape, decode_tokens=rows, decode_context_tokens=alone.decode_context_tokens
-        )
+        first = replace(shape, decode_tokens=rows, decode_context_tokens=context)
         return target_s + self.draft.step_time_s(first) + max(0, drafts - 1) * alone_s
 
 

@@ -17,7 +17,6 @@ from lmi_bench.analysis.model.setup import (
     attention_params,
     busiest_rank_sd,
     expert_exchange,
-    repeated_params,
 )
 from lmi_bench.catalog.accelerators import Accelerator, Link
 from lmi_bench.core.errors import InputError
@@ -294,15 +293,13 @@ def _exchanges(
         reduces: float = reduces_per_layer * shape.num_layers
         if parallelism.attention_groups > 1:
             link_s = byte_s / all_reduce_factor(ranks, setup.instance.link)
-            sent = expert_exchange(
-                shape, parallelism, ranks, link_bytes_per_s=1 / link_s, latency_s=latency_s
-            )
-            start_s, row_s = shape.num_layers * sent.start_s, shape.num_layers * sent.row_s
+            sent = expert_exchange(setup, link_bytes_per_s=1 / link_s, latency_s=latency_s)
+            start_s, row_s = (shape.num_layers * each for each in sent)
             shares = setup.attention_degree > 1  # an all-reduce after the attention of a group
             reduces = shape.num_layers * shares / parallelism.attention_groups
-        between = across_hosts(parallelism, ranks)
-        start_s += reduces * (latency_s + between.start_s)
-        row_s += reduces * row_bytes * (byte_s + between.row_s)
+        more_latency_s, more_byte_s = across_hosts(setup)
+        start_s += reduces * (latency_s + more_latency_s)
+        row_s += reduces * row_bytes * (byte_s + more_byte_s)
     if parallelism.pipeline > 1:  # a hop between stages for each part of the batch
         start_s += parallelism.pipeline * NETWORK_LATENCY_S
         row_s += (parallelism.pipeline - 1) * row_bytes / parallelism.network_bytes_per_s
@@ -329,9 +326,8 @@ def _product_costs(setup: Setup, parameters: StepParameters, rates: _Rates) -> P
     params = memory.StreamedParams.of(shape, setup.dtype)
     param_s = rates.weight_bytes / rates.weight_bytes_per_s
     full_s = params.full * _ACTIVATION_BYTES / rates.read_bytes_per_s
-    repeated = repeated_params(shape, setup.parallelism)
-    repeated_s = param_s if params.packed else _ACTIVATION_BYTES / rates.read_bytes_per_s
-    read_s = (params.experts + params.packed) * param_s + full_s + repeated * repeated_s
+    each_s = param_s if params.packed else _ACTIVATION_BYTES / rates.read_bytes_per_s
+    read_s = (params.experts + params.packed) * param_s + full_s + setup.repeated_params * each_s
     active = shape.params_active - memory.embedding_params(shape)
     unread_share = 1 - shape.experts_per_token / shape.experts if params.experts else 0.0
     routed = params.experts * (1 - unread_share)  # of a token

@@ -24,6 +24,8 @@ Pricer = Callable[[int, int, int, int, float, int], float]
 Column = NDArray[np.float64]
 Amount = TypeVar("Amount", float, NDArray[np.floating])
 """A number, or an array with one value for each step."""
+Larger = Callable[[Amount, Amount], Amount]
+"""The maximum of two, for numbers or for arrays."""
 
 
 class StepColumns(NamedTuple):
@@ -124,40 +126,34 @@ def _larger(one: float, other: float) -> float:
     return one if one > other else other
 
 
-def _attended(
-    keys: Amount, most: Amount, sliding: float, larger: Callable[[Amount, Amount], Amount]
-) -> Amount:
+def _attended(keys: Amount, most: Amount, sliding: float, larger: Larger[Amount]) -> Amount:
     """Mean keys that a layer reads; the share `sliding` of the layers reads at most `most`."""
     unseen: Amount = larger(keys, most) - most
     read: Amount = keys - sliding * unseen
     return read
 
 
-def _stage_part(stages: int, rows: Amount, larger: Callable[[Amount, Amount], Amount]) -> Amount:
+def _stage_part(stages: int, rows: Amount, larger: Larger[Amount]) -> Amount:
     """The part of a batch in a stage at a time: 1 / stages, or a whole row."""
     one = 0 * rows + 1.0
     return larger(one / stages, one / larger(one, rows))
 
 
-def _prompt_part(
-    stages: int, prompts: Amount, larger: Callable[[Amount, Amount], Amount]
-) -> Amount:
+def _prompt_part(stages: int, prompts: Amount, larger: Larger[Amount]) -> Amount:
     """Time of m prompts through p stages as a part of the whole model's: (m + p - 1) / (m p)."""
     some: Amount = larger(prompts, 0 * prompts + 1.0)
     part: Amount = (some + (stages - 1)) / (some * stages)
     return part
 
 
-def _fullest_group(
-    groups: int, sequences: Amount, larger: Callable[[Amount, Amount], Amount]
-) -> Amount:
+def _fullest_group(groups: int, sequences: Amount, larger: Larger[Amount]) -> Amount:
     """Sequences of the fullest group over the mean: all in one of g, or half a sequence more."""
     mean = larger(sequences, 0 * sequences + 1.0) / groups
     return larger(1 / mean, 1 + 0.5 / mean)
 
 
 def _busiest(
-    split: SplitCosts, unread: Amount, rows: Amount, larger: Callable[[Amount, Amount], Amount]
+    split: SplitCosts, unread: Amount, rows: Amount, larger: Larger[Amount]
 ) -> tuple[Amount, Amount]:
     """Experts that the busiest device leaves unread, and the further part of a row's products.
 
@@ -170,18 +166,11 @@ def _busiest(
     return left, split.expert_share * more
 
 
-def step_sum(
-    costs: StepCosts,
-    larger: Callable[[Amount, Amount], Amount],
-    constant: Callable[[float], Amount],
-) -> Counted[Amount]:
-    """The step's time as a function of its counts: the only place where the parts are added up.
-
-    larger, constant  maximum of two, and conversion of a figure, for numbers or for arrays
-    """
+def step_sum(costs: StepCosts, larger: Larger[Amount]) -> Counted[Amount]:
+    """The step's time as a function of its counts: the only place where the parts are added up."""
     attention, unhidden, split = costs.attention, costs.unhidden, costs.split
-    of_products = _products(costs, larger, constant)
-    of_attention = _attention(attention, larger, constant)
+    of_products = _products(costs, larger)
+    of_attention = _attention(attention, larger)
     window, sliding, state_s = attention.window, attention.sliding_share, attention.row_s
     fixed_s = costs.products.first_s + costs.gap_s + costs.all_reduce_s
     reduce_s, host_s = costs.all_reduce_token_s, costs.host_s
@@ -233,19 +222,17 @@ def step_sum(
 
 
 def _products(
-    costs: StepCosts,
-    larger: Callable[[Amount, Amount], Amount],
-    constant: Callable[[float], Amount],
+    costs: StepCosts, larger: Larger[Amount]
 ) -> Callable[[Amount, Amount], tuple[Amount, Amount]]:
     """Reads of weights and arithmetic with them, by all tokens of a step and rows of its head."""
     products, split = costs.products, costs.split
-    read_s, expert_share = constant(products.read_s), products.expert_share
+    read_s, expert_share = products.read_s, products.expert_share
     unread, more_read = products.unread_share, products.rows_read - 1
     widening, widening_rows = products.widening_share, products.widening_rows
     token_s, head_s = products.token_s, products.head_s
 
     def seconds(every: Amount, heads: Amount) -> tuple[Amount, Amount]:
-        weights_s, linear_s = read_s, token_s * every + head_s * heads
+        weights_s, linear_s = read_s + 0 * every, token_s * every + head_s * heads
         if expert_share:
             left: Amount = unread**every
             if split is not None and split.busiest:
@@ -262,9 +249,7 @@ def _products(
 
 
 def _attention(
-    attention: AttentionCosts,
-    larger: Callable[[Amount, Amount], Amount],
-    constant: Callable[[float], Amount],
+    attention: AttentionCosts, larger: Larger[Amount]
 ) -> Callable[[Amount, Amount, Amount, Amount, float], tuple[Amount, Amount]]:
     """Reads of the cache and arithmetic with it, by rows, cached tokens of rows and of prompts,
     pairs of prompts, and drafted rows of a sequence."""
@@ -277,7 +262,8 @@ def _attention(
     ) -> tuple[Amount, Amount]:
         decode_s = decode_read_s * context
         if busy > 1:  # a block for each sequence and head leaves multiprocessors idle
-            decode_s = decode_s * larger(busy / larger(rows, constant(1.0)), constant(1.0))
+            one = 0 * rows + 1.0
+            decode_s = decode_s * larger(busy / larger(rows, one), one)
         # each drafted token of a sequence looks at its whole context, which is read once
         attention_s = pair_s * context * each + prompt_pair_s * pairs
         if convert_s:
@@ -289,10 +275,10 @@ def _attention(
 
 def _step_seconds(costs: StepCosts) -> Counted[float]:
     """The sum for one step, with the costs for its number of rows."""
-    few = step_sum(costs, _larger, float)
+    few = step_sum(costs, _larger)
     if costs.many is None:
         return few
-    many, from_rows = step_sum(costs.many, _larger, float), costs.many_rows
+    many, from_rows = step_sum(costs.many, _larger), costs.many_rows
 
     def seconds(*counts: float) -> Seconds[float]:
         tokens, drafted = counts[3], counts[6]
@@ -327,21 +313,16 @@ class StepTimeModel:
         )
         if costs.many is not None and every >= costs.many_rows:
             weights_s = costs.many.products.first_s
-        all_reduce_s = costs.all_reduce_s + costs.all_reduce_token_s * every
-        host_s = max(costs.host_s * (rows > 0), costs.launch_s * (step.prefill_sequences > 0))
-        row_s = costs.host_row_s * rows
-        prompt_s = costs.host_token_s * step.prefill_tokens
-        prompt_s += costs.host_prompt_s * step.prefill_sequences
-        compute_s = linear_s + attention_s
         return StepParts(
             weights_s=weights_s,
             kv_s=kv_s + costs.attention.row_s * rows,
-            compute_s=compute_s,
-            all_reduce_s=all_reduce_s,
+            compute_s=linear_s + attention_s,
+            all_reduce_s=costs.all_reduce_s + costs.all_reduce_token_s * every,
             gap_s=costs.gap_s,
-            host_s=host_s,
-            host_per_sequence_s=row_s,
-            host_per_prompt_token_s=prompt_s,
+            host_s=max(costs.host_s * (rows > 0), costs.launch_s * (step.prefill_sequences > 0)),
+            host_per_sequence_s=costs.host_row_s * rows,
+            host_per_prompt_token_s=costs.host_token_s * step.prefill_tokens
+            + costs.host_prompt_s * step.prefill_sequences,
             total_s=total_s,
         )
 
@@ -354,9 +335,9 @@ class StepTimeModel:
     def step_times_s(self, steps: StepColumns) -> NDArray[np.float64]:
         """Seconds of each row, repeats included, shape (rows,)."""
         costs, rows = self._costs, steps.decode_sequences
-        step_s = step_sum(costs, np.maximum, np.asarray)(*steps.counts, rows, 1.0)[-1]
+        step_s = step_sum(costs, np.maximum)(*steps.counts, rows, 1.0)[-1]
         if costs.many is not None:
-            many_s = step_sum(costs.many, np.maximum, np.asarray)(*steps.counts, rows, 1.0)[-1]
+            many_s = step_sum(costs.many, np.maximum)(*steps.counts, rows, 1.0)[-1]
             step_s = np.where(rows + steps.prefill_tokens >= costs.many_rows, many_s, step_s)
         return np.asarray(step_s * steps.repeat, dtype=np.float64)
 

@@ -128,8 +128,3 @@ class WaitUntil:
     """Nothing to run before `at_s` unless a request arrives first."""
 
     at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Nothing to run until a request arrives."""

@@ -2,16 +2,11 @@
 
 from bisect import bisect_right, insort
 from collections import abc
-from operator import attrgetter
-from typing import Final
 
 from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
 from lmi_bench.engine.scheduling.prefix_cache import PrefixCache
 from lmi_bench.engine.scheduling.sequence import Sequence
-from lmi_bench.engine.scheduling.waiting import WaitingQueue
-
-_ORDER: Final = attrgetter("order")
 
 
 class Residents:
@@ -45,12 +40,12 @@ class Residents:
         held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
         return needed - held <= num_free  # an idle cached block counts as free until it is shared
 
-    def can_take(self, waiting: WaitingQueue, number: float, config: SchedulerConfig) -> bool:
+    def can_take(self, waiting: list[Sequence], number: float, config: SchedulerConfig) -> bool:
         """Whether the `number` oldest requests fit one prompt step, the batch and the free blocks.
         The prefix cache is not searched."""
         if number > min(len(waiting), config.max_running - len(self.running)):
             return False
-        oldest = waiting.oldest(int(number))
+        oldest = waiting[: int(number)]
         headroom = 0 if self._contiguous else len(self.running) + len(oldest) - 1
         blocks = sum(self._blocks_at_admission(seq) for seq in oldest) + headroom
         tokens = sum(seq.tokens_to_fill for seq in oldest)
@@ -67,7 +62,7 @@ class Residents:
         seq.num_inserted_blocks = len(known)
         self.grow(seq, self._blocks_at_admission(seq) - len(known))
         seq.admitted = True
-        insort(self.running, seq, key=_ORDER)
+        insort(self.running, seq)
         self.num_filling += 1
 
     def grow(self, seq: Sequence, num_blocks: int) -> tuple[int, ...]:
@@ -77,19 +72,11 @@ class Residents:
         seq.slot_capacity += num_blocks * self.blocks.block_size
         return block_ids
 
-    def missing_blocks(self) -> int:
-        """Additional blocks needed for one more token of every decoding sequence."""
-        needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
-        return max(0, needed - self.blocks.num_free)
-
     def spare_blocks(self) -> int:
-        """Free blocks beyond those needed for one more token of every decoding sequence."""
+        """Free blocks beyond those needed for one more token of every decoding sequence; below 0:
+        so many are missing."""
         needed = sum(seq.num_computed == seq.slot_capacity for seq in self.decoding())
-        return max(0, self.blocks.num_free - needed)
-
-    def missing_for(self, seq: Sequence, num_tokens: int) -> int:
-        """Additional blocks that a sequence needs for this many more tokens."""
-        return max(0, self.blocks.blocks_for(seq.num_computed + num_tokens) - len(seq.block_ids))
+        return self.blocks.num_free - needed
 
     def decoding(self) -> abc.Iterator[Sequence]:
         """Sequences for which one more token can be planned, oldest first. Excludes those with
@@ -121,7 +108,9 @@ class Residents:
     def free_outside_window(self, seq: Sequence, num_tokens: int) -> None:
         """Free the blocks outside the attention window of every position from `num_tokens` on.
         Positions before `num_tokens` are final; any step in flight begins at or after it."""
-        behind = self._blocks_behind(num_tokens)
+        if self._window is None:
+            return
+        behind = max(0, num_tokens + 1 - self._window) // self.blocks.block_size
         if behind > seq.num_freed_blocks:
             self.blocks.release(reversed(seq.block_ids[seq.num_freed_blocks : behind]))
             seq.num_freed_blocks = behind
@@ -132,14 +121,6 @@ class Residents:
             return []
         size = self.blocks.block_size
         return self._prefixes.find(seq.digests((seq.tokens_to_fill - 1) // size, size))
-
-    def evict_youngest(self) -> Sequence:
-        """Remove the youngest sequence and free its blocks; it must restart."""
-        seq = self.running[-1]
-        self.remove(seq)
-        self.release(seq)
-        seq.restart()
-        return seq
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out of the batch; it keeps its blocks until `release`."""
@@ -153,9 +134,6 @@ class Residents:
         seq.block_ids = []
         seq.slot_capacity = 0
         seq.num_freed_blocks = 0
-
-    def drop_finished(self) -> None:
-        self.running = [seq for seq in self.running if seq.finish_reason is None]
 
     def steps_that_fit(self, most: int) -> int:
         """Decode steps of all running sequences that the free blocks allow, up to `most`. A lower
@@ -210,12 +188,6 @@ class Residents:
                 self.grow(seq, self.blocks.blocks_for(seq.num_computed) - len(seq.block_ids))
             self.cache_full_blocks(seq, seq.num_computed)
             self.free_outside_window(seq, seq.num_computed)
-
-    def _blocks_behind(self, num_tokens: int) -> int:
-        """Blocks at a table's head outside the window of a token at position `num_tokens`."""
-        if self._window is None:
-            return 0
-        return max(0, num_tokens + 1 - self._window) // self.blocks.block_size
 
     def _sum_behind(self, num_tokens: int) -> int:
         """Slots of the blocks outside the window, summed over steps that reach 1, 2, ...,

@@ -9,23 +9,23 @@ finishes.
 
 A batch may be planned before the previous one is committed; a token not yet known is then
 LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last batch, and nothing
-is preempted before every batch is committed: until then `plan` returns Idle.
+is preempted before every batch is committed: until then `plan` returns None.
 """
 
+from bisect import insort
 from collections import abc, deque
-from typing import Final
 
 from lmi_bench.core.errors import EngineError, InputError, OverloadedError
 from lmi_bench.engine.scheduling.batch import (
     LAST_SAMPLED,
     BatchEntry,
     CommittedTokens,
-    Idle,
     StepBatch,
     StepKind,
     StepOutput,
     WaitUntil,
 )
+from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.join_rule import JoinRule
@@ -34,9 +34,6 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.sequence import Sequence
 from lmi_bench.engine.scheduling.stats import SchedulerStats
 from lmi_bench.engine.scheduling.step_shape import StepShape
-from lmi_bench.engine.scheduling.waiting import WaitingQueue
-
-_IDLE: Final = Idle()
 
 
 class Scheduler:
@@ -47,7 +44,9 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._drafter = drafter
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
-        self._waiting = WaitingQueue()
+        self._waiting: list[Sequence] = []  # oldest first, or clients in turn
+        self._turn = 0  # of the sequence that was admitted last
+        self._turns: dict[str, int] = {}  # each client's last one
         self._residents = Residents(config)
         self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
         self._released: list[int] = []
@@ -69,24 +68,9 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def free_blocks(self) -> int:
-        """KV blocks that can be allocated: unused, and within the budget."""
-        return self._residents.blocks.num_free
-
-    @property
-    def used_blocks(self) -> int:
-        """KV blocks in use."""
-        return self._residents.blocks.num_used
-
-    @property
-    def block_budget(self) -> int:
-        """KV blocks that may be in use at once."""
-        return self._residents.blocks.budget
-
-    @property
-    def most_used_blocks(self) -> int:
-        """Peak number of KV blocks in use."""
-        return self._residents.blocks.most_used
+    def blocks(self) -> BlockManager:
+        """The KV blocks: how many are free, in use and allowed."""
+        return self._residents.blocks
 
     def set_block_budget(self, num_blocks: int) -> None:
         """Limit the KV blocks in use from now on.
@@ -95,13 +79,12 @@ class Scheduler:
         most all blocks. If more are in use, sequences continue until one needs another block;
         then the youngest are preempted.
         """
-        blocks = self._residents.blocks
-        longest = blocks.blocks_for(min(self.config.max_model_len, self.config.cache_tokens))
-        blocks.budget = min(self.config.num_blocks, max(longest, num_blocks))
+        longest = self.blocks.blocks_for(min(self.config.max_model_len, self.config.cache_tokens))
+        self.blocks.budget = min(self.config.num_blocks, max(longest, num_blocks))
 
     def audit(self) -> None:
         """Check the blocks' reference counts against the block tables; raises EngineError."""
-        self._residents.blocks.audit(seq.held_block_ids for seq in self._sequences.values())
+        self.blocks.audit(seq.held_block_ids for seq in self._sequences.values())
 
     def running_seq_ids(self) -> list[int]:
         """The sequences in the batch, oldest first."""
@@ -151,21 +134,21 @@ class Scheduler:
         self._next_index += 1
         self._sequences[seq_id] = seq
         if client is not None:
-            self._waiting.take_turn(seq, client)
-        self._waiting.push(seq)
+            seq.turn = self._next_turn(client)
+        insort(self._waiting, seq, key=_place)
         return seq
 
-    def plan(self, now_s: float) -> StepBatch | WaitUntil | Idle:
-        """The step to run now, or how long to wait for one."""
+    def plan(self, now_s: float) -> StepBatch | WaitUntil | None:
+        """The step to run now, or how long to wait for one; None: until a request or commit."""
         entries: list[BatchEntry] = []
         members: list[Sequence] = []
         if self._drafter is not None and self._in_flight:
-            return _IDLE  # the number of accepted draft tokens is known only after the commit
+            return None  # the number of accepted draft tokens is known only after the commit
         if self.config.recompute_on_join and not self._clear_for_newcomer():
-            return _IDLE
+            return None
         if self._mixes_prefill:
             if not self._make_room():
-                return _IDLE
+                return None
             decode = self._plan_decode(entries, members)
             prefill = self._plan_prefill(entries, members, now_s)
         else:
@@ -175,11 +158,13 @@ class Scheduler:
                 self._join.admitted(before)
             if not entries:
                 if not self._make_room():
-                    return _IDLE
+                    return None
                 decode = self._plan_decode(entries, members)
                 self._join.after_decoding(1)
         if not entries:
-            return self._nothing_to_run()
+            is_dynamic = self.config.policy is BatchingPolicy.DYNAMIC
+            at_s = self._batch_leaves_s() if is_dynamic and not self._in_flight else None
+            return None if at_s is None else WaitUntil(at_s)
         batch = StepBatch(
             step_id=self._next_step_id,
             entries=tuple(entries),
@@ -238,7 +223,8 @@ class Scheduler:
             else:
                 self._residents.free_outside_window(seq, computed)
         if ended:
-            self._residents.drop_finished()
+            running = self._residents.running
+            self._residents.running = [seq for seq in running if seq.finish_reason is None]
         return committed
 
     def finish(self, seq_id: int, reason: str) -> None:
@@ -251,7 +237,7 @@ class Scheduler:
             return
         seq.finish_reason = reason
         if not seq.admitted:
-            self._waiting.discard(seq)
+            self._waiting.remove(seq)
             del self._sequences[seq_id]
             return
         self._residents.remove(seq)
@@ -261,10 +247,7 @@ class Scheduler:
     def decode_shape(self) -> StepShape:
         """The shape of the next step if `identical_decode_steps` is above 0."""
         context = sum(seq.num_computed for seq in self._residents.running)
-        rows = self.num_running
-        return StepShape(
-            decode_sequences=rows, decode_tokens=rows, decode_context_tokens=context + rows
-        )
+        return StepShape.decoding(self.num_running, context + self.num_running)
 
     def identical_decode_steps(self) -> int:
         """Number of steps from now in which only the context lengths change.
@@ -312,16 +295,26 @@ class Scheduler:
             return None
         if self.config.policy is BatchingPolicy.DYNAMIC and self._batch_slots:
             return None  # nothing joins a dynamic batch before it ends
-        seq = self._waiting.head()
-        return seq if seq is not None and self._residents.has_room_for(seq) else None
+        seq = self._waiting[0]
+        return seq if self._residents.has_room_for(seq) else None
 
     def _may_join(self) -> bool:
         """Whether waiting requests may be admitted beside the running ones now."""
         least = self._join.least_joiners(self.num_running)
         return least == 0 or self._residents.can_take(self._waiting, least, self.config)
 
+    def _next_turn(self, client: str) -> int:
+        """The place of a client's new sequence in the queue: behind its last one, and no earlier
+        than that of the sequence that left the queue last. This is start-time fair queueing (Goyal
+        et al. 1996) by requests."""
+        if not self._waiting:  # forget clients that new ones are not behind
+            self._turns = {who: turn for who, turn in self._turns.items() if turn >= self._turn}
+        self._turns[client] = max(self._turn, self._turns.get(client, 0) + 1)
+        return self._turns[client]
+
     def _admit(self, seq: Sequence) -> None:
-        self._waiting.pop_head()
+        self._waiting.remove(seq)
+        self._turn = max(self._turn, seq.turn)
         self._residents.admit(seq)
         if self.config.prefix_caching:
             self.stats.prefix_tokens += seq.tokens_to_fill
@@ -342,17 +335,10 @@ class Scheduler:
 
     def _batch_leaves_s(self) -> float | None:
         """When the next dynamic batch starts; None while no request waits."""
-        seq = self._waiting.head()
-        if seq is None:
+        if not self._waiting:
             return None
-        if self.num_waiting >= self.config.batch_size:
-            return seq.arrival_s
-        return seq.arrival_s + self.config.max_batch_delay_s
-
-    def _nothing_to_run(self) -> WaitUntil | Idle:
-        is_dynamic = self.config.policy is BatchingPolicy.DYNAMIC
-        at_s = self._batch_leaves_s() if is_dynamic and not self._in_flight else None
-        return _IDLE if at_s is None else WaitUntil(at_s)
+        is_full = self.num_waiting >= self.config.batch_size
+        return self._waiting[0].arrival_s + (0.0 if is_full else self.config.max_batch_delay_s)
 
     def _plan_prefill(
         self, entries: list[BatchEntry], members: list[Sequence], now_s: float
@@ -424,7 +410,7 @@ class Scheduler:
 
         False: blocks are missing, and batches in flight must be committed before a preemption.
         """
-        while self._residents.missing_blocks():
+        while self._residents.spare_blocks() < 0:
             if self._in_flight:
                 return False
             self._send_back_youngest()
@@ -453,10 +439,10 @@ class Scheduler:
 
     def _send_back_youngest(self) -> None:
         seq = self._residents.running[-1]
-        if seq.num_computed > seq.num_cached:  # otherwise the executor has never seen it
-            self._released.append(seq.seq_id)
-        self._residents.evict_youngest()
-        self._waiting.push(seq)
+        self._residents.remove(seq)
+        self._free(seq)
+        seq.restart()
+        insort(self._waiting, seq, key=_place)
 
     def _plan_decode(
         self, entries: list[BatchEntry], members: list[Sequence]
@@ -473,7 +459,7 @@ class Scheduler:
             kind, drafted = StepKind.DECODE, 0
             if self._drafter is not None and seq.num_left > 1:
                 draft = self._drafter(seq, seq.num_left - 1)[: seq.num_left - 1]
-                missing = self._residents.missing_for(seq, 1 + len(draft))
+                missing = self.blocks.blocks_for(position + 1 + len(draft)) - len(seq.block_ids)
                 if 0 < missing <= spare:
                     new_block_ids += self._residents.grow(seq, missing)
                     spare -= missing
@@ -494,7 +480,14 @@ class Scheduler:
         return (rows, tokens, context)
 
     def _release(self, seq: Sequence) -> None:
-        self._residents.release(seq)
-        if seq.num_computed > seq.num_cached:
-            self._released.append(seq.seq_id)
+        self._free(seq)
         del self._sequences[seq.seq_id]
+
+    def _free(self, seq: Sequence) -> None:
+        self._residents.release(seq)
+        if seq.num_computed > seq.num_cached:  # otherwise the executor has never seen it
+            self._released.append(seq.seq_id)
+
+
+def _place(seq: Sequence) -> tuple[int, float, int]:
+    return (seq.turn, seq.arrival_s, seq.index)

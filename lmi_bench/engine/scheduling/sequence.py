@@ -54,10 +54,9 @@ class Sequence:
     drafting: object = None
     pace: object = None
 
-    @property
-    def order(self) -> tuple[float, int]:
-        """Sort key for first come, first served: arrival, then index."""
-        return (self.arrival_s, self.index)
+    def __lt__(self, other: "Sequence") -> bool:
+        """Whether it comes first: by arrival, then index."""
+        return (self.arrival_s, self.index) < (other.arrival_s, other.index)
 
     @property
     def num_tokens(self) -> int:

@@ -27,6 +27,11 @@ class StepShape:
     decode_tokens: int = 0
     decode_context_tokens: int = 0
 
+    @classmethod
+    def decoding(cls, rows: int, context_tokens: int) -> "StepShape":
+        """Of that many sequences a token each, over so much context in all."""
+        return cls(decode_sequences=rows, decode_tokens=rows, decode_context_tokens=context_tokens)
+
     @property
     def num_tokens(self) -> int:
         """Rows of the step's matrix products."""

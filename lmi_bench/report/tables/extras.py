@@ -10,7 +10,7 @@ from typing import Any
 from lmi_bench.catalog.tables import Row
 from lmi_bench.core.level import Level, Sessions, Spread
 from lmi_bench.report.formats import MISSING, count, metric_title, number, share, statistic_cell
-from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, console_rows, table_of
 from lmi_bench.report.tables.levels import (
     FORMATS,
     Lines,
@@ -32,20 +32,20 @@ def search_table(axis: str, lines: Lines) -> Table | None:
         return None
     places = {id(line): place for place, line in enumerate(tried, start=1)}
     fields: list[Field[Level]] = [
-        field("Step", lambda line: str(places[id(line)])),
+        Field("Step", lambda line: str(places[id(line)])),
         load_field(axis),
-        field(
+        Field(
             "Sent of planned requests",
             lambda line: f"{count(line.requests)} of {count(value_at(line, 'search.planned'))}",
         ),
         key_field("wall_s", "Seconds"),
         key_field("search.ratio", "Measured / limit", "", _ratio),
-        field(
+        Field(
             "Nearest to its limit",
             lambda line: value_at(line, "search.binding") or MISSING,
             numeric=False,
         ),
-        field(
+        Field(
             "SLOs", lambda line: _MET if value_at(line, "search.passed") else _MISSED, numeric=False
         ),
     ]
@@ -71,14 +71,14 @@ def _spread_fields(axis: str) -> tuple[Field[_Attempts], ...]:
     load = load_field(axis)
     hint = "standard deviation over mean"
     return (
-        field(load.column.title, lambda each: load.cell(each[0])),
-        field("", lambda each: each[0].name, console="level", on_page=False),
-        field("Metric", lambda each: f"{metric_title(each[1])}, {unit(each)}", numeric=False),
-        field("Attempts", lambda each: count(each[0].attempts), console="attempts"),
-        field("", lambda each: f"{each[1]}, {unit(each)}", console="metric", on_page=False),
-        field("Mean", lambda each: number(each[2].mean), console="mean"),
-        field("95 % interval", interval, console="interval"),
-        field("Variation", lambda each: share(each[2].cv), hint=hint, console="cv"),
+        Field(load.title, lambda each: load.of(each[0])),
+        Field("", lambda each: each[0].name, console="level", on_page=False),
+        Field("Metric", lambda each: f"{metric_title(each[1])}, {unit(each)}", numeric=False),
+        Field("Attempts", lambda each: count(each[0].attempts), console="attempts"),
+        Field("", lambda each: f"{each[1]}, {unit(each)}", console="metric", on_page=False),
+        Field("Mean", lambda each: number(each[2].mean), console="mean"),
+        Field("95 % interval", interval, console="interval"),
+        Field("Variation", lambda each: share(each[2].cv), hint=hint, console="cv"),
     )
 
 
@@ -115,7 +115,7 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
     fields = [
         key_field("throughput_tokens_per_s", "Whole level, tok/s"),
         *fields_of("steady"),
-        field("Difference", change),
+        Field("Difference", change),
     ]
     note = (
         "Ramp and drain are left out where the token events show them; costs rest on this window."
@@ -127,7 +127,7 @@ def _turns_field(key: str, name: str, group: str, console: str) -> Field[Level]:
     def cell(line: Level) -> Cell:
         return statistic_cell(getattr(line.sessions or Sessions(), f"ttft_{key}_ms"), name)
 
-    return field(name, cell, group, console=console)
+    return Field(name, cell, group, console=console)
 
 
 _SESSIONS: tuple[Field[Level], ...] = (
@@ -184,34 +184,27 @@ def engine_rows(levels: Lines) -> list[dict[str, str]]:
 
 def server_table(axis: str, lines: Lines) -> Table | None:
     """The server's own metrics beside the client's."""
-    fields = _known_fields("server", lines)
-    if not fields:
-        return None
     sources = next((found for line in lines if (found := value_at(line, "server.sources"))), ())
     note = f"Read from {', '.join(sources)}." if sources else ""
-    return per_level("The server's own view", axis, lines, fields, note)
+    return _part_table("server", "The server's own view", axis, lines, note)
 
 
-def _known_fields(part: str, lines: Lines) -> list[Field[Level]]:
+def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str) -> Table | None:
     """The columns of a part of a level that some level has a value for."""
-    return fields_of(
+    fields = fields_of(
         part, lambda row: any(value_at(line, f"{part}.{row['key']}") is not None for line in lines)
     )
+    return per_level(caption, axis, lines, fields, note) if fields else None
 
 
 def ttft_split_table(axis: str, lines: Lines) -> Table | None:
     """Mean TTFT by where it goes, where the server states its part."""
-    fields = _known_fields("ttft_split", lines)
     note = (
         "Means over every answer, first ones of users included. Client: sent later than due. "
         "Network: both ways, with HTTP. Not explained: the rest of the server's own TTFT. The "
         "client's own error is at most the last column."
     )
-    return (
-        per_level("Where the time to first token goes", axis, lines, fields, note)
-        if fields
-        else None
-    )
+    return _part_table("ttft_split", "Where the time to first token goes", axis, lines, note)
 
 
 def power_table(axis: str, lines: Lines) -> Table | None:
@@ -224,7 +217,7 @@ def power_table(axis: str, lines: Lines) -> Table | None:
             return Cell(f"valid, by {value_at(line, 'server.power.source')}", "", "good")
         return Cell("too short to tell", "the level gave too few readings", "warn")
 
-    fields = [*fields_of("server.power"), field("Reading", verdict, numeric=False)]
+    fields = [*fields_of("server.power"), Field("Reading", verdict, numeric=False)]
     return per_level("Energy", axis, lines, fields)
 
 

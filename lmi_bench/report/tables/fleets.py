@@ -10,7 +10,7 @@ from lmi_bench.analysis.fleet.answer import Candidate, LoadInterval, Variation
 from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.formats import MISSING, interval, key_title, number, plain, usd
-from lmi_bench.report.table import Cell, Field, Table, bracketed, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, bracketed, table_of
 
 _COLUMNS: Final = read_rows("candidate_columns.csv", "report")
 """Columns of a candidate: figures, which the page titles by their key, and prices."""
@@ -63,7 +63,7 @@ def _figure_field(key: str, console: str) -> Field[Candidate]:
                 return Cell(found.text + mark, found.hint, tone, found.interval)
         return found
 
-    return field(key_title(key), cell, console=console)
+    return Field(key_title(key), cell, console=console)
 
 
 def figure_key(slo: str) -> str:
@@ -91,7 +91,7 @@ def _price_field(row: Row) -> Field[Candidate]:
         ends = between and f"estimated: {usd(between[0])} to {usd(between[1])} an hour"
         return Cell(money(candidate, value), ends or "")
 
-    return field(row["title"], cell, row["group"], console=row["console"])
+    return Field(row["title"], cell, row["group"], console=row["console"])
 
 
 def _price_of(candidate: Candidate) -> str:
@@ -117,12 +117,12 @@ def candidate_fields(candidates: Sequence[Candidate]) -> tuple[Field[Candidate],
     ]
 
     def words(title: str, text: Callable[[Candidate], str]) -> Field[Candidate]:
-        return field(title, text, numeric=False, console=title.lower())
+        return Field(title, text, numeric=False, console=title.lower())
 
     engine = words("Engine", lambda each: each.setting.describe())
     return (
         words("Fleet", lambda each: f"{each.instances} x {each.instance}"),
-        field("TP x copies", lambda each: f"{each.tensor_parallel} x {each.copies}",
+        Field("TP x copies", lambda each: f"{each.tensor_parallel} x {each.copies}",
               console="TP x copies"),
         *([engine] if any(each.setting.describe() for each in candidates) else []),
         *(_price_field(row) for row in _PRICES if row["console"]),
@@ -166,16 +166,16 @@ def load_fields(variation: Variation) -> tuple[Field[LoadInterval], ...]:
         return _estimate_cell(variation.crossovers[place]) if known else Cell("")
 
     return (
-        field("Above, req/s", lambda each: number(each.from_per_s, 4), console="above req/s"),
-        field("Up to", lambda each: number(each.to_per_s, 4), console="up to"),
-        field("Machines", lambda each: span(each.fewest_machines, each.most_machines, plain),
+        Field("Above, req/s", lambda each: number(each.from_per_s, 4), console="above req/s"),
+        Field("Up to", lambda each: number(each.to_per_s, 4), console="up to"),
+        Field("Machines", lambda each: span(each.fewest_machines, each.most_machines, plain),
               console="machines"),
-        field("Layout", lambda each: f"{each.instance}, TP {each.tensor_parallel} x {each.copies}",
+        Field("Layout", lambda each: f"{each.instance}, TP {each.tensor_parallel} x {each.copies}",
               numeric=False, console="layout"),
-        field("USD/h",
+        Field("USD/h",
               lambda each: span(each.least_usd_per_hour, each.most_usd_per_hour, "{:,.2f}".format),
               console="USD/h"),
-        field("Crossover if as predicted", crossover, console="crossover if as predicted"),
+        Field("Crossover if as predicted", crossover, console="crossover if as predicted"),
     )  # fmt: skip
 
 
@@ -196,13 +196,13 @@ def accuracy_fields(levels: Sequence[LevelAccuracy]) -> tuple[Field[LevelAccurac
         return Cell(f"{share:+.0%}", "", "warn" if abs(share) > 0.25 else "")
 
     fields: list[Field[LevelAccuracy]] = [
-        field("Level", lambda level: plain(level.concurrency), console="concurrency")
+        Field("Level", lambda level: plain(level.concurrency), console="concurrency")
     ]
     for key in dict.fromkeys(key for level in levels for key in level.figures):
         title = key_title(key)
         fields += [
-            field("predicted / measured", partial(pair, key=key), title,
+            Field("predicted / measured", partial(pair, key=key), title,
                   console=title),
-            field("error", partial(error, key=key), title),
+            Field("error", partial(error, key=key), title),
         ]  # fmt: skip
     return tuple(fields)

@@ -25,7 +25,7 @@ from lmi_bench.report.formats import (
     share,
     statistic_cell,
 )
-from lmi_bench.report.table import Cell, Field, Table, console_rows, field, table_of
+from lmi_bench.report.table import Cell, Field, Table, console_rows, table_of
 
 RULE_TITLES: Mapping[str, str] = {
     "latency_limit": "Latency limit",
@@ -58,7 +58,7 @@ def load_field(axis: str) -> Field[Level]:
         value = line.load.on(axis)
         return Cell(f"{value:g}" if value is not None else MISSING, line.name)
 
-    return field("Concurrent requests" if axis == "concurrency" else "Request rate, req/s", cell)
+    return Field("Concurrent requests" if axis == "concurrency" else "Request rate, req/s", cell)
 
 
 def per_level(caption: str, axis: str, lines: Lines, fields: LevelFields, note: str = "") -> Table:
@@ -85,7 +85,7 @@ def key_field(
         value = value_at(line, key)
         return MISSING if value is None else text(value)
 
-    return field(title, cell, group, console=console)
+    return Field(title, cell, group, console=console)
 
 
 def _ms(seconds: float) -> str:
@@ -145,7 +145,7 @@ def _statistic_field(
     def cell(line: Level) -> Cell:
         return replace(statistic_cell(line.of(metric), name), interval=between(line, metric, name))
 
-    return field(title, cell, group, console=console)
+    return Field(title, cell, group, console=console)
 
 
 def _steady_cell(line: Level) -> Cell:
@@ -169,14 +169,14 @@ def _errors_cell(line: Level) -> Cell:
 
 def _cost_field(title: str, key: str) -> Field[Level]:
     hint = "at the level's whole throughput, by the price of the target"
-    return field(title, lambda line: Cell(number(getattr(line, key)), hint), "USD per 1M tokens")
+    return Field(title, lambda line: Cell(number(getattr(line, key)), hint), "USD per 1M tokens")
 
 
 _COST: LevelFields = (
     _cost_field("output", "usd_per_1m_output_tokens"),
     _cost_field("in and out", "usd_per_1m_total_tokens"),
 )
-_STATE: Field[Level] = field("State", level_state, numeric=False, console="state")
+_STATE: Field[Level] = Field("State", level_state, numeric=False, console="state")
 _Latencies = tuple[tuple[Metric, str, str, tuple[str, str]], ...]
 _OF_WHOLE: _Latencies = (("e2e", "E2E, ms", "E2E ms", ("p50", "p90")),)
 _LATENCIES: _Latencies = (
@@ -190,22 +190,22 @@ def _level_fields(lines: Lines, between: Interval = _MEASURED) -> LevelFields:
     def throughput(line: Level) -> Cell:
         return Cell(number(work_per_s(line)), interval=between(line, "throughput", ""))
 
-    steady = field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out")
+    steady = Field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out")
     requests = key_field("request_throughput_per_s", "req/s", "Throughput", console="req/s")
     what, pace, latencies = "tok/s", steady, _LATENCIES
     if any(line.is_tokenless for line in lines):  # embeddings
         what, pace, latencies = "input tok/s", requests, _OF_WHOLE
     return (
-        field("whole level", throughput, f"Throughput, {what}", console=what),
+        Field("whole level", throughput, f"Throughput, {what}", console=what),
         pace,
         *(
             _statistic_field(name, group, metric, name, f"{short} {name}", between)
             for metric, group, short, names in latencies
             for name in names
         ),
-        field("sent", lambda line: count(line.requests), "Requests"),
-        field("errors", _errors_cell, "Requests"),
-        field("errors", lambda line: f"{line.failed}/{line.sent}", console="errors", on_page=False),
+        Field("sent", lambda line: count(line.requests), "Requests"),
+        Field("errors", _errors_cell, "Requests"),
+        Field("errors", lambda line: f"{line.failed}/{line.sent}", console="errors", on_page=False),
     )
 
 
@@ -290,12 +290,12 @@ def _knee_fields(axis: str, knees: Sequence[Knee]) -> tuple[Field[Knee], ...]:
         return MISSING if load(knee) == MISSING else cause_title(knee)
 
     return (
-        field("Rule", rule, numeric=False, console="rule"),
-        field(title, load, console="knee"),
-        field("Interval", knee_interval, console="interval"),
-        field("What binds beyond it", cause, numeric=False, console="what binds"),
-        field("The change that moves it", change, numeric=False),
-        field("How it was found", lambda knee: knee.why, numeric=False, console="why"),
+        Field("Rule", rule, numeric=False, console="rule"),
+        Field(title, load, console="knee"),
+        Field("Interval", knee_interval, console="interval"),
+        Field("What binds beyond it", cause, numeric=False, console="what binds"),
+        Field("The change that moves it", change, numeric=False),
+        Field("How it was found", lambda knee: knee.why, numeric=False, console="why"),
     )
 
 
@@ -360,14 +360,14 @@ def slo_fields(
             return _verdict_cell(level_slo(line, kept.get(id(line), ()), slo, failures))
 
         shown = f"{slo.metric}_{slo.statistic} <= {number(slo.limit_ms)} ms"
-        yield field("level, ms", verdict, shown, console=shown)
-        yield field("of requests", lambda line: met(line, [slo])[0], shown)
+        yield Field("level, ms", verdict, shown, console=shown)
+        yield Field("of requests", lambda line: met(line, [slo])[0], shown)
 
     return (
-        field(
+        Field(
             "req/s", lambda line: met(line, limits or slos)[1], "Goodput", console="goodput req/s"
         ),
-        field("share", lambda line: met(line, limits or slos)[0], "Goodput", console="good"),
+        Field("share", lambda line: met(line, limits or slos)[0], "Goodput", console="good"),
         *(each for slo in slos for each in of_slo(slo)),
     )
 
@@ -439,11 +439,11 @@ def _generator_verdict(line: Level) -> Cell:
 _OWN_ERROR = "Own error, at most"
 _GENERATOR: LevelFields = (
     *fields_of("generator"),
-    field("TTFT p99, ms", lambda line: _bound_cell(line.generator, "ttft"), _OWN_ERROR),
-    field("ITL p99, ms", lambda line: _bound_cell(line.generator, "itl"), _OWN_ERROR),
-    field("Reached share of the planned load", _load_reached_cell),
-    field("Clock and receiver", _clock_and_receiver, numeric=False),
-    field("Verdict", _generator_verdict, numeric=False),
+    Field("TTFT p99, ms", lambda line: _bound_cell(line.generator, "ttft"), _OWN_ERROR),
+    Field("ITL p99, ms", lambda line: _bound_cell(line.generator, "itl"), _OWN_ERROR),
+    Field("Reached share of the planned load", _load_reached_cell),
+    Field("Clock and receiver", _clock_and_receiver, numeric=False),
+    Field("Verdict", _generator_verdict, numeric=False),
 )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from lmi_bench.analysis.fleet.attainment import attainment, simulate_long
 from lmi_bench.analysis.fleet.operating_point import Operating
+from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.layouts import Layout, Workload, plan_copy
 from lmi_bench.analysis.model.builtin_profiles import TGI_2023
 from lmi_bench.catalog.instances import find_instance
@@ -50,11 +51,17 @@ def test_too_few_requests_support_no_window():
     assert attainment(records, [TTFT], open_loop=True).worst_5_minutes_ms == {str(TTFT): None}
 
 
+WORKLOAD = Workload(find_model("llama-2-7b"), "float16", 256, 256)
+
+
+def request(*slos, **more):
+    return RecommendRequest(WORKLOAD, TGI_2023, slos=slos, **more)
+
+
 @pytest.fixture(scope="module")
 def copy():
     layout = Layout(find_instance("ml.g5.2xlarge"), 1)
-    workload = Workload(find_model("llama-2-7b"), "float16", 256, 256)
-    return plan_copy(layout, workload, TGI_2023, open_loop=True)
+    return plan_copy(layout, WORKLOAD, TGI_2023, open_loop=True)
 
 
 def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
@@ -62,7 +69,7 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
     operating = Operating(rate, copy.steady.batch_at(rate))
     slo = parse_slo("ttft_p90<=10s")
     worst = {
-        routing: simulate_long(copy, operating, [slo], copies=2, routing=routing)
+        routing: simulate_long(request(slo, routing=routing), copy, operating, 2)
         for routing in ("random", "least-outstanding")
     }
     assert all(each.joint_attainment is not None for each in worst.values())
@@ -73,6 +80,6 @@ def test_the_least_busy_copy_answers_sooner_than_a_random_one(copy):
 
 
 def test_a_load_that_would_take_too_long_to_simulate_says_so(copy):
-    found = simulate_long(copy, Operating(50.0, 10.0), [TTFT], copies=1)
+    found = simulate_long(request(TTFT), copy, Operating(50.0, 10.0), 1)
     assert found.joint_attainment is None
     assert "45,010 requests" in found.reason

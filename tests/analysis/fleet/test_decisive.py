@@ -47,7 +47,7 @@ def level(rate_per_s, ms_per_token):
 
 @pytest.fixture(scope="module")
 def prepared():
-    return prepare(REQUEST, lambda _text, _share: None)
+    return prepare(REQUEST)
 
 
 def ask(prepared, *measured):
@@ -136,7 +136,7 @@ def test_an_answer_changes_nothing_that_it_is_given():
     )
     tight = replace(REQUEST, slos=(parse_slo("ttft_p90<=60ms"),), simulate_long=True)
     for asked in (REQUEST, replace(REQUEST, simulate_long=True), tight, request):
-        given = prepare(asked, lambda _text, _share: None)
+        given = prepare(asked)
         before = parts(deepcopy(given))
         first = recommend(asked, prepared=given).to_json()
         assert parts(given) == before

@@ -298,7 +298,7 @@ def test_a_machine_of_many_times_the_cost_is_left_to_the_closed_form():
             instances=(SEEN[0], replace(SEEN[3], price_usd_per_hour=price)),
             degrees=(1,),
         )
-        layouts, _ = prepare(request, lambda _text, _share: None)
+        layouts, _ = prepare(request)
         return {layout.instance.instance_type: engine.simulated for layout, engine in layouts}
 
     assert simulated(5000.0) == {"ml.g5.2xlarge": True, "ml.p4d.24xlarge": False}
@@ -323,7 +323,7 @@ def test_a_capacity_is_a_rate_that_the_simulator_keeps(model, machine, lengths, 
         instances=(find_instance(machine),),
         degrees=(1,),
     )
-    ((_, copy),), _ = prepare(request, lambda _text, _share: None)
+    ((_, copy),), _ = prepare(request)
 
     def kept(rate_per_s):
         spec = LevelSpec(0, Load(rate_per_s=rate_per_s), num_requests=1500)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.core.errors import EngineError
-from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, Idle, StepKind, StepOutput
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED, StepKind, StepOutput
 
 EOS, STOP = 2, 13
 
@@ -61,22 +61,22 @@ class TestFinish:
         run.add(0, 40, 10)
         run.add(1, 40, 10)
         run.step()
-        held = run.scheduler.used_blocks
+        held = run.scheduler.blocks.num_used
         run.scheduler.finish(0, "stop_sequence")
-        assert run.scheduler.used_blocks == held / 2
+        assert run.scheduler.blocks.num_used == held / 2
         assert run.step().batch.released_seq_ids == (0,)
 
     def test_in_flight_it_frees_them_at_the_commit_and_the_token_is_dropped(self, drive):
         run = drive()
         run.add(0, 40, 10)
         batch = run.scheduler.plan(0.0)
-        held = run.scheduler.used_blocks
+        held = run.scheduler.blocks.num_used
         run.scheduler.finish(0, "cancelled")
-        assert run.scheduler.used_blocks == held
+        assert run.scheduler.blocks.num_used == held
         run.commit(batch)
-        assert run.scheduler.used_blocks == 0
+        assert run.scheduler.blocks.num_used == 0
         assert run.tokens == {}
-        assert run.scheduler.plan(1.0) == Idle()
+        assert run.scheduler.plan(1.0) is None
 
     def test_a_waiting_request_just_leaves(self, drive):
         run = drive(max_rolling_batch_size=1)
@@ -107,7 +107,7 @@ class TestFinish:
         assert run.scheduler.identical_decode_steps() == 2  # no prompt is left to wait for
         run.run()
         assert run.reasons == {1: "length"}
-        assert run.scheduler.free_blocks == 1000
+        assert run.scheduler.blocks.num_free == 1000
 
 
 class TestOverlap:
@@ -121,7 +121,7 @@ class TestOverlap:
         run.commit(first)
         third = run.scheduler.plan(1.0)
         assert third.entries[0].first_position == 5
-        assert run.scheduler.plan(1.0) == Idle()  # its third and last token is on its way
+        assert run.scheduler.plan(1.0) is None  # its third and last token is on its way
         run.commit(second)
         run.commit(third)
         assert (len(run.tokens[0]), run.reasons[0]) == (3, "length")
@@ -132,9 +132,9 @@ class TestOverlap:
         first, second = run.scheduler.plan(0.0), run.scheduler.plan(0.0)
         run.commit(first)
         assert run.reasons == {0: "eos_token"}
-        assert run.scheduler.used_blocks == 1
+        assert run.scheduler.blocks.num_used == 1
         run.commit(second)
-        assert run.scheduler.used_blocks == 0
+        assert run.scheduler.blocks.num_used == 0
         assert run.tokens[0] == [7]
 
     def test_nothing_is_preempted_while_a_batch_is_in_flight(self, drive):
@@ -144,7 +144,7 @@ class TestOverlap:
         for _ in range(4):
             run.step()
         last = run.scheduler.plan(4.0)  # fills position 7 of both; all four blocks are taken
-        assert run.scheduler.plan(4.0) == Idle()
+        assert run.scheduler.plan(4.0) is None
         run.commit(last)
         assert run.scheduler.stats.preemptions == 0
         assert run.step().kinds == {0: "decode"}

@@ -32,7 +32,7 @@ def test_the_block_table_is_the_blocks_that_the_steps_announced(drive):
         tables = {seq_id: list(run.scheduler.block_table(seq_id)) for seq_id in announced}
         assert tables == announced
         held = [block for table in tables.values() for block in table]
-        assert len(set(held)) == len(held) == run.scheduler.used_blocks
+        assert len(set(held)) == len(held) == run.scheduler.blocks.num_used
 
 
 def test_contiguous_reserves_the_whole_length_and_paged_what_is_filled(drive):
@@ -42,8 +42,8 @@ def test_contiguous_reserves_the_whole_length_and_paged_what_is_filled(drive):
     for run in (contiguous, paged):
         run.add(0, 8, 24)
         run.step()
-    assert contiguous.scheduler.used_blocks == 8
-    assert paged.scheduler.used_blocks == 2
+    assert contiguous.scheduler.blocks.num_used == 8
+    assert paged.scheduler.blocks.num_used == 2
     assert contiguous.run().tokens == paged.run().tokens
 
 
@@ -68,7 +68,7 @@ class TestWindow:
         run.add(0, 6, 40)
         held = []
         while run.step():
-            held.append(run.scheduler.used_blocks)
+            held.append(run.scheduler.blocks.num_used)
         # after 6, 7, ... tokens; block 0 (positions 0 to 3) is last seen by position 10
         assert held[:11] == [2, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2]
         assert max(held) == 3
@@ -88,7 +88,7 @@ class TestWindow:
                 block_size=4, num_blocks=12, attention_window=window, kv_layout="contiguous"
             )
             run.add(0, 6, 40)
-            tables.append([run.scheduler.used_blocks for _ in iter(run.step, None)])
+            tables.append([run.scheduler.blocks.num_used for _ in iter(run.step, None)])
         assert tables[0] == tables[1]
         assert max(tables[0]) == 12
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.scheduling.batch import Idle, StepBatch, WaitUntil
+from lmi_bench.engine.scheduling.batch import StepBatch, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
@@ -54,7 +54,7 @@ class TestDynamic:
 
     def test_it_says_until_when_it_waits(self, drive):
         run = drive(policy="dynamic", batch_size=2, max_batch_delay_s=0.1)
-        assert run.scheduler.plan(0.0) == Idle()
+        assert run.scheduler.plan(0.0) is None
         run.now_s = 3.0
         run.add(0, 4, 2)
         assert run.scheduler.plan(3.0) == WaitUntil(3.0 + 0.1)

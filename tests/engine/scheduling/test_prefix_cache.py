@@ -74,7 +74,7 @@ class TestPrompts:
             shared.commit(batch, [StepOutput(seq_id, (9,))], 0.0)
             shared.audit()
         assert shared.num_running == 2  # 4 blocks each, 3 of them the same, in a cache of 6
-        assert shared.used_blocks == 5
+        assert shared.blocks.num_used == 5
 
     def test_a_preempted_sequence_finds_what_it_had_computed(self):
         shared = scheduler(num_blocks=7, max_rolling_batch_size=2)
@@ -115,7 +115,7 @@ class TestEviction:
     def test_known_blocks_keep_nobody_out(self):
         shared = scheduler(num_blocks=5)
         run(shared, 0, range(16))
-        assert shared.free_blocks == 5
+        assert shared.blocks.num_free == 5
         assert run(shared, 1, range(100, 116)).first_position == 0
 
 
@@ -159,4 +159,4 @@ def test_hits_are_those_of_a_cache_that_never_forgets_where_memory_suffices(prom
         run(shared, seq_id, prompt)
         seen |= {prompt[: 4 * n] for n in range(1, length // 4 + 1)}
         assert shared.stats.prefix_hit_tokens == hits
-    assert shared.used_blocks == 0
+    assert shared.blocks.num_used == 0

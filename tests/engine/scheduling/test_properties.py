@@ -202,8 +202,8 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
             if gained.finish_reason is not None:
                 reasons[gained.seq_id] = gained.finish_reason
         scheduler.audit()
-        allowed = max(0, scheduler.block_budget - scheduler.used_blocks)
-        assert scheduler.free_blocks == allowed
+        allowed = max(0, scheduler.blocks.budget - scheduler.blocks.num_used)
+        assert scheduler.blocks.num_free == allowed
     else:
         pytest.fail("still running after 5000 steps")
     assert refused | set(expected) == set(range(len(arrivals)))
@@ -216,7 +216,7 @@ def test_every_request_gets_its_own_tokens_or_is_refused(arrivals, config, depth
             assert seq_id in cancelled
             assert tokens[seq_id] == right[: len(tokens[seq_id])]
     scheduler.set_block_budget(config.num_blocks)
-    assert scheduler.free_blocks == config.num_blocks
+    assert scheduler.blocks.num_free == config.num_blocks
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
 
 
@@ -271,7 +271,7 @@ def test_skipped_decode_steps_leave_the_scheduler_as_taken_ones_do(arrivals, con
                 assert not any(tokens.finish_reason for tokens in gained)
             skipping.audit()
             assert skipping.stats == stepped.stats
-            assert skipping.free_blocks == stepped.free_blocks
+            assert skipping.blocks.num_free == stepped.blocks.num_free
             assert skipping.running_seq_ids() == stepped.running_seq_ids()
         ours, theirs = take_step(stepped), take_step(skipping)
         assert ours == theirs

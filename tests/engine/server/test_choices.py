@@ -207,7 +207,7 @@ def test_choices_for_which_there_is_no_room_are_refused_together(
             refused = await server.post(COMPLETIONS, call)
             left = server.scheduler.num_running + server.scheduler.num_waiting
             await first
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             server.engine.audit()
             return refused, left, await server.post(COMPLETIONS, call | {"n": 4})
 
@@ -226,7 +226,7 @@ def test_a_client_that_leaves_frees_every_choice(serve_toy, slow_steps):
                 await response.content.readline()
                 running = server.scheduler.num_running
                 response.close()
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             server.scheduler.audit()
             async with server.client.get("/metrics") as response:
                 return running, await response.text()

@@ -22,9 +22,9 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_blocks(serve_toy, slow_st
         async with serve_toy(executor=slow_steps) as server:
             async with server.client.post(path, json=body) as response:
                 await response.content.readline()
-                held = server.scheduler.used_blocks
+                held = server.scheduler.blocks.num_used
                 response.close()
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             server.scheduler.audit()
             return held, server.engine.stats().done.generation_tokens
 
@@ -41,7 +41,7 @@ def test_a_client_that_waits_for_an_unstreamed_answer_can_leave(serve_toy, slow_
             task.cancel()
             await asyncio.wait([task])
             await server.until(lambda: server.scheduler.num_running == 0)
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             async with server.client.get("/metrics") as response:
                 return await response.text()
 
@@ -62,7 +62,7 @@ def test_a_request_in_the_queue_leaves_it_with_its_client(serve_toy, slow_steps)
             await asyncio.wait([second])
             await server.until(lambda: server.scheduler.num_waiting == 0)
             reply = await first
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             return reply
 
     status, _, body = asyncio.run(main())
@@ -86,7 +86,7 @@ def test_a_connection_cut_in_the_middle_of_a_request_harms_nobody(serve_toy):
             writer.close()
             await writer.wait_closed()
             reply = await server.post(LMI, {"inputs": "a"})
-            return reply[0], server.scheduler.used_blocks
+            return reply[0], server.scheduler.blocks.num_used
 
     assert asyncio.run(main()) == (200, 0)
 
@@ -113,7 +113,7 @@ def test_a_reset_between_two_writes_is_no_bug_of_the_server(serve_toy, scripted,
             client.connect((host, int(port)))
             client.sendall(head + body)
             await server.until(lambda: executor.num_steps > 1 and server.engine.outstanding == 0)
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             return (await server.post(LMI, {"inputs": "a"}))[0]
 
     assert asyncio.run(main()) == 200

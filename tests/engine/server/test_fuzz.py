@@ -94,9 +94,9 @@ def test_random_requests_are_all_answered_or_refused_and_leave_nothing(serve_toy
             await asyncio.gather(*(client(server, work) for _ in range(NUM_CLIENTS)))
             await server.until(lambda: server.engine.stats().running == 0)
             await server.until(lambda: server.engine.stats().waiting == 0)
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             server.engine.audit()
-            assert server.scheduler.free_blocks == 10
+            assert server.scheduler.blocks.num_free == 10
             last = {"inputs": "a", "parameters": {"max_new_tokens": 5}}
             assert (await server.post("/invocations", last))[0] == 200
             return server.engine.stats().done

@@ -183,7 +183,7 @@ def test_a_stop_string_across_token_borders_ends_the_answer(
         async with serve_toy(executor=executor, codec=byte_codec) as server:
             call = ask("a", stream=stream, max_new_tokens=20, details=True, stop_sequences=["STOP"])
             reply = await server.post("/invocations", call)
-            await server.until(lambda: server.scheduler.free_blocks == 256)
+            await server.until(lambda: server.scheduler.blocks.num_free == 256)
             return reply
 
     _, _, body = asyncio.run(main())
@@ -257,7 +257,7 @@ def test_the_client_format_reads_its_own_server(serve_toy):
     async def main():
         async with serve_toy() as server:
             answers = await asyncio.gather(*(one(server, length) for length in range(1, 31)))
-            await server.until(lambda: server.scheduler.free_blocks == 256)
+            await server.until(lambda: server.scheduler.blocks.num_free == 256)
             return answers
 
     for length, events in enumerate(asyncio.run(main()), start=1):

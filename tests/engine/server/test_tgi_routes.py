@@ -405,9 +405,9 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_blocks(serve_toy, slow_st
         async with serve_toy(executor=slow_steps) as server:
             async with server.client.post(STREAM, json=call(max_new_tokens=400)) as response:
                 await response.content.readline()
-                held = server.scheduler.used_blocks
+                held = server.scheduler.blocks.num_used
                 response.close()
-            await server.until(lambda: server.scheduler.used_blocks == 0)
+            await server.until(lambda: server.scheduler.blocks.num_used == 0)
             server.scheduler.audit()
             return held
 
