@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
+import selectors
+import socket
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import aiohttp
 
 from lmi_bench.engine.async_engine import AsyncEngine
 from lmi_bench.engine.scheduling.batch import StepBatch, StepOutput
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.scheduling.scheduler import Scheduler
-from lmi_bench.engine.server.app import build_app, listening
+from lmi_bench.engine.server.app import build_app, listening, steps_first
 from lmi_bench.engine.server.codec import PlainTokenizer
 
 REQUESTS, TOKENS, STEP_S = 256, 40, 0.03
+CHUNK_BYTES = 230
 
 
 class SleepingExecutor:
@@ -59,21 +61,50 @@ class SleepingExecutor:
         self.worker.shutdown()
 
 
-def clients(url, stream):
-    """In a process of its own: all requests at once, every answer read to its end."""
+def clients(host, port, sent=b""):
+    """In a process of its own: all requests at once, every answer read to its end. Sockets alone,
+    so that the clients take the machine's other processor for as short as they can."""
+    selector = selectors.DefaultSelector()
+    for _ in range(REQUESTS):
+        connection = socket.create_connection((host, port))
+        connection.sendall(sent)
+        selector.register(connection, selectors.EVENT_READ)
+    while selector.get_map():
+        for key, _ in selector.select():
+            if not key.fileobj.recv(2**16):
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
 
-    async def one(session):
-        body = {"prompt": [1, 2, 3], "max_tokens": TOKENS, "stream": stream}
-        async with session.post("/v1/completions", json=body) as response:
-            async for _ in response.content.iter_any():
-                pass
 
-    async def main():
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(url, connector=connector) as session:
-            await asyncio.gather(*(one(session) for _ in range(REQUESTS)))
+def started_clients(*arguments):
+    process = multiprocessing.get_context("spawn").Process(target=clients, args=arguments)
+    process.start()
+    return process
 
-    asyncio.run(main())
+
+def cost_of_sends():
+    """CPU seconds of the system's `send` for a chunk, without any server."""
+    with socket.create_server(("127.0.0.1", 0), backlog=REQUESTS) as listener:
+        process = started_clients(*listener.getsockname())
+        connections = [listener.accept()[0] for _ in range(REQUESTS)]
+    cpu_s = time.process_time()
+    for _ in range(TOKENS):
+        time.sleep(STEP_S)
+        for connection in connections:
+            connection.send(bytes(CHUNK_BYTES))
+    cpu_s = time.process_time() - cpu_s
+    for connection in connections:
+        connection.close()
+    process.join()
+    return cpu_s / (REQUESTS * TOKENS)
+
+
+def request_to(where, stream):
+    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": TOKENS, "stream": stream})
+    return (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {where.host}\r\nConnection: close\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    ).encode()
 
 
 async def measure(way):
@@ -87,14 +118,15 @@ async def measure(way):
             cpu_s = time.process_time()
             sampling = SamplingParams(max_new_tokens=TOKENS)
             running = [engine.submit([1, 2, 3], sampling) for _ in range(REQUESTS)]
-            for generation in running:
-                await generation.wait()
+            with steps_first():  # as in a server
+                for generation in running:
+                    await generation.wait()
         else:
             app = build_app(engine, PlainTokenizer(), model_name="toy", max_model_len=256)
             async with listening(app, port=0) as where:
-                context = multiprocessing.get_context("spawn")
-                process = context.Process(target=clients, args=(where.url, way == "streamed"))
-                process.start()
+                process = started_clients(
+                    where.host, where.port, request_to(where, way == "streamed")
+                )
                 cpu_s = time.process_time()
                 await asyncio.to_thread(process.join)
         cpu_s = time.process_time() - cpu_s
@@ -115,7 +147,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Markdown file; the default is to print")
     asked = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {}
+    sends = []
     for _ in range(asked.rounds):
+        sends.append(cost_of_sends())
         for way in ("engine alone", "HTTP, not streamed", "streamed"):
             found.setdefault(way, []).append(asyncio.run(measure(way)))
     lines = [
@@ -124,15 +158,22 @@ def main() -> None:
         f"{REQUESTS} requests of {TOKENS} tokens at once, steps of {STEP_S * 1e3:.0f} ms that "
         f"take no CPU; medians of {asked.rounds} rounds, and the lowest and the highest.",
         "",
-        "| | between full steps, ms | times | CPU us a token |",
-        "|---|---:|---:|---:|",
+        "| | between full steps, ms | times | CPU us a token | times |",
+        "|---|---:|---:|---:|---:|",
     ]
-    alone = [gap for gap, _ in found["engine alone"]]
+    alone, alone_cpu = zip(*found["engine alone"], strict=True)
     for way, rounds in found.items():
         gaps, cpus = zip(*rounds, strict=True)
         ratios = [gap / base for gap, base in zip(gaps, alone, strict=True)]
-        cells = [spread(gaps, 1e3, 1), spread(ratios, 1, 2), spread(cpus, 1e6, 0)]
+        cpu_ratios = [cpu / base for cpu, base in zip(cpus, alone_cpu, strict=True)]
+        cells = [spread(gaps, 1e3, 1), spread(ratios, 1, 2)]
+        cells += [spread(cpus, 1e6, 1), spread(cpu_ratios, 1, 1)]
         lines.append(f"| {way} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"The system's `send` alone, of {CHUNK_BYTES} bytes to each of {REQUESTS} sockets a step: "
+        f"{spread(sends, 1e6, 1)} us of CPU a token.",
+    ]
     text = "\n".join(lines) + "\n"
     print(text) if asked.out is None else asked.out.write_text(text, "utf-8")
 

@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from lmi_bench.core.clock import settle
 from lmi_bench.core.errors import EngineError, InputError
@@ -17,6 +18,7 @@ from lmi_bench.engine.executor import Executor, WatchedExecutor
 from lmi_bench.engine.memory_budget import MemoryBudget
 from lmi_bench.engine.scheduling.batch import (
     CommittedTokens,
+    PromptLogprobs,
     StepBatch,
     StepKind,
     StepOutput,
@@ -30,8 +32,7 @@ OnStep = Callable[[StepBatch, float, float], None]
 OnEnd = Callable[["Generation"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """Tokens that a request got from one step, at `time_s` on the loop's clock."""
 
     time_s: float
@@ -46,8 +47,11 @@ class Generation:
 
     events              all events so far, kept after the end
     finish_reason       None while it runs, or if the engine failed
+    prompt_logprobs     of the prompt's tokens from the second on, known with its first token
     drafted_tokens      draft tokens for this request; accepted_tokens: those accepted
     replica             number of its replica; None without replicas
+    on_news             called at once with each event and the end; it must return quickly
+    error               why it got no end, if the engine failed
     submitted_s ...     times on the loop's clock
     """
 
@@ -55,14 +59,16 @@ class Generation:
     seq_id: int
     submitted_s: float
     replica: int | None = None
+    on_news: Callable[[], None] | None = None
     events: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs = ()
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
-    _error: EngineError | None = None
+    error: EngineError | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event | None = None  # created when something first iterates
 
@@ -90,8 +96,8 @@ class Generation:
     async def wait(self) -> None:
         """Return when the request ends. Raises EngineError if the engine fails."""
         await self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Every event from the first on, as it occurs. Raises EngineError if the engine fails.
@@ -106,8 +112,8 @@ class Generation:
             if self._news is None:
                 self._news = asyncio.Event()
             await self._news.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def stop(self, reason: str) -> None:
         """End the request now with this finish reason; no effect if it has ended."""
@@ -123,7 +129,7 @@ class Generation:
     def _end(self, now_s: float, reason: str | None, error: EngineError | None = None) -> None:
         self.finished_s = now_s
         self.finish_reason = reason
-        self._error = error
+        self.error = error
         self._ended.set()
         self._wake()
         if self._engine._on_end is not None:
@@ -133,6 +139,8 @@ class Generation:
         if self._news is not None:
             self._news.set()
             self._news = None
+        if self.on_news is not None:
+            self.on_news()
 
 
 class AsyncEngine:
@@ -197,20 +205,25 @@ class AsyncEngine:
         sampling: SamplingParams,
         *,
         beside: Generation | None = None,
+        client: str | None = None,
     ) -> Generation:
         """Queue a request; it arrives now. `beside` has no effect: there is only one engine.
 
-        Raises CapacityError if it can never fit, OverloadedError if the engine is full,
-        EngineError if the engine is not running.
+        client  takes turns with others in the queue; None: first come, first served
+
+        Raises CapacityError if it can never fit, InputError if the executor cannot do it,
+        OverloadedError if the engine is full, EngineError if it is not running.
         """
         if self.error is not None:
             self._error_seen = True
             raise self.error
         if self._task is None:
             raise EngineError("the engine is not running: enter it with `async with`")
+        if sampling.prompt_logprobs and not hasattr(self._executor, "score"):
+            raise InputError("this engine has no log-probabilities of prompts: omit them")
         now_s = asyncio.get_running_loop().time()
         seq_id = next(self._seq_ids)
-        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s)
+        self._scheduler.add(seq_id, prompt_token_ids, sampling, now_s, client)
         generation = self._generations[seq_id] = Generation(self, seq_id, now_s)
         self._news.set()
         return generation
@@ -317,6 +330,7 @@ class AsyncEngine:
                 continue
             generation.drafted_tokens += gained.drafted
             generation.accepted_tokens += gained.accepted
+            generation.prompt_logprobs = generation.prompt_logprobs or gained.prompt or ()
             generation._add(
                 TokenEvent(now_s, gained.token_ids, gained.logprobs, gained.top_logprobs)
             )

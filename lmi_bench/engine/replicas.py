@@ -43,6 +43,7 @@ class ReplicaGroup:
         sampling: SamplingParams,
         *,
         beside: Generation | None = None,
+        client: str | None = None,
     ) -> Generation:
         """Queue a request on the replica that the router picks, or on that of `beside`.
 
@@ -56,7 +57,7 @@ class ReplicaGroup:
         if replica is None:
             outstanding = [engine.outstanding for engine in self._engines]
             replica = self._router.pick(outstanding, prompt_token_ids)
-        generation = self._engines[replica].submit(prompt_token_ids, sampling)
+        generation = self._engines[replica].submit(prompt_token_ids, sampling, client=client)
         generation.replica = replica
         return generation
 

@@ -1,5 +1,6 @@
 """Converts text to token ids and back with a model folder's tokenizer.json, without torch."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ class Tokenizer:
     eos_token_ids  ids that end a generation, from the folder's generation settings
     folder         None if it was not read from a folder
     sampling       the sampling settings that the folder states
+    longest_token_bytes  most bytes of a text that one token can stand for; None: unknown
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Tokenizer:
         self.sampling: Mapping[str, float] = {} if folder is None else _sampling(folder)
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
+        self.longest_token_bytes = _longest_token_bytes(json.loads(tokenizer.to_str()))
         self._special_tokens: dict[int, str] = {
             token_id: token.content
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -65,15 +68,22 @@ class Tokenizer:
         not installed."""
         return cls(_fast_tokenizer_class().from_str(content), eos_token_ids)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
         """The ids of `text`, including special tokens that the model needs (such as BOS). Half a
-        surrogate pair, valid in JSON but not in UTF-8, becomes "?"."""
+        surrogate pair, valid in JSON but not in UTF-8, becomes "?".
+
+        most  ids beyond the first `most` are left out, as if the text ended there
+        """
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
         # a batch of one lets other threads run meanwhile, which `encode` does not
         (encoded,) = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
+        if most is not None:  # a list of millions of ids would hold up other threads
+            encoded.truncate(most)
         ids: list[int] = encoded.ids
         return ids
 
@@ -152,6 +162,42 @@ def _fast_tokenizer_class() -> Any:
     with installed("reading a tokenizer"):
         from tokenizers import Tokenizer as FastTokenizer
     return FastTokenizer
+
+
+def _longest_token_bytes(saved: Any) -> int | None:
+    """From the content of a tokenizer.json; None if a token may stand for text of any length, since
+    text is dropped on the way or what is unknown is one token."""
+    model = saved["model"]
+    steps = [*_parts(saved["normalizer"]), *_parts(saved["pre_tokenizer"])]
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]  # of what has no token of its own
+    if not model.get("byte_fallback"):
+        shown = set(range(256)) - set(_HIDDEN)
+        bytes_of = [chr(code) for code in (*shown, *_BYTE_LEVEL)]
+    strips = any(token["lstrip"] or token["rstrip"] for token in saved["added_tokens"])
+    if model["type"] != "BPE" or strips or not all(map(_keeps_text, steps)):
+        return None
+    if not all(name in model["vocab"] for name in bytes_of):
+        return None
+    names = [*model["vocab"], *(token["content"] for token in saved["added_tokens"])]
+    composes = any(each["type"] == "NFC" for each in steps)  # to a third of the bytes at most
+    return max(len(name.encode()) for name in names) * (3 if composes else 1)
+
+
+def _parts(step: Any) -> list[Any]:
+    if not step or step["type"] != "Sequence":
+        return [step] if step else []
+    return step.get("normalizers") or step.get("pretokenizers") or []
+
+
+def _keeps_text(step: Any) -> bool:
+    """True if a normalizer or pre-tokenizer drops nothing, and shortens nothing but by composing
+    characters."""
+    if step["type"] == "Split":
+        return bool(step["behavior"] != "Removed")
+    if step["type"] == "Replace":
+        found = step["pattern"].get("String")
+        return found is not None and len(found.encode()) <= len(step["content"].encode())
+    return step["type"] in ("ByteLevel", "Metaspace", "Digits", "Prepend", "NFC")
 
 
 def _sampling(folder: Path) -> dict[str, float]:

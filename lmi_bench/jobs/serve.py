@@ -149,6 +149,7 @@ async def _serve(
             replies=replies,
             overhead_s=parts.request_overhead_s,
             api_key=settings.api_key,
+            fair_by=settings.fair_by,
             chat_template=None if folder is None else ChatTemplate.from_folder(folder),
         )
         await server.serve(app, settings.host, settings.port, on_ready=listens, engine=engine)

@@ -222,3 +222,44 @@ def test_sampling_settings_are_the_models_own_where_it_has_any(tmp_path):
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert byte_level(tmp_path).sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=30))
+def test_no_text_has_more_bytes_than_its_tokens_can_stand_for(tokenizer, text):
+    longest = tokenizer.longest_token_bytes
+    sent = text.encode("utf-8", "replace")
+    if longest is not None:
+        assert len(sent) <= longest * len(tokenizer.encode(text))
+
+
+def test_a_token_stands_for_text_of_any_length_where_words_are_dropped_or_unknown(tmp_path):
+    from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Fast
+
+    def longest(change):
+        vocab = {name: i for i, name in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        fast = Fast(models.BPE(vocab | {"abcd": 256}, []))
+        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        change(fast)
+        return Tokenizer(fast).longest_token_bytes
+
+    split = pre_tokenizers.Split(Regex(" "), "removed")
+    words = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel()])
+    assert longest(lambda fast: None) == 4
+    assert longest(lambda fast: fast.add_special_tokens(["<end of all>"])) == 12
+    assert longest(lambda fast: setattr(fast, "normalizer", normalizers.NFC())) == 12
+    for change in (
+        lambda fast: setattr(fast, "pre_tokenizer", words),
+        lambda fast: setattr(fast, "normalizer", normalizers.Strip()),
+        lambda fast: setattr(fast, "normalizer", normalizers.Replace("aa", "a")),
+        lambda fast: setattr(fast, "model", models.BPE({"a": 0}, [])),
+        lambda fast: setattr(fast, "model", models.WordLevel({"?": 0}, unk_token="?")),
+        lambda fast: fast.add_tokens([AddedToken("<mask>", lstrip=True)]),
+    ):
+        assert longest(change) is None
+
+
+def test_ids_beyond_the_most_that_are_wanted_are_left_out(tokenizer):
+    ids = tokenizer.encode("one two three")
+    assert tokenizer.encode("one two three", most=2) == ids[:2]

@@ -86,18 +86,24 @@ class StepBatch:
     released_seq_ids: tuple[int, ...] = ()
 
 
+PromptLogprobs = tuple[tuple[float, Ranked], ...]
+"""Log-probability of each token of a prompt but the first, and the likeliest at its position."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """One sequence's result of a step: 0 to draft_length + 1 tokens.
 
     logprobs      natural log-probabilities of those tokens, if requested
     top_logprobs  the most likely tokens at each position, if requested
+    prompt        of the prompt's tokens from the second on, if requested, beside the first token
     """
 
     seq_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[Ranked, ...] | None = None
+    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,7 @@ class CommittedTokens:
     drafted: int = 0
     accepted: int = 0
     top_logprobs: tuple[Ranked, ...] | None = None
+    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class Residents:
 
     def _known_blocks(self, seq: Sequence) -> list[int]:
         """Cached blocks of the sequence's prefix; at least one token is left to compute."""
-        if self._prefixes is None:
+        if self._prefixes is None or seq.sampling.prompt_logprobs:
             return []
         size = self.blocks.block_size
         return self._prefixes.find(seq.digests((seq.tokens_to_fill - 1) // size, size))

@@ -40,6 +40,7 @@ class SamplingParams:
     top_logprobs    also return those of this many most likely tokens per position
     eos_token_ids   end the sequence with reason `eos_token`, unless `ignore_eos`
     stop_token_ids  end it with reason `stop_sequence`
+    prompt_logprobs return those of the prompt's tokens as well, with the first token
     grammar         that the answer must follow
     min_p           least probability, as a share of the likeliest token's
     logit_bias      added to the logits of these tokens, -100 to 100
@@ -68,6 +69,7 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     grammar: Grammar | None = None
     min_p: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()

@@ -44,7 +44,9 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._drafter = drafter
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
-        self._waiting: list[Sequence] = []  # oldest first
+        self._waiting: list[Sequence] = []  # oldest first, or clients in turn
+        self._turn = 0  # of the sequence that was admitted last
+        self._turns: dict[str, int] = {}  # each client's last one
         self._residents = Residents(config)
         self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
         self._released: list[int] = []
@@ -102,8 +104,10 @@ class Scheduler:
         prompt_token_ids: abc.Sequence[int],
         sampling: SamplingParams,
         arrival_s: float,
+        client: str | None = None,
     ) -> Sequence:
-        """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied.
+        """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied. Clients
+        take turns; those without one are first come, first served.
 
         Raises CapacityError if it can never run, OverloadedError if max_concurrent_requests
         are already in the engine.
@@ -129,7 +133,9 @@ class Scheduler:
         )
         self._next_index += 1
         self._sequences[seq_id] = seq
-        insort(self._waiting, seq)
+        if client is not None:
+            seq.turn = self._next_turn(client)
+        insort(self._waiting, seq, key=_place)
         return seq
 
     def plan(self, now_s: float) -> StepBatch | WaitUntil | None:
@@ -297,8 +303,18 @@ class Scheduler:
         least = self._join.least_joiners(self.num_running)
         return least == 0 or self._residents.can_take(self._waiting, least, self.config)
 
+    def _next_turn(self, client: str) -> int:
+        """The place of a client's new sequence in the queue: behind its last one, and no earlier
+        than that of the sequence that left the queue last. This is start-time fair queueing (Goyal
+        et al. 1996) by requests."""
+        if not self._waiting:  # forget clients that new ones are not behind
+            self._turns = {who: turn for who, turn in self._turns.items() if turn >= self._turn}
+        self._turns[client] = max(self._turn, self._turns.get(client, 0) + 1)
+        return self._turns[client]
+
     def _admit(self, seq: Sequence) -> None:
         self._waiting.remove(seq)
+        self._turn = max(self._turn, seq.turn)
         self._residents.admit(seq)
         if self.config.prefix_caching:
             self.stats.prefix_tokens += seq.tokens_to_fill
@@ -426,7 +442,7 @@ class Scheduler:
         self._residents.remove(seq)
         self._free(seq)
         seq.restart()
-        insort(self._waiting, seq)
+        insort(self._waiting, seq, key=_place)
 
     def _plan_decode(
         self, entries: list[BatchEntry], members: list[Sequence]
@@ -471,3 +487,7 @@ class Scheduler:
         self._residents.release(seq)
         if seq.num_computed > seq.num_cached:  # otherwise the executor has never seen it
             self._released.append(seq.seq_id)
+
+
+def _place(seq: Sequence) -> tuple[int, float, int]:
+    return (seq.turn, seq.arrival_s, seq.index)

@@ -25,6 +25,7 @@ class Sequence:
     num_inserted_blocks  full blocks inserted into the prefix cache
     num_freed_blocks  blocks at the table's head that were freed: outside every later window
     num_accepted    draft tokens accepted so far; num_rejected: verifications with a rejection
+    turn            place in the queue before the arrival; 0 if all clients count as one
     drafting, pace  state that a drafter keeps between steps, and its acceptance history
     """
 
@@ -47,6 +48,7 @@ class Sequence:
     num_cached: int = 0
     num_inserted_blocks: int = 0
     num_freed_blocks: int = 0
+    turn: int = 0
     num_accepted: int = 0
     num_rejected: int = 0
     drafting: object = None
@@ -122,7 +124,9 @@ class Sequence:
         stats.generation_tokens += len(token_ids)
         stats.drafted_tokens += drafted
         stats.accepted_tokens += held
-        return CommittedTokens(self.seq_id, token_ids, logprobs, reason, drafted, held, ranked)
+        return CommittedTokens(
+            self.seq_id, token_ids, logprobs, reason, drafted, held, ranked, output.prompt
+        )
 
     def restart(self) -> None:
         """Discard what was computed; all tokens so far are computed again at readmission."""

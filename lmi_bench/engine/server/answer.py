@@ -1,11 +1,12 @@
 """One request's answer as text: decodes the engine's tokens and applies stop strings."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmi_bench.engine.async_engine import Generation, TokenEvent
 from lmi_bench.engine.scheduling.sampling import Ranked, SamplingParams
-from lmi_bench.engine.server.codec import StopStringFilter, StreamDecoder
+from lmi_bench.engine.server.codec import Codec, StopStringFilter, StreamDecoder
 
 _OPENAI_FINISH_REASONS = {
     "length": "length",
@@ -21,6 +22,7 @@ class Prompt:
 
     keep_stop_string  True if the matched stop string is part of the answer
     text              the prompt's text, if the reply repeats it
+    alone             True if the reply has no more than the prompt
     """
 
     token_ids: Sequence[int]
@@ -28,10 +30,10 @@ class Prompt:
     stop_strings: tuple[str, ...] = ()
     keep_stop_string: bool = False
     text: str = ""
+    alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One token. `text` is what it adds to the answer: empty while text is held back.
 
     ranked  the most likely tokens at its position, if requested
@@ -56,6 +58,7 @@ class Answer:
         self._decoder = decoder
         self._stop_filter = StopStringFilter(prompt.stop_strings, keep=prompt.keep_stop_string)
         self._min_tokens = prompt.sampling.min_tokens
+        self._num_taken = 0  # events
         self.pieces: list[Piece] = []
         self.finish_reason: str | None = None
 
@@ -68,27 +71,32 @@ class Answer:
         """The stop string that ended the answer, if one did."""
         return self._stop_filter.matched
 
-    async def chunks(self) -> AsyncIterator[list[Piece]]:
-        """The pieces of each engine event; `finish_reason` is set with the last ones.
+    def take(self) -> list[Piece] | None:
+        """The pieces of the next engine event, None if it has not come; `finish_reason` is set
+        with the last ones.
 
-        If the request is stopped without a last token, the last chunk is empty. Raises
-        EngineError if the engine fails.
+        If the request is stopped without a last token, the last list is empty. Raises
+        EngineError, after the last tokens, if the engine has failed.
         """
-        num_events, generation = 0, self.generation
-        async for event in generation:
-            num_events += 1
-            ended = generation.finish_reason is not None and num_events == len(generation.events)
-            yield self._take(event, is_last=ended)
-            if self.finish_reason is not None:
-                return
-        self.finish_reason = self.generation.finish_reason
-        yield []
+        generation, events = self.generation, self.generation.events
+        if self.finish_reason is not None:
+            return None
+        if self._num_taken < len(events):
+            self._num_taken += 1
+            is_last = generation.finish_reason is not None and self._num_taken == len(events)
+            return self._take(events[self._num_taken - 1], is_last=is_last)
+        if generation.error is not None:
+            raise generation.error
+        self.finish_reason = generation.finish_reason
+        return None if self.finish_reason is None else []
 
     async def complete(self) -> None:
         """Wait for the whole answer; only stop strings need tokens before the end."""
-        if not self.prompt.stop_strings:
-            await self.generation.wait()
-        async for _ in self.chunks():
+        if self.prompt.stop_strings:
+            async for _ in self.generation:
+                self.take()
+        await self.generation.wait()
+        while self.take() is not None:
             pass
 
     def close(self) -> None:
@@ -98,8 +106,22 @@ class Answer:
         if self.finish_reason is None:
             self.finish_reason = self.generation.finish_reason
 
+    def prompt_pieces(self, codec: Codec) -> list[Piece]:
+        """The prompt's tokens, the first without log-probability; none if they have none."""
+        if not self.prompt.sampling.prompt_logprobs:
+            return []
+        tokens, decoder = self.prompt.token_ids, codec.detokenizer()
+        scores = [(None, ()), *self.generation.prompt_logprobs]
+        return [
+            Piece(token_id, decoder.push((token_id,)), *score)
+            for token_id, score in zip(tokens, scores, strict=True)
+        ]
+
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
         chunk: list[Piece] = []
+        if self.prompt.alone:
+            self.finish_reason = "length"
+            return chunk
         for index, token_id in enumerate(event.token_ids):
             text = self._decoder.push((token_id,))
             if len(self.pieces) + 1 > self._min_tokens:

@@ -20,14 +20,21 @@ class StreamDecoder(Protocol):
 
 class Codec(Protocol):
     """Text to token ids and back. All ids are below `vocab_size`; some end a generation. `sampling`
-    has settings for requests that state none."""
+    has settings for requests that state none. A token stands for `longest_token_bytes` of a text
+    at most, if that is known."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     sampling: Mapping[str, float]
+    longest_token_bytes: int | None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a prompt, by default with the special tokens that the model needs."""
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        """The ids of a prompt, by default with the special tokens that the model needs.
+
+        most  ids beyond the first `most` are left out
+        """
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
@@ -47,14 +54,18 @@ class PlainTokenizer:
 
     eos_token_ids: tuple[int, ...] = ()
     sampling: Mapping[str, float] = MappingProxyType({})
+    longest_token_bytes: int | None = None  # a word is as long as it is
 
     def __init__(self, vocab_size: int = 32_000) -> None:
         if vocab_size < 1:
             raise InputError(f"vocab_size must be at least 1, got {vocab_size}")
         self.vocab_size = vocab_size
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [self._word_id(word) for word in text.split()]
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        words = text.split(None, -1 if most is None else most)
+        return [self._word_id(word) for word in words[:most]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join([f" t{token_id}" for token_id in token_ids])

@@ -285,9 +285,7 @@ class LmiRoutes:
             )
         return await self.invocations(request)
 
-    async def invocations(
-        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
-    ) -> web.StreamResponse:
+    async def invocations(self, request: web.Request) -> web.StreamResponse:
         """Generate text, at once or as a stream of JSON lines."""
         state, formatters, streams = self.state, self.replies.formatters, self.replies.streams
         reply_type = LMI_REPLIES.get(self.replies.kind, RollingBatchReply)
@@ -315,10 +313,11 @@ class LmiRoutes:
             ]
             if calls[0].stream:
                 return await streaming.send_stream(
+                    state,
                     request,
-                    streaming.writes(answers, replies[0]),
+                    answers,
+                    replies[0],
                     headers={"Content-Type": "application/jsonlines", **headers},
-                    envelope=envelope,
                 )
             await streaming.complete_all(answers)
             whole = [reply.whole() for reply in replies]

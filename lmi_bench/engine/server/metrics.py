@@ -40,17 +40,18 @@ def render_metrics(state: ServerState) -> str:
 
 def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
     stats = state.engine.stats()
-    kv_usage_frac = stats.used_blocks / stats.total_blocks
     for name, value, help_text in (
         ("num_requests_running", stats.running, "Requests in the batch."),
         ("num_requests_waiting", stats.waiting, "Requests in the queue."),
-        ("kv_cache_usage_perc", kv_usage_frac, "Used share of the KV blocks, 0 to 1."),
+        (
+            "kv_cache_usage_perc",
+            stats.used_blocks / stats.total_blocks,
+            "Used share of the KV blocks, 0 to 1.",
+        ),
+        *((f"{name}_total", getattr(stats.done, field), help_) for name, field, help_ in _COUNTERS),
     ):
-        yield from _head(name, "gauge", help_text)
+        yield from _head(name, "counter" if name.endswith("_total") else "gauge", help_text)
         yield f"vllm:{name}{{{label}}} {value:.10g}"
-    for name, field, help_text in _COUNTERS:
-        yield from _head(f"{name}_total", "counter", help_text)
-        yield f"vllm:{name}_total{{{label}}} {getattr(stats.done, field):.10g}"
 
 
 def _request_lines(state: ServerState, label: str) -> Iterator[str]:

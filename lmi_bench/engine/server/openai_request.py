@@ -125,13 +125,17 @@ def _prompts(sent: Any) -> list[str | list[int]]:
 
 
 class CompletionCall(_OpenAiFields):
-    """`/v1/completions`. echo: put the prompt before each answer."""
+    """`/v1/completions`.
+
+    echo        put the prompt before each answer; with logprobs, its tokens' as well
+    max_tokens  0: with echo, the prompt alone
+    """
 
     prompts: Annotated[list[str | list[int]], PlainValidator(_prompts)] = Field(
         [], validate_default=True, validation_alias="prompt"
     )
     add_special_tokens: bool = True
-    max_tokens: AtLeast1 = 16
+    max_tokens: NonNegativeInt = 16
     num_logprobs: NonNegativeInt | None = Field(None, validation_alias="logprobs")
     echo: bool = False
     most_tool_calls: ClassVar[int | None] = 0
@@ -139,11 +143,8 @@ class CompletionCall(_OpenAiFields):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        if self.echo and self.num_logprobs is not None:
-            raise InputError(
-                "echo=true with logprobs is not supported by this server, which has no "
-                "log-probabilities of prompts: omit one of them"
-            )
+        if not (self.max_tokens or self.echo):
+            raise InputError("max_tokens must be at least 1, got 0")
 
 
 def _joined(content: Any) -> str:

@@ -40,6 +40,7 @@ class OpenAiReply(ABC):
     id_prefix: ClassVar[str]
     stream_object: ClassVar[str]
     whole_object: ClassVar[str]
+    plain_choice: ClassVar[bytes]  # of most chunks: %d its number, %b its text
 
     def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         self._call = call
@@ -53,6 +54,12 @@ class OpenAiReply(ABC):
             "model": state.model_name,
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
+        self._is_plain = not (
+            call.num_logprobs is not None
+            or call.return_token_ids
+            or call.stream_options.continuous_usage_stats
+            or call.most_tool_calls != 0
+        )
         self._finders = [CallFinder(call.most_tool_calls) for _ in answers]
 
     @abstractmethod
@@ -66,6 +73,9 @@ class OpenAiReply(ABC):
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One chunk for one engine event of a choice, even if it adds no text."""
         text = "".join([piece.text for piece in pieces])
+        answer = self._answers[number]
+        if self._is_plain and answer.finish_reason is None and number in self._begun:
+            return self._prefix + self.plain_choice % (number, orjson.dumps(text))
         own = self._stream_choice(text, pieces, number)
         tail = b"}\n\n"
         if self._call.stream_options.continuous_usage_stats:
@@ -128,6 +138,9 @@ class CompletionReply(OpenAiReply):
     id_prefix = "cmpl"
     stream_object = "text_completion"
     whole_object = "text_completion"
+    plain_choice = (
+        b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+    )
 
     def __init__(self, call: OpenAiCall, answers: Sequence[Answer], state: ServerState) -> None:
         super().__init__(call, answers, state)
@@ -136,7 +149,9 @@ class CompletionReply(OpenAiReply):
     def _stream_choice(self, text: str, pieces: list[Piece], number: int) -> dict[str, Any]:
         if number not in self._begun:
             self._begun.add(number)
-            text = self._answers[number].prompt.text + text
+            answer = self._answers[number]
+            text = answer.prompt.text + text
+            pieces = answer.prompt_pieces(self._codec) + pieces
         logprobs = self._logprobs(pieces, number) if self._call.num_logprobs is not None else None
         return {"text": text, "logprobs": logprobs}
 
@@ -151,7 +166,8 @@ class CompletionReply(OpenAiReply):
             "token_logprobs": [piece.logprob for piece in pieces],
             "tokens": tokens,
             "top_logprobs": [
-                self._by_text(piece, token) for token, piece in zip(tokens, pieces, strict=True)
+                None if piece.logprob is None else self._by_text(piece, token)
+                for token, piece in zip(tokens, pieces, strict=True)
             ],
         }
 
@@ -169,6 +185,10 @@ class ChatReply(OpenAiReply):
     id_prefix = "chatcmpl"
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
+    plain_choice = (
+        b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
+        b'"stop_reason":null}]}\n\n'
+    )
 
     def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One chunk for one engine event, after the role chunk if it is the choice's first."""
@@ -258,7 +278,7 @@ class OpenAiRoutes:
         body = load_json_object(await request.read())
         call = (ChatCall if "messages" in body else CompletionCall).read(body)
         self._check_model(call.model)
-        (_, tokens), *more = await self._tokens(call)
+        (_, tokens), *more = await self._tokens(call, limited=False)
         if more:
             raise InputError("prompt must be one text")
         found = {"count": len(tokens), "max_model_len": self.state.max_model_len, "tokens": tokens}
@@ -284,7 +304,6 @@ class OpenAiRoutes:
         kind: type[OpenAiCall],
         reply_type: type[OpenAiReply],
         request: web.Request,
-        envelope: streaming.Envelope = streaming.PLAIN,
     ) -> web.StreamResponse:
         """Continue a prompt or answer a chat, at once or as server-sent events."""
         state, sent = self.state, load_json_object(await request.read())
@@ -301,10 +320,11 @@ class OpenAiRoutes:
                 await streaming.complete_all(answers)
                 return json_response(reply.whole(), headers=headers)
             return await streaming.send_stream(
+                state,
                 request,
-                streaming.writes(answers, reply),
+                answers,
+                reply,
                 headers=_STREAM_HEADERS | headers,
-                envelope=envelope,
             )
         finally:
             streaming.end_all(state, answers)
@@ -324,7 +344,8 @@ class OpenAiRoutes:
             rest = max(state.max_model_len - len(token_ids), call.min_tokens, 1)
             sampling = call.sampling_with(
                 call.num_logprobs,
-                max_new_tokens=call.max_tokens or rest,
+                max_new_tokens=rest if call.max_tokens is None else max(call.max_tokens, 1),
+                prompt_logprobs=call.echo and call.num_logprobs is not None,
                 eos_token_ids=state.codec.eos_token_ids,
                 grammar=grammar,
             )
@@ -332,11 +353,20 @@ class OpenAiRoutes:
             if call.echo:
                 text = sent if isinstance(sent, str) and not cut else state.codec.decode(token_ids)
             prompts.append(
-                Prompt(token_ids, sampling, call.stop, call.include_stop_str_in_output, text)
+                Prompt(
+                    token_ids,
+                    sampling,
+                    call.stop,
+                    call.include_stop_str_in_output,
+                    text,
+                    alone=call.max_tokens == 0,
+                )
             )
         return prompts
 
-    async def _tokens(self, call: OpenAiCall) -> list[tuple[str | list[int], list[int]]]:
+    async def _tokens(
+        self, call: OpenAiCall, *, limited: bool = True
+    ) -> list[tuple[str | list[int], list[int]]]:
         """Each prompt, as text or tokens, and its tokens."""
         prompts: list[str | list[int]]
         if isinstance(call, CompletionCall):
@@ -350,5 +380,10 @@ class OpenAiRoutes:
             render, variables = self.template.render, call.template_variables()
             prompts = [await asyncio.to_thread(render, messages, variables)]
             special = False  # the template has them
-        encode = partial(self.state.encode, add_special_tokens=special)
+        encode = partial(
+            self.state.encode,
+            truncate=call.truncate_prompt_tokens,
+            add_special_tokens=special,
+            limited=limited,
+        )
         return [(each, await encode(each) if isinstance(each, str) else each) for each in prompts]

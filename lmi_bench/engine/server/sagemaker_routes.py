@@ -29,7 +29,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.engine.server import failures
 from lmi_bench.engine.server.lmi_routes import LmiRoutes
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
-from lmi_bench.engine.server.streaming import Envelope
+from lmi_bench.engine.server.streaming import ENVELOPE, Envelope
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
 from lmi_bench.wire.event_stream import CONTENT_TYPE, payload_part
 
@@ -155,7 +155,7 @@ _ERROR_TYPE = "x-amzn-ErrorType"
 _AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
 
-_Handler = Callable[[web.Request, Envelope], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _FailureOf = Callable[[Exception], tuple[int, dict[str, Any]]]
 
 
@@ -219,11 +219,14 @@ class SageMakerRoutes:
             except SignatureError as exc:
                 return _aws_error(403, exc.code, str(exc))
         failure_of, handler = self._route(body)
+        outside = ENVELOPE.set(envelope)
         try:
-            return await handler(request, envelope)
+            return await handler(request)
         except failures.FAILURES as exc:
             status, error = failure_of(exc)
             return _model_error(status, orjson.dumps(error))
+        finally:
+            ENVELOPE.reset(outside)
 
     def _route(self, body: bytes) -> tuple[_FailureOf, _Handler]:
         """The handler of a body, and the status and body of its failures."""

@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -21,6 +22,7 @@ from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
 from lmi_bench.engine.server.codec import Codec
+from lmi_bench.engine.server.feed import Outbox
 
 # 1-2-5 steps from 1 ms to 500 s; powers of two up to 128 Ki tokens
 SECONDS_BOUNDS = tuple(float(f"{step}e{power}") for power in range(-3, 3) for step in (1, 2, 5))
@@ -97,10 +99,14 @@ class RequestTotals:
             seen["inter_token_latency_seconds"].observe(later.time_s - earlier.time_s)
 
 
+CLIENT: ContextVar[str | None] = ContextVar("client", default=None)
+"""The client of the request that a task answers, if clients take turns."""
+
 LOGGER = logging.getLogger(__name__)
 MAX_STOP_STRINGS = 16
 _MAX_NAMES_LOGGED = 100
 _MAX_HEADER_CHARS = 1000
+_MAX_ENCODED = 2  # long texts at once: each takes many times its own memory
 _LONG_TEXT_CHARS = 8192  # encoding more would block the loop for milliseconds
 
 
@@ -121,16 +127,40 @@ class ServerState:
     vocab_size: int
     created: int = field(default_factory=lambda: int(time.time()))
     totals: RequestTotals = field(default_factory=RequestTotals)
+    outbox: Outbox = field(default_factory=Outbox)
+    _encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_ENCODED))
     _names_logged: set[str] = field(default_factory=set)
 
     async def encode(
-        self, text: str, truncate: int | None = None, *, add_special_tokens: bool = True
+        self,
+        text: str,
+        truncate: int | None = None,
+        *,
+        add_special_tokens: bool = True,
+        limited: bool = True,
     ) -> list[int]:
         """The prompt's token ids, only the last `truncate` if given; a long text is encoded in a
-        thread."""
-        encode = partial(self.codec.encode, text, add_special_tokens=add_special_tokens)
-        is_long = len(text) > _LONG_TEXT_CHARS
-        token_ids = await asyncio.to_thread(encode) if is_long else encode()
+        thread.
+
+        limited  raise CapacityError if they exceed the model's context, without a truncation
+        """
+        limited = limited and truncate is None
+        longest, limit = self.codec.longest_token_bytes, self.max_model_len
+        too_long = CapacityError(
+            f"this model's maximum context length is {limit} tokens, and the prompt, of "
+            f"{len(text)} characters, has more: shorten it"
+        )
+        if limited and longest is not None and len(text) > limit * longest:
+            raise too_long
+        most = limit + 1 if limited else None
+        encode = partial(self.codec.encode, text, add_special_tokens=add_special_tokens, most=most)
+        if len(text) > _LONG_TEXT_CHARS:
+            async with self._encoding:
+                token_ids = await asyncio.to_thread(encode)
+        else:
+            token_ids = encode()
+        if limited and len(token_ids) > limit:
+            raise too_long
         return token_ids if truncate is None else token_ids[-truncate:]
 
     def submit(self, prompt: Prompt, *, beside: Generation | None = None) -> Answer:
@@ -155,7 +185,9 @@ class ServerState:
                 f"{num_prompt + num_new} were requested ({num_prompt} in the prompt, {num_new} "
                 "in the output): shorten the prompt or request fewer tokens"
             )
-        generation = self.engine.submit(prompt.token_ids, prompt.sampling, beside=beside)
+        generation = self.engine.submit(
+            prompt.token_ids, prompt.sampling, beside=beside, client=CLIENT.get()
+        )
         return Answer(generation, prompt, self.codec.detokenizer(prompt.token_ids))
 
     def ignored_header(self, names: list[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Sends answers, one or several per prompt: one write per event; the first sends the status.
+"""Sends answers, one or several per prompt: one write a step; the first sends the status.
 
 Each of several choices is a separate engine request with its own random draws. With prefix caching
 the first one computes the prompt alone and the others share its blocks.
@@ -6,17 +6,19 @@ the first one computes the prompt alone and the others share its blocks.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
-from lmi_bench.core.errors import CapacityError, EngineError
-from lmi_bench.engine.server.answer import Answer, Piece, Prompt
+from lmi_bench.core.errors import CapacityError
+from lmi_bench.engine.server.answer import Answer, Prompt
+from lmi_bench.engine.server.feed import Feed, Reply
 from lmi_bench.engine.server.state import ServerState
 
 LOGGER = logging.getLogger(__name__)
+_MOST_UNSENT_BYTES = 2**16  # to a client that reads slowly; more waits in the engine's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,72 +33,58 @@ class Envelope:
     at_once: bool = False
 
 
-PLAIN = Envelope(headers=dict, wrap=bytes)
+_PLAIN = Envelope(headers=dict, wrap=bytes)
+ENVELOPE = ContextVar("envelope", default=_PLAIN)
+"""Of the request that a task answers, set by SageMaker's routes."""
 
 
 async def send_stream(
+    state: ServerState,
     request: web.Request,
-    writes: AsyncIterator[bytes],
+    answers: Sequence[Answer],
+    reply: Reply,
     *,
     headers: dict[str, str],
-    envelope: Envelope = PLAIN,
     headers_first: bool = False,
 ) -> web.StreamResponse:
-    """Send each of `writes` as it arrives; the caller closes the underlying answers.
+    """Send the answers as they grow; the caller closes them.
 
     headers_first  True: send the status first, so it cannot report a failure; else an exception
                    before the first bytes can still become an error response
     """
+    envelope = ENVELOPE.get()
     response = web.StreamResponse(headers=envelope.headers(headers))
+    feed = Feed(state.outbox, answers, reply, begun=headers_first)
+    if envelope.at_once:
+        body = [envelope.wrap(await feed.next())]
+        while not feed.ended:
+            body.append(envelope.wrap(await feed.next()))
+        return web.Response(body=b"".join(body), headers=envelope.headers(headers))
+
+    is_chunked = request.version >= HttpVersion11  # else the end of the connection ends it
+
+    def send(data: bytes) -> bool:
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            return False  # the handler's next write raises
+        data = envelope.wrap(data)
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+        return transport.get_write_buffer_size() <= _MOST_UNSENT_BYTES
+
     try:
-        if envelope.at_once:
-            body = b"".join([envelope.wrap(data) async for data in writes])
-            return web.Response(body=body, headers=envelope.headers(headers))
         if headers_first:
             await response.prepare(request)
-        async for data in writes:
-            if not response.prepared:
-                await response.prepare(request)
-            await response.write(envelope.wrap(data))
-        await response.write_eof()
+        data = await feed.next()
+        await response.prepare(request)
+        while not feed.ended:
+            if data:
+                await response.write(envelope.wrap(data))
+            await request.writer.drain()
+            data = await feed.next(send)
+        await response.write_eof(envelope.wrap(data))
     except ConnectionResetError:  # the client has disconnected
         LOGGER.debug("a client disconnected during its stream")
     return response
-
-
-class Reply(Protocol):
-    """A protocol's encoding of one or several answers, whose `finish_reason` is set with their
-    last pieces."""
-
-    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
-        """The pieces of one engine event of an answer."""
-
-    def end(self) -> bytes:
-        """The end of the stream."""
-
-    def failure(self, exc: EngineError) -> bytes:
-        """An error after status 200 was sent."""
-
-
-def writes(answers: Sequence[Answer], reply: Reply) -> AsyncIterator[bytes]:
-    """One write per engine event of an answer; of several, one per step.
-
-    Raises EngineError if the engine fails before the first token.
-    """
-    return _writes(answers[0], reply) if len(answers) == 1 else _choice_writes(answers, reply)
-
-
-async def _writes(answer: Answer, reply: Reply) -> AsyncIterator[bytes]:
-    chunks = answer.chunks()
-    yield reply.event(await anext(chunks))
-    try:
-        async for chunk in chunks:
-            yield reply.event(chunk)
-        end = reply.end()
-    except EngineError as exc:
-        end = reply.failure(exc)
-    if end:
-        yield end
 
 
 MAX_CHOICES = 128  # OpenAI's limit
@@ -145,39 +133,3 @@ async def complete_all(answers: Sequence[Answer]) -> None:
         await answers[0].complete()
     else:
         await asyncio.gather(*(answer.complete() for answer in answers))
-
-
-async def _choice_writes(answers: Sequence[Answer], reply: Reply) -> AsyncIterator[bytes]:
-    """The answers' streams merged in token order. Ends with the last answer."""
-    news: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: an answer has ended
-
-    async def follow(number: int) -> None:
-        try:
-            async for chunk in answers[number].chunks():
-                news.put_nowait(reply.event(chunk, number))
-        finally:
-            news.put_nowait(None)
-
-    running, begun = len(answers), False
-    followers = asyncio.gather(*map(follow, range(running)), return_exceptions=True)
-    # a cancelled gather ends with an exception, which asyncio would log as never retrieved
-    followers.add_done_callback(lambda done: done.cancelled() or done.exception())
-    try:
-        while running:
-            items = [await news.get()]
-            while not news.empty():
-                items.append(news.get_nowait())
-            running -= items.count(None)
-            data = b"".join([item for item in items if item is not None])
-            if data:
-                begun = True
-                yield data
-        failure = next((failed for failed in await followers if failed is not None), None)
-        if failure is None:
-            yield reply.end()
-        elif begun and isinstance(failure, EngineError):
-            yield reply.failure(failure)
-        else:
-            raise failure
-    finally:
-        followers.cancel()

@@ -8,7 +8,7 @@ model's own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,16 +46,17 @@ def event_of(body: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class TgiStreamReply:
-    """One streamed answer."""
+    """One streamed answer, or an event that says why there is none."""
 
-    answer: Answer
+    answers: Sequence[Answer]
     codec: Codec
     body: TgiBody
+    refusal: bytes = b""
     num_sent: int = 0
 
-    def events(self, pieces: list[Piece]) -> bytes:
+    def event(self, pieces: list[Piece], number: int = 0) -> bytes:
         """One event per token; the last one has the whole text, and details if requested."""
-        answer = self.answer
+        answer = self.answers[number]
         events = b""
         for left, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
             self.num_sent += 1
@@ -72,6 +73,13 @@ class TgiStreamReply:
         if not pieces:  # stopped without a last token
             events = event_of(_INCOMPLETE_STREAM)
         return events
+
+    def end(self) -> bytes:
+        return self.refusal
+
+    def failure(self, exc: Exception) -> bytes:
+        _, error = tgi_failure(exc)
+        return event_of(error)
 
 
 def whole_reply(answers: Sequence[Answer], codec: Codec, body: TgiBody) -> dict[str, Any]:
@@ -184,13 +192,11 @@ class TgiRoutes:
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, TgiBody.read(await request.read()))
 
-    async def compat_generate(
-        self, request: web.Request, envelope: streaming.Envelope = streaming.PLAIN
-    ) -> web.StreamResponse:
+    async def compat_generate(self, request: web.Request) -> web.StreamResponse:
         """`/`: an array of one answer, or a stream."""
         body = TgiCompatBody.read(await request.read())
         if body.stream:
-            return await self._stream(request, body, envelope)
+            return await self._stream(request, body)
         return await self._whole(body, in_array=True)
 
     async def _whole(self, body: TgiBody, *, in_array: bool = False) -> web.Response:
@@ -208,9 +214,7 @@ class TgiRoutes:
         finally:
             streaming.end_all(state, answers)
 
-    async def _stream(
-        self, request: web.Request, body: TgiBody, envelope: streaming.Envelope = streaming.PLAIN
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, body: TgiBody) -> web.StreamResponse:
         headers = {
             "Content-Type": "text/event-stream",
             "Cache-Control": "no-cache",
@@ -220,29 +224,23 @@ class TgiRoutes:
             **self._state.ignored_header(body.ignored),
         }
         answers: list[Answer] = []
+        reply = TgiStreamReply(answers, self._state.codec, body)
         try:
+            try:
+                check_stream(body.parameters)
+                answers.append(self._state.submit(await self._prompt(body, logprobs=True)))
+            except FAILURES as exc:
+                reply.refusal = reply.failure(exc)
             return await streaming.send_stream(
+                self._state,
                 request,
-                self._events(body, answers),
+                answers,
+                reply,
                 headers=headers,
-                envelope=envelope,
                 headers_first=True,
             )
         finally:
             streaming.end_all(self._state, answers)
-
-    async def _events(self, body: TgiBody, answers: list[Answer]) -> AsyncIterator[bytes]:
-        """Submit a request and yield its events; appends its answer to `answers` for cleanup."""
-        try:
-            check_stream(body.parameters)
-            answer = self._state.submit(await self._prompt(body, logprobs=True))
-            answers.append(answer)
-            reply = TgiStreamReply(answer, self._state.codec, body)
-            async for pieces in answer.chunks():
-                yield reply.events(pieces)
-        except FAILURES as exc:
-            _, error = tgi_failure(exc)
-            yield event_of(error)
 
     async def _prompt(self, body: TgiBody, *, logprobs: bool) -> Prompt:
         check_values(body, self._limits)

@@ -18,6 +18,7 @@ from lmi_bench.engine.grammar import Follower
 from lmi_bench.engine.scheduling.batch import (
     LAST_SAMPLED,
     BatchEntry,
+    PromptLogprobs,
     StepBatch,
     StepKind,
     StepOutput,
@@ -26,7 +27,7 @@ from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.torch_backend.attention import PackedStep, PagedAttention, SequenceRows, pack
 from lmi_bench.engine.torch_backend.kv_cache import KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
-from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose
+from lmi_bench.engine.torch_backend.sampler import Choice, RowRequest, choose, score_tokens
 from lmi_bench.models.shape import ModelShape
 
 
@@ -80,6 +81,8 @@ class _SequenceState:
     block_table: list[int] = field(default_factory=list)
     last_sampled: int | None = None
     follower: Follower | None = None
+    prompt_scores: PromptLogprobs = ()  # of a prompt whose log-probabilities were requested
+    last_logits: Tensor | None = None  # of its last row so far, shape (1, vocab)
 
 
 class ModelRunner:
@@ -115,7 +118,15 @@ class ModelRunner:
         token."""
         if all(_takes_likeliest(entry) for entry in entries):
             return [Choice(token_id, None) for token_id in self._forward.likeliest(sequences)]
-        logits = self._forward.logits(sequences)
+        scored = [_scores_prompt(entry) for entry in entries]
+        logits = self._forward.logits(
+            [
+                replace(rows, sampled=len(rows.token_ids)) if all_rows else rows
+                for rows, all_rows in zip(sequences, scored, strict=True)
+            ]
+        )
+        if any(scored):
+            logits = self._score_prompts(entries, sequences, logits)
         requests = [
             request
             for entry, rows in zip(entries, sequences, strict=True)
@@ -139,6 +150,27 @@ class ModelRunner:
         tokens = torch.tensor(token_ids[num_given:], device=scores.device)
         values: list[float] = scores.gather(1, tokens[:, None])[:, 0].tolist()
         return values
+
+    def _score_prompts(
+        self, entries: Sequence[BatchEntry], sequences: Sequence[SequenceRows], logits: Tensor
+    ) -> Tensor:
+        """Keep the scores of the prompts' tokens that these rows foretell; returns the logits of
+        the sampled rows alone."""
+        kept, taken = [], 0
+        for entry, rows in zip(entries, sequences, strict=True):
+            count = len(rows.token_ids) if _scores_prompt(entry) else rows.sampled
+            own, taken = logits[taken : taken + count], taken + count
+            kept.append(own[count - rows.sampled :])
+            if _scores_prompt(entry):
+                state, tokens = self._states[entry.seq_id], rows.token_ids
+                if state.last_logits is None:
+                    tokens = tokens[1:]
+                else:
+                    own = torch.cat([state.last_logits, own])
+                state.last_logits = own[-1:].clone()
+                counts = [entry.sampling.top_logprobs] * len(tokens)
+                state.prompt_scores += score_tokens(own[: len(tokens)], tokens, counts)
+        return torch.cat(kept)
 
     def _advance(self, entry: BatchEntry) -> SequenceRows:
         """Update a sequence's state for this entry and return its rows."""
@@ -243,13 +275,22 @@ class ModelRunner:
             tuple(choice.token_id for choice in accepted),
             logprobs if entry.sampling.logprobs else None,
             tuple(c.ranked for c in accepted) if entry.sampling.top_logprobs else None,
+            self._prompt_scores(entry) if _scores_prompt(entry) else None,
         )
+
+    def _prompt_scores(self, entry: BatchEntry) -> PromptLogprobs:
+        state = self._states[entry.seq_id]  # after a preemption, generated tokens follow the prompt
+        return state.prompt_scores[: len(state.history) - entry.num_generated - 1]
+
+
+def _scores_prompt(entry: BatchEntry) -> bool:
+    return entry.sampling.prompt_logprobs and entry.kind is StepKind.PREFILL
 
 
 def _takes_likeliest(entry: BatchEntry) -> bool:
     """True if the entry needs only the token with the highest logit."""
     sampling = entry.sampling
-    return not entry.samples or (
+    return not (entry.samples or _scores_prompt(entry)) or (
         sampling.greedy
         and not sampling.penalised
         and not sampling.logprobs

@@ -73,12 +73,24 @@ def choose(logits: Tensor, rows: Sequence[RowRequest]) -> list[Choice]:
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs]
     if not wanted:
         return [Choice(token_id, None) for token_id in picked]
-    scores = torch.log_softmax(logits[wanted].float(), dim=-1)
-    tokens = torch.tensor([picked[i] for i in wanted], device=logits.device)
-    logprobs = scores.gather(1, tokens[:, None])[:, 0].tolist()
-    ranked = _ranked(scores, [rows[i].sampling.top_logprobs for i in wanted])
-    known = dict(zip(wanted, zip(logprobs, ranked, strict=True), strict=True))
+    counts = [rows[i].sampling.top_logprobs for i in wanted]
+    known = dict(
+        zip(wanted, score_tokens(logits[wanted], [picked[i] for i in wanted], counts), strict=True)
+    )
     return [Choice(token_id, *known.get(i, (None, ()))) for i, token_id in enumerate(picked)]
+
+
+def score_tokens(
+    logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]
+) -> tuple[tuple[float, Ranked], ...]:
+    """The log-probability of a token for each row of logits, and as many of the likeliest as
+    `counts` says."""
+    if not token_ids:
+        return ()
+    scores = torch.log_softmax(logits.float(), dim=-1)
+    tokens = torch.tensor(token_ids, device=logits.device)
+    logprobs = scores.gather(1, tokens[:, None])[:, 0].tolist()
+    return tuple(zip(logprobs, _ranked(scores, counts), strict=True))
 
 
 def _before_top_p(logits: Tensor, rows: Sequence[RowRequest]) -> Tensor:
@@ -162,7 +174,7 @@ def _likeliest(logits: Tensor, rows: Sequence[RowRequest]) -> list[int]:
     return picked
 
 
-def _ranked(scores: Tensor, counts: list[int]) -> list[Ranked]:
+def _ranked(scores: Tensor, counts: Sequence[int]) -> list[Ranked]:
     """The `counts` highest scores of each row, with their tokens."""
     most = min(max(counts), scores.shape[-1])
     if most == 0:

@@ -26,6 +26,8 @@ class ServeSettings(Settings):
     host  Address to listen on.
     port  Port to listen on; 0: any free port.
     api_key  Key that requests must send as a bearer token; /ping and /health need none.
+    fair_by  Request header that names a client, such as X-Client or Authorization: waiting
+        requests are taken from each in turn.
     lmi_replies  Response format: djl-serving's rolling (to 0.34), async (from 0.35) or batched (a
         list), or tgi on SageMaker's paths.
     require_signature  Signature check on SageMaker's paths with AWS_ACCESS_KEY_ID and
@@ -47,6 +49,7 @@ class ServeSettings(Settings):
     host: str = option(value="127.0.0.1")
     port: int = option(value=8080)
     api_key: str | None = option(envvar="LMI_BENCH_SERVER_KEY")
+    fair_by: str | None = option(default="first come, first served", rare=True)
     lmi_replies: str | None = option(
         default="the serving.properties' container's, tgi with TGI's variables, else rolling",
         rare=True,

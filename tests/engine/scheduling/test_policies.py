@@ -8,6 +8,10 @@ import pytest
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.batch import StepBatch, WaitUntil
+from lmi_bench.engine.scheduling.config import SchedulerConfig
+from lmi_bench.engine.scheduling.sampling import SamplingParams
+from lmi_bench.engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.conftest import Drive
 
 MIXED = [(0.0, 20, 500), (0.0, 500, 20)] * 8
 
@@ -249,3 +253,33 @@ def test_the_shape_of_a_decode_step_counts_the_tokens_it_reads(drive):
     run = drive().run([(0.0, 10, 3), (0.0, 20, 3)])
     assert [step.batch.shape.decode_context_tokens for step in run.steps[1:]] == [32, 34]
     assert run.steps[0].batch.shape.prefill_context_pairs == 55 + 210
+
+
+def test_clients_take_turns_and_one_that_comes_later_waits_for_no_backlog():
+    """One slot: b comes when four of a wait, c when a and b have been served once more."""
+    config = SchedulerConfig(num_blocks=64, max_rolling_batch_size=1)
+    drive, served = Drive(Scheduler(config)), []
+
+    def add(*names):
+        for name in names:
+            drive.scheduler.add(len(order), [1], SamplingParams(max_new_tokens=1), 0.0, name[0])
+            order.append(name)
+
+    def serve(count):
+        for _ in range(count):
+            batch = drive.scheduler.plan(0.0)
+            served.extend(order[entry.seq_id] for entry in batch.entries)
+            drive.commit(batch)
+
+    order = []
+    add("a1", "a2", "a3", "a4", "a5")
+    serve(1)
+    add("b1", "b2")
+    serve(2)
+    add("c1", "b3")
+    serve(6)
+    assert served == ["a1", "b1", "a2", "b2", "c1", "a3", "b3", "a4", "a5"]
+    assert drive.scheduler.num_waiting == 0
+    add("a6", "c2")
+    serve(2)
+    assert served[-2:] == ["c2", "a6"]

@@ -72,6 +72,7 @@ class ByteCodec:
     vocab_size = 256
     eos_token_ids = (0,)
     sampling = MappingProxyType({})
+    longest_token_bytes = 1
 
     def encode(self, text, **options):
         return list(text.encode())

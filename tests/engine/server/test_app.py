@@ -161,3 +161,35 @@ def test_localhost_names_the_address_that_it_took(serve_toy):
     where = asyncio.run(main())
     assert where.host in ("127.0.0.1", "::1")
     assert where.warning is None
+
+
+@pytest.mark.parametrize("fair_by", [None, "X-Client"])
+def test_a_client_with_a_backlog_delays_no_other_where_clients_take_turns(
+    serve_toy, scripted, fair_by
+):
+    """One slot, six requests of `much` in the queue, then one of `little`: second, or last."""
+    gate, ended = asyncio.Event(), []
+
+    async def main():
+        executor = scripted([11], gate=gate)
+        settings = {"max_rolling_batch_size": 1, "app_options": {"fair_by": fair_by}}
+        async with serve_toy(executor=executor, **settings) as server:
+
+            async def send(client):
+                body = {"prompt": "a", "max_tokens": 2}
+                headers = {"X-Client": client}
+                path = "/v1/completions"
+                async with server.client.post(path, json=body, headers=headers) as reply:
+                    await reply.read()
+                    ended.append(client)
+
+            stats = server.engine.stats
+            tasks = []
+            for number, client in enumerate(["much"] * 7 + ["little"]):
+                tasks.append(asyncio.create_task(send(client)))
+                await server.until(lambda n=number: stats().running + stats().waiting == n + 1)
+            gate.set()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert ended.index("little") == (7 if fair_by is None else 1)

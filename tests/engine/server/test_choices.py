@@ -286,7 +286,7 @@ def test_an_echo_puts_the_prompt_before_every_choice(serve_toy, scripted, prompt
         ({"n": "2"}, 'n must be an integer, got "2"'),
         ({"n": 2, "best_of": 3}, "best_of=3 with n=2 is not supported"),
         ({"echo": "yes"}, 'echo must be true or false, got "yes"'),
-        ({"echo": True, "logprobs": 1}, "echo=true with logprobs is not supported"),
+        ({"echo": True, "logprobs": 1}, "no log-probabilities of prompts"),
         ({"presence_penalty": 2.5}, "presence_penalty must be between -2 and 2, got 2.5"),
         ({"frequency_penalty": "much"}, "frequency_penalty must be a number"),
     ],

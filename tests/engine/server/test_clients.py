@@ -6,8 +6,12 @@ import asyncio
 import json
 
 import pytest
+import torch
+import transformers
 
-from tests.engine.server.test_structured import structured_server, write_model
+from lmi_bench.engine.tokenizer import Tokenizer
+from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from tests.engine.server.test_structured import SETTINGS, structured_server, write_model
 from tests.engine.server.test_tool_calls import HISTORY, PARIS, WEATHER, tool_server
 
 openai = pytest.importorskip("openai", reason="needs the extra `clients`")
@@ -112,7 +116,6 @@ def test_litellm_gets_calls_whole_and_streamed(tmp_path, serve_toy, scripted, mo
 
 @pytest.mark.filterwarnings("ignore")  # its own
 def test_lm_eval_generates_for_several_prompts_a_request(serve_toy, scripted):
-    """Its log-likelihoods need `echo` with `logprobs`, which is refused."""
     models = pytest.importorskip(
         "lm_eval.models.openai_completions", reason="needs the extra `clients`"
     )
@@ -135,3 +138,38 @@ def test_lm_eval_generates_for_several_prompts_a_request(serve_toy, scripted):
             return await asyncio.to_thread(model.generate_until, requests)
 
     assert asyncio.run(main()) == [" t11 t12"] * 5
+
+
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_lm_eval_gets_the_log_likelihoods_of_transformers(tmp_path, serve_toy):
+    models = pytest.importorskip(
+        "lm_eval.models.openai_completions", reason="needs the extra `clients`"
+    )
+    instances = pytest.importorskip("lm_eval.api.instance")
+    pairs = [("the person", " is seven"), ("a b c", " d"), ("hello", " world again")]
+    folder = write_model(tmp_path)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.from_folder(folder)
+
+    async def main():
+        executor = TorchExecutor.load(folder, SETTINGS)
+        async with serve_toy(executor=executor, codec=tokenizer, max_model_len=1024) as server:
+            model = models.LocalCompletionsAPI(
+                base_url=f"{server.url}/v1/completions",
+                model="toy",
+                tokenizer_backend="huggingface",
+                tokenizer=str(folder),
+                batch_size=2,
+            )
+            requests = [
+                instances.Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)
+            ]
+            return await asyncio.to_thread(model.loglikelihood, requests)
+
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    for (given, following), (found, _) in zip(pairs, asyncio.run(main()), strict=True):
+        first, tokens = len(tokenizer.encode(given)), tokenizer.encode(given + following)
+        scores = reference(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        expected = sum(scores[i - 1, tokens[i]].item() for i in range(first, len(tokens)))
+        assert found == pytest.approx(expected, abs=1e-4)

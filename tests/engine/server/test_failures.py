@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
+from lmi_bench.engine.server.codec import PlainTokenizer
 from lmi_bench.engine.server.lmi_routes import LmiCall
 from lmi_bench.engine.server.openai_request import CompletionCall
 from lmi_bench.wire.format import find_format
@@ -390,3 +392,48 @@ def test_a_fault_of_the_server_is_500_in_the_protocols_words_and_logged_once(
     assert [record.message.partition(" at ")[0] for record in caplog.records] == [
         "a fault of the server: ZeroDivisionError"
     ]
+
+
+def test_a_prompt_that_is_too_long_by_its_bytes_is_refused_unread(serve_toy, scripted, byte_codec):
+    """512 tokens of one byte each fit; what follows them is never encoded."""
+    seen = []
+
+    class Codec(type(byte_codec)):
+        def encode(self, text, **options):
+            seen.append(len(text))
+            return super().encode(text, **options)
+
+    async def main():
+        async with serve_toy(executor=scripted(b"a"), codec=Codec()) as server:
+            call = {"prompt": "a" * 513, "max_tokens": 1}
+            refused = await server.post("/v1/completions", call)
+            cut = await server.post("/v1/completions", call | {"truncate_prompt_tokens": 3})
+            return refused, cut, await server.post("/tokenize", {"prompt": "a" * 513})
+
+    refused, cut, counted = asyncio.run(main())
+    assert refused[0] == 400
+    assert "maximum context length is 512 tokens" in json.loads(refused[2])["error"]["message"]
+    assert json.loads(cut[2])["usage"]["prompt_tokens"] == 3
+    assert json.loads(counted[2])["count"] == 513
+    assert seen == [513, 513]
+
+
+def test_a_health_check_is_answered_while_a_long_prompt_is_encoded(serve_toy):
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Codec(PlainTokenizer):
+        def encode(self, text, **options):
+            begun.set()
+            assert may_end.wait(10)
+            return super().encode(text, **options)
+
+    async def main():
+        async with serve_toy(codec=Codec()) as server:
+            call = asyncio.create_task(server.post("/invocations", {"inputs": "a " * 9000}))
+            await asyncio.to_thread(begun.wait, 10)
+            async with server.client.get("/ping") as ping:
+                status = ping.status
+            may_end.set()
+            return status, (await call)[0]
+
+    assert asyncio.run(main()) == (200, 400)
