@@ -268,7 +268,8 @@ class Level(JsonValue):
     start_requests    first requests of a closed loop's users, in no latency; 0 if too few others
                       were sent, so that all count; None if all count by definition
     search            its judgement, if a search chose the level
-    attempts, attempts_left_out, spread  of several pooled attempts; never in a file
+    attempts, spread  of several pooled attempts; never in a file
+    attempts_left_out  the numbers of others, and why they are not pooled; never in a file
     """
 
     index: int = field(metadata=key_of("level"))
@@ -321,7 +322,7 @@ class Level(JsonValue):
     imported_from: str | None = None
     imported: Mapping[str, Any] | None = None
     attempts: int | None = None
-    attempts_left_out: int = 0
+    attempts_left_out: Sequence[str] = ()
     spread: Mapping[str, Spread] = field(default_factory=dict)
 
     @property

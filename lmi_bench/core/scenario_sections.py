@@ -179,6 +179,8 @@ class LoadSection(Section, fields.SessionLoadFields, fields.LoadFields):
             raise ValueError("max_sessions needs a rate; with concurrency that is the sessions")
         if self.is_adaptive and (self.repeat > 1 or self.until is not None):
             raise ValueError("repeat and until need listed levels, not auto or a search")
+        if self.repeat_unsteady and (self.repeat > 1 or self.until or self.search):
+            raise ValueError("repeat_unsteady: leave it out beside repeat, until and search")
         return self
 
     def _check_search(self, over: str) -> None:

@@ -80,8 +80,8 @@ def _check_attempts(line: Level) -> Iterator[str]:
     left_out = line.attempts_left_out
     if left_out:
         yield (
-            f"{left_out} of {left_out + (line.attempts or 1)} attempts were invalid and are left "
-            "out (the reasons are in levels.jsonl)"
+            f"of {len(left_out) + (line.attempts or 1)} attempts left out: {', '.join(left_out)}; "
+            "their figures are in levels.jsonl"
         )
 
 
@@ -175,11 +175,12 @@ def _check_single_request(line: Level) -> Iterator[str]:
 def _check_steady(line: Level) -> Iterator[str]:
     """A step in the speed: the figures mix two servers."""
     step = line.speed_step
+    again = "; measure it again" if line.attempts is None else f", in {line.attempts} attempts"
     if step is not None:
         yield (
             f"not steady: the time between tokens {'rose' if step.change > 0 else 'fell'} by "
             f"{abs(step.change):.0%} at {step.at_s:.3g} s and stayed there: compilation, a cold "
-            "cache, throttling or another tenant; measure it again"
+            f"cache, throttling or another tenant{again}"
         )
 
 

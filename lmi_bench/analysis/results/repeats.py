@@ -8,11 +8,14 @@ the other, and its throughput is all tokens over the sum of the wall times.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 
+from lmi_bench.analysis.results.checks import REPEAT_TOLERANCE
 from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
+from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Level, NextLevel, Spread, SteadyWindow
 from lmi_bench.core.load import Load
@@ -91,6 +94,87 @@ def repeat_rule(
     return next_level
 
 
+def until_steady(
+    rule: NextLevel,
+    most: int,
+    *,
+    fits: Callable[[LevelSpec, Sequence[Level]], bool] = lambda _spec, _finished: True,
+    note: Callable[[str], None] = lambda _: None,
+) -> NextLevel:
+    """The rule, with a level that was not steady run again until two steady attempts agree.
+
+    The rule does not see an attempt that was not steady once another one was.
+
+    most  further attempts of a level; fits: whether there is time for one; note: is told of it
+    """
+
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
+        spec = once_more(finished) or rule(steady_lines(finished))
+        if spec is None:
+            return None
+        return replace(spec, repeat=sum(line.index == spec.index for line in finished))
+
+    def once_more(finished: Sequence[Level]) -> LevelSpec | None:
+        latest = list(takewhile(lambda line: line.index == finished[-1].index, reversed(finished)))
+        attempts = [line for line in finished if line.index == finished[-1].index]
+        if not 0 < len(latest) <= most or not _is_open(latest, attempts):
+            return None
+        spec = rule(steady_lines(finished[: -len(latest)]))
+        if spec is None or spec.index != latest[0].index or not fits(spec, finished):
+            return None
+        why = _doubt(latest[0]) or "steady, but has no second that agrees"
+        note(f"{latest[0].name}: attempt {latest[0].attempt} is {why}: it runs again")
+        return spec
+
+    return next_level
+
+
+def _is_open(latest: Sequence[Level], attempts: Sequence[Level]) -> bool:
+    """Whether one of the latest attempts was not steady, and no two that were agree."""
+    if not latest[0].valid or latest[0].stopped_by not in (None, "duration"):
+        return False
+    rates = sorted(work_per_s(line) or 0.0 for line in attempts if not _doubt(line))
+    agree = any(high <= low * (1 + REPEAT_TOLERANCE) for low, high in pairwise(rates))
+    return any(line.speed_step is not None for line in latest) and not agree
+
+
+def steady_lines(finished: Sequence[Level]) -> list[Level]:
+    """The lines without attempts that were not steady where another at the load was."""
+    left_out = set_aside(finished)
+    return [line for i, line in enumerate(finished) if left_out.get(i) != _NOT_STEADY]
+
+
+_NOT_STEADY, _INVALID = "not steady", "invalid"
+_BY_WORTH = ("", _NOT_STEADY, _INVALID)
+
+
+def _doubt(line: Level) -> str:
+    if not line.valid:
+        return _INVALID
+    return "" if line.speed_step is None else _NOT_STEADY
+
+
+def set_aside(lines: Sequence[Level]) -> dict[int, str]:
+    """Why attempts do not count, by their places: others at the same load are better.
+
+    A valid one is better than one that is not, and a steady one than one that is valid only.
+    """
+    found = {}
+    for places in _by_load(lines).values():
+        worth = {place: _BY_WORTH.index(_doubt(lines[place])) for place in places}
+        best = min(worth.values())
+        found.update({i: _BY_WORTH[each] for i, each in worth.items() if each > best})
+    return found
+
+
+def _by_load(lines: Sequence[Level]) -> Mapping[tuple[str, float], list[int]]:
+    """The places of the lines at each load."""
+    groups: dict[tuple[str, float], list[int]] = defaultdict(list)
+    for place, line in enumerate(lines):
+        groups[line.load.axis, line.load.value].append(place)
+    return groups
+
+
 def _by_index(finished: Sequence[Level]) -> Mapping[int, list[Level]]:
     found: dict[int, list[Level]] = defaultdict(list)
     for line in finished:
@@ -138,8 +222,8 @@ def spread(values: Sequence[float]) -> Spread:
 def pooled_run(run: Run) -> Run:
     """The run with the attempts at each load made one level; unchanged where each ran once.
 
-    A pooled line has `attempts` and `spread`: each metric's mean, interval and cv. Invalid
-    attempts are left out unless all are invalid, and counted in `attempts_left_out`.
+    A pooled line has `attempts` and `spread`: each metric's mean, interval and cv. Attempts that
+    are invalid, or not steady, are left out unless all are (`attempts_left_out`).
     """
     levels, records = pooled_attempts(run.levels, run.records)
     return replace(run, levels=levels, records=records)
@@ -148,22 +232,23 @@ def pooled_run(run: Run) -> Run:
 def pooled_attempts(
     lines: Sequence[Level], attempts: Sequence[Sequence[RequestRecord]]
 ) -> tuple[list[Level], list[Sequence[RequestRecord]]]:
-    """The lines and the records of `pooled_run`. A search's levels stay as they are: it repeats a
-    load with more requests, to confirm a verdict by few."""
-    groups: dict[tuple[str, float], list[int]] = defaultdict(list)
-    for index, line in enumerate(lines):
-        groups[line.load.axis, line.load.value].append(index)
-    once = all(len(indices) == 1 for indices in groups.values())
-    if once or len(attempts) < len(lines) or any(line.search is not None for line in lines):
+    """The lines and the records of `pooled_run`. A search's levels stay apart: it repeats a load
+    with more requests, to confirm a verdict by few."""
+    left_out, searched = set_aside(lines), any(line.search is not None for line in lines)
+    if searched:
+        left_out = {place: why for place, why in left_out.items() if why == _NOT_STEADY}
+    groups = _by_load(lines)
+    once = all(len(places) == 1 for places in groups.values())
+    if once or len(attempts) < len(lines) or (searched and not left_out):
         return list(lines), list(attempts)
     levels, records = [], []
-    for indices in groups.values():
-        kept = [i for i in indices if lines[i].valid] or indices
-        line, pooled = _pool([lines[i] for i in kept], [attempts[i] for i in kept])
-        if len(kept) < len(indices):
-            line = replace(line, attempts_left_out=len(indices) - len(kept))
-        levels.append(line)
-        records.append(pooled)
+    for places in groups.values():
+        kept = [place for place in places if place not in left_out]
+        for pool in [[place] for place in kept] if searched else [kept]:
+            line, pooled = _pool([lines[i] for i in pool], [attempts[i] for i in pool])
+            why = [f"{lines[i].attempt} ({left_out[i]})" for i in places if i in left_out]
+            levels.append(replace(line, attempts_left_out=why) if why else line)
+            records.append(pooled)
     return levels, records
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmi_bench.analysis.results.quantiles import central_interval
+from lmi_bench.analysis.results.repeats import steady_lines
 from lmi_bench.analysis.results.slo_results import requests_needed
 from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_curve import Bracket, Trial, bracket, by_load, curve, trial
@@ -84,8 +85,9 @@ class SloSearch:
 
     def trials(self, finished: Lines) -> list[Trial]:
         """The loads tried so far, in increasing order."""
+        lines = steady_lines(finished)
         return by_load(
-            [trial(line, self._full_requests(line.load.value, finished)) for line in finished]
+            [trial(line, self._full_requests(line.load.value, finished)) for line in lines]
         )
 
     def first_breach(self, finished: Lines) -> float | None:

@@ -5,19 +5,25 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.repeats import parse_until, repeat_rule
+from lmi_bench.analysis.results.repeats import (
+    parse_until,
+    repeat_rule,
+    until_steady,
+)
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
 from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun, RequestRecord
-from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, Scenario
+from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, SIMULATED_PREFIX, Scenario
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox
 from lmi_bench.loadgen.run.sweep import StopRules, in_order, levels_of, session_levels
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
+MOST_REPEATS = 2
+"""Further attempts at most of a level that was not steady: as many as it takes for two to agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,8 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
             until = None if load.until is None else parse_until(load.until)
             rule = repeat_rule(levels, repeats=load.repeat, until=until)
             return LevelRule(box.levels(rule), None, StopRules(), summarise_one)
-        in_turn = box.levels(in_order(levels))
-        return LevelRule(in_turn, len(levels), StopRules(), summarise_one)
+        in_turn = _until_steady(in_order(levels), scenario, box)
+        return LevelRule(box.levels(in_turn), len(levels), StopRules(), summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
     own: dict[str, Any] = {name: getattr(load, name) for name in names}
@@ -69,6 +75,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     curve = None
     if load.search is None:
         curve = auto_levels(sizes, slos=slos, fits=box.fits, shortened=box.shortened)
+        curve = _until_steady(curve, scenario, box)
     if curve is not None and not slos:
         return LevelRule(curve, None, StopRules(ends_sweep=False), summarise_one)
     search = _search(scenario, slos, sizes)
@@ -94,6 +101,14 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
 
     rules = StopRules(ends_sweep=False, watch=watch)
     return LevelRule(next_level, None, rules, summarise, search)
+
+
+def _until_steady(rule: NextLevel, scenario: Scenario, box: TimeBox) -> NextLevel:
+    """The rule with levels that were not steady run again; a simulated machine does not warm up."""
+    most = scenario.load.repeat_unsteady
+    if most is None:
+        most = 0 if scenario.target.startswith(SIMULATED_PREFIX) else MOST_REPEATS
+    return until_steady(rule, most, fits=box.fits, note=box.note)
 
 
 def miss_watch(scenario: Scenario) -> Callable[[LevelSpec], Callable[[RequestRecord], bool] | None]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lmi_bench.analysis.results.checks import check_levels
+from lmi_bench.analysis.results.compare import compare_runs
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import (
     Until,
@@ -18,14 +19,17 @@ from lmi_bench.analysis.results.repeats import (
     spread,
     spread_of,
     unmet_until,
+    until_steady,
 )
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
+from lmi_bench.core.level import SpeedStep
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.workload import LevelSpec
+from lmi_bench.loadgen.run.sweep import in_order
 from tests.levels import level_of
 
 LEVELS = [
@@ -160,11 +164,67 @@ def test_an_invalid_attempt_is_left_out():
     run = Run(Path("r"), Manifest(), [p[0] for p in parts], [p[1] for p in parts], None)
     (level,) = pooled_run(run).levels
     assert level.of("ttft").mean == pytest.approx(1000)
-    assert level.attempts_left_out == 1
-    assert "1 of 2 attempts were invalid and are left out" in check_levels([level])[0]
+    assert level.attempts_left_out == ["2 (invalid)"]
+    assert "of 2 attempts left out: 2 (invalid);" in check_levels([level])[0]
 
 
 def test_a_run_without_repeats_is_left_as_it_is():
     part = attempt(1, 1.0)
     run = Run(Path("r"), Manifest(), [part[0]], [part[1]], None)
     assert pooled_run(run) == run
+
+
+STEP = {"at_s": 12.0, "change": 0.3}
+
+
+def runs_of(throughputs, *, most=2, fits=lambda _spec, _finished: True, notes=None):
+    """The levels and repeats that a sweep of two levels sends; attempts have these throughputs,
+    and a step where one is negative. Asked anew each time, as a resumed sweep does."""
+    sent, lines, left = [], [], {0: list(throughputs), 1: [200.0]}
+    note = (lambda _: None) if notes is None else notes.append
+    while (spec := until_steady(in_order(LEVELS), most, fits=fits, note=note)(lines)) is not None:
+        sent.append((spec.index, spec.repeat))
+        rate = left[spec.index].pop(0)
+        step = {"speed_step": STEP} if rate < 0 else {}
+        users, rate = spec.load.concurrency, abs(rate)
+        known = {"level": spec.index, "concurrency": users, "attempt": spec.repeat + 1}
+        lines.append(level_of(**known, throughput_tokens_per_s=rate, **step))
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "runs"),
+    [
+        ([100], 1),
+        ([-80, 100, 104], 3),  # two that agree
+        ([-80, -90, 100, 104], 3),  # the budget of two repeats is used up
+        ([-80, 100, 130, 131], 3),
+    ],
+)
+def test_a_level_that_was_not_steady_runs_until_two_attempts_agree(throughputs, runs):
+    assert runs_of(throughputs) == [*((0, number) for number in range(runs)), (1, 0)]
+    assert runs_of([-80, 100, 130, 131], most=5) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+
+
+def test_a_repeat_is_told_and_left_out_where_there_is_no_time():
+    notes = []
+    assert runs_of([-80, 100, 104], notes=notes)[-1] == (1, 0)
+    assert notes[0] == "concurrency 1: attempt 1 is not steady: it runs again"
+    assert notes[1].startswith("concurrency 1: attempt 2 is steady, but has no second that")
+    assert runs_of([-80], fits=lambda _spec, finished: not finished) == [(0, 0), (1, 0)]
+
+
+def test_an_attempt_that_was_not_steady_is_left_out_and_named():
+    """Of TTFTs of 3 s with a step, and 1 and 2 s: those of 1 and 2 s are pooled."""
+    parts = [attempt(1, 3.0), attempt(2, 1.0), attempt(3, 2.0)]
+    levels = [replace(parts[0][0], speed_step=SpeedStep(**STEP)), parts[1][0], parts[2][0]]
+    many = tuple(replace(record, output_tokens=20) for record in parts[0][1])
+    run = Run(Path("r"), Manifest(), levels, [many, parts[1][1], parts[2][1]], None)
+    (level,) = pooled_run(run).levels
+    assert (level.attempts, level.of("ttft").mean) == (2, pytest.approx(1500))
+    assert "of 3 attempts left out: 1 (not steady)" in check_levels([level])[0]
+    for different in compare_runs(run, run):
+        if different.metric == "throughput":
+            assert different.a == pytest.approx(0.5)
+    (unsteady,) = pooled_run(replace(run, levels=levels[:1], records=run.records[:1])).levels
+    assert "; measure it again" in check_levels([unsteady])[0]

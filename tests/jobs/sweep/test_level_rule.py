@@ -186,3 +186,31 @@ def test_slos_that_pick_the_levels_are_part_of_what_is_resumed():
     ]
     assert plain[0] == plain[1]
     assert auto[0] != auto[1]
+
+
+class Warming:
+    """Tokens 30 ms apart until 15 s have passed, as while a server compiles, then 20 ms."""
+
+    async def send(self, request):
+        loop = asyncio.get_running_loop()
+        sent_s, times_s = loop.time(), []
+        for _ in range(40):
+            await asyncio.sleep(0.03 if loop.time() < 15 else 0.02)
+            times_s.append(loop.time())
+        return Exchange(sent_s, tuple(times_s))
+
+
+def test_a_level_in_which_the_server_became_faster_runs_until_two_attempts_agree(tmp_path):
+    load = {"concurrency": [1, 2], "requests_per_level": 32}
+    run, _ = sweep(tmp_path / "run", Warming(), load)
+    assert [(line.index, line.attempt) for line in run.levels] == [(0, 1), (0, 2), (0, 3), (1, 1)]
+    assert [line.speed_step is None for line in run.levels] == [False, True, True, True]
+    assert run.levels[1].of("itl").p50 == pytest.approx(20)
+    alone, _ = sweep(tmp_path / "alone", Warming(), {**load, "repeat_unsteady": 0})
+    assert [line.index for line in alone.levels] == [0, 1]
+
+
+def test_repeats_of_unsteady_levels_are_for_levels_that_run_once():
+    for beside in ({"repeat": 2}, {"until": "ttft_p90 +-5%"}, {"search": "concurrency"}):
+        with pytest.raises(InputError, match="repeat_unsteady: leave it out"):
+            parse_scenario({"load": {"repeat_unsteady": 1, **beside}, "slo": ["ttft_p90<=1s"]})
