@@ -38,11 +38,11 @@ def back_ends() -> dict[str, Callable[..., Any]]:
     def load(folder: Any, options: Any, steps: Any, **beside: Any) -> Any:
         return TorchExecutor.load(folder, replace(options, device="cuda", steps=steps), **beside)
 
-    few = {"captured": True, "most_sequences": 8, "max_tokens": 96}
+    graphs = StepSettings(captured=True, most_sequences=8, max_tokens=96)
     return {
         "torch, eager": partial(load, steps=StepSettings()),
-        "torch, graphs": partial(load, steps=StepSettings(**few)),
-        "triton, graphs": partial(load, steps=StepSettings(**few, kernels=TritonStep)),
+        "torch, graphs": partial(load, steps=graphs),
+        "triton, graphs": partial(load, steps=replace(graphs, kernels=TritonStep)),
     }
 
 
