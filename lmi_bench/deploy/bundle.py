@@ -91,8 +91,7 @@ def build_bundle(
         return _kubernetes_bundle(plan, server, endpoint, stated, secrets, traps)
     files, environment, more = _server_files(plan, server, endpoint, address)
     traps += more
-    written = sorted({*environment} & {*server.variables})
-    if written:
+    if written := sorted({*environment} & {*server.variables}):
         raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
     environment |= stated
     most = endpoint.max_instances or plan.instances
@@ -110,14 +109,15 @@ def build_bundle(
     container = Container(address, environment, secrets, server.model_data_uri, ami)
     one_copy = server.kind != "lmi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
-    if dict(requests)["create_model"].get("EnableNetworkIsolation") and not server.model_data_uri:
+    if requests["create_model"].get("EnableNetworkIsolation") and not server.model_data_uri:
         traps += ("network isolation: the container cannot fetch its weights; use --model-data",)
-    content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
+    content = [{"operation": name, "parameters": sent} for name, sent in requests.items()]
     files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
     files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)
-    files["deploy_boto3.py"] = _boto3_script(server.region)
-    has_components = "create_inference_component" in dict(requests)
+    script = (resources.files("lmi_bench.deploy") / "data/deploy_boto3.py.txt").read_text("utf-8")
+    files["deploy_boto3.py"] = script.replace('"us-east-1"', json.dumps(server.region), 1)
     assert endpoint.name is not None
+    has_components = "create_inference_component" in requests
     return Bundle(files, address, endpoint.name, traps, has_components, quota)
 
 
@@ -270,9 +270,3 @@ def unpack_properties(archive: Path) -> str:
     deeper = [name for name in names if name.endswith("/" + PROPERTIES)]
     where = f"; {deeper[0]} is in a folder, where no container looks" if deeper else ""
     raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")
-
-
-def _boto3_script(region: str) -> str:
-    """A script that sends the requests in sagemaker.json when the user runs it."""
-    source = (resources.files("lmi_bench.deploy") / "data/deploy_boto3.py.txt").read_text("utf-8")
-    return re.sub(r"(?m)^REGION = .*$", f"REGION = {json.dumps(region)}", source, count=1)

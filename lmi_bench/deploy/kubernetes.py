@@ -49,7 +49,10 @@ def kubernetes_files(
     assert startup_s is not None
     name = endpoint.name.lower()
     copies, hosts = plan.instances * plan.copies, plan.hosts
-    has_kserve = server.kind == "vllm" and hosts == 1 and not plan.weights.location.startswith("/")
+    place = plan.weights.location
+    has_kserve = server.kind == "vllm" and hosts == 1 and not place.startswith("/")
+    given = shlex.join(word for word in pod.arguments if word != place)
+    kserve_variables = {**pod.environment, "VLLM_ADDITIONAL_ARGS": given}
     written = {
         "kubernetes.yaml": ["deployment" if hosts == 1 else "group", "service"],
         "keda.yaml": [] if most_machines is None else ["scaled"],
@@ -73,7 +76,9 @@ def kubernetes_files(
         "scaled_version": None if hosts == 1 else _GROUP_VERSION,
         "scaled_kind": None if hosts == 1 else "LeaderWorkerSet",
         **_pod_values(plan, server.kind, pod),
-        **_kserve_values(plan, pod),
+        "weights": place,  # which KServe's own template puts before the arguments
+        "weights_uri": place if "://" in place else f"hf://{place}",
+        "kserve_environment": _variables(kserve_variables, pod.secrets),
     }
     return {
         file: as_yaml(*filled("deploy/kubernetes.yaml", names, values).values())
@@ -112,18 +117,6 @@ def _pod_values(plan: DeploymentPlan, server: str, pod: Container) -> dict[str, 
             "memory": f"{max(1, math.floor(instance.host_memory_bytes * share / GIB))}Gi",
         },
         "shared_memory": f"{_SHM_GIB_PER_DEVICE * count}Gi",
-    }
-
-
-def _kserve_values(plan: DeploymentPlan, pod: Container) -> dict[str, Any]:
-    """The weights, and the server's arguments as KServe's own template takes them."""
-    place = plan.weights.location
-    given = [word for word in pod.arguments if word != place]
-    variables = {**pod.environment, "VLLM_ADDITIONAL_ARGS": shlex.join(given)}
-    return {
-        "weights": place,
-        "weights_uri": place if "://" in place else f"hf://{place}",
-        "kserve_environment": _variables(variables, pod.secrets),
     }
 
 
