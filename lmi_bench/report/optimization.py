@@ -6,7 +6,7 @@ from typing import Any
 
 from lmi_bench.core.units import MIB
 from lmi_bench.report.formats import MISSING, count, number, share, usd
-from lmi_bench.report.table import Cell, Field, Table, table_of
+from lmi_bench.report.table import NOTES, Cell, Field, Table, table_of
 
 _EMULATED = "emulated"
 _WORST = 3
@@ -109,11 +109,7 @@ def _products(results: Sequence[VariantResult]) -> Table | None:
             ),
         ]
     timed = [each for each in results if each.products_ms and not each.emulated]
-    note = (
-        "Products of attention and MLPs in one decode step, by sequences, unpacking included; "
-        "above 1, unpacking costs more than the smaller weights save. Not measured over ranks."
-    )
-    return table_of("Matrix products of a decode step", fields, timed, note)
+    return table_of("Matrix products of a decode step", fields, timed, NOTES["matrix products"])
 
 
 def _jobs(results: Sequence[VariantResult]) -> Table:
@@ -158,16 +154,9 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
             "Price",
         ),
     )
-    note = (
-        "Same tokens: greedy output up to the first that differs from the baseline's. Logprob "
-        "shift: mean |change| of the text's log-probabilities. A model of random weights (the demo "
-        "models) knows no text: its perplexity says nothing, the shift does. KV tokens: what the "
-        "cache holds when weights and cache take the baseline's memory together. Ratios: 95 % over "
-        "rounds that sweep all variants in turn, at the highest load; price at the best level. "
-        f"The row {results[-1].name} is the same engine: a ratio within its interval is none, and "
-        "one no further from 1 than its own, or than the products of equal weights, is not shown."
+    return table_of(
+        "Variants side by side", fields, results, NOTES["variants"].format(results[-1].name)
     )
-    return table_of("Variants side by side", fields, results, note)
 
 
 def _ratio(result: VariantResult) -> str:

@@ -25,7 +25,7 @@ from lmi_bench.report.formats import (
     share,
     statistic_cell,
 )
-from lmi_bench.report.table import Cell, Field, Table, console_rows, table_of
+from lmi_bench.report.table import NOTES, Cell, Field, Table, console_rows, table_of
 
 RULE_TITLES: Mapping[str, str] = {
     "latency_limit": "Latency limit",
@@ -135,17 +135,14 @@ _MEASURED: Interval = lambda *_: ""  # noqa: E731  a default
 
 
 def _statistic_field(
-    title: str,
-    group: str,
-    metric: Metric,
-    name: str,
-    console: str = "",
-    between: Interval = _MEASURED,
+    key: str, name: str, group: str = "", console: str = "", between: Interval = _MEASURED
 ) -> Field[Level]:
+    metric = cast("Metric", key)
+
     def cell(line: Level) -> Cell:
         return replace(statistic_cell(line.of(metric), name), interval=between(line, metric, name))
 
-    return Field(title, cell, group, console=console)
+    return Field(name, cell, group, console=console)
 
 
 def _steady_cell(line: Level) -> Cell:
@@ -177,13 +174,6 @@ _COST: LevelFields = (
     _cost_field("in and out", "usd_per_1m_total_tokens"),
 )
 _STATE: Field[Level] = Field("State", level_state, numeric=False, console="state")
-_Latencies = tuple[tuple[Metric, str, str, tuple[str, str]], ...]
-_OF_WHOLE: _Latencies = (("e2e", "E2E, ms", "E2E ms", ("p50", "p90")),)
-_LATENCIES: _Latencies = (
-    ("latency_per_token", "Latency, ms/token", "ms/token", ("mean", "p90")),
-    ("ttft", "TTFT, ms", "TTFT ms", ("mean", "p90")),
-    ("itl", "ITL, ms", "ITL ms", ("p50", "p99")),
-)
 
 
 def _level_fields(lines: Lines, between: Interval = _MEASURED) -> LevelFields:
@@ -192,16 +182,16 @@ def _level_fields(lines: Lines, between: Interval = _MEASURED) -> LevelFields:
 
     steady = Field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out")
     requests = key_field("request_throughput_per_s", "req/s", "Throughput", console="req/s")
-    what, pace, latencies = "tok/s", steady, _LATENCIES
+    what, pace, part = "tok/s", steady, "levels"
     if any(line.is_tokenless for line in lines):  # embeddings
-        what, pace, latencies = "input tok/s", requests, _OF_WHOLE
+        what, pace, part = "input tok/s", requests, "levels without tokens"
     return (
         Field("whole level", throughput, f"Throughput, {what}", console=what),
         pace,
         *(
-            _statistic_field(name, group, metric, name, f"{short} {name}", between)
-            for metric, group, short, names in latencies
-            for name in names
+            _statistic_field(row["key"], row["title"], row["group"], row["console"], between)
+            for row in COLUMNS
+            if row["of"] == part
         ),
         Field("sent", lambda line: count(line.requests), "Requests"),
         Field("errors", _errors_cell, "Requests"),
@@ -258,9 +248,9 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     """Every statistic of every latency, a table for each metric; then rates and counts."""
     tables = []
     for row in [each for each in COLUMNS if each["of"] == "latency"]:
-        metric = cast("Metric", row["key"])
+        metric = row["key"]
         if any(line.of(metric).n for line in lines):
-            fields = [_statistic_field(name, "", metric, name) for name in STATISTICS]
+            fields = [_statistic_field(metric, name) for name in STATISTICS]
             fields.append(key_field(f"latency.{metric}.n", "n", "", count))
             tables.append(per_level(row["title"], axis, lines, fields))
     rates = fields_of(
@@ -301,12 +291,8 @@ def _knee_fields(axis: str, knees: Sequence[Knee]) -> tuple[Field[Knee], ...]:
 
 def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
     """Each rule's knee, its interval, its cause and what moves it."""
-    note = (
-        "* and highlighted: the recommended one. Intervals hold the spread of this run's requests "
-        "or, without their records, the neighbouring levels; not the spread between runs."
-    )
     fields = _knee_fields(axis, knees)
-    return table_of("Knees", fields, knees, note, strong=lambda knee: knee.recommended)
+    return table_of("Knees", fields, knees, NOTES["knees"], strong=lambda knee: knee.recommended)
 
 
 def knee_rows(axis: str, knees: Sequence[Knee]) -> list[dict[str, str]]:
@@ -450,10 +436,7 @@ _GENERATOR: LevelFields = (
 def generator_table(axis: str, lines: Lines) -> Table:
     """The load generator's report on itself, level by level."""
     workers = max((line.generator.workers or 1 for line in lines), default=1)
-    note = (
-        "Own error: bounds of what reading late, sending late and the clocks can have done; "
-        "queueing in the network and in the server before a request is read is outside them."
-    )
+    note = NOTES["self-check"]
     if workers > 1:
         note += f" Sent by up to {workers} processes."
     return table_of(
