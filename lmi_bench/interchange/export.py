@@ -130,7 +130,14 @@ def export_run(run: Run, export_format: ExportFormat, folder: Path) -> list[Path
         match export_format:
             case "json":
                 path = folder / "run.json"
-                path.write_text(json.dumps(_content(run), indent=2) + "\n", encoding="utf-8")
+                answer = run.slo_answer
+                content = {
+                    "manifest": run.manifest.to_json(),
+                    "levels": [level.to_json() for level in run.levels],
+                    "knees": None if run.knees is None else [each.to_json() for each in run.knees],
+                    "slo_answer": None if answer is None else answer.to_json(),
+                }
+                path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
                 return [path]
             case "llm-d":
                 files = []
@@ -151,22 +158,10 @@ def _write_tables(run: Run, folder: Path, export_format: Literal["csv", "parquet
             continue
         path = folder / f"{name}.{export_format}"
         try:
-            if export_format == "csv":
-                table.to_csv(path, index=False)
-            else:
-                table.to_parquet(path, index=False)
+            getattr(table, f"to_{export_format}")(path, index=False)
         except ImportError as exc:
             raise InputError(
                 "Parquet needs pyarrow: pip install 'lmi-bench[parquet]', or use --format csv"
             ) from exc
         files.append(path)
     return files
-
-
-def _content(run: Run) -> dict[str, Any]:
-    return {
-        "manifest": run.manifest.to_json(),
-        "levels": [level.to_json() for level in run.levels],
-        "knees": None if run.knees is None else [knee.to_json() for knee in run.knees],
-        "slo_answer": None if run.slo_answer is None else run.slo_answer.to_json(),
-    }

@@ -238,19 +238,14 @@ def vllm_records(content: Object) -> list[RequestRecord]:
     columns: list[list[Any]] = [content.get(name) or [] for name in names]
     if not all(columns):
         return []
-    errors = content.get("errors") or [""] * len(columns[0])
-    return [
-        _vllm_record(number, row) for number, row in enumerate(zip(*columns, errors, strict=True))
-    ]
-
-
-def _vllm_record(number: int, row: Sequence[Any]) -> RequestRecord:
-    start_s, ttft_s, gaps_s, input_tokens, output_tokens, error = row
-    tokens = (input_tokens, output_tokens)
-    if error or not output_tokens:
-        return request_record(number, start_s, tokens=tokens, error=str(error or "no output"))
-    times = tuple(start_s + at for at in accumulate(gaps_s, initial=ttft_s))
-    return request_record(number, start_s, times_s=times, tokens=tokens)
+    errors, records = content.get("errors") or [""] * len(columns[0]), []
+    for number, row in enumerate(zip(*columns, errors, strict=True)):
+        start_s, ttft_s, gaps_s, input_tokens, output_tokens, error = row
+        failed = str(error or "no output") if error or not output_tokens else ""
+        times = [] if failed else [start_s + at for at in accumulate(gaps_s, initial=ttft_s)]
+        tokens = (input_tokens, output_tokens)
+        records.append(request_record(number, start_s, times_s=times, tokens=tokens, error=failed))
+    return records
 
 
 def read_requests(tool: str, lines: Rows, load: Load) -> Imported:
