@@ -18,8 +18,8 @@ from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy import server_settings
-from lmi_bench.deploy.checks import PREFIXES, check_settings, era_of
-from lmi_bench.deploy.images import Container, ami_of, choose_image
+from lmi_bench.deploy.checks import check_settings, era_of
+from lmi_bench.deploy.images import SERVER_FACTS, Container, ami_of, choose_image
 from lmi_bench.deploy.kubernetes import kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
@@ -30,12 +30,10 @@ from lmi_bench.deploy.settings import LONGEST_WAIT_S, SECRET, EndpointSettings, 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
 _TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_ENGINES: Final = {
-    "vllm": (server_settings.vllm_arguments, "vllm serve"),
-    "sglang": (server_settings.sglang_arguments, "python3 -m sglang.launch_server"),
+_ARGUMENTS: Final = {
+    "vllm": server_settings.vllm_arguments,
+    "sglang": server_settings.sglang_arguments,
 }
-"""Arguments and command of an engine."""
-_OWN_IMAGES: Final = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
 _ONE_COPY: Final = "# one copy; each further one needs its own CUDA_VISIBLE_DEVICES and --port\n"
 _SHORTEST_WAIT_S: Final = 600
 _NAME_STEM: Final = 36
@@ -133,7 +131,7 @@ def _kubernetes_bundle(
     address = server.image or ""
     if "/" not in address:
         assert plan.image is not None  # an unknown image has an address
-        address = f"{_OWN_IMAGES[server.kind]}:v{plan.image.engine_version}"
+        address = f"{SERVER_FACTS[server.kind]['image']}:v{plan.image.engine_version}"
     command, words = _command(plan, server.kind)
     if server.kind == "sglang":
         words.append("--enable-metrics")
@@ -150,10 +148,9 @@ def _kubernetes_bundle(
 
 def _command(plan: DeploymentPlan, server: str) -> tuple[str, list[str]]:
     """The command of an engine for one copy, and its words."""
-    make, command = _ENGINES[server]
-    return command, [
+    return SERVER_FACTS[server]["command"], [
         word
-        for name, value in make(plan).items()
+        for name, value in _ARGUMENTS[server](plan).items()
         for word in (f"--{name}", value)
         if word not in ("--model", "true")  # vLLM takes the model by its place
     ]
@@ -167,14 +164,13 @@ def _server_files(
     if server.kind == "tgi":
         return {}, server_settings.tgi_environment(plan), traps
     if server.kind != "lmi":
-        make, _ = _ENGINES[server.kind]
         command, words = _command(plan, server.kind)
         script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\n{_ONE_COPY}exec "
         lines = shlex.join(words).replace(" --", " \\\n  --")  # no value begins with dashes
         script += f"{command} {lines}\n"
         variables = {
-            PREFIXES[server.kind] + name.upper().replace("-", "_"): value
-            for name, value in make(plan).items()
+            SERVER_FACTS[server.kind]["variables"] + name.upper().replace("-", "_"): value
+            for name, value in _ARGUMENTS[server.kind](plan).items()
         }
         return {f"{server.kind}-serve.sh": script}, variables, traps
     settings = server_settings.lmi_settings(plan, endpoint.startup_s)

@@ -24,7 +24,7 @@ from lmi_bench.deploy.engine_arguments import (
     engine_arguments,
     version_key,
 )
-from lmi_bench.deploy.images import all_images, find_image
+from lmi_bench.deploy.images import SERVER_FACTS, all_images, find_image
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
 NEWEST: Final = "0.38.0"
@@ -208,9 +208,6 @@ def _by_rules(kind: str, settings: Mapping[str, str], era: str) -> Iterator[str]
             yield row["text"].format(value=stated[0], other=stated[-1], rolling=rolling)
 
 
-PREFIXES: Final = {"vllm": "SM_VLLM_", "sglang": "SM_SGLANG_"}
-
-
 def check_variables(
     kind: str, variables: Mapping[str, str], allowed: Collection[str] = ()
 ) -> Verdict:
@@ -221,8 +218,8 @@ def check_variables(
     """
     mistakes: list[str] = []
     version = find_image(kind).engine_version
-    known, prefix = engine_arguments(kind, version), PREFIXES.get(kind)
-    if prefix is None:  # TGI's variables have the names of its arguments
+    known, prefix = engine_arguments(kind, version), SERVER_FACTS[kind]["variables"]
+    if not prefix:  # TGI's variables have the names of its arguments
         for name in known.keys() & variables.keys():
             problem = known[name].problem(variables[name])
             mistakes += [f"{name}={variables[name]}: {problem}"] if problem else []
