@@ -88,15 +88,11 @@ def key_field(
     return Field(title, cell, group, console=console)
 
 
-def _ms(seconds: float) -> str:
-    return number(s_to_ms(seconds))
-
-
 FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "number": number,
     "count": count,
     "share": share,
-    "s to ms": _ms,
+    "s to ms": lambda seconds: number(s_to_ms(seconds)),
     "ms to s": lambda ms: number(ms_to_s(ms)),
 }
 
