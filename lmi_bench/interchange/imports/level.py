@@ -16,7 +16,7 @@ from lmi_bench.core.level import LATENCY_KEY, QUANTILES, STATISTICS, Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.interchange.tables import METRICS
+from lmi_bench.interchange.export import METRICS
 
 LATENCY_KEYS = tuple(LATENCY_KEY[metric] for metric in METRICS)
 _NUMBERS = (
