@@ -65,25 +65,20 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
             if has(first, row["known_by"].split()):
                 raise InputError(row["advice"])
         if "AIRecommendationJobName" in first:
-            raise InputError(_measured_by(first))
+            measured = [
+                f"{each['DeploymentConfiguration']['InstanceType']} by {name.rpartition('/')[2]}"
+                for each in first.get("Recommendations", ())
+                if (name := each.get("AIBenchmarkJobArn"))
+            ]
+            state, jobs = first["AIRecommendationJobStatus"], ", ".join(measured) or "none yet"
+            raise InputError(
+                f"the description of a recommendation job ({state}); each layout was measured by a "
+                f"benchmark job ({jobs}): import the output.tar.gz of that job"
+            )
         raise InputError(
             f"no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
             f"known are {', '.join(TOOLS)}"
         )
-
-
-def _measured_by(job: Object) -> str:
-    """Where the measurements of a SageMaker recommendation job are: it only names them."""
-    found = [
-        f"{each['DeploymentConfiguration']['InstanceType']} by {name.rpartition('/')[2]}"
-        for each in job.get("Recommendations", ())
-        if (name := each.get("AIBenchmarkJobArn"))
-    ]
-    state, jobs = job["AIRecommendationJobStatus"], ", ".join(found) or "none yet"
-    return (
-        f"the description of a recommendation job ({state}); each layout was measured by a "
-        f"benchmark job ({jobs}): import the output.tar.gz of that job"
-    )
 
 
 def _beside(path: Path, name: str) -> list[Object] | None:
