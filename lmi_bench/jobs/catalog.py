@@ -47,15 +47,9 @@ _FORMS: Final[Mapping[str, Callable[[Any], object]]] = {
     "TFLOP/s": lambda flop: round(flop / 1e12, 1),
     "yes or no": lambda text: "yes" if text else "no",
 }
-_ITEMS: Final[Mapping[str, tuple[Callable[[], Iterable[Any]], Callable[[Any], Any]]]] = {
-    "models": (all_model_entries, lambda each: each.shape.params_total),
-    "instances": (
-        all_instances,
-        lambda each: (each.accelerator.name, each.num_accelerators, each.vcpus),
-    ),
-    "accelerators": (all_accelerators, lambda each: each.memory_bytes),
-}
-"""Rows of the catalog, and what they are sorted by."""
+_ITEMS: Final[Mapping[str, Callable[[], Iterable[Any]]]] = {
+    "models": all_model_entries, "instances": all_instances, "accelerators": all_accelerators,
+}  # fmt: skip
 _PRICE_REGION: Final = "us-east-1"
 """Where the price list API answers, for the prices of all regions."""
 
@@ -71,18 +65,14 @@ def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]
     else:
         rows = [*{"prices": _prices, "profiles": _profiles}.get(name, partial(_listed, name))()]
     rows = [row for row in rows if _matches(row, settings)]
-    old = [row for row in rows if name == "prices" and row["age days"] > STALE_DAYS]
-    undated = sum(name == "prices" and not row["date"] for row in rows)
-    warning = ""
-    if old:
-        oldest = min(row["date"] for row in old)
-        warning = (
-            f"{len(old)} of {len(rows)} prices are older than {STALE_DAYS} days, the oldest of "
-            f"{oldest}, and {undated} have no date: lmi-bench catalog refresh gets today's"
-        )
-    for row in rows:
-        row.pop("age days", None)
-    return rows, warning
+    old = [row["date"] for row in rows if row.pop("age days", 0) > STALE_DAYS]
+    if not old:
+        return rows, ""
+    undated = sum(not row["date"] for row in rows)
+    return rows, (
+        f"{len(old)} of {len(rows)} prices are older than {STALE_DAYS} days, the oldest of "
+        f"{min(old)}, and {undated} have no date: lmi-bench catalog refresh gets today's"
+    )
 
 
 def _matches(row: Row, settings: CatalogSettings) -> bool:
@@ -113,9 +103,13 @@ def _listed(name: str) -> Iterator[Row]:
 
     A column's value is at a path in the item, the first that is known of several, or the item.
     """
-    items, order = _ITEMS[name]
     columns = [row for row in read_rows("catalog_columns.csv", "jobs") if row["table"] == name]
-    for item in sorted(items(), key=order):
+    sorted_by = sorted((row["sorted"], row["value"]) for row in columns if row["sorted"])
+
+    def place(item: Any) -> list[Any]:
+        return [value_at(item, path) for _, path in sorted_by]
+
+    for item in sorted(_ITEMS[name](), key=place):
         row: Row = {}
         for column in columns:
             paths = column["value"].split()
