@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, Summary, independent_kinds
 from lmi_bench.loadgen.watch.server_metrics import SampleReader
@@ -26,16 +27,11 @@ Fetch = Callable[[str], str]
 _TIMEOUT_S = 20.0
 _MOST_GROUPS = 6
 _LE = re.compile(r'le="([^"]+)"')
-
-
-# an engine's histograms of prompt and answer lengths, and its counter of finished requests
 _ENGINES = {
-    "vLLM": ("vllm:request_prompt_tokens", "vllm:request_generation_tokens",
-             "vllm:request_success_total"),
-    "TGI": ("tgi_request_input_length", "tgi_request_generated_tokens", "tgi_request_count"),
-    "SGLang": ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram",
-               "sglang:num_requests_total"),
-}  # fmt: skip
+    engine: metrics
+    for engine, *metrics in (row.values() for row in read_rows("engine_metrics.csv", "interchange"))
+}
+"""Histograms of prompt and answer lengths, and counter of finished requests."""
 
 
 def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -> Summary:

@@ -27,6 +27,7 @@ from itertools import accumulate
 from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_ms
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
@@ -107,9 +108,6 @@ def _mean_of_runs(parameters: Object, found: Object) -> Object:
     return {**metrics, **load, "parameters": dict(parameters)}
 
 
-_USERS = ("?strategy.streams", "?strategy.max_concurrency")
-
-
 def _of_guidellm(content: Object) -> Rows:
     """A report of version 1 or 2; each of its benchmarks is a level."""
     model = value_at(content.get("config") or content.get("args"), "?model")
@@ -129,7 +127,7 @@ def _guidellm_level(benchmark: Object) -> Object:
     alone = str(value_at(benchmark, "?strategy.type_")) == "synchronous"
     return {
         **benchmark,
-        "users": 1 if alone else whole_of(benchmark, *_USERS),
+        "users": 1 if alone else None,
         "kinds": kinds,
         "units": {"request_latency": "s"},
         "requests": sum(kinds.values()),
@@ -162,12 +160,7 @@ def _of_llm_d(content: Object) -> Rows:
 
 
 _SUMMARY, _PERCENTILES = "benchmark_summary.json", "benchmark_percentile.json"
-_OLD_NAMES = {
-    "Average time to first token": "TTFT",
-    "Average time per output token": "TPOT",
-    "Average inter-token latency": "ITL",
-    "Average latency": "Latency",
-}
+_OLD_NAMES = {row["old"]: row["new"] for row in read_rows("evalscope_names.csv", "interchange")}
 
 
 def join_evalscope(objects: Rows, read_beside: Callable[[str], Rows | None]) -> Object:
