@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from lmi_bench.catalog.tables import Row
-from lmi_bench.core.level import Level, Sessions, Spread
-from lmi_bench.report.formats import MISSING, count, metric_title, number, share, statistic_cell
+from lmi_bench.core.level import Level, Spread
+from lmi_bench.report.formats import MISSING, count, metric_title, number, share
 from lmi_bench.report.table import NOTES, Cell, Field, Table, console_rows, table_of
 from lmi_bench.report.tables.levels import (
     FORMATS,
@@ -118,37 +118,16 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
     )
 
 
-def _turns_field(key: str, name: str, group: str, console: str) -> Field[Level]:
-    def cell(line: Level) -> Cell:
-        return statistic_cell(getattr(line.sessions or Sessions(), f"ttft_{key}_ms"), name)
-
-    return Field(name, cell, group, console=console)
-
-
-_SESSIONS: tuple[Field[Level], ...] = (
-    *fields_of("sessions"),
-    *(
-        _turns_field(key, name, f"TTFT {turns}, ms", console)
-        for key, turns in (("first_turn", "first turn"), ("later_turns", "later turns"))
-        for name, console in (
-            ("mean", f"TTFT ms {turns} mean"),
-            ("p50", ""),
-            ("p90", f"{turns} p90"),
-        )
-    ),
-)
-
-
 def sessions_table(axis: str, lines: Lines) -> Table | None:
     """Conversations: TTFT of first and later turns."""
     if not any(line.sessions for line in lines):
         return None
-    return per_level("Conversations", axis, lines, _SESSIONS)
+    return per_level("Conversations", axis, lines, fields_of("sessions"))
 
 
 def session_rows(levels: Lines) -> list[dict[str, str]]:
     """Conversations as console rows, one for each level with conversations."""
-    return named_rows(_SESSIONS, [line for line in levels if line.sessions])
+    return named_rows(fields_of("sessions"), [line for line in levels if line.sessions])
 
 
 def engine_table(axis: str, lines: Lines) -> Table | None:

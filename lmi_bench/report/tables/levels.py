@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
@@ -77,30 +78,35 @@ def value_at(value: Any, dotted: str) -> Any:
 
 
 def key_field(
-    key: str, title: str, group: str = "", text: Callable[[Any], str] = number, console: str = ""
+    key: str,
+    title: str,
+    group: str = "",
+    shown: Callable[[Any], Cell | str] = number,
+    console: str = "",
 ) -> Field[Level]:
     """A number of the level by its dotted name."""
 
-    def cell(line: Level) -> str:
+    def cell(line: Level) -> Cell | str:
         value = value_at(line, key)
-        return MISSING if value is None else text(value)
+        return MISSING if value is None else shown(value)
 
     return Field(title, cell, group, console=console)
 
 
-FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+FORMATS: Final[Mapping[str, Callable[[Any], Cell | str]]] = {
     "number": number,
     "count": count,
     "share": share,
     "s to ms": lambda seconds: number(s_to_ms(seconds)),
     "ms to s": lambda ms: number(ms_to_s(ms)),
+    **{name: partial(statistic_cell, name=name) for name in STATISTICS},
 }
 
 
 def fields_of(
     part: str,
     shown: Callable[[Row], object] = bool,
-    formats: Mapping[str, Callable[[Any], str]] = FORMATS,
+    formats: Mapping[str, Callable[[Any], Cell | str]] = FORMATS,
 ) -> list[Field[Level]]:
     """The columns of a part of a level, those whose row of `COLUMNS` is to be shown."""
     return [
