@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,10 +45,8 @@ _FORMS: Final[Mapping[str, Callable[[Any], object]]] = {
     "GB/s": lambda num_bytes: round(num_bytes / 1e9),
     "TFLOP/s": lambda flop: round(flop / 1e12, 1),
     "yes or no": lambda text: "yes" if text else "no",
+    "~ or nothing": lambda flag: "~" if flag else "",
 }
-_ITEMS: Final[Mapping[str, Callable[[], Iterable[Any]]]] = {
-    "models": all_model_entries, "instances": all_instances, "accelerators": all_accelerators,
-}  # fmt: skip
 _PRICE_REGION: Final = "us-east-1"
 """Where the price list API answers, for the prices of all regions."""
 
@@ -63,7 +60,11 @@ def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]
         rows = [*_images(settings.region)]
         settings = replace(settings, region=None)
     else:
-        rows = [*{"prices": _prices, "profiles": _profiles}.get(name, partial(_listed, name))()]
+        items: dict[str, Callable[[], Iterable[Any]]] = {
+            "models": all_model_entries, "instances": all_instances, "profiles": _profiles,
+            "accelerators": all_accelerators, "prices": _prices,
+        }  # fmt: skip
+        rows = [*_listed(name, items[name]())]
     rows = [row for row in rows if _matches(row, settings)]
     old = [row["date"] for row in rows if row.pop("age days", 0) > STALE_DAYS]
     if not old:
@@ -98,8 +99,8 @@ def _matches(row: Row, settings: CatalogSettings) -> bool:
     return least is None or row["memory GiB"] >= least
 
 
-def _listed(name: str) -> Iterator[Row]:
-    """Models, instances or accelerators, with the columns of data/catalog_columns.csv.
+def _listed(name: str, items: Iterable[Any]) -> Iterator[Row]:
+    """A row for each item, with the columns that data/catalog_columns.csv gives this table.
 
     A column's value is at a path in the item, the first that is known of several, or the item.
     """
@@ -109,7 +110,7 @@ def _listed(name: str) -> Iterator[Row]:
     def place(item: Any) -> list[Any]:
         return [value_at(item, path) for _, path in sorted_by]
 
-    for item in sorted(_ITEMS[name](), key=place):
+    for item in sorted(items, key=place):
         row: Row = {}
         for column in columns:
             paths = column["value"].split()
@@ -122,13 +123,12 @@ def _listed(name: str) -> Iterator[Row]:
 def _profiles() -> Iterator[Row]:
     for name, profile in (kept_profiles() | SHIPPED).items():
         yield {
-            "profile": name,
-            "engine": profile.label,
+            "name": name,
+            "profile": profile,
             "date": profile.fitted_date if profile.accelerators else "",
             "figures": len(profile.fitted_cells or marks_of(profile.levels)),
             "devices": ", ".join(profile.accelerators) or f"any of {', '.join(profile.vendors)}",
             "models": ", ".join(profile.models) or "any",
-            "source": profile.fitted_on,
         }
 
 
@@ -139,22 +139,11 @@ def _prices() -> Iterator[Row]:
         for platform in ("sagemaker", "ec2")
         for each in all_instances()
     ]
-    for each, platform in sorted(machines, key=lambda pair: pair[0].price_usd_per_hour or 0.0):
-        if each.price_usd_per_hour is None:
-            continue
-        day = price_day(each)
-        yield {
-            "instance": each.instance_type,
-            "accelerator": each.accelerator.name,
-            "platform": platform,
-            "USD/h": each.price_usd_per_hour,
-            "region": each.price_region,
-            "date": str(day) if day else "",
-            "component": each.price_component,
-            "estimated": "~" if each.is_estimated else "",
-            "source": each.price_source,
-            "age days": (today - day).days if day else 0,
-        }
+    for each, platform in machines:
+        if each.price_usd_per_hour is not None:
+            day = price_day(each)
+            date, age_days = (str(day), (today - day).days) if day else ("", 0)
+            yield {"machine": each, "platform": platform, "date": date, "age_days": age_days}
 
 
 def _images(region: str | None) -> Iterator[Row]:
