@@ -44,22 +44,12 @@ class VariantMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class VariantLevel:
-    """Speed at one number of users."""
-
-    concurrency: int | None
-    throughput_tokens_per_s: float | None
-    latency_ms_per_token_mean: float | None
-    latency_ms_per_token_p90: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class VariantResult:
     """A variant, as `optimize.json` keeps it: the fields are its keys.
 
     engine             settings that differ from the defaults
     products_ms        time of a decode step's matrix products, by its sequences
-    levels             empty if the arithmetic is only emulated
+    levels             speed at each number of users; empty if the arithmetic is only emulated
     throughput_ratios  to the baseline, by level: ratio and its 95 % interval
     undecided          levels whose ratio is no further from 1 than that of equal engines, or of the
                        products of equal weights
@@ -73,7 +63,7 @@ class VariantResult:
     products_ms: Mapping[str, float]
     kernels: str | None
     emulated: bool
-    levels: Sequence[VariantLevel]
+    levels: Sequence[Mapping[str, float | None]]
     throughput_ratios: Mapping[str, Sequence[float | None]]
     usd_per_1m_output: float | None
     job: Mapping[str, float]
@@ -122,14 +112,14 @@ def _jobs(results: Sequence[VariantResult]) -> Table:
 
 
 def _side_by_side(results: Sequence[VariantResult]) -> Table:
-    loads = [level.concurrency for level in results[0].levels]
+    loads = [level["concurrency"] for level in results[0].levels]
 
     def missing(each: VariantResult) -> str:
         return _EMULATED if each.emulated else MISSING
 
-    def speed(title: str, load: int | None, key: str) -> Field[VariantResult]:
+    def speed(title: str, load: float | None, key: str) -> Field[VariantResult]:
         def cell(each: VariantResult) -> str:
-            by_load = {level.concurrency: getattr(level, key) for level in each.levels}
+            by_load = {level["concurrency"]: level[key] for level in each.levels}
             value = by_load.get(load)
             return missing(each) if value is None else number(value)
 
