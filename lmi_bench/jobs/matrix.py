@@ -119,18 +119,17 @@ def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
 def _cell(
     path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
 ) -> Cell:
-    own = {name: target[name] for name in _TARGET_FIELDS if name in target}
     stated = {name: value for name, value in target.items() if name not in _TARGET_FIELDS}
     fields = _merged(_merged(defaults, payload), stated)
-    fields["name"] = f"{payload['name']} on {own['name']}"
+    fields["name"] = f"{payload['name']} on {target['name']}"
     scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")
     return Cell(
-        target=str(own["name"]),
+        target=str(target["name"]),
         payload=str(payload["name"]),
         scenario=scenario,
-        instance=own.get("instance"),
-        usd_per_hour=own.get("price_per_hour"),
-        api_key_env=own.get("api_key_env"),
+        instance=target.get("instance"),
+        usd_per_hour=target.get("price_per_hour"),
+        api_key_env=target.get("api_key_env"),
     )
 
 

@@ -331,15 +331,13 @@ def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> R
 
 def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
     evaluate = recipe.evaluate
-    workload: dict[str, Any] = {"output_tokens": evaluate.output_tokens}
+    prompts: dict[str, Any] = {"dataset": evaluate.dataset}
     if evaluate.dataset is None:
-        workload["input_tokens"] = evaluate.input_tokens
-    else:
-        workload["dataset"] = evaluate.dataset
+        prompts = {"input_tokens": evaluate.input_tokens}
     return parse_scenario(
         {
             "model": recipe.model,
-            "workload": workload,
+            "workload": {"output_tokens": evaluate.output_tokens, **prompts},
             "load": {
                 "concurrency": list(evaluate.concurrency),
                 "requests_per_user": evaluate.requests_per_user,
