@@ -28,12 +28,6 @@ from lmi_bench.report.formats import (
 )
 from lmi_bench.report.table import NOTES, Cell, Field, Table, console_rows, table_of
 
-RULE_TITLES: Mapping[str, str] = {
-    "latency_limit": "Latency limit",
-    "half_latency": "Half-latency",
-    "kneedle": "Kneedle",
-    "theory": "Theory",
-}
 LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
 """Columns of `level_rows` that a narrow terminal leaves out; errors and state always stay."""
 
@@ -41,7 +35,7 @@ COLUMNS: Final = read_rows("level_columns.csv", "report")
 """Columns by the part of a level that they are `of`: empty, the level itself; latency, its metrics.
 page_always and console_always: shown although all their values are missing or 0."""
 
-
+_RULE_TITLES: Final = {row["key"]: row["title"] for row in COLUMNS if row["of"] == "knee rule"}
 TTFT_PARTS: Final = {
     row["key"]: row["title"] for row in COLUMNS if row["of"] == "ttft_split" and row["group"]
 }
@@ -309,7 +303,7 @@ def cause_title(knee: Knee) -> str:
 
 def rule_title(knee: Knee) -> str:
     """A rule's title; a file of another version may have an unknown rule."""
-    return RULE_TITLES.get(knee.rule, knee.rule)
+    return _RULE_TITLES.get(knee.rule, knee.rule)
 
 
 def knee_interval(knee: Knee) -> str:
