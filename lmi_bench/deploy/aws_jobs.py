@@ -53,6 +53,10 @@ def job_files(
     else:
         why = "no recommended machine is among the job's" if is_prefix else "--model-data s3://.../"
         left_out = (f"no request for a recommendation job: it needs the weights on S3 ({why})",)
+    question = answer.question
+    metric = "throughput" if question.objective == "throughput" else "cost"
+    if any(parse_slo(text).metric == "ttft" for text in question.slos):
+        metric = "ttft-ms"  # what the job shall improve first
     values = {
         **{part: f"{stem}-{part}" for part in ("workload", "benchmark", "recommendation")},
         "aiperf": json.dumps(_workload(plan, answer.question)),
@@ -60,7 +64,7 @@ def job_files(
         "role_arn": endpoint.role_arn,
         "output_uri": endpoint.jobs_output_uri,
         "weights_uri": f"{(weights_uri or '').rstrip('/')}/",
-        "metric": _metric(answer.question),
+        "metric": metric,
         "framework": FRAMEWORKS[server.kind],
         "machines": types,
     }
@@ -108,10 +112,3 @@ def _deviation(values: Sequence[float], shares: Sequence[float]) -> int:
     pairs, total = list(zip(values, shares, strict=True)), sum(shares) or 1.0
     mean = sum(value * share for value, share in pairs) / total
     return round(math.sqrt(sum((value - mean) ** 2 * share for value, share in pairs) / total))
-
-
-def _metric(question: Question) -> str:
-    """What the job shall improve: TTFT under an SLO on it, else what the plan was for."""
-    if any(parse_slo(text).metric == "ttft" for text in question.slos):
-        return "ttft-ms"
-    return "throughput" if question.objective == "throughput" else "cost"

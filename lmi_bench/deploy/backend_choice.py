@@ -26,10 +26,8 @@ _TENSORRT_BEFORE: Final = ("llama", "falcon")
 _NEURON_DEGREES: Final = {True: (1, 2, 4, 8, 12, 24), False: (1, 2, 8, 32)}
 """Degrees of the Neuron runtime, in cores: Inferentia2's and Trainium's. transformers-neuronx pads
 query heads to a multiple of the degree. Source: its developer guide and `get_qkv_padding`."""
-_ENGINES: Final = {
-    "TensorRT-LLM": "tensorrt-llm",
-    **{name: name.lower() for name in ("NeuronX", "DeepSpeed", "TGI")},
-}
+_EFFECTS: Final = read_rows("backend_effects.csv", "deploy")
+_ENGINES: Final = {row["backend"]: row["engine"] for row in _EFFECTS}
 """Engine of each backend's images; LMI's general image has vLLM."""
 
 
@@ -45,8 +43,7 @@ class BackendVerdict:
 
 def bundled_effects() -> dict[str, tuple[str, str]]:
     """By backend: what its name and options do on the bundled engine, and what needs its device."""
-    rows = read_rows("backend_effects.csv", "deploy")
-    return {row["backend"]: (row["bundled"], row["device"]) for row in rows}
+    return {row["backend"]: (row["bundled"], row["device"]) for row in _EFFECTS}
 
 
 def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> list[BackendVerdict]:
@@ -67,7 +64,7 @@ def choose_backend(shape: ModelShape, instance: Instance, era: str = "C") -> lis
         if row["backend"] == "vLLM" and accelerator in _WITHOUT_BFLOAT16:
             reason += f"; {accelerator} has no bfloat16: option.dtype=fp16"
         verdict = BackendVerdict(row["backend"], row["verdict"], reason, row["settings"])
-        problem = machine_problem({_ENGINES.get(verdict.backend, "vllm")}, instance)
+        problem = machine_problem({_ENGINES[verdict.backend]}, instance)
         if problem is not None and verdict.verdict != OUT:
             verdict = BackendVerdict(row["backend"], OUT, problem, "")
         verdicts.setdefault(verdict.backend, verdict)

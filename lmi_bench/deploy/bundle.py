@@ -18,8 +18,8 @@ from lmi_bench.catalog.instances import endpoint_quota
 from lmi_bench.catalog.models import is_gated
 from lmi_bench.core.errors import InputError, file_reason
 from lmi_bench.deploy import server_settings
-from lmi_bench.deploy.checks import PREFIXES, check_settings, era_of
-from lmi_bench.deploy.images import Container, ami_of, choose_image
+from lmi_bench.deploy.checks import check_settings, era_of
+from lmi_bench.deploy.images import SERVER_FACTS, Container, ami_of, choose_image
 from lmi_bench.deploy.kubernetes import kubernetes_files
 from lmi_bench.deploy.option_table import environment_of
 from lmi_bench.deploy.plan import DeploymentPlan
@@ -30,12 +30,10 @@ from lmi_bench.deploy.settings import LONGEST_WAIT_S, SECRET, EndpointSettings, 
 PROPERTIES: Final = "serving.properties"
 _MOUNTED: Final = "/opt/ml/model"  # where SageMaker puts the model data
 _TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_ENGINES: Final = {
-    "vllm": (server_settings.vllm_arguments, "vllm serve"),
-    "sglang": (server_settings.sglang_arguments, "python3 -m sglang.launch_server"),
+_ARGUMENTS: Final = {
+    "vllm": server_settings.vllm_arguments,
+    "sglang": server_settings.sglang_arguments,
 }
-"""Arguments and command of an engine."""
-_OWN_IMAGES: Final = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
 _ONE_COPY: Final = "# one copy; each further one needs its own CUDA_VISIBLE_DEVICES and --port\n"
 _SHORTEST_WAIT_S: Final = 600
 _NAME_STEM: Final = 36
@@ -91,8 +89,7 @@ def build_bundle(
         return _kubernetes_bundle(plan, server, endpoint, stated, secrets, traps)
     files, environment, more = _server_files(plan, server, endpoint, address)
     traps += more
-    written = sorted({*environment} & {*server.variables})
-    if written:
+    if written := sorted({*environment} & {*server.variables}):
         raise InputError(f"--env {written[0]}: the plan writes this variable; leave it out")
     environment |= stated
     most = endpoint.max_instances or plan.instances
@@ -110,14 +107,15 @@ def build_bundle(
     container = Container(address, environment, secrets, server.model_data_uri, ami)
     one_copy = server.kind != "lmi"
     requests = endpoint_requests(plan, container, endpoint, one_copy_a_container=one_copy)
-    if dict(requests)["create_model"].get("EnableNetworkIsolation") and not server.model_data_uri:
+    if requests["create_model"].get("EnableNetworkIsolation") and not server.model_data_uri:
         traps += ("network isolation: the container cannot fetch its weights; use --model-data",)
-    content = [{"operation": name, "parameters": parameters} for name, parameters in requests]
+    content = [{"operation": name, "parameters": sent} for name, sent in requests.items()]
     files["sagemaker.json"] = json.dumps(content, indent=2) + "\n"
     files["cloudformation.yaml"] = template(requests, description=plan.describe(), secrets=secrets)
-    files["deploy_boto3.py"] = _boto3_script(server.region)
-    has_components = "create_inference_component" in dict(requests)
+    script = (resources.files("lmi_bench.deploy") / "data/deploy_boto3.py.txt").read_text("utf-8")
+    files["deploy_boto3.py"] = script.replace('"us-east-1"', json.dumps(server.region), 1)
     assert endpoint.name is not None
+    has_components = "create_inference_component" in requests
     return Bundle(files, address, endpoint.name, traps, has_components, quota)
 
 
@@ -133,7 +131,7 @@ def _kubernetes_bundle(
     address = server.image or ""
     if "/" not in address:
         assert plan.image is not None  # an unknown image has an address
-        address = f"{_OWN_IMAGES[server.kind]}:v{plan.image.engine_version}"
+        address = f"{SERVER_FACTS[server.kind]['image']}:v{plan.image.engine_version}"
     command, words = _command(plan, server.kind)
     if server.kind == "sglang":
         words.append("--enable-metrics")
@@ -150,10 +148,9 @@ def _kubernetes_bundle(
 
 def _command(plan: DeploymentPlan, server: str) -> tuple[str, list[str]]:
     """The command of an engine for one copy, and its words."""
-    make, command = _ENGINES[server]
-    return command, [
+    return SERVER_FACTS[server]["command"], [
         word
-        for name, value in make(plan).items()
+        for name, value in _ARGUMENTS[server](plan).items()
         for word in (f"--{name}", value)
         if word not in ("--model", "true")  # vLLM takes the model by its place
     ]
@@ -167,14 +164,13 @@ def _server_files(
     if server.kind == "tgi":
         return {}, server_settings.tgi_environment(plan), traps
     if server.kind != "lmi":
-        make, _ = _ENGINES[server.kind]
         command, words = _command(plan, server.kind)
         script = f"#!/bin/sh\n# {plan.describe()}\n# {plan.basis}\n{_ONE_COPY}exec "
         lines = shlex.join(words).replace(" --", " \\\n  --")  # no value begins with dashes
         script += f"{command} {lines}\n"
         variables = {
-            PREFIXES[server.kind] + name.upper().replace("-", "_"): value
-            for name, value in make(plan).items()
+            SERVER_FACTS[server.kind]["variables"] + name.upper().replace("-", "_"): value
+            for name, value in _ARGUMENTS[server.kind](plan).items()
         }
         return {f"{server.kind}-serve.sh": script}, variables, traps
     settings = server_settings.lmi_settings(plan, endpoint.startup_s)
@@ -270,9 +266,3 @@ def unpack_properties(archive: Path) -> str:
     deeper = [name for name in names if name.endswith("/" + PROPERTIES)]
     where = f"; {deeper[0]} is in a folder, where no container looks" if deeper else ""
     raise InputError(f"{archive} has no {PROPERTIES} at its root{where}")
-
-
-def _boto3_script(region: str) -> str:
-    """A script that sends the requests in sagemaker.json when the user runs it."""
-    source = (resources.files("lmi_bench.deploy") / "data/deploy_boto3.py.txt").read_text("utf-8")
-    return re.sub(r"(?m)^REGION = .*$", f"REGION = {json.dumps(region)}", source, count=1)

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.deploy.option_table import Option, Setting, all_options
+from lmi_bench.engine.quantization import LMI_NAMES
 from lmi_bench.models.folder import KINDS
 
-_QUANTIZE: Final = {"awq": "awq-int4", "smoothquant": "smoothquant", "fp8": "fp8"}
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _ASYNC_ERA: Final = "C"
 _ON_SINCE_V1: Final = ("chunked_prefill", "prefix_caching")
@@ -130,11 +130,11 @@ def _quantization(settings: Mapping[str, Setting]) -> dict[str, Any]:
     """The quantization that the file names; InputError if the engine does not have it."""
     for name in ("option.quantize", "option.quantization", "option.load_in_8bit"):
         asked = settings[name].value.lower() if name in settings else "false"
-        if asked in _QUANTIZE:
-            return {"quantize": _QUANTIZE[asked]}
+        if asked in LMI_NAMES:
+            return {"quantize": LMI_NAMES[asked].value}
         if asked != "false":
             raise InputError(
-                f"{_where(settings, name)}: the bundled engine has {', '.join(_QUANTIZE)}, and "
+                f"{_where(settings, name)}: the bundled engine has {', '.join(LMI_NAMES)}, and "
                 "results without the file's quantization would mislead; remove the line, or "
                 "choose with --quantize"
             )

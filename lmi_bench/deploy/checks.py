@@ -11,6 +11,7 @@ container if they are wrong. TGI's are those of its launcher.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,17 +24,11 @@ from lmi_bench.deploy.engine_arguments import (
     engine_arguments,
     version_key,
 )
-from lmi_bench.deploy.images import all_images, find_image
+from lmi_bench.deploy.images import SERVER_FACTS, all_images, find_image
 from lmi_bench.deploy.option_table import ERAS, PREFIX, all_options, nearest
 
 NEWEST: Final = "0.38.0"
-_RENAMED: Final = {
-    "option.max_rolling_batch": "option.max_rolling_batch_size",
-    "option.max_batch_delay": "max_batch_delay",
-    "option.batch_size": "batch_size",
-    "option.job_queue_size": "job_queue_size",
-    "option.engine": "engine",
-}
+_RENAMED: Final = {row["name"]: row["key"] for row in read_rows("lmi_renamed.csv", "deploy")}
 _ARGUMENT_OF: Final = {
     "option.cpu_offload_gb_per_gpu": "option.cpu_offload_gb",
     "option.max_rolling_batch_prefill_tokens": "option.max_num_batched_tokens",
@@ -51,9 +46,7 @@ _JAVA_ENGINES: Final = ("rust", "onnxruntime", "pytorch")
 _UNSTATED: Final = {"option.rolling_batch": "auto", "engine": "Python", "batch_size": "1"}
 _CONDITION: Final = re.compile(r"(?:^| )([\w.]+)([=!>])(\S*)")
 _ROLLING_OF_ERA: Final = {
-    "A": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "disable"),
-    "B": ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "deepspeed", "tnx", "disable"),
-    "C": ("auto", "vllm", "trtllm", "disable", "lmi-dist"),
+    row["era"]: row["names"].split() for row in read_rows("lmi_rolling_batches.csv", "deploy")
 }
 
 
@@ -124,7 +117,10 @@ def check_settings(
     traps: list[str] = []
     rolling = settings.get("option.rolling_batch", "auto").lower()
     runs_java = settings.get("engine", "Python").lower() in _JAVA_ENGINES
-    in_vllm = {} if runs_java or rolling in _WITHOUT_VLLM else _passed_on(vllm)
+    in_vllm: Mapping[str, Argument] = {}  # the arguments that LMI passes on, by their option
+    if not runs_java and rolling not in _WITHOUT_VLLM:
+        known_to_vllm = engine_arguments("vllm", vllm).values()
+        in_vllm = {PREFIX + each.name: each for each in known_to_vllm if each.part == "engine"}
     for name, value in settings.items():
         option, bare = all_options().get(name), name.removeprefix(PREFIX)
         argument = in_vllm.get(_ARGUMENT_OF.get(name, name))
@@ -153,24 +149,13 @@ def check_settings(
         mistakes.append(f"option.rolling_batch={rolling} {absent}")
     mistakes += _by_rules("mistake", settings, era)
     if in_vllm and settings.get("option.dtype", "") in ("fp16", "float16", "half"):
-        mistakes += _float16_problems(settings.get("option.model_id", ""))
+        model = settings.get("option.model_id", "")
+        with suppress(InputError):  # a folder
+            if find_model_entry(model).shape.architecture in WITHOUT_FLOAT16:
+                refusal = f"vLLM refuses float16 for {model}, which overflows in it: write auto"
+                mistakes.append(f"option.dtype: {refusal}")
     traps += _by_rules("trap", settings, era) if not runs_java else ()
     return Verdict(tuple(mistakes), tuple(traps))
-
-
-def _float16_problems(model: str) -> Iterator[str]:
-    try:
-        architecture = find_model_entry(model).shape.architecture
-    except InputError:
-        return
-    if architecture in WITHOUT_FLOAT16:
-        yield f"option.dtype: vLLM refuses float16 for {model}, which overflows in it: write auto"
-
-
-def _passed_on(vllm: str) -> Mapping[str, Argument]:
-    """The arguments that LMI passes to a version of vLLM, by the name of their option."""
-    found = engine_arguments("vllm", vllm).values()
-    return {PREFIX + each.name: each for each in found if each.part == "engine"}
 
 
 def _unknown(name: str, in_vllm: Mapping[str, Argument], vllm: str) -> tuple[bool, str]:
@@ -223,9 +208,6 @@ def _by_rules(kind: str, settings: Mapping[str, str], era: str) -> Iterator[str]
             yield row["text"].format(value=stated[0], other=stated[-1], rolling=rolling)
 
 
-PREFIXES: Final = {"vllm": "SM_VLLM_", "sglang": "SM_SGLANG_"}
-
-
 def check_variables(
     kind: str, variables: Mapping[str, str], allowed: Collection[str] = ()
 ) -> Verdict:
@@ -236,8 +218,8 @@ def check_variables(
     """
     mistakes: list[str] = []
     version = find_image(kind).engine_version
-    known, prefix = engine_arguments(kind, version), PREFIXES.get(kind)
-    if prefix is None:  # TGI's variables have the names of its arguments
+    known, prefix = engine_arguments(kind, version), SERVER_FACTS[kind]["variables"]
+    if not prefix:  # TGI's variables have the names of its arguments
         for name in known.keys() & variables.keys():
             problem = known[name].problem(variables[name])
             mistakes += [f"{name}={variables[name]}: {problem}"] if problem else []

@@ -19,12 +19,10 @@ from lmi_bench.deploy.settings import Server
 _FIRST_CUDA: Final = ((10.3, "cu129"), (10.0, "cu128"), (8.9, "cu118"))
 """A compute capability, and the first version of CUDA that compiles for it; the highest first."""
 
-SERVERS: Final = {
-    "lmi": ("lmi", "trtllm", "deepspeed", "neuronx"),
-    "tgi": ("tgi",),
-    "vllm": ("vllm", "vllm-server", "huggingface-vllm"),
-    "sglang": ("sglang", "sglang-server", "huggingface-sglang"),
-}
+SERVER_FACTS: Final = {row["server"]: row for row in read_rows("servers.csv", "deploy")}
+"""Of each server the command and image of its own, and the prefix of its arguments as variables; on
+Kubernetes the gauges of running and waiting requests, and arguments of the pods of a group."""
+SERVERS: Final = {name: tuple(row["families"].split()) for name, row in SERVER_FACTS.items()}
 """Servers, and the families of images that their files configure; the first one is the default."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lmi_bench.catalog.templates import as_yaml, filled
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.units import GIB
-from lmi_bench.deploy.images import Container
+from lmi_bench.deploy.images import SERVER_FACTS, Container
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import SECRET, EndpointSettings, Server
 
@@ -22,18 +22,6 @@ _HOST_SHARE: Final = 0.8  # of the host's memory for pods; the node's own servic
 _SHM_GIB_PER_DEVICE: Final = 2
 _PROBE_S: Final = 10
 _COOL_DOWN_S: Final = 300
-_WAITING: Final = {
-    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting"),
-    "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-}
-"""Gauges of requests in a replica and in its queue."""
-_LEADER: Final = "$(LWS_LEADER_ADDRESS)"  # this and the others are set in each pod of a group
-_OF_A_GROUP: Final = ("--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank", "$(LWS_WORKER_INDEX)")
-_JOIN: Final = {
-    "vllm": (*_OF_A_GROUP, "--master-addr", _LEADER, "--distributed-executor-backend", "mp"),
-    "sglang": (*_OF_A_GROUP, "--dist-init-addr", f"{_LEADER}:20000"),
-}
-_FOLLOW: Final = {"vllm": ("--headless",), "sglang": ()}
 _GROUP_VERSION: Final = "leaderworkerset.x-k8s.io/v1"
 
 
@@ -47,9 +35,12 @@ def kubernetes_files(
     startup_s, most_machines = endpoint.startup_s, endpoint.max_instances
     assert endpoint.name is not None
     assert startup_s is not None
-    name = endpoint.name.lower()
+    name, facts = endpoint.name.lower(), SERVER_FACTS[server.kind]
     copies, hosts = plan.instances * plan.copies, plan.hosts
-    has_kserve = server.kind == "vllm" and hosts == 1 and not plan.weights.location.startswith("/")
+    place = plan.weights.location
+    has_kserve = server.kind == "vllm" and hosts == 1 and not place.startswith("/")
+    given = shlex.join(word for word in pod.arguments if word != place)
+    kserve_variables = {**pod.environment, "VLLM_ADDITIONAL_ARGS": given}
     written = {
         "kubernetes.yaml": ["deployment" if hosts == 1 else "group", "service"],
         "keda.yaml": [] if most_machines is None else ["scaled"],
@@ -67,13 +58,15 @@ def kubernetes_files(
         "cool_down_s": _COOL_DOWN_S,
         "target": f"{plan.scaling_target(endpoint.target_per_copy, most_machines):.1f}",
         "running_and_waiting": " + ".join(  # Prometheus' query over all replicas
-            f'sum({gauge}{{pod=~"{name}-.*"}})' for gauge in _WAITING[server.kind]
+            f'sum({facts[gauge]}{{pod=~"{name}-.*"}})' for gauge in ("running", "waiting")
         ),
         "prometheus": server.prometheus,
         "scaled_version": None if hosts == 1 else _GROUP_VERSION,
         "scaled_kind": None if hosts == 1 else "LeaderWorkerSet",
         **_pod_values(plan, server.kind, pod),
-        **_kserve_values(plan, pod),
+        "weights": place,  # which KServe's own template puts before the arguments
+        "weights_uri": place if "://" in place else f"hf://{place}",
+        "kserve_environment": _variables(kserve_variables, pod.secrets),
     }
     return {
         file: as_yaml(*filled("deploy/kubernetes.yaml", names, values).values())
@@ -94,13 +87,13 @@ def _pod_values(plan: DeploymentPlan, server: str, pod: Container) -> dict[str, 
                 "which a manifest cannot compute; use --server sglang, or recommend without "
                 "--dp-attention"
             )
-        joins += _JOIN[server]
+        joins += SERVER_FACTS[server]["join_group"].split()  # Kubernetes sets the variables
     devices = {"nvidia.com/gpu": count}
     return {
         "image": pod.image,
         "command": [*pod.command],
         "arguments": [*joins, "--host", "0.0.0.0", "--port", str(_PORT)],  # noqa: S104 - a pod's
-        "follower_arguments": [*joins, *_FOLLOW[server]],
+        "follower_arguments": [*joins, *SERVER_FACTS[server]["follow_leader"].split()],
         "port": _PORT,
         "port_text": str(_PORT),
         "environment": _variables(pod.environment, pod.secrets),
@@ -112,18 +105,6 @@ def _pod_values(plan: DeploymentPlan, server: str, pod: Container) -> dict[str, 
             "memory": f"{max(1, math.floor(instance.host_memory_bytes * share / GIB))}Gi",
         },
         "shared_memory": f"{_SHM_GIB_PER_DEVICE * count}Gi",
-    }
-
-
-def _kserve_values(plan: DeploymentPlan, pod: Container) -> dict[str, Any]:
-    """The weights, and the server's arguments as KServe's own template takes them."""
-    place = plan.weights.location
-    given = [word for word in pod.arguments if word != place]
-    variables = {**pod.environment, "VLLM_ADDITIONAL_ARGS": shlex.join(given)}
-    return {
-        "weights": place,
-        "weights_uri": place if "://" in place else f"hf://{place}",
-        "kserve_environment": _variables(variables, pod.secrets),
     }
 
 

@@ -30,13 +30,7 @@ PREFIX: Final = "option."
 ERAS: Final = {"A": "to 0.26", "B": "0.27 to 0.34", "C": "since 0.35"}
 
 _FORMS: Final = {
-    "int": (r"-?\d+", "a whole number"),
-    "count": (r"0*[1-9]\d*", "a whole number of at least 1"),
-    "size": (r"(?i:-?\d+|\d+(\.\d+)?[kmgt]i?|auto)", "a whole number, or one such as 32k"),
-    "int_or_max": (r"max|0*[1-9]\d*", "a whole number of at least 1, or max"),
-    "float": (r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", "a number"),
-    "bool": (r"(?i:true|false)", "true or false"),
-    "json": (r"[{\[].*", "JSON in one line"),
+    row["kind"]: (row["pattern"], row["expected"]) for row in read_rows("value_kinds.csv", "deploy")
 }
 """Pattern of a valid value of each kind, and its description."""
 

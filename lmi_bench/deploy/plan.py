@@ -180,7 +180,7 @@ def plan_from_recommendation(
     engine, instance = best.setting, find_instance(best.instance)
     dtype = planned_dtype(model, stated.dtype or engine.dtype or question.dtype)
     degree = stated.tensor_parallel or best.tensor_parallel
-    draft, speculation = _drafting(stated, engine)
+    draft, speculation = _drafting(stated.draft, engine.speculation)
     split = engine.parallelism(instance, degree)
     setup = Setup(
         _shape(model, weights), instance, degree, dtype, engine.kv_dtype, speculation, split
@@ -221,16 +221,25 @@ def plan_from_recommendation(
     )
 
 
-def _drafting(stated: Stated, engine: EngineSetting) -> tuple[str | None, Speculation | None]:
-    """The draft as the server names it, and what it does: the stated one, else the plan's."""
-    draft, planned = _draft(stated.draft), engine.speculation
-    if draft is not None:
-        return draft, _speculation(draft)
-    if planned is None:
-        return None, None
-    if planned.own:
-        return OWN_LAYER, planned
-    return NGRAM if planned.draft is None else _hub_id(planned.draft.name), planned
+def _drafting(
+    stated: str | None, planned: Speculation | None = None
+) -> tuple[str | None, Speculation | None]:
+    """The draft as the server names it, and what it does: the stated one, else the plan's.
+
+    A draft model of the catalog counts with its memory; the size of another is not known.
+    """
+    if stated is None:
+        if planned is None or planned.own:
+            return None if planned is None else OWN_LAYER, planned
+        return NGRAM if planned.draft is None else _hub_id(planned.draft.name), planned
+    if stated == NGRAM:
+        return NGRAM, None
+    if stated == OWN_LAYER:
+        return OWN_LAYER, Speculation(_OWN_DRAFT_TOKENS, ACCEPTANCE, own=True)
+    draft, speculation = _hub_id(stated), None
+    with suppress(InputError):
+        speculation = Speculation(_DRAFT_TOKENS, 0, find_model(draft))
+    return draft, speculation
 
 
 def _concurrency(answer: Recommendation) -> float:
@@ -267,8 +276,8 @@ def plan_from_layout(
     shape, instance = _shape(model, weights), find_instance(instance_name)
     dtype = planned_dtype(weights or model, stated.dtype)
     found = _weights(model, weights, dtype, image, is_stated=stated.dtype is not None)
-    draft = _draft(stated.draft)
-    setup = Setup(shape, instance, 1, dtype, speculation=_speculation(draft))
+    draft, speculation = _drafting(stated.draft)
+    setup = Setup(shape, instance, 1, dtype, speculation=speculation)
     setup, limits = _smallest(setup, profile, stated, image)
     warnings: tuple[str, ...] = ()
     if stated.max_model_len is None and limits.max_model_len < shape.max_positions:
@@ -329,19 +338,6 @@ def _as_stated(stated: Stated, basis: str) -> str:
     """The basis, with the flags that the user states."""
     flags = stated.describe()
     return f"{basis}; stated: {flags}" if flags else basis
-
-
-def _draft(stated: str | None) -> str | None:
-    return stated if stated in (None, NGRAM, OWN_LAYER) else _hub_id(str(stated))
-
-
-def _speculation(draft: str | None) -> Speculation | None:
-    """A draft model of the catalog, for its memory; None for another, whose size is unknown."""
-    if draft == OWN_LAYER:
-        return Speculation(_OWN_DRAFT_TOKENS, ACCEPTANCE, own=True)
-    with suppress(InputError):
-        return None if draft in (None, NGRAM) else Speculation(_DRAFT_TOKENS, 0, find_model(draft))
-    return None
 
 
 def _without_bitsandbytes(image: Image | None) -> bool:

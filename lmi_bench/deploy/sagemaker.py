@@ -8,7 +8,7 @@ inference component.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -25,8 +25,8 @@ from lmi_bench.deploy.images import Container
 from lmi_bench.deploy.plan import DeploymentPlan
 from lmi_bench.deploy.settings import EndpointSettings
 
-Request = tuple[str, dict[str, Any]]
-"""An operation's name in boto3, and its parameters."""
+Requests = Mapping[str, dict[str, Any]]
+"""The parameters of each operation by its name in boto3, in the order to send them."""
 
 VARIANT: Final = "AllTraffic"
 _STACK: Final = "deploy/cloudformation.yaml"
@@ -47,8 +47,8 @@ def endpoint_requests(
     endpoint: EndpointSettings,
     *,
     one_copy_a_container: bool,
-) -> list[Request]:
-    """The requests in the order to send them; each is valid for botocore."""
+) -> Requests:
+    """The requests; each is valid for botocore."""
     fits_one = plan.copies == 1 if one_copy_a_container else plan.fills_the_machine
     components, scales = endpoint.components or not fits_one, endpoint.max_instances is not None
     wanted = [
@@ -67,15 +67,15 @@ def endpoint_requests(
         **_machine_values(plan, endpoint, components=components),
         **(_scaling_values(plan, endpoint, components=components) if scales else {}),
     }
-    requests = [*filled("deploy/sagemaker.yaml", wanted, values).items()]
+    requests = filled("deploy/sagemaker.yaml", wanted, values)
     for text in endpoint.parameters:
-        _set_parameter(dict(requests), text)
-    for operation, parameters in requests:
+        _set_parameter(requests, text)
+    for operation, parameters in requests.items():
         check_request(operation, parameters)
     return requests
 
 
-def _set_parameter(requests: Mapping[str, dict[str, Any]], text: str) -> None:
+def _set_parameter(requests: Requests, text: str) -> None:
     """Set a parameter as `--set` states it; raises InputError for a request that is not sent."""
     place, sign, value = text.partition("=")
     operation, *path = place.split(".")
@@ -197,31 +197,28 @@ def _service(name: str) -> ServiceModel:
     return ServiceModel(Loader().load_service_model(name, "service-2"), name)
 
 
-def _enum_problems(value: Any, shape: Shape, where: str) -> list[str]:
+def _enum_problems(value: Any, shape: Shape, where: str) -> Iterator[str]:
     """Values outside an enumeration, pattern or maximum, which botocore does not check."""
     kind: Any = shape
-    if shape.type_name == "structure" and isinstance(value, Mapping):
-        return [
-            problem
-            for name, member in value.items()
-            if name in kind.members
-            for problem in _enum_problems(member, kind.members[name], f"{where}.{name}".lstrip("."))
-        ]
-    if shape.type_name == "list" and isinstance(value, Sequence):
-        return [p for item in value for p in _enum_problems(item, kind.member, where)]
-    most = shape.metadata.get("max")
-    if shape.type_name == "string" and isinstance(value, str):
-        if kind.enum and value not in kind.enum:
-            return [f"{where} {value!r} is not a value that the service knows"]
-        if most is not None and len(value) > most:
-            return [f"{where} has {len(value)} characters, at most {most} are allowed"]
-        pattern = shape.metadata.get("pattern")
-        is_known = pattern and not any(words in pattern for words in _JAVA_ONLY)
-        if is_known and not re.fullmatch(pattern, value):
-            return [f"{where} {value!r} does not match the service's pattern {pattern}"]
-    if shape.type_name == "integer" and isinstance(value, int) and most is not None:
-        return [f"{where} is {value}, at most {most} is allowed"] if value > most else []
-    return []
+    most, pattern = (shape.metadata.get(limit) for limit in ("max", "pattern"))
+    is_known = pattern and not any(words in pattern for words in _JAVA_ONLY)
+    match shape.type_name:
+        case "structure" if isinstance(value, Mapping):
+            for name in filter(kind.members.__contains__, value):
+                place = f"{where}.{name}".lstrip(".")
+                yield from _enum_problems(value[name], kind.members[name], place)
+        case "list" if isinstance(value, Sequence):
+            for item in value:
+                yield from _enum_problems(item, kind.member, where)
+        case "string" if isinstance(value, str):
+            if kind.enum and value not in kind.enum:
+                yield f"{where} {value!r} is not a value that the service knows"
+            elif most is not None and len(value) > most:
+                yield f"{where} has {len(value)} characters, at most {most} are allowed"
+            elif is_known and not re.fullmatch(pattern, value):
+                yield f"{where} {value!r} does not match the service's pattern {pattern}"
+        case "integer" if isinstance(value, int) and most is not None and value > most:
+            yield f"{where} is {value}, at most {most} is allowed"
 
 
 def parameter_name(variable: str) -> str:
@@ -233,12 +230,12 @@ def parameter_name(variable: str) -> str:
     return "".join(word.capitalize() for word in variable.split("_"))
 
 
-def template(requests: Sequence[Request], *, description: str, secrets: Sequence[str] = ()) -> str:
+def template(requests: Requests, *, description: str, secrets: Sequence[str] = ()) -> str:
     """The requests of `endpoint_requests` as YAML; role and secrets become stack parameters."""
-    rows, components = read_template(_STACK), "create_inference_component" in dict(requests)
+    rows, components = read_template(_STACK), "create_inference_component" in requests
     refs = {name: Tag("Ref", parameter_name(name)) for name in secrets}
     resources: dict[str, Any] = {}
-    for operation, parameters in requests:
+    for operation, parameters in requests.items():
         of_component = operation == "register_scalable_target" and components
         row = rows[f"{operation}_of_component" if of_component else operation]
         properties = _replaced(parameters, row["replaced"]) | row.get("added", {})

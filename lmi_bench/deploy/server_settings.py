@@ -35,10 +35,8 @@ _TGI_CACHE_DTYPE_SINCE: Final = "3.0"
 _DRAFT_MODELS_SINCE: Final = "0.14"
 """The first version of vLLM whose second engine takes a draft model (vllm-project/vllm 24322)."""
 _WITHOUT_DRAFTS: Final = ("trtllm", "deepspeed")
-_VLLM_ONLY: Final = (
-    *("option.max_model_len", "option.max_rolling_batch_prefill_tokens", "option.enforce_eager"),
-    *("option.gpu_memory_utilization", "option.kv_cache_dtype", "option.speculative_config"),
-)
+_NAMES: Final = read_rows("server_settings.csv", "deploy")
+_VLLM_ONLY: Final = [row["lmi"] for row in _NAMES if row["lmi_with_vllm_only"]]
 
 
 def lmi_settings(plan: DeploymentPlan, startup_s: int | None = None) -> dict[str, str]:
@@ -90,8 +88,7 @@ def _values(plan: DeploymentPlan) -> dict[str, Any]:
 
 def _named(server: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values by their names in a server's files; None where one is not stated."""
-    rows = read_rows("server_settings.csv", "deploy")
-    return {row[server]: values.get(row["value"]) for row in rows if row[server]}
+    return {row[server]: values.get(row["value"]) for row in _NAMES if row[server]}
 
 
 def _other_engine(plan: DeploymentPlan, image: Image) -> dict[str, Any]:

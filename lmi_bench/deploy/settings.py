@@ -60,7 +60,16 @@ class Server(Settings):
         usual = "vllm" if self.is_kubernetes else "lmi"
         object.__setattr__(self, "kind", self.kind or usual)
         if self.is_kubernetes:
-            self._check_kubernetes()
+            if self.kind not in _ON_KUBERNETES:
+                allowed = " or ".join(_ON_KUBERNETES)
+                raise InputError(f"--server {self.kind}: on Kubernetes use {allowed}")
+            if self.model_data_uri is not None:
+                raise InputError(
+                    "--model-data is mounted by SageMaker only: on Kubernetes give --model-id, a "
+                    "Hub id or an s3:// prefix"
+                )
+            if self.account is not None:
+                raise InputError("--account is of SageMaker's images: on Kubernetes give --image")
         elif self.kind != "lmi" and (self.model_id or "").startswith("s3://"):
             raise InputError(
                 f"--model-id {self.model_id}: only LMI downloads from S3; with --model-data "
@@ -79,19 +88,6 @@ class Server(Settings):
                     f"--env {name}=...: a secret is not written into files; give --env {name}, and "
                     "its value at deployment"
                 )
-
-    def _check_kubernetes(self) -> None:
-        if self.kind not in _ON_KUBERNETES:
-            raise InputError(
-                f"--server {self.kind}: on Kubernetes use {' or '.join(_ON_KUBERNETES)}"
-            )
-        if self.model_data_uri is not None:
-            raise InputError(
-                "--model-data is mounted by SageMaker only: on Kubernetes give --model-id, a Hub "
-                "id or an s3:// prefix"
-            )
-        if self.account is not None:
-            raise InputError("--account is of SageMaker's images: on Kubernetes give --image")
 
     @property
     def variables(self) -> dict[str, str | None]:

@@ -14,8 +14,10 @@ import urllib.parse
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.interchange.traffic_statistics import PEAK_WINDOW_S, Summary, independent_kinds
 from lmi_bench.loadgen.watch.server_metrics import SampleReader
@@ -25,16 +27,11 @@ Fetch = Callable[[str], str]
 _TIMEOUT_S = 20.0
 _MOST_GROUPS = 6
 _LE = re.compile(r'le="([^"]+)"')
-
-
-# an engine's histograms of prompt and answer lengths, and its counter of finished requests
 _ENGINES = {
-    "vLLM": ("vllm:request_prompt_tokens", "vllm:request_generation_tokens",
-             "vllm:request_success_total"),
-    "TGI": ("tgi_request_input_length", "tgi_request_generated_tokens", "tgi_request_count"),
-    "SGLang": ("sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram",
-               "sglang:num_requests_total"),
-}  # fmt: skip
+    engine: metrics
+    for engine, *metrics in (row.values() for row in read_rows("engine_metrics.csv", "interchange"))
+}
+"""Histograms of prompt and answer lengths, and counter of finished requests."""
 
 
 def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -> Summary:
@@ -46,34 +43,39 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
     """
     get = fetch or _fetch
     base = url.rstrip("/")
-    if base.endswith("/metrics"):
-        return _page(base, get(base))
-    window = f"{max(1, round(hours * 60))}m"
+    is_page, window = base.endswith("/metrics"), f"{max(1, round(hours * 60))}m"
+    page = _counts_of_page(get(base)) if is_page else {}
     for engine, (*lengths, counter) in _ENGINES.items():
         prompts, answers = (
-            _queried(get, base, f"sum by (le) (increase({name}_bucket[{window}]))")
+            page.get(name) if is_page else _counts_of_server(get, base, name, window)
             for name in lengths
         )
         if not prompts or not answers:
             continue
         kinds = independent_kinds(_groups(prompts), _groups(answers))
+        found = Summary(kinds, unknown=_UNKNOWN, notes=(f"lengths from the metrics of {engine}",))
+        if is_page:
+            return found
         end = time.time()
         query = f"sum(rate({counter}[5m]))"
         span = {"start": end - hours * 3600, "end": end, "step": int(PEAK_WINDOW_S)}
         rows = _asked(get, base, "query_range", {"query": query, **span})
         points = [(float(at), float(rate)) for at, rate in (rows[0]["values"] if rows else ())]
         rates = tuple(point for point in points if math.isfinite(point[1]))
-        unknown = _UNKNOWN[: 3 if rates else 4]
         by_hour: list[list[float]] = [[] for _ in range(24 if rates else 0)]
         for at, rate in rates:
             by_hour[int(at // 3600) % 24].append(rate)
-        return Summary(
-            kinds,
+        return replace(
+            found,
             peak_per_s=max((rate for _, rate in rates), default=None) or None,
             mean_per_s=sum(rate for _, rate in rates) / len(rates) if rates else None,
             hourly_per_s=tuple(sum(each) / len(each) if each else None for each in by_hour),
-            unknown=unknown,
-            notes=(_NOTE.format(engine),),
+            unknown=_UNKNOWN[: 3 if rates else 4],
+        )
+    if is_page:
+        example = _ENGINES["vLLM"][0]
+        raise InputError(
+            f"{base} has no lengths of {', '.join(_ENGINES)}: it must have {example} and the like"
         )
     raise InputError(
         f"{base} has no metrics of {', '.join(_ENGINES)} over the last "
@@ -81,7 +83,6 @@ def read_metrics(url: str, *, hours: float = 24.0, fetch: Fetch | None = None) -
     )
 
 
-_NOTE = "lengths from the metrics of {}"
 _UNKNOWN = (
     "which prompts have which answers: metrics count them separately, so all pairs are assumed",
     "burstiness within five minutes: assumed to be Poisson",
@@ -90,20 +91,14 @@ _UNKNOWN = (
 )
 
 
-def _page(url: str, text: str) -> Summary:
+def _counts_of_page(text: str) -> Mapping[str, Mapping[float, float]]:
+    """A page's histograms by name: counts by upper bound."""
     samples: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     names = {f"{name}_bucket": name for *lengths, _ in _ENGINES.values() for name in lengths}
     for sample in SampleReader(names).read(text):
         if bound := _LE.search(sample.labels):
             samples[names[sample.name]][float(bound[1])] += sample.value
-    for engine, (prompts, answers, _) in _ENGINES.items():
-        if prompts in samples and answers in samples:
-            kinds = independent_kinds(_groups(samples[prompts]), _groups(samples[answers]))
-            return Summary(kinds, unknown=_UNKNOWN, notes=(_NOTE.format(engine),))
-    raise InputError(
-        f"{url} has no lengths of {', '.join(_ENGINES)}: it must have "
-        f"{_ENGINES['vLLM'][0]} and the like"
-    )
+    return samples
 
 
 def _groups(buckets: Mapping[float, float]) -> list[tuple[float, float]]:
@@ -137,14 +132,12 @@ def _merged(parts: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return parts
 
 
-def _queried(get: Fetch, base: str, query: str) -> dict[float, float]:
+def _counts_of_server(get: Fetch, base: str, name: str, window: str) -> Mapping[float, float]:
     """A histogram's counts by upper bound; empty where the server has none."""
-    found = {}
-    for row in _asked(get, base, "query", {"query": query}):
-        bound, value = row["metric"].get("le"), float(row["value"][1])
-        if bound is not None and math.isfinite(value):
-            found[float(bound)] = value
-    return found
+    query = f"sum by (le) (increase({name}_bucket[{window}]))"
+    rows = _asked(get, base, "query", {"query": query})
+    counts = ((row["metric"].get("le"), float(row["value"][1])) for row in rows)
+    return {float(le): count for le, count in counts if le is not None and math.isfinite(count)}
 
 
 def _asked(get: Fetch, base: str, kind: str, fields: Mapping[str, Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from lmi_bench.analysis.model.measured_level import marks_of
 from lmi_bench.catalog.accelerators import all_accelerators
 from lmi_bench.catalog.fresh_prices import FRESH_SOURCE, FreshPrice, save_fresh_prices
-from lmi_bench.catalog.instances import Instance, all_instances
+from lmi_bench.catalog.instances import all_instances
 from lmi_bench.catalog.models import all_model_entries
 from lmi_bench.catalog.prices import STALE_DAYS, on_platform, price_day
 from lmi_bench.catalog.tables import read_rows
@@ -21,6 +21,7 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.core.units import bytes_to_gib
 from lmi_bench.deploy.images import all_images
 from lmi_bench.jobs.settings.setup import CatalogSettings, RefreshSettings
+from lmi_bench.report.tables.levels import value_at
 from lmi_bench.targets.profiles import SHIPPED, kept_profiles
 
 Row = dict[str, Any]
@@ -33,6 +34,19 @@ _FILTERS: Final = {
         "capacitystatus": "Used",
     },
 }  # fmt: skip
+_FORMS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "": lambda value: value,
+    "billions": lambda count: round(count / 1e9, 2),
+    "GiB": lambda num_bytes: round(bytes_to_gib(num_bytes), 1),
+    "GiB of all": lambda machine: _FORMS["GiB"](
+        machine.num_accelerators * machine.accelerator.memory_bytes
+    ),
+    "Gbit/s": lambda bits: bits / 1e9,
+    "GB/s": lambda num_bytes: round(num_bytes / 1e9),
+    "TFLOP/s": lambda flop: round(flop / 1e12, 1),
+    "yes or no": lambda text: "yes" if text else "no",
+    "~ or nothing": lambda flag: "~" if flag else "",
+}
 _PRICE_REGION: Final = "us-east-1"
 """Where the price list API answers, for the prices of all regions."""
 
@@ -46,24 +60,20 @@ def catalog_table(name: str, settings: CatalogSettings) -> tuple[list[Row], str]
         rows = [*_images(settings.region)]
         settings = replace(settings, region=None)
     else:
-        tables = {
-            "models": _models, "instances": _instances, "accelerators": _accelerators,
-            "prices": _prices, "profiles": _profiles,
+        items: dict[str, Callable[[], Iterable[Any]]] = {
+            "models": all_model_entries, "instances": all_instances, "profiles": _profiles,
+            "accelerators": all_accelerators, "prices": _prices,
         }  # fmt: skip
-        rows = [*tables[name]()]
+        rows = [*_listed(name, items[name]())]
     rows = [row for row in rows if _matches(row, settings)]
-    old = [row for row in rows if name == "prices" and row["age days"] > STALE_DAYS]
-    undated = sum(name == "prices" and not row["date"] for row in rows)
-    warning = ""
-    if old:
-        oldest = min(row["date"] for row in old)
-        warning = (
-            f"{len(old)} of {len(rows)} prices are older than {STALE_DAYS} days, the oldest of "
-            f"{oldest}, and {undated} have no date: lmi-bench catalog refresh gets today's"
-        )
-    for row in rows:
-        row.pop("age days", None)
-    return rows, warning
+    old = [row["date"] for row in rows if row.pop("age days", 0) > STALE_DAYS]
+    if not old:
+        return rows, ""
+    undated = sum(not row["date"] for row in rows)
+    return rows, (
+        f"{len(old)} of {len(rows)} prices are older than {STALE_DAYS} days, the oldest of "
+        f"{min(old)}, and {undated} have no date: lmi-bench catalog refresh gets today's"
+    )
 
 
 def _matches(row: Row, settings: CatalogSettings) -> bool:
@@ -89,74 +99,37 @@ def _matches(row: Row, settings: CatalogSettings) -> bool:
     return least is None or row["memory GiB"] >= least
 
 
+def _listed(name: str, items: Iterable[Any]) -> Iterator[Row]:
+    """A row for each item, with the columns that data/catalog_columns.csv gives this table.
+
+    A column's value is at a path in the item, the first that is known of several, or the item.
+    """
+    columns = [row for row in read_rows("catalog_columns.csv", "jobs") if row["table"] == name]
+    sorted_by = sorted((row["sorted"], row["value"]) for row in columns if row["sorted"])
+
+    def place(item: Any) -> list[Any]:
+        return [value_at(item, path) for _, path in sorted_by]
+
+    for item in sorted(items, key=place):
+        row: Row = {}
+        for column in columns:
+            paths = column["value"].split()
+            values = (value_at(item, path) for path in paths)
+            known = next((each for each in values if each is not None), None if paths else item)
+            row[column["column"]] = None if known is None else _FORMS[column["form"]](known)
+        yield row
+
+
 def _profiles() -> Iterator[Row]:
     for name, profile in (kept_profiles() | SHIPPED).items():
         yield {
-            "profile": name,
-            "engine": profile.label,
+            "name": name,
+            "profile": profile,
             "date": profile.fitted_date if profile.accelerators else "",
             "figures": len(profile.fitted_cells or marks_of(profile.levels)),
             "devices": ", ".join(profile.accelerators) or f"any of {', '.join(profile.vendors)}",
             "models": ", ".join(profile.models) or "any",
-            "source": profile.fitted_on,
         }
-
-
-def _models() -> Iterator[Row]:
-    for entry in sorted(all_model_entries(), key=lambda each: each.shape.params_total):
-        shape = entry.shape
-        yield {
-            "model": shape.name,
-            "B params": round(shape.params_total / 1e9, 2),
-            "B active": round(shape.params_active / 1e9, 2),
-            "layers": shape.num_layers,
-            "KV heads": shape.num_kv_heads,
-            "context tokens": shape.max_positions,
-            "checkpoint": entry.checkpoint_dtype,
-            "gated": "yes" if entry.gated else "no",
-            "source": shape.source,
-        }
-
-
-def _instances() -> Iterator[Row]:
-    def size(each: Instance) -> tuple[Any, ...]:
-        return each.accelerator.name, each.num_accelerators, each.vcpus
-
-    for each in sorted(all_instances(), key=size):
-        network = each.network_bits_per_s
-        yield {
-            "instance": each.instance_type,
-            "accelerator": each.accelerator.name,
-            "count": each.num_accelerators,
-            "memory GiB": _gib(each.num_accelerators * each.accelerator.memory_bytes),
-            "link": each.link.kind,
-            "vCPU": each.vcpus,
-            "host GiB": _gib(each.host_memory_bytes),
-            "network Gbit/s": None if network is None else network / 1e9,
-            "source": each.source,
-        }
-
-
-def _accelerators() -> Iterator[Row]:
-    def tera(value: float | None) -> float | None:
-        return None if value is None else round(value / 1e12, 1)
-
-    for each in sorted(all_accelerators(), key=lambda each: each.memory_bytes):
-        bandwidth = each.bandwidth_bytes_per_s
-        yield {
-            "accelerator": each.name,
-            "vendor": each.vendor,
-            "memory GiB": _gib(each.memory_bytes),
-            "memory GB/s": None if bandwidth is None else round(bandwidth / 1e9),
-            "16-bit TFLOP/s": tera(each.bf16_flop_per_s or each.fp16_flop_per_s),
-            "FP8 TFLOP/s": tera(each.fp8_flop_per_s),
-            "link": each.device_link.kind,
-            "source": each.source,
-        }
-
-
-def _gib(num_bytes: float) -> float:
-    return round(bytes_to_gib(num_bytes), 1)
 
 
 def _prices() -> Iterator[Row]:
@@ -166,22 +139,11 @@ def _prices() -> Iterator[Row]:
         for platform in ("sagemaker", "ec2")
         for each in all_instances()
     ]
-    for each, platform in sorted(machines, key=lambda pair: pair[0].price_usd_per_hour or 0.0):
-        if each.price_usd_per_hour is None:
-            continue
-        day = price_day(each)
-        yield {
-            "instance": each.instance_type,
-            "accelerator": each.accelerator.name,
-            "platform": platform,
-            "USD/h": each.price_usd_per_hour,
-            "region": each.price_region,
-            "date": str(day) if day else "",
-            "component": each.price_component,
-            "estimated": "~" if each.is_estimated else "",
-            "source": each.price_source,
-            "age days": (today - day).days if day else 0,
-        }
+    for each, platform in machines:
+        if each.price_usd_per_hour is not None:
+            day = price_day(each)
+            date, age_days = (str(day), (today - day).days) if day else ("", 0)
+            yield {"machine": each, "platform": platform, "date": date, "age_days": age_days}
 
 
 def _images(region: str | None) -> Iterator[Row]:

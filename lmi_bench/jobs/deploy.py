@@ -78,23 +78,16 @@ def write_deployment(
     if draft and f"draft {plan.draft}" in unsupported_settings(plan, server.kind):
         raise InputError(f"--draft {draft}: {server.kind} takes no such draft here; leave it out")
     bundle = build_bundle(plan, server, endpoint, date=time.strftime("%Y%m%d", time.gmtime()))
-    bundle = _with_jobs(bundle, plan, settings)
+    if endpoint.jobs_output_uri is not None:
+        if server.is_kubernetes or server.kind not in FRAMEWORKS:
+            raise InputError("--aws-jobs needs SageMaker, and --server lmi or vllm")
+        if settings.recommendation is None:
+            raise InputError("--aws-jobs needs a recommendation: its lengths, load and machines")
+        answer = load_recommendation(settings.recommendation).answer
+        files, left_out = job_files(plan, answer, replace(endpoint, name=bundle.name), server)
+        bundle = replace(bundle, files={**bundle.files, **files}, traps=bundle.traps + left_out)
     write_bundle(bundle, settings.out)
     return plan, bundle
-
-
-def _with_jobs(bundle: Bundle, plan: DeploymentPlan, settings: DeploySettings) -> Bundle:
-    """The files, with the requests of SageMaker's own jobs if they are asked for."""
-    server, endpoint = settings.server, settings.endpoint
-    if endpoint.jobs_output_uri is None:
-        return bundle
-    if server.is_kubernetes or server.kind not in FRAMEWORKS:
-        raise InputError("--aws-jobs needs SageMaker, and --server lmi or vllm")
-    if settings.recommendation is None:
-        raise InputError("--aws-jobs needs a recommendation: its lengths, load and machines")
-    answer = load_recommendation(settings.recommendation).answer
-    files, left_out = job_files(plan, answer, replace(endpoint, name=bundle.name), server)
-    return replace(bundle, files={**bundle.files, **files}, traps=bundle.traps + left_out)
 
 
 def check_file(

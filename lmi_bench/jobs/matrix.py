@@ -65,15 +65,6 @@ class Cell:
         """The cell's name in tables and reports."""
         return f"{self.payload} on {self.target}"
 
-    def api_key(self) -> str | None:
-        """The target's key; raises InputError if its variable is not set."""
-        if self.api_key_env is None:
-            return None
-        key = os.environ.get(self.api_key_env)
-        if not key:
-            raise InputError(f"target {self.target}: the variable {self.api_key_env} is not set")
-        return key
-
     def keep(self, result: SweepResult) -> None:
         """Take over how the cell's sweep ended."""
         self.run, self.slo_outcome = result.run, result.slo_outcome
@@ -128,18 +119,17 @@ def _payload(entry: str | dict[str, Any], base: Path) -> dict[str, Any]:
 def _cell(
     path: Path, target: dict[str, Any], payload: dict[str, Any], defaults: Mapping[str, Any]
 ) -> Cell:
-    own = {name: target[name] for name in _TARGET_FIELDS if name in target}
     stated = {name: value for name, value in target.items() if name not in _TARGET_FIELDS}
     fields = _merged(_merged(defaults, payload), stated)
-    fields["name"] = f"{payload['name']} on {own['name']}"
+    fields["name"] = f"{payload['name']} on {target['name']}"
     scenario = parse_scenario(fields, source=f"{path}, {fields['name']}")
     return Cell(
-        target=str(own["name"]),
+        target=str(target["name"]),
         payload=str(payload["name"]),
         scenario=scenario,
-        instance=own.get("instance"),
-        usd_per_hour=own.get("price_per_hour"),
-        api_key_env=own.get("api_key_env"),
+        instance=target.get("instance"),
+        usd_per_hour=target.get("price_per_hour"),
+        api_key_env=target.get("api_key_env"),
     )
 
 
@@ -160,6 +150,7 @@ def _slug(text: str) -> str:
 
 
 MATRIX_FILE = "matrix.json"
+_STATE_KEYS = ("target", "payload", "run", "state", "error")
 
 OnCell = Callable[[str, SweepResult | None], None]
 """Called with a cell's name and None when it begins, and with its result when it is over."""
@@ -237,7 +228,10 @@ def run_matrix(
             listener.warn(f"{name} failed: {exc}")
         except KeyboardInterrupt:
             interrupted, each.state = True, _state(folder / each.folder)
-        _write_state(folder, path.name, cells)
+        rows = [(c.target, c.payload, c.folder, c.state, c.error or None) for c in cells]
+        listed = [dict(zip(_STATE_KEYS, row, strict=True)) for row in rows]
+        state = {"schema_version": 1, "matrix": path.name, "cells": listed}
+        write_whole(folder / MATRIX_FILE, state)
         if interrupted:
             break
     return MatrixResult(folder, path, tuple(cells), _write_report(folder, cells), interrupted)
@@ -262,8 +256,12 @@ def _run_cell(
         if left <= 0:
             raise InputError(f"--max-spend {budget.max_usd:g} USD is spent; this cell is left out")
         budget = replace(budget, max_usd=left)
-    key = cell.api_key()
-    access = options.access if key is None else Access(key, options.access.headers)
+    access = options.access
+    if cell.api_key_env is not None:
+        key = os.environ.get(cell.api_key_env)
+        if not key:
+            raise InputError(f"target {cell.target}: the variable {cell.api_key_env} is not set")
+        access = Access(key, access.headers)
     return sweep_scenario(
         scenario,
         replace(options, budget=budget, access=access),
@@ -278,13 +276,6 @@ def _state(folder: Path) -> str:
     if (folder / KNEES).exists():
         return "finished"
     return "unfinished" if (folder / MANIFEST).exists() else "waiting"
-
-
-def _write_state(folder: Path, matrix: str, cells: Sequence[Cell]) -> None:
-    names = ("target", "payload", "run", "state", "error")
-    rows = ((c.target, c.payload, c.folder, c.state, c.error or None) for c in cells)
-    listed = [dict(zip(names, row, strict=True)) for row in rows]
-    write_whole(folder / MATRIX_FILE, {"schema_version": 1, "matrix": matrix, "cells": listed})
 
 
 def _write_report(folder: Path, cells: Sequence[Cell]) -> Path | None:

@@ -6,9 +6,10 @@ The page draws them by `page/charts.js`, from the plain values of `chart_data`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from lmi_bench.analysis.results.knee import DEFAULT_LATENCY_LIMIT_MS
+from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.level import LATENCY_KEY
 from lmi_bench.report.formats import number
 from lmi_bench.report.tables.levels import rule_title
@@ -17,14 +18,10 @@ from lmi_bench.report.values import LATENCY, THROUGHPUT, Band, Curve, ReportView
 # Distinct for people with any colour vision, on white and on near-black (after Okabe and Ito).
 PALETTE = ("#2f7de1", "#e0742a", "#1f9e77", "#c056a0", "#8f7a2b", "#7568d8", "#4aa3c7", "#d04a4a")
 
-# key of levels.jsonl, name of the static figure, title, unit
-_LATENCIES = (
-    ("latency_ms_per_token", "latency", "Latency", "ms/token"),
-    ("ttft_ms", "ttft", "Time to first token", "ms"),
-    ("itl_ms", "itl", "Inter-token latency", "ms"),
-)
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _THROUGHPUT = "Throughput, output tok/s"
+_TEXTS: Final = {row["name"]: row for row in read_rows("charts.csv", "report")}
+"""Texts of each chart by its name; of a latency over load its key in levels.jsonl and its unit."""
 
 Values = tuple[float | None, ...]
 Limits = tuple[tuple[float, str], ...]
@@ -96,7 +93,7 @@ def build_charts(view: ReportView) -> tuple[Chart, ...]:
     for axis in dict.fromkeys(curve.axis for curve in curves):
         same = [(curve, colour) for curve, colour in runs if curve.axis == axis]
         charts.append(_throughput(same))
-        charts += [_percentiles(same, *latency) for latency in _LATENCIES]
+        charts += [_percentiles(same, row) for row in _TEXTS.values() if row["metric"]]
     charts += [_ttft_parts(curve, at) for at, curve in enumerate(curves) if curve.ttft_parts]
     return tuple(charts)
 
@@ -129,88 +126,68 @@ def chart_data(chart: Chart) -> dict[str, Any]:
 Runs = Sequence[tuple[Curve, str]]
 
 
+def _chart(
+    name: str,
+    curves: tuple[Curve, ...],
+    series: Sequence[Series],
+    x_title: str,
+    suffix: str = "",
+    said: str = "",
+    **more: Any,
+) -> Chart:
+    """The chart of this name.
+
+    said  of its series, in its description
+    more  other fields of `Chart`
+    """
+    row = _TEXTS[name]
+    description = row["description"].format(said)
+    names, lines = (f"{row['anchor']}{suffix}", f"{name}{suffix}"), tuple(series)
+    return Chart(*names, row["title"], description, x_title, row["y_title"], curves, lines, **more)
+
+
 def _latency_throughput(runs: Runs) -> Chart:
     """What more load buys and what it costs: latency over throughput, level by level."""
-    series = tuple(
+    series = [
         replace(_series(run, LATENCY), x=_finite(run[0].values[THROUGHPUT]), statistic="")
         for run in runs
-    )
-    return Chart(
-        "chart-latency-throughput",
-        "latency-throughput",
-        "Latency against throughput",
-        "Each point is one level, labelled with its load. Right is more throughput, down is faster "
-        "answers; diamonds are the knees. Latency is the p90 of end-to-end time per output token, "
-        "or the slowest request where a level has too few for a p90.",
-        _THROUGHPUT,
-        "Latency p90, ms/token",
-        tuple(curve for curve, _ in runs),
-        series,
-        over_load=False,
-        has_knees=True,
-        limits=_limit(series),
-    )
+    ]
+    curves, limits = tuple(curve for curve, _ in runs), _limit(series)
+    chart = _chart("latency-throughput", curves, series, _THROUGHPUT, has_knees=True)
+    return replace(chart, over_load=False, limits=limits)
 
 
 def _throughput(runs: Runs) -> Chart:
     curves, x_title, suffix = _over_load(runs)
-    return Chart(
-        f"chart-throughput{suffix}",
-        f"throughput{suffix}",
-        "Throughput against load",
-        "Output tokens a second of each level, over a logarithmic load. "
-        + ("Dashed upright lines mark the knees." if len(runs) == 1 else ""),
-        x_title,
-        _THROUGHPUT,
-        curves,
-        tuple(_series(run, THROUGHPUT) for run in runs),
-        has_knees=len(runs) == 1,
-    )
+    series, has_knees = [_series(run, THROUGHPUT) for run in runs], len(runs) == 1
+    said = "Dashed upright lines mark the knees." if has_knees else ""
+    return _chart("throughput", curves, series, x_title, suffix, said, has_knees=has_knees)
 
 
-def _percentiles(runs: Runs, metric: str, name: str, title: str, unit: str) -> Chart:
+def _percentiles(runs: Runs, row: Row) -> Chart:
+    """A latency over load, by statistic."""
     curves, x_title, suffix = _over_load(runs)
-    several = len(runs) > 1
+    metric, unit, several = row["metric"], row["unit"], len(runs) > 1
     drawn = (
         _series(run, (metric, statistic))
         for run in runs
         for statistic in (("mean", "p90") if several else _STATISTICS)
     )
-    series = tuple(each for each in drawn if set(each.y) != {None})
-    return Chart(
-        f"chart-{metric.replace('_', '-')}{suffix}",
-        f"{name}{suffix}",
-        f"{title} against load",
-        f"{title} of each level in {unit}"
-        + ("; solid is the mean, dashed the p90. " if several else ", by statistic. ")
-        + "A percentile is left out where the level has too few samples to support it.",
-        x_title,
-        f"{title}, {unit}",
-        curves,
-        series,
-        limits=_slo_limits(curves, metric, unit) or (_limit(series) if unit == "ms/token" else ()),
-    )
+    series = [each for each in drawn if set(each.y) != {None}]
+    said = "; solid is the mean, dashed the p90." if several else ", by statistic."
+    limits = _slo_limits(curves, metric, unit) or (_limit(series) if unit == "ms/token" else ())
+    return _chart(row["name"], curves, series, x_title, suffix, said, limits=limits)
 
 
 def _ttft_parts(curve: Curve, at: int) -> Chart:
     """Where the mean TTFT goes, stacked over load."""
     curves, x_title, _ = _over_load([(curve, "")])
+    series = [
+        Series(curve, PALETTE[place % len(PALETTE)], curve.loads, _finite(values), title)
+        for place, (title, values) in enumerate(curve.ttft_parts.items())
+    ]
     suffix = f"-{at + 1}" if at else ""
-    return Chart(
-        f"chart-ttft-parts{suffix}",
-        f"ttft-parts{suffix}",
-        "Where TTFT goes",
-        f"{curve.label}: mean time to first token of each level by its parts. Queue and prefill "
-        "are the server's own times; the network's part is what the client measured beyond them.",
-        x_title,
-        "Mean time to first token, ms",
-        curves,
-        tuple(
-            Series(curve, PALETTE[place % len(PALETTE)], curve.loads, _finite(values), title)
-            for place, (title, values) in enumerate(curve.ttft_parts.items())
-        ),
-        stacked=True,
-    )
+    return _chart("ttft-parts", curves, series, x_title, suffix, curve.label, stacked=True)
 
 
 def _series(run: tuple[Curve, str], key: tuple[str, str]) -> Series:

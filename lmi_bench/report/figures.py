@@ -4,6 +4,7 @@ Drawn on figures of their own, never through pyplot, so that nothing is shared b
 display is needed.
 """
 
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = ("png", "svg", "pdf")
-_INK, _MUTED, _GRID, _LIMIT = "#16191f", "#5b6472", "#e1e5ec", "#b3261e"
+_INK, _MUTED, _LIMIT = "#16191f", "#5b6472", "#b3261e"
 # without a date, the same report gives the same bytes
 _NO_DATE: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_SIZE_INCHES, _DOTS_PER_INCH = (7.2, 4.3), 160
 
 
 def write_figures(view: ReportView, folder: Path, *, file_format: str = "png") -> list[Path]:
@@ -35,17 +35,16 @@ def write_figures(view: ReportView, folder: Path, *, file_format: str = "png") -
     charts = build_charts(view)
     if not charts:
         raise InputError("there is no run with a finished level to draw")
+    style = str(files("lmi_bench.report") / "page" / "figure.mplstyle")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for chart in charts:
-        figure = Figure(figsize=_SIZE_INCHES, layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        _draw(axes, chart)
-        _dress(axes)
         path = folder / f"{chart.name}.{file_format}"
-        with rc_context({"svg.hashsalt": chart.name}):  # the same report gives the same ids
-            figure.savefig(path, dpi=_DOTS_PER_INCH, metadata=_NO_DATE.get(file_format))
+        with rc_context({"svg.hashsalt": chart.name}, style):  # the same report gives the same ids
+            figure = Figure()
+            FigureCanvasAgg(figure)
+            _draw(figure.add_subplot(), chart)
+            figure.savefig(path, metadata=_NO_DATE.get(file_format))
         paths.append(path)
     return paths
 
@@ -72,6 +71,8 @@ def _draw(axes: "Axes", chart: Chart) -> None:
     axes.set_xlabel(chart.x_title)
     axes.set_ylabel(chart.y_title)
     axes.set_ylim(bottom=0)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
 
 
 def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
@@ -100,17 +101,3 @@ def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
             axes.plot([x], [y], marker="D", markersize=10, color=series.colour,
                       markeredgecolor=_INK, linestyle="none",
                       label=f"recommended knee: {load:g}")  # fmt: skip
-
-
-def _dress(axes: "Axes") -> None:
-    axes.grid(visible=True, color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(_GRID)
-    axes.tick_params(colors=_MUTED, labelsize=9)
-    axes.xaxis.label.set_color(_INK)
-    axes.yaxis.label.set_color(_INK)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)

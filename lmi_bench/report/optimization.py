@@ -6,7 +6,7 @@ from typing import Any
 
 from lmi_bench.core.units import MIB
 from lmi_bench.report.formats import MISSING, count, number, share, usd
-from lmi_bench.report.table import Cell, Field, Table, table_of
+from lmi_bench.report.table import NOTES, Cell, Field, Table, table_of
 
 _EMULATED = "emulated"
 _WORST = 3
@@ -44,22 +44,12 @@ class VariantMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class VariantLevel:
-    """Speed at one number of users."""
-
-    concurrency: int | None
-    throughput_tokens_per_s: float | None
-    latency_ms_per_token_mean: float | None
-    latency_ms_per_token_p90: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class VariantResult:
     """A variant, as `optimize.json` keeps it: the fields are its keys.
 
     engine             settings that differ from the defaults
     products_ms        time of a decode step's matrix products, by its sequences
-    levels             empty if the arithmetic is only emulated
+    levels             speed at each number of users; empty if the arithmetic is only emulated
     throughput_ratios  to the baseline, by level: ratio and its 95 % interval
     undecided          levels whose ratio is no further from 1 than that of equal engines, or of the
                        products of equal weights
@@ -73,7 +63,7 @@ class VariantResult:
     products_ms: Mapping[str, float]
     kernels: str | None
     emulated: bool
-    levels: Sequence[VariantLevel]
+    levels: Sequence[Mapping[str, float | None]]
     throughput_ratios: Mapping[str, Sequence[float | None]]
     usd_per_1m_output: float | None
     job: Mapping[str, float]
@@ -109,11 +99,7 @@ def _products(results: Sequence[VariantResult]) -> Table | None:
             ),
         ]
     timed = [each for each in results if each.products_ms and not each.emulated]
-    note = (
-        "Products of attention and MLPs in one decode step, by sequences, unpacking included; "
-        "above 1, unpacking costs more than the smaller weights save. Not measured over ranks."
-    )
-    return table_of("Matrix products of a decode step", fields, timed, note)
+    return table_of("Matrix products of a decode step", fields, timed, NOTES["matrix products"])
 
 
 def _jobs(results: Sequence[VariantResult]) -> Table:
@@ -126,14 +112,14 @@ def _jobs(results: Sequence[VariantResult]) -> Table:
 
 
 def _side_by_side(results: Sequence[VariantResult]) -> Table:
-    loads = [level.concurrency for level in results[0].levels]
+    loads = [level["concurrency"] for level in results[0].levels]
 
     def missing(each: VariantResult) -> str:
         return _EMULATED if each.emulated else MISSING
 
-    def speed(title: str, load: int | None, key: str) -> Field[VariantResult]:
+    def speed(title: str, load: float | None, key: str) -> Field[VariantResult]:
         def cell(each: VariantResult) -> str:
-            by_load = {level.concurrency: getattr(level, key) for level in each.levels}
+            by_load = {level["concurrency"]: level[key] for level in each.levels}
             value = by_load.get(load)
             return missing(each) if value is None else number(value)
 
@@ -158,16 +144,9 @@ def _side_by_side(results: Sequence[VariantResult]) -> Table:
             "Price",
         ),
     )
-    note = (
-        "Same tokens: greedy output up to the first that differs from the baseline's. Logprob "
-        "shift: mean |change| of the text's log-probabilities. A model of random weights (the demo "
-        "models) knows no text: its perplexity says nothing, the shift does. KV tokens: what the "
-        "cache holds when weights and cache take the baseline's memory together. Ratios: 95 % over "
-        "rounds that sweep all variants in turn, at the highest load; price at the best level. "
-        f"The row {results[-1].name} is the same engine: a ratio within its interval is none, and "
-        "one no further from 1 than its own, or than the products of equal weights, is not shown."
+    return table_of(
+        "Variants side by side", fields, results, NOTES["variants"].format(results[-1].name)
     )
-    return table_of("Variants side by side", fields, results, note)
 
 
 def _ratio(result: VariantResult) -> str:

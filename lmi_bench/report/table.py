@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+from lmi_bench.catalog.tables import read_rows
 
 T = TypeVar("T")
+NOTES: Final = {row["table"]: row["note"] for row in read_rows("notes.csv", "report")}
+"""What is said under a table, where it is longer than a line."""
 
 
 @dataclass(frozen=True, slots=True)

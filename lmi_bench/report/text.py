@@ -1,6 +1,8 @@
 """A run as plain text: a block to paste in an issue, lines for the console, and Markdown."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from typing import Literal, cast
 
 from lmi_bench.catalog.tables import Row
@@ -9,7 +11,7 @@ from lmi_bench.core.server_metrics import ServerMetrics
 from lmi_bench.report.formats import MISSING, count, number, share, statistic_cell
 from lmi_bench.report.table import Table
 from lmi_bench.report.tables.levels import COLUMNS, TTFT_PARTS, level_state, load_item
-from lmi_bench.report.values import Headline, ReportView, RunView
+from lmi_bench.report.values import ReportView
 
 _WIDTH = 62
 _STATISTICS = (("mean", "Mean"), ("p50", "P50"), ("p90", "P90"), ("p99", "P99"))
@@ -147,34 +149,18 @@ def token_counts_line(lines: Sequence[Level]) -> str | None:
 
 def render_markdown(view: ReportView) -> str:
     """The report as Markdown, for a pull request, an issue or a wiki."""
-    parts = [f"# {_line(view.title)}", f"lmi-bench {view.version}, {view.generated_at}"]
-    for table in view.tables:
-        parts += [f"## {_line(table.caption)}", table_markdown(table), table.note]
-    for run in view.runs:
-        parts += _run_markdown(run)
-    if view.comparison is not None:
-        parts += ["## Side by side", table_markdown(view.comparison), view.comparison.note]
-    for table in view.verdicts:
-        parts += [f"### {_line(table.caption)}", table_markdown(table), table.note]
-    parts += [_line(text) for text in view.unjudged]
-    for advice in view.recommendations:
-        parts += [f"## {_line(advice.title)}", advice.subtitle]
-        parts.append(f"**{advice.headline.label}: {_line(advice.headline.value)}**, "
-                     f"{advice.headline.detail}")  # fmt: skip
-        parts.append(_headlines_markdown(advice.answer))
-        if advice.candidates is not None:
-            parts.append(table_markdown(advice.candidates))
-        parts += [
-            f"- {len(group.rows)} rejected: {_line(group.caption)}" for group in advice.rejected
-        ]
-    parts.append("## Definitions")
-    parts.append(
-        "\n".join(f"- **{each.title}** = {each.formula}" for each in view.definitions if each.unit)
+    import jinja2
+
+    environment = jinja2.Environment(  # noqa: S701  `line` escapes what Markdown would take as its own
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return "\n\n".join(part for part in parts if part) + "\n"
+    environment.filters |= {"line": _line, "grid": _grid}
+    source = (files("lmi_bench.report") / "page" / "report.md.j2").read_text("utf-8")
+    text = environment.from_string(source).render(view=view)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def table_markdown(table: Table) -> str:
+def _grid(table: Table) -> str:
     """A table as Markdown; a column's title begins with its group."""
     titles = [
         f"{column.group} {column.title}" if column.group else column.title
@@ -183,28 +169,6 @@ def table_markdown(table: Table) -> str:
     rules = ["---:" if column.numeric else "---" for column in table.columns]
     lines = [titles, rules, *([cell.text for cell in row.cells] for row in table.rows)]
     return "\n".join("| " + " | ".join(_line(text) for text in line) + " |" for line in lines)
-
-
-def _headlines_markdown(headlines: Sequence[Headline]) -> str:
-    return "\n".join(
-        f"- {_line(each.label)}: **{' '.join(part for part in (each.value, each.unit) if part)}**, "
-        f"{_line(each.detail)}"
-        for each in headlines
-    )
-
-
-def _run_markdown(run: RunView) -> list[str]:
-    parts = [f"## {_line(run.curve.label)}", _line(run.subtitle)]
-    if run.curve.simulated:
-        parts.append("Predicted by the step-time model; nothing was measured.")
-    parts.append(_headlines_markdown(run.headlines))
-    parts += [f"> warning: {_line(warning)}" for warning in run.warnings]
-    parts += [table_markdown(run.levels), table_markdown(run.knees)]
-    if run.slos is not None:
-        parts.append(table_markdown(run.slos))
-    for table in run.more:
-        parts += [f"### {_line(table.caption)}", table_markdown(table)]
-    return parts
 
 
 def _row(name: str, value: str) -> str:

@@ -17,9 +17,8 @@ from lmi_bench.core.manifest import Manifest, RunScenario, RunWorkload, TargetFa
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import RunStore, load_run
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.interchange.export import export_run
+from lmi_bench.interchange.export import export_run, hardware, level_table
 from lmi_bench.interchange.imports.read import read_results
-from lmi_bench.interchange.tables import hardware, level_table
 
 PUBLISHED_COLUMNS = (
     *("model", "instance", "accelerator", "n_accelerators", "tp", "instance_count"),

@@ -16,7 +16,7 @@ from lmi_bench.core.level import LATENCY_KEY, QUANTILES, STATISTICS, Level
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import LevelSpec
-from lmi_bench.interchange.tables import METRICS
+from lmi_bench.interchange.export import METRICS
 
 LATENCY_KEYS = tuple(LATENCY_KEY[metric] for metric in METRICS)
 _NUMBERS = (
@@ -194,13 +194,33 @@ def in_ms(unit: Any) -> float:
 
 
 def value_at(content: Any, path: str) -> Any:
-    """The value at a path of keys, or numbers of items, joined by dots; None if it is missing."""
+    """The value at a path of keys, or numbers of items, joined by dots; None if it is missing.
+
+    A key after `?` is the first of its name, however deep.
+    """
     for key in path.split("."):
-        if isinstance(content, list) and key.isdecimal():
+        if key.startswith("?"):
+            content = _anywhere(content, key[1:])
+        elif isinstance(content, list) and key.isdecimal():
             content = dict(enumerate(content)).get(int(key))
         else:
             content = content.get(key) if isinstance(content, Mapping) else None
     return content
+
+
+def _anywhere(content: Any, name: str) -> Any:
+    """The first value under a name, however deep: versions nest their options differently.
+
+    AIPerf 0.13 lists phases; the warm-up has its own load and is skipped.
+    """
+    if isinstance(content, list):
+        content = dict(enumerate(content))
+    if not isinstance(content, Mapping) or content.get("kind") == "warmup":
+        return None
+    if content.get(name) is not None:
+        return content[name]
+    inner = (_anywhere(value, name) for value in content.values())
+    return next((found for found in inner if found is not None), None)
 
 
 def number_of(content: Mapping[str, Any], *paths: str | float) -> float | None:

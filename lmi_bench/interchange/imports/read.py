@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
@@ -50,50 +51,34 @@ def read_results(path: Path, load: Load | None = None) -> Imported:
         for tool, table in tables().items():  # files of requests do not state their load
             listed = table.get("requests")
             if listed is not None and has(first, listed["known_by"]):
-                load = load or _load_beside(path, listed["beside"], tool)
+                if load is None:
+                    pattern, other = listed["beside"]
+                    beside = _beside(path, re.sub(pattern, other, path.name))
+                    load = tools.summary_of(tool).load_of(beside[0]) if beside else stated_load()
                 return tools.read_requests(tool, objects, load)
         for tool, table in tables().items():
             if any(has(first, paths) for paths in table["known_by"]):
                 if tool == "evalscope":
                     objects = [tools.join_evalscope(objects, partial(_beside, path))]
                 return _joined([tools.read_summary(tool, each, load) for each in objects])
-        if has(first, ("clients", "total_requests", "total_test_time")):
-            raise InputError(
-                "llmeter's summary.json holds no latencies: import stats.json or responses.jsonl "
-                "from the same folder"
-            )
-        if "iterations" in first and ("boundary_summary" in first or "best" in first):
-            raise InputError(
-                "search_history.json holds the path of a search and not what its levels measured: "
-                "import the profile_export_aiperf.json of each iteration, from the same folder"
-            )
+        for row in read_rows("files_without_latencies.csv", "interchange"):
+            if has(first, row["known_by"].split()):
+                raise InputError(row["advice"])
         if "AIRecommendationJobName" in first:
-            raise InputError(_measured_by(first))
+            measured = [
+                f"{each['DeploymentConfiguration']['InstanceType']} by {name.rpartition('/')[2]}"
+                for each in first.get("Recommendations", ())
+                if (name := each.get("AIBenchmarkJobArn"))
+            ]
+            state, jobs = first["AIRecommendationJobStatus"], ", ".join(measured) or "none yet"
+            raise InputError(
+                f"the description of a recommendation job ({state}); each layout was measured by a "
+                f"benchmark job ({jobs}): import the output.tar.gz of that job"
+            )
         raise InputError(
             f"no known tool writes such fields ({', '.join(sorted(first)[:6])}, ...); "
             f"known are {', '.join(TOOLS)}"
         )
-
-
-def _measured_by(job: Object) -> str:
-    """Where the measurements of a SageMaker recommendation job are: it only names them."""
-    found = [
-        f"{each['DeploymentConfiguration']['InstanceType']} by {name.rpartition('/')[2]}"
-        for each in job.get("Recommendations", ())
-        if (name := each.get("AIBenchmarkJobArn"))
-    ]
-    state, jobs = job["AIRecommendationJobStatus"], ", ".join(found) or "none yet"
-    return (
-        f"the description of a recommendation job ({state}); each layout was measured by a "
-        f"benchmark job ({jobs}): import the output.tar.gz of that job"
-    )
-
-
-def _load_beside(path: Path, names: Sequence[str], tool: str) -> Load:
-    """The load from the tool's summary beside a file of requests; InputError without one."""
-    pattern, other = names
-    beside = _beside(path, re.sub(pattern, other, path.name))
-    return tools.summary_of(tool).load_of(beside[0]) if beside else stated_load()
 
 
 def _beside(path: Path, name: str) -> list[Object] | None:

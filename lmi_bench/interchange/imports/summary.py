@@ -1,7 +1,7 @@
 """Reads another tool's summary of a level by its table of paths in data/import_paths.json.
 
-A path is keys joined by dots. Of several paths the first with a finite number counts; a number in
-the place of a path is the default.
+A path is keys joined by dots, as `level.value_at` takes it. Of several paths the first with a
+finite number counts; a number in the place of a path is the default.
 """
 
 import json
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from operator import add, mul, sub, truediv
 from typing import Any
 
 from lmi_bench.core.errors import InputError
@@ -35,7 +36,8 @@ class Summary:
     unit        paths of the unit, {} for the metric's name; the last may be the unit itself
     extra, facts  paths of values to keep unchanged, and of facts about the target
     requests    known_by of a file in which the tool lists its requests; beside: pattern in its
-                name, and what is in its place in the name of the summary
+                name, and what is in its place in the name of the summary; input_tokens and
+                output_tokens: paths of a request's lengths
     known_by    paths, possibly null, of which a file of this tool has all of one list
     prepare     rearranges the file's object, one for each level; it may add `_tool`, `_notes`,
                 `_absent` and `_failed` (errors by kind), which this file has
@@ -94,27 +96,31 @@ class Summary:
             name: levels.number_of(content, *_paths(path)) for name, path in self.numbers.items()
         }
         for name, divisor in self.divisors.items():
-            if (value := found[name]) is not None:
-                found[name] = value / divisor
-        requests, errors, completed = (
-            None if (count := found.get(name)) is None else round(count)
-            for name in ("requests", "errors", "completed")
+            found[name] = _of(truediv, found[name], divisor)
+        requests, errors, completed, sent = (
+            _of(round, found.get(name)) for name in ("requests", "errors", "completed", "sent")
         )
-        if errors is None and (sent := found.get("sent")) is not None and completed is not None:
-            errors = round(sent) - completed
-        if requests is None and completed is not None:
-            requests = completed + (errors or 0)
-        if completed is None and requests is not None:
-            completed = requests - (errors or 0)
+        if errors is None:
+            errors = _of(sub, sent, completed)
+        if requests is None:
+            requests = _of(add, completed, errors or 0)
+        if completed is None:
+            completed = _of(sub, requests, errors or 0)
         for side in ("input", "output"):
-            mean = found.get(f"mean_{side}_tokens")
-            if mean is not None and completed is not None:
-                found[f"{side}_tokens"] = mean * completed
+            total = _of(mul, found.get(f"mean_{side}_tokens"), completed)
+            found[f"{side}_tokens"] = found.get(f"{side}_tokens") if total is None else total
         found |= {"requests": requests, "errors": errors}
         rate_per_s = found.get("request_throughput_per_s")
-        if found.get("wall_s") is None and rate_per_s and completed is not None:
-            found["wall_s"] = completed / rate_per_s
-        _derive_rates(found, completed)
+        if found.get("wall_s") is None and rate_per_s:
+            found["wall_s"] = _of(truediv, completed, rate_per_s)
+        asked, told = (found[f"{side}_tokens"] for side in ("input", "output"))
+        for name, amount in (  # rates that the file does not state
+            ("throughput_tokens_per_s", told),
+            ("total_throughput_tokens_per_s", _of(add, asked, told)),
+            ("request_throughput_per_s", completed),
+        ):
+            if found.get(name) is None:
+                found[name] = _of(truediv, amount, found.get("wall_s") or None)
         extra = {name: _first(content, path) for name, path in self.extra.items()}
         absent = {**self.absent, **content.get("_absent", {})}
         latencies = {
@@ -147,17 +153,9 @@ class Summary:
         return levels.statistics(values, n=None if key == "itl_ms" else completed)
 
 
-def _derive_rates(found: dict[str, float | None], completed: int | None) -> None:
-    """Rates that the file does not state, as amounts over its duration."""
-    wall_s, asked, told = (found.get(n) for n in ("wall_s", "input_tokens", "output_tokens"))
-    amounts = {
-        "throughput_tokens_per_s": told,
-        "total_throughput_tokens_per_s": None if asked is None or told is None else asked + told,
-        "request_throughput_per_s": completed,
-    }
-    for name, amount in amounts.items():
-        if found.get(name) is None and wall_s and amount is not None:
-            found[name] = amount / wall_s
+def _of(function: Callable[..., Any], *values: float | None) -> Any:
+    """What a function makes of the values; None if one of them is not known."""
+    return None if None in values else function(*values)
 
 
 @cache

@@ -27,6 +27,7 @@ from itertools import accumulate
 from typing import Any
 
 from lmi_bench.analysis.results.latency import summarise_ms
+from lmi_bench.catalog.tables import read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import RequestRecord
@@ -46,20 +47,6 @@ from lmi_bench.interchange.imports.level import (
 from lmi_bench.interchange.imports.summary import Object, Summary, tables
 
 Rows = Sequence[Object]
-
-
-def _find(content: Any, name: str) -> Any:
-    """The first value under a name, however deep: versions nest their options differently.
-
-    AIPerf 0.13 lists phases; the warm-up has its own load and is skipped.
-    """
-    if isinstance(content, list):
-        content = dict(enumerate(content))
-    if not isinstance(content, Mapping) or content.get("kind") == "warmup":
-        return None
-    if content.get(name) is not None:
-        return content[name]
-    return next((found for v in content.values() if (found := _find(v, name)) is not None), None)
 
 
 def _of_sglang(content: Object) -> Rows:
@@ -97,19 +84,8 @@ def _of_aiperf(content: Object) -> Rows:
         metadata = content["metadata"]
         mean = _mean_of_runs(metadata.get("variation_values") or {}, content["metrics"])
         return [{**mean, "model": metadata.get("model")}]
-    config = content.get("input_config") or {}
-    items = value_at(config, "models.items")  # as AIPerf 0.13 has it
-    named = [item.get("name") for item in items or () if isinstance(item, Mapping)]
-    names = _find(config, "model_names") or _find(config, "model") or named
-    return [
-        {
-            **content,
-            "users": _find(config, "concurrency"),
-            "rate": _find(config, "request_rate"),
-            "model": names[0] if isinstance(names, list) and names else names,
-            "_tool": None if "loadgen" in config or "was_cancelled" in content else "genai-perf",
-        }
-    ]
+    is_own = "loadgen" in (content.get("input_config") or {}) or "was_cancelled" in content
+    return [{**content, "_tool": None if is_own else "genai-perf"}]
 
 
 def _mean_of_runs(parameters: Object, found: Object) -> Object:
@@ -134,11 +110,9 @@ def _mean_of_runs(parameters: Object, found: Object) -> Object:
 
 def _of_guidellm(content: Object) -> Rows:
     """A report of version 1 or 2; each of its benchmarks is a level."""
-    model = _find(content.get("config") or content.get("args") or {}, "model")
-    return [
-        {**_guidellm_level(benchmark), "model": None if model is None else str(model)}
-        for benchmark in content["benchmarks"]
-    ]
+    model = value_at(content.get("config") or content.get("args"), "?model")
+    named = None if model is None else str(model)
+    return [{**_guidellm_level(each), "model": named} for each in content["benchmarks"]]
 
 
 def _guidellm_level(benchmark: Object) -> Object:
@@ -150,13 +124,10 @@ def _guidellm_level(benchmark: Object) -> Object:
     }
     times = benchmark.get("scheduler_metrics") or benchmark
     ends = [number_of(times, f"measure_{edge}_time", f"{edge}_time") for edge in ("start", "end")]
-    strategy = _find(benchmark, "strategy")
-    strategy = strategy if isinstance(strategy, Mapping) else {}
-    alone = str(strategy.get("type_")) == "synchronous"
+    alone = str(value_at(benchmark, "?strategy.type_")) == "synchronous"
     return {
         **benchmark,
-        "users": 1 if alone else whole_of(strategy, "streams", "max_concurrency"),
-        "rate": number_of(strategy, "rate"),
+        "users": 1 if alone else None,
         "kinds": kinds,
         "units": {"request_latency": "s"},
         "requests": sum(kinds.values()),
@@ -189,12 +160,7 @@ def _of_llm_d(content: Object) -> Rows:
 
 
 _SUMMARY, _PERCENTILES = "benchmark_summary.json", "benchmark_percentile.json"
-_OLD_NAMES = {
-    "Average time to first token": "TTFT",
-    "Average time per output token": "TPOT",
-    "Average inter-token latency": "ITL",
-    "Average latency": "Latency",
-}
+_OLD_NAMES = {row["old"]: row["new"] for row in read_rows("evalscope_names.csv", "interchange")}
 
 
 def join_evalscope(objects: Rows, read_beside: Callable[[str], Rows | None]) -> Object:
@@ -265,19 +231,14 @@ def vllm_records(content: Object) -> list[RequestRecord]:
     columns: list[list[Any]] = [content.get(name) or [] for name in names]
     if not all(columns):
         return []
-    errors = content.get("errors") or [""] * len(columns[0])
-    return [
-        _vllm_record(number, row) for number, row in enumerate(zip(*columns, errors, strict=True))
-    ]
-
-
-def _vllm_record(number: int, row: Sequence[Any]) -> RequestRecord:
-    start_s, ttft_s, gaps_s, input_tokens, output_tokens, error = row
-    tokens = (input_tokens, output_tokens)
-    if error or not output_tokens:
-        return request_record(number, start_s, tokens=tokens, error=str(error or "no output"))
-    times = tuple(start_s + at for at in accumulate(gaps_s, initial=ttft_s))
-    return request_record(number, start_s, times_s=times, tokens=tokens)
+    errors, records = content.get("errors") or [""] * len(columns[0]), []
+    for number, row in enumerate(zip(*columns, errors, strict=True)):
+        start_s, ttft_s, gaps_s, input_tokens, output_tokens, error = row
+        failed = str(error or "no output") if error or not output_tokens else ""
+        times = [] if failed else [start_s + at for at in accumulate(gaps_s, initial=ttft_s)]
+        tokens = (input_tokens, output_tokens)
+        records.append(request_record(number, start_s, times_s=times, tokens=tokens, error=failed))
+    return records
 
 
 def read_requests(tool: str, lines: Rows, load: Load) -> Imported:
@@ -289,15 +250,20 @@ def read_requests(tool: str, lines: Rows, load: Load) -> Imported:
     measured = [
         line for line, phase in zip(lines, phases, strict=True) if phase in (None, "profiling")
     ]
-    records = [read(number, line) for number, line in enumerate(measured)]
-    absent = dict(tables()[tool].get("absent", {}))
+    table = tables()[tool]
+    asked, told = (table["requests"][side] for side in ("input_tokens", "output_tokens"))
+    records = [
+        read(number, line, (whole_of(line, *asked) or 0, whole_of(line, *told) or 0))
+        for number, line in enumerate(measured)
+    ]
+    absent = dict(table.get("absent", {}))
     lengths = [(len(each.token_times_s), each.output_tokens) for each in records if each.ok]
     if tool == "aiperf" and any(times == 2 and tokens > 2 for times, tokens in lengths):
         absent["itl_ms"] = "the file has no gaps between chunks (inter_chunk_latency)"
     return Imported(tool, (record_level(load, records, tool=tool, missing_metrics=absent),))
 
 
-def _aiperf_record(number: int, line: Object) -> RequestRecord:
+def _aiperf_record(number: int, line: Object, tokens: tuple[int, int]) -> RequestRecord:
     metadata, metrics = line["metadata"], line.get("metrics") or {}
     sent_s = metadata["request_start_ns"] * 1e-9
     if line.get("error") or metadata.get("was_cancelled") or not metrics:
@@ -305,38 +271,29 @@ def _aiperf_record(number: int, line: Object) -> RequestRecord:
         ended_ns = metadata.get("request_end_ns")
         ended_s = None if ended_ns is None else ended_ns * 1e-9
         return request_record(number, sent_s, error=message, ended_s=ended_s)
+
+    def second_of(name: str) -> float:
+        """Seconds per unit of a metric."""
+        return in_ms(metrics[name].get("unit", "ms")) / 1e3
+
     ttft_s, e2e_s = (
-        None
-        if (value := number_of(metrics, f"{name}.value")) is None
-        else value * _unit_s(metrics[name])
+        None if (value := number_of(metrics, f"{name}.value")) is None else value * second_of(name)
         for name in ("time_to_first_token", "request_latency")
     )
     if e2e_s is None:
         raise InputError(f"request {number} of the file has no request_latency")
-    output_tokens, input_tokens = (
-        round(next((n for name in names if (n := number_of(metrics, f"{name}.value"))), 0))
-        for names in (("output_sequence_length", "output_token_count"), ("input_sequence_length",))
-    )
     times: tuple[float, ...] = ()
-    gaps = metrics.get("inter_chunk_latency") or {}
-    if isinstance(gaps.get("value"), list) and gaps["value"] and ttft_s is not None:
-        scale = _unit_s(gaps)
-        times = tuple(accumulate((gap * scale for gap in gaps["value"]), initial=sent_s + ttft_s))
+    gaps = value_at(metrics, "inter_chunk_latency.value")
+    if isinstance(gaps, list) and gaps and ttft_s is not None:
+        scale = second_of("inter_chunk_latency")
+        times = tuple(accumulate((gap * scale for gap in gaps), initial=sent_s + ttft_s))
+    ended_s = sent_s + e2e_s
     return request_record(
-        number,
-        sent_s,
-        times_s=times,
-        ttft_s=ttft_s,
-        ended_s=sent_s + e2e_s,
-        tokens=(input_tokens, output_tokens),
+        number, sent_s, times_s=times, ttft_s=ttft_s, ended_s=ended_s, tokens=tokens
     )
 
 
-def _unit_s(metric: Object) -> float:
-    return in_ms(metric.get("unit", "ms")) / 1e3
-
-
-def _llmeter_record(number: int, line: Object) -> RequestRecord:
+def _llmeter_record(number: int, line: Object, tokens: tuple[int, int]) -> RequestRecord:
     try:
         sent_s = datetime.fromisoformat(str(line.get("request_time"))).timestamp()
     except ValueError:
@@ -350,7 +307,7 @@ def _llmeter_record(number: int, line: Object) -> RequestRecord:
         sent_s,
         ttft_s=number_of(line, "time_to_first_token"),
         ended_s=None if e2e_s is None else sent_s + e2e_s,
-        tokens=(whole_of(line, "num_tokens_input") or 0, whole_of(line, "num_tokens_output") or 0),
+        tokens=tokens,
         error=str(line.get("error") or ("no answer" if e2e_s is None else "")),
     )
 
@@ -383,23 +340,12 @@ def _read_llmperf(lines: Rows, load: Load) -> Imported:
     return Imported("llmperf", (ImportedLevel(level),), notes=notes)
 
 
-def _inference_perf_record(number: int, line: Object) -> RequestRecord:
+def _inference_perf_record(number: int, line: Object, tokens: tuple[int, int]) -> RequestRecord:
     sent_s, ended_s = float(line["start_time"]), float(line["end_time"])
     info = line.get("info") or {}
-    asked = (info.get("request_metrics") or {}).get("text") or info  # flat in old versions
-    got = info.get("response_metrics") or info
-    input_tokens = whole_of(asked, "input_tokens") or 0
-    output_tokens = whole_of(
-        {**got, **(got.get("server_usage") or {})}, "completion_tokens", "output_tokens"
-    )
+    got = info.get("response_metrics") or info  # flat in old versions
     error = line.get("error")
     message = error.get("error_msg") if isinstance(error, Mapping) else error
     times = tuple(float(at_s) for at_s in got.get("output_token_times") or ())
-    return request_record(
-        number,
-        sent_s,
-        times_s=times,
-        ended_s=ended_s,
-        tokens=(input_tokens, output_tokens or 0),
-        error=str(message or "no output") if error or not output_tokens else "",
-    )
+    why = str(message or "no output") if error or not tokens[1] else ""
+    return request_record(number, sent_s, times_s=times, ended_s=ended_s, tokens=tokens, error=why)

@@ -14,6 +14,7 @@ from lmi_bench.core.errors import InputError
 from lmi_bench.core.scenario import EngineSection, parse_scenario, read_yaml
 from lmi_bench.core.scenario_fields import Positive
 from lmi_bench.core.scenario_sections import Section
+from lmi_bench.engine.quantization import Scheme, parse_scheme
 from lmi_bench.jobs.files import checked
 from lmi_bench.jobs.settings.bundled import OptimizeSettings
 from lmi_bench.models.folder import is_model_folder, shape_of_folder, trained_folder
@@ -127,16 +128,8 @@ USABLE_FRAC: Final = 0.9
 """Usable share of an accelerator's memory; the rest is for the runtime and activations."""
 
 _FLOATS: Final = "bfloat16"
-_FORMATS: Final = {
-    "none": _FLOATS,
-    "int8": "int8",
-    "smoothquant": "int8",
-    "awq": "int4",
-    "awq-int4": "int4",
-    "awq-int3": "int4",  # less a bit for each weight
-    "fp8": "float8",
-}
-_CALIBRATED: Final = ("awq", "awq-int4", "awq-int3", "smoothquant")
+_FORMATS: Final = {Scheme.NONE: _FLOATS, Scheme.FP8: "float8"}
+_NARROWEST_BITS: Final = 4  # of the planner's formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +157,11 @@ def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSect
     prepare = float weights if the scheme is calibrated, else the weights in its format
     measure = weights of the format + draft + largest concurrency * (input + output) * KV bytes
     """
-    scheme = engine.quantize
-    weights = memory.weight_bytes(shape, _FORMATS[scheme])
-    if scheme == "awq-int3":
-        weights -= (shape.params_total - memory.embedding_params(shape)) // memory.BITS_PER_BYTE
+    scheme = parse_scheme(engine.quantize)
+    bits = max(_NARROWEST_BITS, scheme.bits)
+    weights = memory.weight_bytes(shape, _FORMATS.get(scheme, f"int{bits}"))
+    rounded = shape.params_total - memory.embedding_params(shape)
+    weights -= (bits - scheme.bits) * rounded // memory.BITS_PER_BYTE
     evaluate = recipe.evaluate
     tokens = max(evaluate.concurrency) * (evaluate.input_tokens + evaluate.output_tokens)
     shapes = [shape]
@@ -177,7 +171,7 @@ def memory_need(recipe: Recipe, shape: ModelShape, name: str, engine: EngineSect
     cache = round(tokens * sum(memory.kv_bytes_per_token(each) for each in shapes))
     return MemoryNeed(
         name,
-        memory.weight_bytes(shape, _FLOATS) if scheme in _CALIBRATED else weights,
+        memory.weight_bytes(shape, _FLOATS) if scheme.calibrated else weights,
         weights + drafts + cache,
         engine.tensor_parallel if isinstance(engine.tensor_parallel, int) else 1,
     )

@@ -39,7 +39,6 @@ from lmi_bench.loadgen.prompts.prompts import load_dataset
 from lmi_bench.models.folder import held_out_text, make_new_folder
 from lmi_bench.report.html import render_html
 from lmi_bench.report.optimization import (
-    VariantLevel,
     VariantMemory,
     VariantQuality,
     VariantResult,
@@ -332,15 +331,13 @@ def _sweep(scenario: Scenario, folder: Path, name: str, listener: Listener) -> R
 
 def _scenario(recipe: Recipe, settings: EngineSection) -> Scenario:
     evaluate = recipe.evaluate
-    workload: dict[str, Any] = {"output_tokens": evaluate.output_tokens}
+    prompts: dict[str, Any] = {"dataset": evaluate.dataset}
     if evaluate.dataset is None:
-        workload["input_tokens"] = evaluate.input_tokens
-    else:
-        workload["dataset"] = evaluate.dataset
+        prompts = {"input_tokens": evaluate.input_tokens}
     return parse_scenario(
         {
             "model": recipe.model,
-            "workload": workload,
+            "workload": {"output_tokens": evaluate.output_tokens, **prompts},
             "load": {
                 "concurrency": list(evaluate.concurrency),
                 "requests_per_user": evaluate.requests_per_user,
@@ -394,12 +391,12 @@ def _result(each: MeasuredVariant, base: MeasuredVariant, evaluate: Evaluation) 
         kernels=None if quantized is None else quantized.kernels,
         emulated=quantized is not None and quantized.emulated,
         levels=[
-            VariantLevel(
-                line.load.concurrency,
-                line.throughput_tokens_per_s,
-                line.of("latency_per_token").mean,
-                line.of("latency_per_token").p90,
-            )
+            {
+                "concurrency": line.load.concurrency,
+                "throughput_tokens_per_s": line.throughput_tokens_per_s,
+                "latency_ms_per_token_mean": line.of("latency_per_token").mean,
+                "latency_ms_per_token_p90": line.of("latency_per_token").p90,
+            }
             for line in levels
         ],
         throughput_ratios=_ratios(base, each),

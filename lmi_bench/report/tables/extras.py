@@ -8,9 +8,9 @@ import math
 from typing import Any
 
 from lmi_bench.catalog.tables import Row
-from lmi_bench.core.level import Level, Sessions, Spread
-from lmi_bench.report.formats import MISSING, count, metric_title, number, share, statistic_cell
-from lmi_bench.report.table import Cell, Field, Table, console_rows, table_of
+from lmi_bench.core.level import Level, Spread
+from lmi_bench.report.formats import MISSING, count, metric_title, number, share
+from lmi_bench.report.table import NOTES, Cell, Field, Table, console_rows, table_of
 from lmi_bench.report.tables.levels import (
     FORMATS,
     Lines,
@@ -88,12 +88,8 @@ def _attempts(lines: Lines) -> list[_Attempts]:
 
 def spread_table(axis: str, lines: Lines) -> Table | None:
     """Each metric over the attempts of levels that ran several times."""
-    note = (
-        "The other tables pool the requests of all attempts; the interval is Student's t over "
-        "the attempts' own values."
-    )
     found = _attempts(lines)
-    return table_of("Repeats", _spread_fields(axis), found, note) if found else None
+    return table_of("Repeats", _spread_fields(axis), found, NOTES["repeats"]) if found else None
 
 
 def spread_rows(levels: Lines) -> list[dict[str, str]]:
@@ -117,43 +113,21 @@ def steady_table(axis: str, lines: Lines) -> Table | None:
         *fields_of("steady"),
         Field("Difference", change),
     ]
-    note = (
-        "Ramp and drain are left out where the token events show them; costs rest on this window."
+    return per_level(
+        "Steady window beside the whole level", axis, lines, fields, NOTES["steady window"]
     )
-    return per_level("Steady window beside the whole level", axis, lines, fields, note)
-
-
-def _turns_field(key: str, name: str, group: str, console: str) -> Field[Level]:
-    def cell(line: Level) -> Cell:
-        return statistic_cell(getattr(line.sessions or Sessions(), f"ttft_{key}_ms"), name)
-
-    return Field(name, cell, group, console=console)
-
-
-_SESSIONS: tuple[Field[Level], ...] = (
-    *fields_of("sessions"),
-    *(
-        _turns_field(key, name, f"TTFT {turns}, ms", console)
-        for key, turns in (("first_turn", "first turn"), ("later_turns", "later turns"))
-        for name, console in (
-            ("mean", f"TTFT ms {turns} mean"),
-            ("p50", ""),
-            ("p90", f"{turns} p90"),
-        )
-    ),
-)
 
 
 def sessions_table(axis: str, lines: Lines) -> Table | None:
     """Conversations: TTFT of first and later turns."""
     if not any(line.sessions for line in lines):
         return None
-    return per_level("Conversations", axis, lines, _SESSIONS)
+    return per_level("Conversations", axis, lines, fields_of("sessions"))
 
 
 def session_rows(levels: Lines) -> list[dict[str, str]]:
     """Conversations as console rows, one for each level with conversations."""
-    return named_rows(_SESSIONS, [line for line in levels if line.sessions])
+    return named_rows(fields_of("sessions"), [line for line in levels if line.sessions])
 
 
 def engine_table(axis: str, lines: Lines) -> Table | None:
@@ -199,12 +173,9 @@ def _part_table(part: str, caption: str, axis: str, lines: Lines, note: str) -> 
 
 def ttft_split_table(axis: str, lines: Lines) -> Table | None:
     """Mean TTFT by where it goes, where the server states its part."""
-    note = (
-        "Means over every answer, first ones of users included. Client: sent later than due. "
-        "Network: both ways, with HTTP. Not explained: the rest of the server's own TTFT. The "
-        "client's own error is at most the last column."
+    return _part_table(
+        "ttft_split", "Where the time to first token goes", axis, lines, NOTES["parts of TTFT"]
     )
-    return _part_table("ttft_split", "Where the time to first token goes", axis, lines, note)
 
 
 def power_table(axis: str, lines: Lines) -> Table | None:

@@ -10,7 +10,7 @@ from lmi_bench.analysis.fleet.answer import Candidate, LoadInterval, Variation
 from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.report.formats import MISSING, interval, key_title, number, plain, usd
-from lmi_bench.report.table import Cell, Field, Table, bracketed, table_of
+from lmi_bench.report.table import NOTES, Cell, Field, Table, bracketed, table_of
 
 _COLUMNS: Final = read_rows("candidate_columns.csv", "report")
 """Columns of a candidate: figures, which the page titles by their key, and prices."""
@@ -140,16 +140,11 @@ def candidates_table(
     """The page's table; None without candidates."""
     if not candidates:
         return None
-    note = (
-        "Best first, with 80 % intervals. Highlighted: the one named above. Prices: ? is not "
-        "known, ~ an estimate. An SLO is sure where the interval's upper end keeps it, and likely "
-        "(?) where only the prediction does."
-    )
     return table_of(
         caption,
         candidate_fields(candidates),
         candidates,
-        note if caption else "",
+        NOTES["candidates"] if caption else "",
         strong=lambda each: each == chosen,
     )
 

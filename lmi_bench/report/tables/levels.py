@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 from lmi_bench.analysis.results.knee_cause import CAUSE_TITLES
@@ -25,14 +26,8 @@ from lmi_bench.report.formats import (
     share,
     statistic_cell,
 )
-from lmi_bench.report.table import Cell, Field, Table, console_rows, table_of
+from lmi_bench.report.table import NOTES, Cell, Field, Table, console_rows, table_of
 
-RULE_TITLES: Mapping[str, str] = {
-    "latency_limit": "Latency limit",
-    "half_latency": "Half-latency",
-    "kneedle": "Kneedle",
-    "theory": "Theory",
-}
 LEVEL_GIVE_WAY = ("ms/token mean", "ITL ms p99", "TTFT ms mean", "ITL ms p50")
 """Columns of `level_rows` that a narrow terminal leaves out; errors and state always stay."""
 
@@ -40,7 +35,7 @@ COLUMNS: Final = read_rows("level_columns.csv", "report")
 """Columns by the part of a level that they are `of`: empty, the level itself; latency, its metrics.
 page_always and console_always: shown although all their values are missing or 0."""
 
-
+_RULE_TITLES: Final = {row["key"]: row["title"] for row in COLUMNS if row["of"] == "knee rule"}
 TTFT_PARTS: Final = {
     row["key"]: row["title"] for row in COLUMNS if row["of"] == "ttft_split" and row["group"]
 }
@@ -77,34 +72,35 @@ def value_at(value: Any, dotted: str) -> Any:
 
 
 def key_field(
-    key: str, title: str, group: str = "", text: Callable[[Any], str] = number, console: str = ""
+    key: str,
+    title: str,
+    group: str = "",
+    shown: Callable[[Any], Cell | str] = number,
+    console: str = "",
 ) -> Field[Level]:
     """A number of the level by its dotted name."""
 
-    def cell(line: Level) -> str:
+    def cell(line: Level) -> Cell | str:
         value = value_at(line, key)
-        return MISSING if value is None else text(value)
+        return MISSING if value is None else shown(value)
 
     return Field(title, cell, group, console=console)
 
 
-def _ms(seconds: float) -> str:
-    return number(s_to_ms(seconds))
-
-
-FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+FORMATS: Final[Mapping[str, Callable[[Any], Cell | str]]] = {
     "number": number,
     "count": count,
     "share": share,
-    "s to ms": _ms,
+    "s to ms": lambda seconds: number(s_to_ms(seconds)),
     "ms to s": lambda ms: number(ms_to_s(ms)),
+    **{name: partial(statistic_cell, name=name) for name in STATISTICS},
 }
 
 
 def fields_of(
     part: str,
     shown: Callable[[Row], object] = bool,
-    formats: Mapping[str, Callable[[Any], str]] = FORMATS,
+    formats: Mapping[str, Callable[[Any], Cell | str]] = FORMATS,
 ) -> list[Field[Level]]:
     """The columns of a part of a level, those whose row of `COLUMNS` is to be shown."""
     return [
@@ -135,17 +131,14 @@ _MEASURED: Interval = lambda *_: ""  # noqa: E731  a default
 
 
 def _statistic_field(
-    title: str,
-    group: str,
-    metric: Metric,
-    name: str,
-    console: str = "",
-    between: Interval = _MEASURED,
+    key: str, name: str, group: str = "", console: str = "", between: Interval = _MEASURED
 ) -> Field[Level]:
+    metric = cast("Metric", key)
+
     def cell(line: Level) -> Cell:
         return replace(statistic_cell(line.of(metric), name), interval=between(line, metric, name))
 
-    return Field(title, cell, group, console=console)
+    return Field(name, cell, group, console=console)
 
 
 def _steady_cell(line: Level) -> Cell:
@@ -177,13 +170,6 @@ _COST: LevelFields = (
     _cost_field("in and out", "usd_per_1m_total_tokens"),
 )
 _STATE: Field[Level] = Field("State", level_state, numeric=False, console="state")
-_Latencies = tuple[tuple[Metric, str, str, tuple[str, str]], ...]
-_OF_WHOLE: _Latencies = (("e2e", "E2E, ms", "E2E ms", ("p50", "p90")),)
-_LATENCIES: _Latencies = (
-    ("latency_per_token", "Latency, ms/token", "ms/token", ("mean", "p90")),
-    ("ttft", "TTFT, ms", "TTFT ms", ("mean", "p90")),
-    ("itl", "ITL, ms", "ITL ms", ("p50", "p99")),
-)
 
 
 def _level_fields(lines: Lines, between: Interval = _MEASURED) -> LevelFields:
@@ -192,16 +178,16 @@ def _level_fields(lines: Lines, between: Interval = _MEASURED) -> LevelFields:
 
     steady = Field("steady", _steady_cell, "Throughput, tok/s", hint="ramp and drain left out")
     requests = key_field("request_throughput_per_s", "req/s", "Throughput", console="req/s")
-    what, pace, latencies = "tok/s", steady, _LATENCIES
+    what, pace, part = "tok/s", steady, "levels"
     if any(line.is_tokenless for line in lines):  # embeddings
-        what, pace, latencies = "input tok/s", requests, _OF_WHOLE
+        what, pace, part = "input tok/s", requests, "levels without tokens"
     return (
         Field("whole level", throughput, f"Throughput, {what}", console=what),
         pace,
         *(
-            _statistic_field(name, group, metric, name, f"{short} {name}", between)
-            for metric, group, short, names in latencies
-            for name in names
+            _statistic_field(row["key"], row["title"], row["group"], row["console"], between)
+            for row in COLUMNS
+            if row["of"] == part
         ),
         Field("sent", lambda line: count(line.requests), "Requests"),
         Field("errors", _errors_cell, "Requests"),
@@ -258,9 +244,9 @@ def statistics_tables(axis: str, lines: Lines) -> tuple[Table, ...]:
     """Every statistic of every latency, a table for each metric; then rates and counts."""
     tables = []
     for row in [each for each in COLUMNS if each["of"] == "latency"]:
-        metric = cast("Metric", row["key"])
+        metric = row["key"]
         if any(line.of(metric).n for line in lines):
-            fields = [_statistic_field(name, "", metric, name) for name in STATISTICS]
+            fields = [_statistic_field(metric, name) for name in STATISTICS]
             fields.append(key_field(f"latency.{metric}.n", "n", "", count))
             tables.append(per_level(row["title"], axis, lines, fields))
     rates = fields_of(
@@ -301,12 +287,8 @@ def _knee_fields(axis: str, knees: Sequence[Knee]) -> tuple[Field[Knee], ...]:
 
 def knees_table(axis: str, knees: Sequence[Knee]) -> Table:
     """Each rule's knee, its interval, its cause and what moves it."""
-    note = (
-        "* and highlighted: the recommended one. Intervals hold the spread of this run's requests "
-        "or, without their records, the neighbouring levels; not the spread between runs."
-    )
     fields = _knee_fields(axis, knees)
-    return table_of("Knees", fields, knees, note, strong=lambda knee: knee.recommended)
+    return table_of("Knees", fields, knees, NOTES["knees"], strong=lambda knee: knee.recommended)
 
 
 def knee_rows(axis: str, knees: Sequence[Knee]) -> list[dict[str, str]]:
@@ -321,7 +303,7 @@ def cause_title(knee: Knee) -> str:
 
 def rule_title(knee: Knee) -> str:
     """A rule's title; a file of another version may have an unknown rule."""
-    return RULE_TITLES.get(knee.rule, knee.rule)
+    return _RULE_TITLES.get(knee.rule, knee.rule)
 
 
 def knee_interval(knee: Knee) -> str:
@@ -450,10 +432,7 @@ _GENERATOR: LevelFields = (
 def generator_table(axis: str, lines: Lines) -> Table:
     """The load generator's report on itself, level by level."""
     workers = max((line.generator.workers or 1 for line in lines), default=1)
-    note = (
-        "Own error: bounds of what reading late, sending late and the clocks can have done; "
-        "queueing in the network and in the server before a request is read is outside them."
-    )
+    note = NOTES["self-check"]
     if workers > 1:
         note += f" Sent by up to {workers} processes."
     return table_of(
