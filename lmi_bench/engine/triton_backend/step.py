@@ -15,7 +15,6 @@ from lmi_bench.engine.torch_backend.kv_cache import KvCache, slots_of
 from lmi_bench.engine.torch_backend.layers import (
     DenseMlp,
     ExpertMlp,
-    Linear,
     Mlp,
     Norm,
     PlainLinear,
@@ -71,7 +70,7 @@ class TritonStep:
         rows = (buffers.token_ids, positions, positions + 1)
         with _explained():
             logits = self.logits(*rows, slots_of(blocks, positions % size, shape), attend)
-            return StepResult(logits, ops.likeliest(logits))
+            return StepResult(logits, logits.argmax(dim=-1))
 
     def other_steps(self, eager: TorchForward) -> Forward:
         return _OtherSteps(self, eager)
@@ -93,7 +92,7 @@ class TritonStep:
         delta: Tensor | None = None
         for index, layer in enumerate(model.layers):
             attention, mlp, norm = layer.block, layer.mlp, layer.block.qk_norm
-            qkv = _product(attention.qkv, _add_norm(x, delta, layer.attention_norm))
+            qkv = attention.qkv(_add_norm(x, delta, layer.attention_norm))
             turned = ops.turn_and_store(
                 qkv,
                 None if norm is None else (norm.tensors[0], norm.eps),
@@ -106,13 +105,13 @@ class TritonStep:
             attended = attend(index, turned[:, :heads], turned[:, heads:], values)
             if index == last:  # from here on a row feeds only its own logits
                 attended, x = attended[sampled_rows], x[sampled_rows]
-            normed = _add_norm(x, _product(attention.out, attended), layer.mlp_norm)
+            normed = _add_norm(x, attention.out(attended), layer.mlp_norm)
             gate_and_up = self._gates_and_ups[index]
             if gate_and_up is None:
                 x, delta = mlp.add(normed, x), None
             else:
-                inner = ops.silu_multiply(_product(gate_and_up, normed))
-                delta = _product(_gated(mlp).down, inner)
+                inner = ops.silu_multiply(gate_and_up(normed))
+                delta = _gated(mlp).down(inner)
         return model.head(_add_norm(x, delta, model.norm))
 
 
@@ -145,13 +144,6 @@ def _explained() -> Iterator[None]:
 
 def _add_norm(x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
     return ops.add_rms_norm(x, delta, norm.tensors[0], norm.eps)
-
-
-def _product(layer: Linear, x: Tensor) -> Tensor:
-    linear = plain(layer)
-    if linear.bias is None and x.shape[0] <= ops.SKINNY_ROWS:
-        return ops.skinny_linear(x, linear.weight)
-    return linear(x)
 
 
 def _gated(mlp: Mlp) -> DenseMlp:

@@ -30,9 +30,6 @@ CASES = {
     ),
     "join_splits_kernel": ((F32, F32, F32, BF16), HEADS | {"DIM_BLOCK": 128, "SPLITS": 8}),
     "silu_multiply_kernel": ((BF16, BF16, "i32"), {"BLOCK": 1024}),
-    "skinny_linear_kernel": ((BF16, BF16, BF16, "i32", "i32"), {"BLOCK_OUT": 4, "BLOCK_IN": 1024}),
-    "likeliest_part_kernel": ((BF16, F32, I32, "i32", "i32"), {"BLOCK": 4096}),
-    "likeliest_kernel": ((F32, I32, I64, "i32"), {"BLOCK": 8}),
     "list_pairs_kernel": ((I64, I32, I32, "i32"), {"BLOCK": 1024}),
 }
 
