@@ -6,7 +6,7 @@ per model.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -30,6 +30,13 @@ Make = Callable[..., QuantizedLinear]
 """Builds a layer from the scheme's weight, its bias and, if known, the activations' fixed largest
 value."""
 
+_ON_ANY_DEVICE: Final[Mapping[Scheme, Make]] = {
+    Scheme.INT8: linear.Int8WeightOnly,
+    Scheme.SMOOTHQUANT: linear.Emulated,
+    Scheme.AWQ_INT4: linear.GroupedLinear,
+    Scheme.FP8: linear.Emulated,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -48,6 +55,8 @@ def choose_kernels(
     settings: QuantizeSettings, precision: Precision, device: torch.device
 ) -> Kernels:
     """The fastest working kernels for the scheme of `settings`."""
+    if (found := on_gpu(settings.scheme, precision, device)) is not None:
+        return found
     match settings.scheme:
         case Scheme.INT8:
             return _int8(precision, device)
@@ -58,7 +67,8 @@ def choose_kernels(
         case Scheme.AWQ_INT3:
             return Kernels(linear.GroupedLinear, "unpacked at every step: no 3-bit kernel")
         case Scheme.FP8:
-            return _fp8(precision, device)
+            words = "emulated: this device has no float8 arithmetic"
+            return Kernels(linear.Emulated, words, emulated=True)
     return Kernels(_no_kernel, "not quantized")
 
 
@@ -98,9 +108,7 @@ def _w8a8(device: torch.device) -> Kernels:
         lambda: linear.W8A8ByOneDnn(weight, None)(rows), rows, weight
     ):
         return Kernels(linear.W8A8ByOneDnn, "oneDNN's int8 kernel")
-    if _works(lambda: linear.W8A8ByIntMm(weight, None)(rows), rows, weight):
-        return Kernels(linear.W8A8ByIntMm, "torch._int_mm")
-    return Kernels(linear.W8A8Emulated, "emulated: no int8 kernel here", emulated=True)
+    return Kernels(linear.Emulated, "emulated: no int8 kernel here", emulated=True)
 
 
 def _int4(precision: Precision, device: torch.device) -> Kernels:
@@ -127,23 +135,39 @@ def _int4(precision: Precision, device: torch.device) -> Kernels:
     return Kernels(make, _switch_words("torch's int4 kernel", kernel_rows))
 
 
-def _fp8(precision: Precision, device: torch.device) -> Kernels:
-    def native(weight: rounding.RowWeight, bias: Tensor | None) -> QuantizedLinear:
-        fits = not any(size % linear.FP8_GPU_SIDE for size in weight.values.shape)
-        return linear.Fp8ByGpu(weight, bias) if fits else linear.Fp8Emulated(weight, bias)
+def on_gpu(
+    scheme: Scheme, precision: Precision, device: torch.device, *, rounds: bool = True
+) -> Kernels | None:
+    """Triton's kernels for a scheme on a GPU; None where they do not work.
 
-    if not linear.fp8_is_native(device):
-        return Kernels(
-            linear.Fp8Emulated, "emulated: this device has no float8 arithmetic", emulated=True
-        )
-    weight = rounding.round_fp8(_probe_weight().to(device))
-    rows = _probe_rows(16).to(device, precision.compute)
-    wanted = linear.Fp8Emulated(weight, None)(rows).float()
-    if not _comes_near(lambda: linear.Fp8ByGpu(weight, None)(rows), wanted):
-        return Kernels(
-            linear.Fp8Emulated, "emulated: torch's float8 product fails here", emulated=True
-        )
-    return Kernels(native, "float8 of the GPU")
+    rounds  round activations if the scheme does
+    """
+    if device.type != "cuda" or scheme in (Scheme.NONE, Scheme.AWQ_INT3):
+        return None
+    try:
+        from lmi_bench.engine.torch_backend.quantization import gpu_linear
+    except ImportError:  # torch for this system brings no Triton
+        return None
+    probe, otherwise = _probe_weight().to(device), _ON_ANY_DEVICE[scheme]
+    weight: rounding.QuantizedWeight = rounding.round_int8(probe)
+    if scheme is Scheme.AWQ_INT4:
+        weight = rounding.round_grouped(probe, 4, 128)
+    elif scheme is Scheme.FP8:
+        weight = rounding.round_fp8(probe)
+    rounds = rounds and scheme.rounds_activations
+    form: Make = gpu_linear.RoundedGpuLinear if rounds else gpu_linear.GpuLinear
+    for count in (16, 128):  # by Triton, and partly by torch
+        rows = _probe_rows(count).to(device, precision.compute)
+        wanted = otherwise(weight, None)(rows) if rounds else rows.float() @ weight.floats().t()
+        if not _comes_near(partial(form(weight, None), rows), wanted):
+            return None
+
+    def make(
+        weight: rounding.QuantizedWeight, bias: Tensor | None, *fixed: Tensor
+    ) -> QuantizedLinear:
+        return (form if gpu_linear.fits(weight) else otherwise)(weight, bias, *fixed)
+
+    return Kernels(make, "Triton's kernels, a prompt's rows with torch's")
 
 
 def _switch_words(kernel: str, kernel_rows: int) -> str:
@@ -161,7 +185,7 @@ def _works(run: Callable[[], Tensor], rows: Tensor, weight: rounding.QuantizedWe
 def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
     try:
         got = run().float()
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - Triton's errors and torch's have no class in common
         return False
     return bool((got - wanted).abs().max() < _MAX_ERROR * wanted.abs().max())
 

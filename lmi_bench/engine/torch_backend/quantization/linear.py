@@ -86,7 +86,7 @@ class _ByOneDnn(QuantizedLinear):
         self._scale = weight.scale
         self._zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
         self._multiply: Callable[..., Tensor] = ops.qlinear_pointwise.default
-        self._round = _RoundedRows(fixed_largest)
+        self._round = RoundedRows(torch.int8, fixed_largest)
         super().__init__(weight.values, bias, weight.values, weight.scale, self._zeros)
 
     def multiplied(self, rows: Tensor) -> Tensor:
@@ -146,21 +146,23 @@ class Int8WeightOnly(_ScaledRows):
         return super().product(x).mul_(self._scale.to(x.dtype))
 
 
-class _RoundedRows:
-    """Rounds activations to int8 with a scale per row, or with one from calibration."""
+class RoundedRows:
+    """Rounds activations to int8 or float8 with a scale per row, or with one from calibration."""
 
-    def __init__(self, fixed_largest: Tensor | None) -> None:
+    def __init__(self, kind: torch.dtype, fixed_largest: Tensor | None = None) -> None:
+        self._kind = kind
+        self._top = rounding.FP8_MAX if kind is rounding.FP8 else 127
         self._unit = None
         if fixed_largest is not None:
-            self._unit = (fixed_largest.float() / 127).clamp_min(_SMALLEST)
+            self._unit = (fixed_largest.float() / self._top).clamp_min(_SMALLEST)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Integers from -127 to 127 as float32, and their scale."""
+        """The rounded values as float32, and their scale."""
         wide = x.float()
-        if self._unit is not None:
-            return (wide / self._unit).round_().clamp_(-127, 127), self._unit
-        unit = _largest_as(wide, 127, _SMALLEST)
-        return (wide / unit).round_(), unit
+        unit = _largest_as(wide, self._top, _SMALLEST) if self._unit is None else self._unit
+        if self._kind is rounding.FP8:
+            return (wide / unit).to(rounding.FP8).float(), unit
+        return (wide / unit).round_().clamp_(-127, 127), unit
 
 
 class W8A8ByOneDnn(_ByOneDnn):
@@ -172,33 +174,18 @@ class W8A8ByOneDnn(_ByOneDnn):
         return y.mul_(unit).to(x.dtype)
 
 
-class W8A8Emulated(_ScaledRows):
-    """The same arithmetic without a kernel: integers multiplied as float32."""
+class Emulated(_ScaledRows):
+    """Rounded weights and activations without a kernel: multiplied as float32."""
 
     def __init__(
         self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         super().__init__(weight, bias)
-        self._round = _RoundedRows(fixed_largest)
+        self._round = RoundedRows(weight.values.dtype, fixed_largest)
 
     def product(self, x: Tensor) -> Tensor:
-        whole, unit = self._round(x)
-        return super().product(whole).mul_(self._scale).mul_(unit).to(x.dtype)
-
-
-class W8A8ByIntMm(W8A8Emulated):
-    """The same arithmetic with torch._int_mm, also on GPUs."""
-
-    _GPU_ROWS: Final = 32  # cuBLAS needs more than 16 rows
-
-    def product(self, x: Tensor) -> Tensor:
-        whole, unit = self._round(x)
-        rows = whole.to(torch.int8)
-        if x.is_cuda:
-            missing = max(self._GPU_ROWS - len(rows), -len(rows) % 8)
-            rows = torch.nn.functional.pad(rows, (0, 0, 0, max(0, missing)))
-        y: Tensor = torch._int_mm(rows, self._values.t())
-        return (y[: len(x)] * self._scale).mul_(unit).to(x.dtype)
+        rounded, unit = self._round(x)
+        return super().product(rounded).mul_(self._scale).mul_(unit).to(x.dtype)
 
 
 KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
@@ -307,48 +294,3 @@ def kernel_layout_is_known() -> bool:
     panels = packed.view(2, 32, KERNEL_PANEL // 2)
     unpacked = torch.cat((panels & 15, panels >> 4), dim=-1).transpose(1, 2).reshape(-1, 32)
     return bool(torch.equal(unpacked.int(), values))
-
-
-_SMALLEST_FP8: Final = 1e-12
-FP8_GPU_SIDE: Final = 16  # a GPU's product needs both sides of a weight to be a multiple of this
-
-_FIRST_CAPABILITY: Final = (8, 9)  # Ada; Hopper is 9.0
-
-
-def fp8_is_native(device: torch.device) -> bool:
-    """True if the device multiplies float8 natively."""
-    if device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
-
-
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in float8, and their scales, shape (rows, 1)."""
-    wide = x.float()
-    unit = _largest_as(wide, rounding.FP8_MAX, _SMALLEST_FP8)
-    return (wide / unit).to(rounding.FP8), unit
-
-
-class Fp8Emulated(_ScaledRows):
-    """float8 in memory, float32 in the product."""
-
-    def product(self, x: Tensor) -> Tensor:
-        rounded, unit = round_rows(x)
-        y = super().product(rounded.float())
-        return y.mul_(self._scale).mul_(unit).to(x.dtype)
-
-
-class Fp8ByGpu(QuantizedLinear):
-    """float8 in memory and in the product, with a scale for each row of both sides."""
-
-    def __init__(self, weight: rounding.RowWeight, bias: Tensor | None) -> None:
-        self._values = weight.values.contiguous()
-        self._scale = weight.scale[None].contiguous()
-        super().__init__(weight.values, bias, self._values, self._scale)
-
-    def product(self, x: Tensor) -> Tensor:
-        rounded, unit = round_rows(x)
-        y: Tensor = torch._scaled_mm(
-            rounded, self._values.t(), scale_a=unit, scale_b=self._scale, out_dtype=torch.bfloat16
-        )
-        return y.to(x.dtype)

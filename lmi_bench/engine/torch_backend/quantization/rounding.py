@@ -25,14 +25,21 @@ _SMALLEST_SCALE: Final = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class RowWeight:
-    """w = values * scale. values: int8 or float8_e4m3fn; scale: float32, shape (outputs,)."""
+    """w = values * scale. values: int8 or float8_e4m3fn, shape (outputs, inputs); scale: float32,
+    shape (outputs,), or (outputs, groups) with one for each group of neighbouring inputs."""
 
     values: Tensor
     scale: Tensor
 
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.values.numel() // self.scale.numel()
+
     def floats(self) -> Tensor:
         """The dequantized weight, float32."""
-        return self.values.float() * self.scale[:, None]
+        groups = self.values.float().view(*self.scale.shape, self.group_size)
+        return (groups * self.scale[..., None]).view(self.values.shape)
 
 
 @dataclass(frozen=True, slots=True)
