@@ -152,11 +152,15 @@ def _gated(mlp: Mlp) -> DenseMlp:
 
 
 def _joined(layer: Mlp) -> PlainLinear | None:
-    """Gate and up of a dense layer as one; None for experts, which are then grouped."""
+    """Gate and up of a dense layer as one; None for experts, which are then grouped, and for
+    quantized weights."""
     if isinstance(layer, ExpertMlp):
-        layer.grouped = layer.grouped or StackedExperts(layer)
+        if isinstance(layer.experts[0].up, PlainLinear):
+            layer.grouped = layer.grouped or StackedExperts(layer)
         return None
     mlp = _gated(layer)
+    if not isinstance(mlp.up, PlainLinear):
+        return None
     gate, up = plain(mlp.gate), plain(mlp.up)
     half = gate.weight.shape[0]
     joined = gate.weight._base

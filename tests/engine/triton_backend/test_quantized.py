@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
 
-from lmi_bench.engine.torch_backend.quantization import gpu_linear, linear, rounding
+from lmi_bench.engine.scheduling.batch import LAST_SAMPLED
+from lmi_bench.engine.torch_backend import layers
+from lmi_bench.engine.torch_backend.executor import TorchExecutor
+from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.engine.torch_backend.quantization import gpu_linear, linear, loader, rounding
 from lmi_bench.engine.torch_backend.quantization.gpu_linear import GpuLinear, RoundedGpuLinear
+from lmi_bench.engine.torch_backend.quantization.kernels import Kernels
+from lmi_bench.engine.torch_backend.static.artefact import StaticShape
+from lmi_bench.engine.torch_backend.static.build import StepSettings
+from lmi_bench.engine.triton_backend.step import TritonStep
+from tests.engine.torch_backend.scores import scores
+from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
+from tests.engine.torch_backend.test_stored_forms import FORMATS, rewritten, rounded_folder
+from tests.engine.torch_backend.tiny_models import TinyModel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -108,3 +122,45 @@ def test_sizes_without_a_tile_are_named():
     assert not gpu_linear.fits(rounding.round_grouped(random(8, 96), 4, 16))
     assert not gpu_linear.fits(rounding.round_grouped(random(8, 64), 3, 32))
     assert not gpu_linear.fits(rounding.round_int8(random(8, 40)))
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """Stored bytes are kept as on a GPU."""
+    kernels = Kernels(GpuLinear, "Triton's", fits=gpu_linear.fits)
+    plan = partial(loader.kept_plan, device=torch.device("cuda"))
+    monkeypatch.setattr(loader, "on_gpu", lambda *_, **__: kernels)
+    monkeypatch.setattr(loader, "kept_plan", lambda config, _, degree: plan(config, degree=degree))
+    monkeypatch.setattr(layers, "packing_works", lambda *_: False)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="test_gpu.py has the same on a device")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_checkpoint_keeps_its_bytes_and_gives_what_its_floats_give(kept, tmp_path, kind):
+    """Through both back ends; a matrix whose groups have no tile stays floats, and that is told."""
+    sizes = {"intermediate_size": 128, "num_hidden_layers": 1}
+    model = TinyModel(tmp_path / "m", "Llama", **sizes)
+    folder, floats = rounded_folder(model, tmp_path / "q", kind)
+    wanted = scores(rewritten(model.folder, tmp_path / "f", floats))
+    torch.testing.assert_close(scores(folder), wanted, rtol=1e-3, atol=1e-3)
+    told, tokens = [], []
+    for place, kernels in ((folder, TritonStep), (tmp_path / "f", None)):
+        shapes = StepSettings(kernels=kernels, shapes=(StaticShape(1, 32),))
+        steps = Steps(place, block_size=16, steps=shapes)
+        got = steps.tokens(entry(0, PROMPT, 0, (0, 1)))
+        got += steps.tokens(entry(0, (LAST_SAMPLED,), len(PROMPT)))
+        told.append((steps.executor.weight_bytes, steps.executor.weights_description))
+        tokens.append(got)
+        asyncio.run(steps.executor.close())
+    assert tokens[0] == tokens[1]
+    assert told[0][0] < told[1][0]
+    assert "floats" not in told[0][1]
+
+
+def test_blocks_without_a_tile_become_floats_and_that_is_told(kept, tmp_path):
+    model = TinyModel(tmp_path / "m", "Llama", intermediate_size=96, num_hidden_layers=1)
+    folder, _ = rounded_folder(model, tmp_path / "q", "int4")
+    executor = TorchExecutor.load(folder, LoadSettings(num_blocks=2, threads=1))
+    assert executor.weights_description.endswith("weights of 4 or 8 bits became floats")
+    assert 0 < executor.quantized.held_bytes < executor.quantized.float_bytes
+    asyncio.run(executor.close())

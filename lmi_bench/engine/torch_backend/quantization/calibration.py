@@ -352,6 +352,8 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> loader.QuantizePlan
     source, settings = calibration.source, calibration.settings
     folder, spec = source.folder, source.spec
     stored = loader.stored_plan(folder, source.config, spec, degree)
+    if stored is None and settings.scheme is Scheme.NONE:
+        stored = loader.kept_plan(source.config, calibration.device, degree)
     if stored is not None:
         if settings.scheme not in (Scheme.NONE, stored.settings.scheme):
             raise InputError(

@@ -44,11 +44,13 @@ class Kernels:
 
     words     description for the user
     emulated  True if the arithmetic is emulated, so that its speed is meaningless
+    fits      True for a weight that the kernels take
     """
 
     make: Make
     words: str
     emulated: bool = False
+    fits: Callable[[rounding.QuantizedWeight], bool] = bool
 
 
 def choose_kernels(
@@ -69,11 +71,14 @@ def choose_kernels(
         case Scheme.FP8:
             words = "emulated: this device has no float8 arithmetic"
             return Kernels(linear.Emulated, words, emulated=True)
-    return Kernels(_no_kernel, "not quantized")
+    return NO_KERNELS
 
 
 def _no_kernel(*_: object) -> QuantizedLinear:
     raise ValueError("the scheme `none` rounds no weight")
+
+
+NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
 def _int8(precision: Precision, device: torch.device) -> Kernels:
@@ -167,7 +172,7 @@ def on_gpu(
     ) -> QuantizedLinear:
         return (form if gpu_linear.fits(weight) else otherwise)(weight, bias, *fixed)
 
-    return Kernels(make, "Triton's kernels, a prompt's rows with torch's")
+    return Kernels(make, "Triton's kernels, a prompt's rows with torch's", fits=gpu_linear.fits)
 
 
 def _switch_words(kernel: str, kernel_rows: int) -> str:
