@@ -19,7 +19,6 @@ from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
 from lmi_bench.engine.torch_backend.quantization.linear import (
     Emulated,
     Grouped4BitByKernel,
-    Int8ByBytes,
     Int8WeightOnly,
     W8A8ByOneDnn,
     kernel_layout_is_known,
@@ -177,15 +176,10 @@ def test_int8_kernels_give_what_whole_numbers_give(fixed):
     torch.testing.assert_close(W8A8ByOneDnn(weight, None, fixed)(x), emulated, rtol=1e-5, atol=1e-5)
 
 
-@needs_onednn
-def test_activations_in_two_bytes_are_as_near_as_bfloat16():
+def test_unrounded_activations_lose_nothing_where_no_kernel_rounds_them():
     weight = round_int8(random_weight(5))
     x = torch.randn(7, 256, generator=torch.Generator().manual_seed(3))
     exact = x.double() @ weight.floats().double().t()
-    by_bytes = (Int8ByBytes(weight, None)(x) - exact).norm() / exact.norm()
-    by_bfloat16 = (x.bfloat16().double() @ weight.floats().double().t() - exact).norm()
-    assert by_bytes < by_bfloat16 / exact.norm()
-    assert by_bytes < 2e-4
     plain = Int8WeightOnly(weight, None)(x)
     torch.testing.assert_close(plain.double(), exact, rtol=1e-4, atol=1e-5)
 

@@ -79,11 +79,6 @@ for name, rows, weight, scale in (
             (BF16, rows, F32, "i32", "fp32", "fp32"),
             {"BLOCK": 16384},
         )
-    else:
-        CASES[f"unpack_kernel {name}"] = (
-            (weight, scale, U8, BF16, "i32", "i32", "i32"),
-            TILE | {"NIBBLES": nibbles},
-        )
 
 for name, (types, constants) in CASES.items():
     modules = (kernels, expert_kernels, gpu_kernels)

@@ -93,39 +93,6 @@ def quantized_product_kernel(
 
 
 @triton.jit
-def unpack_kernel(
-    weight_ptr,
-    scale_ptr,
-    zeros_ptr,
-    out_ptr,
-    outputs,
-    inputs,
-    group_size,
-    NIBBLES: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-):
-    """One program per (block of outputs, tile of stored inputs): the weight as floats."""
-    ids = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    start = tl.program_id(1) * BLOCK_IN
-    has_output = ids < outputs
-    line = ids.to(tl.int64)[:, None]
-    halves: tl.constexpr = 2 if NIBBLES else 1
-    stored_inputs = inputs // halves
-    k = start + tl.arange(0, BLOCK_IN)[None, :]
-    at = weight_ptr + line * stored_inputs + k
-    stored = tl.load(at, mask=has_output[:, None], other=0.0)
-    for half in tl.static_range(halves):
-        first = half * stored_inputs
-        place = (first + start) // group_size * outputs + ids
-        values = _centred(stored, zeros_ptr, place, has_output, 4 * half, NIBBLES)
-        scale = tl.load(scale_ptr + place, mask=has_output, other=0.0).to(tl.float32)
-        floats = values.to(tl.float32) * scale[:, None]
-        kind = out_ptr.dtype.element_ty
-        tl.store(out_ptr + line * inputs + first + k, floats.to(kind), mask=has_output[:, None])
-
-
-@triton.jit
 def round_rows_kernel(x_ptr, rounded_ptr, unit_ptr, features, top, smallest, BLOCK: tl.constexpr):
     """One program per row: x / unit as int8 or float8, where the row's largest value is `top`."""
     row = tl.program_id(0).to(tl.int64)

@@ -5,7 +5,6 @@ compared with the exact product of a small matrix. The measurement takes some te
 per model.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +19,8 @@ from lmi_bench.engine.torch_backend.quantization import linear, rounding
 from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear
 
 _PROBE_SIZE: Final = 1024
-_DECODE_ROWS: Final = (1, 16, 64)
 _SWITCH_ROWS: Final = (4, 8, 16, 32, 64, 128)
 _MAX_ERROR: Final = 2e-2
-_MAX_SLOWDOWN: Final = 2.0  # the 2-byte form is more exact and may be slower by this factor
 
 
 Make = Callable[..., QuantizedLinear]
@@ -82,24 +79,12 @@ NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
 def _int8(precision: Precision, device: torch.device) -> Kernels:
-    plain = Kernels(linear.Int8WeightOnly, "unpacked at every step: no kernel here")
-    if device.type != "cpu":
-        return plain
+    if device.type != "cpu" or precision.stored != torch.bfloat16:
+        # torch's kernel would round the activations
+        return Kernels(linear.Int8WeightOnly, "unpacked at every step: no kernel here")
     weight = rounding.round_int8(_probe_weight())
     rows = _probe_rows(16).to(precision.compute)
-    in_bytes = Kernels(linear.Int8ByBytes, "int8 kernel, activations in two bytes")
-    byte_kernel_works = _works(lambda: linear.Int8ByBytes(weight, None)(rows), rows, weight)
-    if precision.stored != torch.bfloat16:  # torch's own kernel would round the activations
-        return in_bytes if byte_kernel_works else plain
     kernel_rows = _kernel_rows(linear.Int8WeightOnly, weight, rows)
-    if byte_kernel_works:
-        own = linear.Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
-        own_cost = _decode_cost(own, precision.compute)
-        if (
-            _decode_cost(linear.Int8ByBytes(weight, None), precision.compute)
-            < _MAX_SLOWDOWN * own_cost
-        ):
-            return in_bytes
     return Kernels(
         partial(linear.Int8WeightOnly, kernel_rows=kernel_rows),
         _switch_words("torch's int8 kernel", kernel_rows),
@@ -212,11 +197,6 @@ def _kernel_rows(
             break
         best = count
     return best
-
-
-def _decode_cost(product: QuantizedLinear, compute: torch.dtype) -> float:
-    """Product of the seconds at 1, 16 and 64 rows: a kernel should be good at all of them."""
-    return math.prod(_time_s(product, _probe_rows(count).to(compute)) for count in _DECODE_ROWS)
 
 
 def _time_s(product: QuantizedLinear, rows: Tensor) -> float:
