@@ -1,8 +1,7 @@
-"""Chooses each scheme's kernel on this machine: tests which ones work and measures the fastest.
+"""Chooses each scheme's kernel on this machine: tests which ones work.
 
 Torch's quantized operators are not a public interface and differ by processor: each is first
-compared with the exact product of a small matrix. The measurement takes some tens of milliseconds
-per model.
+compared with the exact product of a small matrix.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,12 +13,14 @@ import torch
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
-from lmi_bench.engine.torch_backend.precision import Precision, shortest_time_s
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization import linear, rounding
 from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear
 
 _PROBE_SIZE: Final = 1024
-_SWITCH_ROWS: Final = (4, 8, 16, 32, 64, 128)
+_KERNEL_ROWS: Final = {4: (256, 32), 8: (32, 8)}
+"""Maximum rows for which torch's CPU kernels of so many bits are faster than unpacking, beside
+products in float32 and in bfloat16."""
 _MAX_ERROR: Final = 2e-2
 
 
@@ -79,24 +80,20 @@ NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
 def _int8(precision: Precision, device: torch.device) -> Kernels:
+    unpacked = Kernels(linear.Int8WeightOnly, "unpacked at every step: no kernel here")
     if device.type != "cpu" or precision.stored != torch.bfloat16:
-        # torch's kernel would round the activations
-        return Kernels(linear.Int8WeightOnly, "unpacked at every step: no kernel here")
+        return unpacked  # torch's kernel would round the activations
     weight = rounding.round_int8(_probe_weight())
-    rows = _probe_rows(16).to(precision.compute)
-    kernel_rows = _kernel_rows(linear.Int8WeightOnly, weight, rows)
-    return Kernels(
-        partial(linear.Int8WeightOnly, kernel_rows=kernel_rows),
-        _switch_words("torch's int8 kernel", kernel_rows),
-    )
+    kernel_rows = _KERNEL_ROWS[8][precision.compute == torch.bfloat16]
+    form = partial(linear.Int8WeightOnly, kernel_rows=kernel_rows)
+    if not _works(form, weight, _probe_rows(4).to(precision.compute)):
+        return unpacked
+    return Kernels(form, f"torch's int8 kernel up to {kernel_rows} rows, more unpacked")
 
 
 def _w8a8(device: torch.device) -> Kernels:
-    weight = rounding.round_int8(_probe_weight().to(device))
-    rows = _probe_rows(16).to(device)
-    if device.type == "cpu" and _works(
-        lambda: linear.W8A8ByOneDnn(weight, None)(rows), rows, weight
-    ):
+    weight = rounding.round_int8(_probe_weight())
+    if device.type == "cpu" and _works(linear.W8A8ByOneDnn, weight, _probe_rows(16)):
         return Kernels(linear.W8A8ByOneDnn, "oneDNN's int8 kernel")
     return Kernels(linear.Emulated, "emulated: no int8 kernel here", emulated=True)
 
@@ -111,18 +108,18 @@ def _int4(precision: Precision, device: torch.device) -> Kernels:
     ):
         return plain
     weight = rounding.round_grouped(_probe_weight(), 4, 128)
-    rows = _probe_rows(4).to(precision.compute)
-    kernel_rows = _kernel_rows(linear.Grouped4BitByKernel, weight, rows)
-    if not kernel_rows:
+    kernel_rows = _KERNEL_ROWS[4][precision.compute == torch.bfloat16]
+    form = partial(linear.Grouped4BitByKernel, kernel_rows=kernel_rows)
+    if not _works(form, weight, _probe_rows(4).to(precision.compute)):
         return plain
 
     def make(weight: rounding.GroupedWeight, bias: Tensor | None) -> QuantizedLinear:
         fits = weight.values.shape[0] % linear.KERNEL_PANEL == 0
         if not fits or weight.group_size not in linear.KERNEL_GROUP_SIZES:
             return linear.GroupedLinear(weight, bias)
-        return linear.Grouped4BitByKernel(weight, bias, kernel_rows=kernel_rows)
+        return form(weight, bias)
 
-    return Kernels(make, _switch_words("torch's int4 kernel", kernel_rows))
+    return Kernels(make, f"torch's int4 kernel up to {kernel_rows} rows, more unpacked")
 
 
 def on_gpu(
@@ -148,8 +145,7 @@ def on_gpu(
     form: Make = gpu_linear.RoundedGpuLinear if rounds else gpu_linear.GpuLinear
     for count in (16, 128):  # by Triton, and partly by torch
         rows = _probe_rows(count).to(device, precision.compute)
-        wanted = otherwise(weight, None)(rows) if rounds else rows.float() @ weight.floats().t()
-        if not _comes_near(partial(form(weight, None), rows), wanted):
+        if not _works(form, weight, rows, otherwise(weight, None)(rows) if rounds else None):
             return None
 
     def make(
@@ -160,47 +156,17 @@ def on_gpu(
     return Kernels(make, "Triton's kernels, a prompt's rows with torch's", fits=gpu_linear.fits)
 
 
-def _switch_words(kernel: str, kernel_rows: int) -> str:
-    if not kernel_rows:
-        return "unpacked at every step: faster here than any kernel"
-    most = min(kernel_rows, _SWITCH_ROWS[-1])
-    return f"{kernel} up to {most} rows, more rows with unpacked weights"
-
-
-def _works(run: Callable[[], Tensor], rows: Tensor, weight: rounding.QuantizedWeight) -> bool:
-    """True if a product is close to the one with the dequantized weight."""
-    return _comes_near(run, rows.float() @ weight.floats().t())
-
-
-def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
+def _works(
+    form: Make, weight: rounding.QuantizedWeight, rows: Tensor, wanted: Tensor | None = None
+) -> bool:
+    """True if a product is close to the wanted one, or else to that with the dequantized weight."""
+    if wanted is None:
+        wanted = rows.float() @ weight.floats().t()
     try:
-        got = run().float()
+        got = form(weight, None)(rows).float()
     except Exception:  # noqa: BLE001 - Triton's errors and torch's have no class in common
         return False
     return bool((got - wanted).abs().max() < _MAX_ERROR * wanted.abs().max())
-
-
-def _kernel_rows(
-    form: Callable[..., QuantizedLinear], weight: rounding.QuantizedWeight, rows: Tensor
-) -> int:
-    """Maximum rows for which a form's kernel works and is not slower than unpacking; 0: none."""
-
-    def made(kernel_rows: int) -> QuantizedLinear:
-        return form(weight, None, kernel_rows=kernel_rows)
-
-    if not _works(lambda: made(_SWITCH_ROWS[-1])(rows), rows, weight):
-        return 0
-    by_kernel, unpacked, best = made(_SWITCH_ROWS[-1]), made(0), 0
-    for count in _SWITCH_ROWS:
-        rows = _probe_rows(count).to(rows.dtype)
-        if _time_s(by_kernel, rows) > _time_s(unpacked, rows):
-            break
-        best = count
-    return best
-
-
-def _time_s(product: QuantizedLinear, rows: Tensor) -> float:
-    return shortest_time_s(lambda: product(rows))
 
 
 def _probe_weight() -> Tensor:
