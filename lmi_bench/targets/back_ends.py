@@ -102,6 +102,7 @@ def choose_back_end(
         (degree > 1, _SPLIT),
         (quantize_settings(settings) != NOT_QUANTIZED, _QUANTIZED),
         ("float16" in (settings.dtype, settings.kv_dtype), "float16 runs in torch"),
+        (settings.kv_dtype == "float8", "a float8 cache is torch's"),
     ):
         if needs_torch:
             return BackEnd(reason=reason)

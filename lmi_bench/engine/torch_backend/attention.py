@@ -305,6 +305,7 @@ class PagedAttention:
         else:
             keys, values = (
                 torch.index_select(pages, 0, prompt.page_rows)
+                .view(self._cache.shape.dtype)
                 .view(kv_heads, -1, self._head_dim)[:, : prompt.num_keys]
                 .to(q.dtype)
                 for pages in self._cache.head_pages(layer)
@@ -370,7 +371,8 @@ class PagedAttention:
         size = (group.page_rows.shape[0], *pages.shape[1:])
         gathered = self._buffer("pages", size, pages.dtype)
         torch.index_select(pages, 0, group.page_rows, out=gathered)
-        if pages.dtype != dtype:
+        gathered = gathered.view(self._cache.shape.dtype)
+        if gathered.dtype != dtype:
             gathered = self._buffer("wide_pages", size, dtype).copy_(gathered)
         batch, _, context = group.bias.shape
         return gathered.view(batch, context, self._head_dim)

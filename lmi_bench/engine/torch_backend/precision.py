@@ -63,8 +63,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without `torch.`, such as bfloat16."""
-    return str(dtype).removeprefix("torch.")
+    """The name without `torch.`, such as bfloat16; the one kind of float8 alone."""
+    return str(dtype).removeprefix("torch.").removesuffix("_e4m3fn")
 
 
 def bfloat16_is_slow() -> bool:

@@ -92,7 +92,11 @@ def turn_and_store_kernel(
             cache = values_ptr
             kv_head -= KV_HEADS
         slot = tl.load(slots_ptr + row * KV_HEADS + kv_head)
-        tl.store(cache + slot * HEAD_DIM + columns, x.to(keys_ptr.dtype.element_ty), mask=inside)
+        new = x
+        if keys_ptr.dtype.element_ty == tl.float8e4nv:
+            new = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0)
+        new = new.to(keys_ptr.dtype.element_ty)
+        tl.store(cache + slot * HEAD_DIM + columns, new, mask=inside)
 
 
 @triton.jit

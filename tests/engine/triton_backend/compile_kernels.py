@@ -38,9 +38,11 @@ CASES = {
 ATTENTION = CASES["paged_attention_kernel"][1]
 
 
-def attention(values: str, **changes: int) -> tuple[tuple[str, ...], dict[str, int]]:
+def attention(
+    values: str, pages: str | None = None, **changes: int
+) -> tuple[tuple[str, ...], dict[str, int]]:
     """The attention of a step whose queries and pages hold such values."""
-    cache = (values, values, values, I64, I64, F32, F32, F32)
+    cache = (values, pages or values, pages or values, I64, I64, F32, F32, F32)
     return (*cache, "i32", "i32", "i32", "fp32"), ATTENTION | changes
 
 
@@ -53,6 +55,11 @@ for few, gated in ((True, True), (True, False), (False, True), (False, False)):
 CASES |= {
     "paged_attention_kernel float16, pages of 1024": attention(F16, PAGE=1024),
     "paged_attention_kernel float32": attention(F32),
+    "paged_attention_kernel float8 pages": attention(BF16, FP8),
+    "turn_and_store_kernel float8 pages": (
+        (BF16, BF16, BF16, BF16, I64, BF16, FP8, FP8, "fp32"),
+        CASES["turn_and_store_kernel"][1],
+    ),
     "paged_attention_kernel heads of 256, groups of 32": attention(
         BF16, HEAD_DIM=256, DIM_BLOCK=256, GROUP_BLOCK=32, HEADS=64, KV_HEADS=2
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.kv_cache import FLOAT8, KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import artefact as artefacts
@@ -114,7 +114,10 @@ def _is_without(eager: TorchForward, settings: StepSettings) -> bool:
     """True for a model that has no such steps; InputError if they must be compiled."""
     spec = eager.model.spec
     without = bool(spec.sinks or spec.latent_rank)
-    if without and (settings.compiled or settings.artefact is not None):
+    compiled = settings.compiled or settings.artefact is not None
+    if compiled and eager.cache.shape.dtype is FLOAT8:
+        raise InputError("compiled steps have no float8 cache: leave --kv-dtype float8 out")
+    if without and compiled:
         raise InputError(
             f"{eager.shape.name}: steps with sinks or latent attention cannot be compiled"
         )
