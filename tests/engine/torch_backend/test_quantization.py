@@ -21,7 +21,6 @@ from lmi_bench.engine.torch_backend.quantization.linear import (
     Grouped4BitByKernel,
     Int8WeightOnly,
     W8A8ByOneDnn,
-    kernel_layout_is_known,
 )
 from lmi_bench.engine.torch_backend.quantization.loader import round_weight
 from lmi_bench.engine.torch_backend.quantization.rounding import (
@@ -184,7 +183,13 @@ def test_unrounded_activations_lose_nothing_where_no_kernel_rounds_them():
     torch.testing.assert_close(plain.double(), exact, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(not kernel_layout_is_known(), reason="torch packs 4 bits otherwise here")
+BFLOAT16 = Precision(torch.bfloat16, torch.float32)
+
+
+@pytest.mark.skipif(
+    "kernel up to" not in choose_kernels(QuantizeSettings(Scheme.AWQ_INT4), BFLOAT16, CPU).words,
+    reason="torch packs 4 bits otherwise here",
+)
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_the_4_bit_kernel_and_its_unpacked_bytes_agree(group_size):
     weight = round_grouped(random_weight(6, 192, 256), 4, group_size)

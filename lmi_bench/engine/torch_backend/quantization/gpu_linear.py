@@ -102,15 +102,6 @@ class GpuLinear(linear.UnpackedLinear):
 class RoundedGpuLinear(GpuLinear):
     """A weight in int8 or float8 with a scale per output, and rows rounded to its format."""
 
-    def __init__(
-        self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
-    ) -> None:
-        """fixed_largest  largest activation in calibration; None: each row's own"""
-        super().__init__(weight, bias)
-        self._fixed = (
-            None if fixed_largest is None else linear.RoundedRows(torch.int8, fixed_largest)
-        )
-
     def product(self, x: Tensor) -> Tensor:
         rounded, unit = self._rounded(x.contiguous())
         if len(x) <= _MANY_ROWS or self.shape[0] % _SIDE:
@@ -130,9 +121,6 @@ class RoundedGpuLinear(GpuLinear):
 
     def _rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows in the weight's format, and their units, shape (rows, 1)."""
-        if self._fixed is not None:
-            whole, unit = self._fixed(x)
-            return whole.to(torch.int8), unit.expand(len(x), 1).contiguous()
         count, features = x.shape
         rounded = torch.empty(x.shape, dtype=self._values.dtype, device=x.device)
         unit = torch.empty(count, 1, device=x.device)

@@ -7,7 +7,7 @@ compared with the exact product of a small matrix.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ _ON_ANY_DEVICE: Final[Mapping[Scheme, Make]] = {
     Scheme.INT8: linear.Int8WeightOnly,
     Scheme.SMOOTHQUANT: linear.Emulated,
     Scheme.AWQ_INT4: linear.GroupedLinear,
+    Scheme.AWQ_INT3: linear.GroupedLinear,
     Scheme.FP8: linear.Emulated,
 }
 
@@ -48,28 +49,7 @@ class Kernels:
     make: Make
     words: str
     emulated: bool = False
-    fits: Callable[[rounding.QuantizedWeight], bool] = bool
-
-
-def choose_kernels(
-    settings: QuantizeSettings, precision: Precision, device: torch.device
-) -> Kernels:
-    """The fastest working kernels for the scheme of `settings`."""
-    if (found := on_gpu(settings.scheme, precision, device)) is not None:
-        return found
-    match settings.scheme:
-        case Scheme.INT8:
-            return _int8(precision, device)
-        case Scheme.SMOOTHQUANT:
-            return _w8a8(device)
-        case Scheme.AWQ_INT4:
-            return _int4(precision, device)
-        case Scheme.AWQ_INT3:
-            return Kernels(linear.GroupedLinear, "unpacked at every step: no 3-bit kernel")
-        case Scheme.FP8:
-            words = "emulated: this device has no float8 arithmetic"
-            return Kernels(linear.Emulated, words, emulated=True)
-    return NO_KERNELS
+    fits: Callable[[Any], bool] = bool
 
 
 def _no_kernel(*_: object) -> QuantizedLinear:
@@ -79,47 +59,46 @@ def _no_kernel(*_: object) -> QuantizedLinear:
 NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
-def _int8(precision: Precision, device: torch.device) -> Kernels:
-    unpacked = Kernels(linear.Int8WeightOnly, "unpacked at every step: no kernel here")
-    if device.type != "cpu" or precision.stored != torch.bfloat16:
-        return unpacked  # torch's kernel would round the activations
-    weight = rounding.round_int8(_probe_weight())
-    kernel_rows = _KERNEL_ROWS[8][precision.compute == torch.bfloat16]
-    form = partial(linear.Int8WeightOnly, kernel_rows=kernel_rows)
-    if not _works(form, weight, _probe_rows(4).to(precision.compute)):
-        return unpacked
-    return Kernels(form, f"torch's int8 kernel up to {kernel_rows} rows, more unpacked")
+def choose_kernels(
+    settings: QuantizeSettings, precision: Precision, device: torch.device
+) -> Kernels:
+    """The fastest working kernels for the scheme of `settings`."""
+    scheme = settings.scheme
+    if scheme is Scheme.NONE:
+        return NO_KERNELS
+    is_cpu = device.type == "cpu"
+    found = _on_cpu(scheme, precision) if is_cpu else on_gpu(scheme, precision, device)
+    if found is not None:
+        return found
+    words = "unpacked at every step: no kernel here"
+    if scheme.rounds_activations:
+        words = "emulated: no kernel here"
+    return Kernels(_ON_ANY_DEVICE[scheme], words, emulated=scheme.rounds_activations)
 
 
-def _w8a8(device: torch.device) -> Kernels:
-    weight = rounding.round_int8(_probe_weight())
-    if device.type == "cpu" and _works(linear.W8A8ByOneDnn, weight, _probe_rows(16)):
-        return Kernels(linear.W8A8ByOneDnn, "oneDNN's int8 kernel")
-    return Kernels(linear.Emulated, "emulated: no int8 kernel here", emulated=True)
+def _on_cpu(scheme: Scheme, precision: Precision) -> Kernels | None:
+    """Torch's kernels for a scheme on a CPU; None where they do not work."""
+    if scheme is Scheme.SMOOTHQUANT:
+        if _works(linear.W8A8ByOneDnn, _probe_weight(scheme), _probe_rows(16)):
+            return Kernels(linear.W8A8ByOneDnn, "oneDNN's int8 kernel")
+        return None
+    # torch's kernels round activations to bfloat16
+    if scheme not in (Scheme.INT8, Scheme.AWQ_INT4) or precision.stored != torch.bfloat16:
+        return None
+    kernel_rows = _KERNEL_ROWS[scheme.bits][precision.compute == torch.bfloat16]
+    form: Make = linear.Int8WeightOnly if scheme is Scheme.INT8 else linear.Grouped4BitByKernel
+    form = partial(form, kernel_rows=kernel_rows)
+    for count in (4, kernel_rows + 1):  # by the kernel, and unpacked from its layout
+        rows = _probe_rows(count).to(precision.compute)
+        if not _works(form, _probe_weight(scheme), rows):
+            return None
 
+    def make(weight: rounding.QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
+        fits = scheme is Scheme.INT8 or linear.kernel_fits(weight)
+        return (form if fits else _ON_ANY_DEVICE[scheme])(weight, bias)
 
-def _int4(precision: Precision, device: torch.device) -> Kernels:
-    words = "unpacked at every step: no 4-bit kernel here"
-    plain = Kernels(linear.GroupedLinear, words)
-    if (
-        device.type != "cpu"
-        or precision.stored != torch.bfloat16
-        or not linear.kernel_layout_is_known()
-    ):
-        return plain
-    weight = rounding.round_grouped(_probe_weight(), 4, 128)
-    kernel_rows = _KERNEL_ROWS[4][precision.compute == torch.bfloat16]
-    form = partial(linear.Grouped4BitByKernel, kernel_rows=kernel_rows)
-    if not _works(form, weight, _probe_rows(4).to(precision.compute)):
-        return plain
-
-    def make(weight: rounding.GroupedWeight, bias: Tensor | None) -> QuantizedLinear:
-        fits = weight.values.shape[0] % linear.KERNEL_PANEL == 0
-        if not fits or weight.group_size not in linear.KERNEL_GROUP_SIZES:
-            return linear.GroupedLinear(weight, bias)
-        return form(weight, bias)
-
-    return Kernels(make, f"torch's int4 kernel up to {kernel_rows} rows, more unpacked")
+    words = f"torch's int{scheme.bits} kernel up to {kernel_rows} rows, more unpacked"
+    return Kernels(make, words)
 
 
 def on_gpu(
@@ -129,20 +108,15 @@ def on_gpu(
 
     rounds  round activations if the scheme does
     """
-    if device.type != "cuda" or scheme in (Scheme.NONE, Scheme.AWQ_INT3):
+    if device.type != "cuda" or scheme is Scheme.AWQ_INT3:
         return None
     try:
         from lmi_bench.engine.torch_backend.quantization import gpu_linear
     except ImportError:  # torch for this system brings no Triton
         return None
-    probe, otherwise = _probe_weight().to(device), _ON_ANY_DEVICE[scheme]
-    weight: rounding.QuantizedWeight = rounding.round_int8(probe)
-    if scheme is Scheme.AWQ_INT4:
-        weight = rounding.round_grouped(probe, 4, 128)
-    elif scheme is Scheme.FP8:
-        weight = rounding.round_fp8(probe)
     rounds = rounds and scheme.rounds_activations
     form: Make = gpu_linear.RoundedGpuLinear if rounds else gpu_linear.GpuLinear
+    weight, otherwise = _probe_weight(scheme, device), _ON_ANY_DEVICE[scheme]
     for count in (16, 128):  # by Triton, and partly by torch
         rows = _probe_rows(count).to(device, precision.compute)
         if not _works(form, weight, rows, otherwise(weight, None)(rows) if rounds else None):
@@ -151,7 +125,8 @@ def on_gpu(
     def make(
         weight: rounding.QuantizedWeight, bias: Tensor | None, *fixed: Tensor
     ) -> QuantizedLinear:
-        return (form if gpu_linear.fits(weight) else otherwise)(weight, bias, *fixed)
+        fits = gpu_linear.fits(weight) and not fixed
+        return (form if fits else otherwise)(weight, bias, *fixed)
 
     return Kernels(make, "Triton's kernels, a prompt's rows with torch's", fits=gpu_linear.fits)
 
@@ -169,9 +144,13 @@ def _works(
     return bool((got - wanted).abs().max() < _MAX_ERROR * wanted.abs().max())
 
 
-def _probe_weight() -> Tensor:
-    """Fixed random numbers, shape (1024, 1024)."""
-    return torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=torch.Generator().manual_seed(1))
+def _probe_weight(scheme: Scheme, device: torch.device | None = None) -> rounding.QuantizedWeight:
+    """Fixed random numbers, shape (1024, 1024), in the scheme's format."""
+    generator = torch.Generator().manual_seed(1)
+    floats = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator).to(device)
+    if scheme is Scheme.AWQ_INT4:
+        return rounding.round_grouped(floats, 4, 128)
+    return rounding.round_fp8(floats) if scheme is Scheme.FP8 else rounding.round_int8(floats)
 
 
 def _probe_rows(count: int) -> Tensor:

@@ -171,7 +171,7 @@ class Emulated(_ScaledRows):
         return super().product(rounded).mul_(self._scale).mul_(unit).to(x.dtype)
 
 
-KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
+_KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
 _MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
 
 
@@ -206,14 +206,15 @@ class Grouped4BitByKernel(UnpackedLinear):
     """4-bit weights with torch's CPU kernel, built for few rows; many rows are multiplied with
     floats unpacked from the same bytes.
 
-    The kernel takes bfloat16 rows and scales. `kernel_layout_is_known` checks on the machine that
-    its layout is the one that `_of_panels` reads.
+    The kernel takes bfloat16 rows and scales. On the machine `kernels` compares it with the
+    layout that `_of_panels` reads.
     """
 
     def __init__(
         self, weight: rounding.GroupedWeight, bias: Tensor | None, *, kernel_rows: int
     ) -> None:
-        self._packed = pack_for_kernel(weight.values)
+        pack: Callable[[Tensor, int], Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        self._packed = pack(weight.values.int(), 1)
         self._group_size = weight.group_size
         self.kernel_rows = kernel_rows
         offset = (_MIDDLE - weight.zeros.float()) * weight.scale
@@ -243,21 +244,7 @@ def _of_panels(packed: Tensor) -> Tensor:
     return unpacked.reshape(len(packed), -1)
 
 
-def pack_for_kernel(values: Tensor) -> Tensor:
-    """Values below 16, shape (outputs, inputs), in the layout of torch's CPU kernel."""
-    convert: Callable[[Tensor, int], Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-    return convert(values.int(), 1)
-
-
-def kernel_layout_is_known() -> bool:
-    """True if torch's 4-bit layout on this processor is the one of `Grouped4BitByKernel`."""
-    if not hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
-        return False
-    values = torch.arange(2 * KERNEL_PANEL * 32, dtype=torch.int32).view(-1, 32).mul_(7) % 16
-    try:
-        packed = pack_for_kernel(values.to(torch.uint8))
-    except RuntimeError:
-        return False
-    if packed.dtype != torch.uint8 or packed.numel() != values.numel() // 2:
-        return False
-    return bool(torch.equal(_of_panels(packed.view(len(values), -1)).int(), values))
+def kernel_fits(weight: rounding.QuantizedWeight) -> bool:
+    """True for a weight in sizes that torch's 4-bit kernel takes."""
+    panels = weight.values.shape[0] % KERNEL_PANEL == 0
+    return panels and weight.group_size in _KERNEL_GROUP_SIZES
