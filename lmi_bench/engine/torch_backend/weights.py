@@ -156,8 +156,8 @@ class Checkpoint:
         return tensor
 
     def parts(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """Values of 4 or 8 bits, and their scales: one, or (rows, 1), or of blocks; None if the
-        tensor `name` is not stored so. Values of 4 bits are int32, from -8 to 7."""
+        """Values of 4 or 8 bits, and their scales, shape (rows, groups); None if the tensor `name`
+        is not stored so. Values of 4 bits are int32, from -8 to 7."""
         form = self._forms.get(name)
         return None if form is None or form.parts is None else form.parts()
 
@@ -319,11 +319,6 @@ def _forms_of(stored: Checkpoint, spec: DecoderSpec) -> dict[str, Form]:
     return forms
 
 
-def block_size(size: int, blocks: int) -> int:
-    """Values that share a scale: a power of 2, of which the last block may have less."""
-    return 1 << (-(-size // blocks) - 1).bit_length()
-
-
 def _scaled(stored: Checkpoint, source: str, scale_name: str, is_packed: bool) -> Form:
     """Values of 8 bits, or eight of 4 bits in each 32-bit number of a row, the first lowest; times
     the scale of their tensor, row, block or group."""
@@ -334,22 +329,29 @@ def _scaled(stored: Checkpoint, source: str, scale_name: str, is_packed: bool) -
         if stored.read(f"{source}weight_shape").tolist() != list(shape):
             raise InputError(f"tensor {name!r}: packed weights have 4 bits here, not others")
 
+    rows, columns = shape
+
     def parts() -> tuple[Tensor, Tensor]:
         values = stored.read(name)
         if is_packed:
             shifts = torch.arange(0, 32, 4, dtype=torch.int32)
             values = ((values[..., None] >> shifts) & 15).flatten(1) - 8
-        return values, stored.read(f"{source}{scale_name}").float()
+        scale = stored.read(f"{source}{scale_name}").float()
+        scale = scale if scale.ndim == 2 else scale.view(-1, 1)
+        return values, scale.repeat_interleave(_block(rows, len(scale)), 0)[:rows]
 
     def read(*index: int | slice) -> Tensor:
         values, scale = parts()
-        for side, size in enumerate(shape if scale.numel() > 1 else ()):
-            block = block_size(size, scale.shape[side])
-            scale = scale.repeat_interleave(block, side).narrow(side, 0, size)
-        whole = (values.float() * scale).to(torch.bfloat16)
+        wide = scale.repeat_interleave(_block(columns, scale.shape[1]), 1)[:, :columns]
+        whole = (values.float() * wide).to(torch.bfloat16)
         return whole[index] if index else whole
 
     return Form(shape, read, parts)
+
+
+def _block(size: int, blocks: int) -> int:
+    """Values that share a scale: a power of 2, of which the last block may have less."""
+    return 1 << (-(-size // blocks) - 1).bit_length()
 
 
 def _parts(name: str, whole: Form, spec: DecoderSpec) -> Iterator[tuple[str, Form]]:

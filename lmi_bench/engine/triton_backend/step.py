@@ -15,6 +15,7 @@ from lmi_bench.engine.torch_backend.kv_cache import KvCache, slots_of
 from lmi_bench.engine.torch_backend.layers import (
     DenseMlp,
     ExpertMlp,
+    Linear,
     Mlp,
     Norm,
     PlainLinear,
@@ -53,7 +54,7 @@ class TritonStep:
     def __init__(self, model: Decoder, cache: KvCache) -> None:
         self._model = model
         self._cache = cache
-        self._gates_and_ups = [_joined(layer.mlp) for layer in model.layers]
+        self._joined = [_joined(layer.mlp) for layer in model.layers]
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """Store every row's keys and values; returns its logits. Raises EngineError if a kernel
@@ -106,12 +107,11 @@ class TritonStep:
             if index == last:  # from here on a row feeds only its own logits
                 attended, x = attended[sampled_rows], x[sampled_rows]
             normed = _add_norm(x, attention.out(attended), layer.mlp_norm)
-            gate_and_up = self._gates_and_ups[index]
-            if gate_and_up is None:
+            if (joined := self._joined[index]) is None:
                 x, delta = mlp.add(normed, x), None
             else:
-                inner = ops.silu_multiply(gate_and_up(normed))
-                delta = _gated(mlp).down(inner)
+                gate_and_up, down = joined
+                delta = down(ops.silu_multiply(gate_and_up(normed)))
         return model.head(_add_norm(x, delta, model.norm))
 
 
@@ -146,20 +146,12 @@ def _add_norm(x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
     return ops.add_rms_norm(x, delta, norm.tensors[0], norm.eps)
 
 
-def _gated(mlp: Mlp) -> DenseMlp:
-    assert isinstance(mlp, DenseMlp)  # see `unsupported`
-    return mlp
-
-
-def _joined(layer: Mlp) -> PlainLinear | None:
-    """Gate and up of a dense layer as one; None for experts, which are then grouped, and for
-    quantized weights."""
-    if isinstance(layer, ExpertMlp):
-        if isinstance(layer.experts[0].up, PlainLinear):
-            layer.grouped = layer.grouped or StackedExperts(layer)
-        return None
-    mlp = _gated(layer)
-    if not isinstance(mlp.up, PlainLinear):
+def _joined(mlp: Mlp) -> tuple[PlainLinear, Linear] | None:
+    """Gate and up of a dense layer as one, and its down; None for experts, which are then grouped,
+    and for quantized weights."""
+    if isinstance(mlp, ExpertMlp) and isinstance(mlp.experts[0].up, PlainLinear):
+        mlp.grouped = mlp.grouped or StackedExperts(mlp)
+    if not isinstance(mlp, DenseMlp) or not isinstance(mlp.up, PlainLinear):
         return None
     gate, up = plain(mlp.gate), plain(mlp.up)
     half = gate.weight.shape[0]
@@ -173,4 +165,4 @@ def _joined(layer: Mlp) -> PlainLinear | None:
         PlainLinear(weight[rows], None if bias is None else bias[rows])
         for rows in (slice(0, half), slice(half, None))
     )
-    return PlainLinear(weight, bias)
+    return PlainLinear(weight, bias), mlp.down

@@ -22,7 +22,6 @@ from lmi_bench.engine.torch_backend.quantization.linear import (
     Int8WeightOnly,
     W8A8ByOneDnn,
 )
-from lmi_bench.engine.torch_backend.quantization.loader import round_weight
 from lmi_bench.engine.torch_backend.quantization.rounding import (
     from_awq,
     pack_3bit,
@@ -31,6 +30,7 @@ from lmi_bench.engine.torch_backend.quantization.rounding import (
     round_fp8,
     round_grouped,
     round_int8,
+    round_weight,
     to_awq,
     unpack_3bit,
     unpack_3bit_from_file,

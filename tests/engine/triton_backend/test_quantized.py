@@ -120,6 +120,8 @@ def test_sizes_without_a_tile_are_named():
     assert not gpu_linear.fits(rounding.round_grouped(random(8, 96), 4, 16))
     assert not gpu_linear.fits(rounding.round_grouped(random(8, 64), 3, 32))
     assert not gpu_linear.fits(rounding.round_int8(random(8, 40)))
+    whole = rounding.round_int8(random(8, 192))  # blocks of 128 and 64 inputs
+    assert not gpu_linear.fits(dataclasses.replace(whole, scale=random(8, 2)))
 
 
 @pytest.fixture

@@ -306,7 +306,9 @@ class Calibration:
                 if self.tell is not None:
                     self.tell("scales of layers", number, len(groups))
         if settings.scheme is Scheme.SMOOTHQUANT and not settings.per_token:
-            factors |= _largest_inputs(recording, factors)
+            for name, inputs in recording.inputs.items():  # after division by the factors
+                factor = factors.get(f"{name}.{loader.COLUMN_FACTORS}", torch.ones(1))
+                factors[f"{name}.{loader.LARGEST_INPUT}"] = (inputs.largest.cpu() / factor).max()
         if not factors:  # a file needs a tensor
             factors["none"] = torch.zeros(1)
         return factors
@@ -329,18 +331,6 @@ class Calibration:
         stated += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in names]
         digest = hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:24]
         return f"{settings.scheme.value}-{digest}"
-
-
-def _largest_inputs(recording: Recording, factors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The largest input of every matrix, after division by the factors."""
-    largest = {}
-    for name, inputs in recording.inputs.items():
-        factor = factors.get(f"{name}.{loader.COLUMN_FACTORS}")
-        values = inputs.largest.cpu()
-        largest[f"{name}.{loader.LARGEST_INPUT}"] = (
-            values if factor is None else values / factor
-        ).max()
-    return largest
 
 
 def prepare(calibration: Calibration, *, degree: int = 1) -> loader.QuantizePlan | None:

@@ -25,8 +25,10 @@ _MANY_ROWS: Final = 64
 
 
 def fits(weight: rounding.QuantizedWeight) -> bool:
-    """True if the kernels have a tile for this weight."""
-    return _tile(weight) >= _LEAST_TILE and getattr(weight, "bits", 4) == 4
+    """True if the kernels have a tile for this weight: not if its last block has fewer inputs."""
+    size, of_4_bits = weight.group_size, getattr(weight, "bits", 4) == 4
+    is_whole = size == weight.values.shape[1] or not size & (size - 1)
+    return is_whole and of_4_bits and _tile(weight) >= _LEAST_TILE
 
 
 def _tile(weight: rounding.QuantizedWeight) -> int:

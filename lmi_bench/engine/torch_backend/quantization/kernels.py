@@ -148,9 +148,7 @@ def _probe_weight(scheme: Scheme, device: torch.device | None = None) -> roundin
     """Fixed random numbers, shape (1024, 1024), in the scheme's format."""
     generator = torch.Generator().manual_seed(1)
     floats = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator).to(device)
-    if scheme is Scheme.AWQ_INT4:
-        return rounding.round_grouped(floats, 4, 128)
-    return rounding.round_fp8(floats) if scheme is Scheme.FP8 else rounding.round_int8(floats)
+    return rounding.round_weight(floats, QuantizeSettings(scheme), 128)
 
 
 def _probe_rows(count: int) -> Tensor:

@@ -189,17 +189,11 @@ class GroupedLinear(UnpackedLinear):
 
     def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
         values = self._unpack(*(part[first:last] for part in self._packed))
-        return _floats(values, self._scale[first:last], self._zeros[first:last], dtype)
-
-
-def _floats(values: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
-    """(values - zeros) * scale, group by group; shape of `values`."""
-    rows, groups = scale.shape
-    # the zero is an integer: scale * values - scale * zero in float32 is as exact
-    wide = values.view(rows, groups, -1).float()
-    scale = scale.float()
-    offset = (scale * zeros).neg_()
-    return wide.mul_(scale[..., None]).add_(offset[..., None]).view(rows, -1).to(dtype)
+        scale = self._scale[first:last, :, None].float()
+        # the zero is an integer: scale * values - scale * zero in float32 is as exact
+        offset = (scale * self._zeros[first:last, :, None]).neg_()
+        wide = values.view(*scale.shape[:2], -1).float()
+        return wide.mul_(scale).add_(offset).view(values.shape).to(dtype)
 
 
 class Grouped4BitByKernel(UnpackedLinear):

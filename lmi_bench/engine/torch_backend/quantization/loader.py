@@ -26,7 +26,7 @@ from lmi_bench.engine.torch_backend.quantization.kernels import (
     choose_kernels,
     on_gpu,
 )
-from lmi_bench.engine.torch_backend.weights import FLOAT_METHODS, Checkpoint, Progress, block_size
+from lmi_bench.engine.torch_backend.weights import FLOAT_METHODS, Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec
 
 OWN_METHOD: Final = "lmi-bench"
@@ -76,9 +76,16 @@ def stored_plan(
     if method in FLOAT_METHODS:
         return None
     if method == "awq":
-        settings, group_size = _awq_settings(folder, stated), int(stated.get("group_size", 128))
-        if group_size < 1:
-            group_size = 0  # -1: one scale for a whole row, which must not be split
+        bits = stated.get("bits", stated.get("w_bit", 4))
+        version = str(stated.get("version", "gemm")).lower()
+        if bits != 4 or version != "gemm":
+            raise InputError(
+                f"{folder / 'config.json'}: AWQ weights of {bits} bits in the layout {version!r} "
+                "cannot be loaded; only 4 bits in the layout 'gemm' are supported"
+            )
+        # -1: one scale for a whole row, which must not be split
+        settings = QuantizeSettings(Scheme.AWQ_INT4)
+        group_size = max(0, int(stated.get("group_size", 128)))
     elif method == OWN_METHOD:
         settings, group_size = _own_settings(folder, stated), int(stated.get("group_size", 0))
     else:
@@ -106,17 +113,6 @@ def kept_plan(config: Mapping[str, Any], device: torch.device, degree: int) -> Q
     if method == "fp8" or "float" in stored:
         scheme = Scheme.FP8
     return QuantizePlan(QuantizeSettings(scheme), stored=True, kept=True)
-
-
-def _awq_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
-    bits = stated.get("bits", stated.get("w_bit", 4))
-    version = str(stated.get("version", "gemm")).lower()
-    if bits != 4 or version != "gemm":
-        raise InputError(
-            f"{folder / 'config.json'}: AWQ weights of {bits} bits in the layout {version!r} "
-            "cannot be loaded; only 4 bits in the layout 'gemm' are supported"
-        )
-    return QuantizeSettings(Scheme.AWQ_INT4)
 
 
 def _own_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
@@ -183,10 +179,8 @@ class QuantizingLoader(WeightLoader):
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
     ) -> Linear:
         first = parts[0][0]
-        if self.plan.kept:
-            kept = [self._kept(name) for name, _ in parts]
-            if any(weight is None for weight in kept):
-                return super().matrix(parts, columns, bias, joined)
+        kept = [self._kept(name) for name, _ in parts] if self.plan.kept else [None]
+        if all(weight is not None for weight in kept):
             return self._made(_joined(kept, joined), bias)
         floats_stay = not is_quantized_name(first, self.spec) or (
             self.plan.stored and f"{first}.weight" in self.checkpoint
@@ -198,7 +192,7 @@ class QuantizingLoader(WeightLoader):
             weight = _joined(stored, joined)
         else:
             floats = joined([self.smoothed(f"{name}.weight", n, columns) for name, n in parts])
-            weight = round_weight(floats, self.plan.settings, self.plan.group_size)
+            weight = rounding.round_weight(floats, self.plan.settings, self.plan.group_size)
             self.quantized.relative_error[first] = relative_error(weight.floats(), floats)
         largest = [
             self.checkpoint.tensor(name).to(self.device)
@@ -218,18 +212,10 @@ class QuantizingLoader(WeightLoader):
 
     def _kept(self, name: str) -> rounding.QuantizedWeight | None:
         """A matrix in its stored bytes; None if it has others, or its blocks have no kernel."""
-        parts = None
-        if self._kernels is not NO_KERNELS:
-            parts = self.checkpoint.parts(f"{name}.weight")
-        if parts is None:
+        parts = self.checkpoint.parts(f"{name}.weight")
+        if parts is None or self._kernels is NO_KERNELS:
             return None
         values, scale = (part.to(self.device) for part in parts)
-        rows, columns = values.shape
-        scale = scale if scale.ndim == 2 else scale.view(-1, 1)
-        block_rows, block = block_size(rows, len(scale)), block_size(columns, scale.shape[1])
-        if scale.shape[1] > 1 and columns % block:
-            return None
-        scale = scale.repeat_interleave(block_rows, 0)[:rows]
         weight: rounding.QuantizedWeight = rounding.RowWeight(values, scale)
         if values.dtype is torch.int32:
             zeros = torch.full_like(scale, 8, dtype=torch.uint8)
@@ -300,22 +286,6 @@ def apply_factors(
 def is_quantized_name(name: str, spec: DecoderSpec) -> bool:
     """True if the matrix with this name is quantized: a router of experts is not."""
     return not (spec.experts and name.endswith((".gate", ".router", "_gate")))
-
-
-def round_weight(
-    weight: Tensor, settings: QuantizeSettings, group_size: int
-) -> rounding.QuantizedWeight:
-    """Round a float32 weight with the settings' scheme."""
-    match settings.scheme:
-        case Scheme.INT8:
-            return rounding.round_int8(weight)
-        case Scheme.SMOOTHQUANT:
-            return rounding.round_int8(weight, per_channel=settings.per_channel)
-        case Scheme.AWQ_INT4 | Scheme.AWQ_INT3:
-            return rounding.round_grouped(weight, settings.scheme.bits, group_size)
-        case Scheme.FP8:
-            return rounding.round_fp8(weight)
-    raise ValueError(f"{settings.scheme} quantizes nothing")
 
 
 def relative_error(rounded: Tensor, exact: Tensor) -> float:

@@ -19,9 +19,7 @@ from lmi_bench.engine.torch_backend.static.forward import (
     Replay,
     StaticForward,
     StepBuffers,
-    StepDifference,
     StepResult,
-    compare_steps,
     prepare_shapes,
 )
 from lmi_bench.engine.torch_backend.weights import Tell
@@ -104,10 +102,6 @@ class Forwards:
     def forward(self) -> Forward:
         """What runs the steps."""
         return self.static or self.eager
-
-    def compare(self) -> list[StepDifference]:
-        """Compare prepared with eager steps, one for each shape; overwrites the cache."""
-        return [] if self.static is None else compare_steps(self.static, self.eager)
 
 
 def _is_without(eager: TorchForward, settings: StepSettings) -> bool:
