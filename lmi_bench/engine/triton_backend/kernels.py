@@ -24,7 +24,7 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program per row: x += delta, if given; normed = rms_norm(x) * weight."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # offsets of a long prompt exceed 32 bits
     columns = tl.arange(0, BLOCK)
     inside = columns < features
     x = tl.load(x_ptr + row * features + columns, mask=inside, other=0.0)
@@ -63,7 +63,7 @@ def turn_and_store_kernel(
     turned  (rows, HEADS + KV_HEADS, HEAD_DIM)
     slots   (rows, KV_HEADS), counted in head_dim vectors of keys and values
     """
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < HEAD_DIM
@@ -221,7 +221,7 @@ def join_splits_kernel(
 @triton.jit
 def silu_multiply_kernel(gate_up_ptr, out_ptr, features, BLOCK: tl.constexpr):
     """out = silu(gate) * up; gate_up (rows, 2 * features), out (rows, features)."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < features
     gate = tl.load(gate_up_ptr + row * 2 * features + columns, mask=inside, other=0.0)

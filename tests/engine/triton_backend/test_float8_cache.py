@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ from lmi_bench.targets.back_ends import choose_back_end
 from tests.engine.torch_backend.test_runner import PROMPT, Steps, entry
 from tests.engine.torch_backend.tiny_models import TinyModel
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+NEAR = 1e-4 if INTERPRETED else 0.02  # a sum's last bit may round a number to its neighbour
 SHAPES = (StaticShape(2, 32),)
 BACK_ENDS = {
     "torch": StepSettings(),
@@ -33,7 +37,7 @@ SCORED = SamplingParams(logprobs=True)
 
 def decoded(folder, kv_dtype, steps):
     """Tokens and their log-probabilities: a prompt in two chunks, then three tokens."""
-    made = Steps(folder, block_size=16, kv_dtype=kv_dtype, steps=steps)
+    made = Steps(folder, block_size=16, kv_dtype=kv_dtype, steps=steps, device=DEVICE)
     outputs = made.run(entry(0, PROMPT[:5], 0, (2, 0), sampling=SCORED, samples=False))
     outputs = made.run(entry(0, PROMPT[5:], 5, sampling=SCORED))
     for done in range(3):
@@ -58,7 +62,7 @@ def test_what_is_read_is_what_float8_keeps(tmp_path, monkeypatch, family, name):
     monkeypatch.setattr(KvLayoutShape, "stored", rounded)
     expected = decoded(tmp_path, None, BACK_ENDS["torch"])
     assert tokens == expected[0]
-    torch.testing.assert_close(logprobs, expected[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logprobs, expected[1], rtol=NEAR, atol=NEAR)
     assert (logprobs[1:] - exact[1][1:]).abs().max() > 1e-3, "the cache is not rounded"
 
 
@@ -68,7 +72,7 @@ def test_a_latent_cache_is_rounded_too(tmp_path, monkeypatch):
     monkeypatch.setattr(KvLayoutShape, "stored", lambda _, new: new.to(FLOAT8).float())
     expected = decoded(tmp_path, None, StepSettings())
     assert tokens == expected[0]
-    torch.testing.assert_close(logprobs, expected[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logprobs, expected[1], rtol=NEAR, atol=NEAR)
 
 
 def test_numbers_beyond_float8_become_its_largest():
@@ -92,6 +96,7 @@ def test_the_same_memory_has_twice_the_blocks_of_bfloat16(tmp_path, monkeypatch)
         asyncio.run(executor.close())
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="about a machine without a GPU")
 def test_what_has_no_float8_cache_says_so_in_one_line(tmp_path):
     back_end = choose_back_end(
         EngineSection(kv_dtype="float8"), [tmp_path], degree=1, block_size=64
