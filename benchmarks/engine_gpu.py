@@ -1,5 +1,6 @@
 """The bundled engine on one GPU: logits first, then decode against the copy bandwidth, prefill
-against the GEMM peak, mixed steps, sampling, batching policies, levels; transformers beside.
+against the GEMM peak, mixed steps, quantized products and models, float8 caches, sampling, batching
+policies, levels; transformers beside.
 
 Random weights of published shapes are made on the device: speed and memory are those of the real
 checkpoints, texts are not. Decode of one sequence is bound by reading weights and cache once, so
@@ -8,9 +9,11 @@ data sheet's; a prompt is bound by arithmetic, so its FLOP/s against those of a 
 
     python benchmarks/engine_gpu.py --out benchmarks/results
 
-writes engine_gpu.md and engine_gpu_levels.csv after every table: a run that is cut keeps what it
-has. `lmi-bench calibrate` turned the levels into engine_gpu_profile.json. Begins no table after
---limit-s. Exits with 1 if a captured step's logits are not those of the eager one. Needs the
+writes engine_gpu.md and engine_gpu_levels.csv after every table, and the tables to --state: a run
+that is cut keeps what it has, and the next one of the same code on the same GPU goes on behind it.
+`lmi-bench calibrate` turned the levels into engine_gpu_profile.json. Begins no table after
+--limit-s. Exits with 1 if a captured step's logits are not those of the eager one, and with 3 after
+an error that leaves the process no GPU: run it again, the table that failed stays out. Needs the
 extra `engine`, Triton and a GPU of 80 GB; transformers for the peers' rows.
 """
 
@@ -20,6 +23,7 @@ import argparse
 import asyncio
 import csv
 import gc
+import hashlib
 import json
 import platform
 import random
@@ -48,20 +52,34 @@ PEER_TIMEOUT_S = 120.0
 
 
 class Page:
-    """Written anew after every table."""
+    """Written anew after every table; tables of a run with the same `key` are not made again."""
 
-    def __init__(self, out: Path, limit_s: float) -> None:
+    def __init__(self, out: Path, limit_s: float, state: Path, key: str) -> None:
         self.out = out
         self.start_s = time.monotonic()
         self.limit_s = limit_s
         self.lines: list[str] = []
         self.levels: list[dict[str, Any]] = []
-        out.mkdir(parents=True, exist_ok=True)
+        self.model = ""
+        self._state = state
+        self._known: dict[str, Any] = {"key": key, "tables": {}, "levels": []}
+        if state.is_file() and (known := json.loads(state.read_text("utf-8")))["key"] == key:
+            self._known = known
+            self.levels = known["levels"]
+        for folder in (out, state.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def has(self, what: str) -> bool:
+        """True for a table of an earlier run."""
+        return f"{self.model} {what}" in self._known["tables"]
 
     def add(self, what: str, make: Callable[[], list[str]]) -> None:
         """The lines of `make`, or why there are none."""
-        took = time.monotonic() - self.start_s
-        if took > self.limit_s:
+        tables, key = self._known["tables"], f"{self.model} {what}"
+        took, lost = time.monotonic() - self.start_s, False
+        if key in tables:
+            lines = tables[key]
+        elif took > self.limit_s:
             lines = ["", f"{what}: not begun, {took:.0f} s after the start."]
         else:
             try:
@@ -69,8 +87,19 @@ class Page:
             except Exception as exc:  # the other tables are worth having
                 reason = (str(exc).splitlines() or [""])[0]
                 lines = ["", f"{what}: failed with {type(exc).__name__}: {reason}"]
+                lost = "CUDA error" in str(exc)
+            tables[key] = lines
+            self._known["levels"] = self.levels
+            unfinished = self._state.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(self._known), encoding="utf-8")
+            unfinished.replace(self._state)
         print("\n".join(lines), flush=True)
         self.lines += lines
+        self._write()
+        if lost:
+            sys.exit(3)
+
+    def _write(self) -> None:
         took = time.monotonic() - self.start_s
         text = "\n".join([*self.lines, "", f"Measured in {took:.0f} s."])
         (self.out / "engine_gpu.md").write_text(text + "\n", encoding="utf-8")
@@ -88,6 +117,9 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument(
+        "--state", type=Path, default=ROOT / "build" / "gpu_hour" / "engine_gpu.json"
+    )
     parser.add_argument("--peer", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--peer-kind", choices=PEERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -105,7 +137,7 @@ def main() -> None:
 
     copy, gemm = gpu_models.copy_bytes_per_s(), gpu_models.gemm_flop_per_s()
     name = torch.cuda.get_device_name()
-    page = Page(args.out, args.limit_s)
+    page = Page(args.out, args.limit_s, args.state, f"{name} {torch.__version__} {code_digest()}")
     page.lines += [
         "# The engine on a GPU",
         "",
@@ -114,7 +146,11 @@ def main() -> None:
         "Random weights, bfloat16.",
     ]
     wrong = False
+    page.add("quantized products", partial(product_lines, copy))
+    for label, scheme, kv_dtype in QUANTIZED:
+        page.add(label, partial(quantized_lines, args.models[0], label, scheme, kv_dtype, copy))
     for model_name in args.models:
+        page.model = model_name
         page.lines += ["", f"## {model_name}"]
         wrong |= not measure_model(page, model_name, copy, gemm, name)
         gc.collect()
@@ -125,11 +161,25 @@ def main() -> None:
     sys.exit(1 if wrong else 0)
 
 
+def code_digest() -> str:
+    """Of the engine's code and this file's."""
+    digest = hashlib.sha256()
+    for path in [*sorted((ROOT / "lmi_bench" / "engine").rglob("*.py")), Path(__file__)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def measure_model(page: Page, name: str, copy: float, gemm: float, device: str) -> bool:
     """False if the captured steps' logits are not those of eager ones: nothing else is measured."""
     from benchmarks.support import gpu_models
     from lmi_bench.engine.torch_backend.static.forward import StaticForward
 
+    tables = ["decode", "prefill", "mixed steps", "kernels", "sampling", "policies", "all at once"]
+    tables += [f"level {users}" for users in LEVELS]
+    if page.has("logits") and all(page.has(what) for what in tables):
+        for what in ("logits", *tables):
+            page.add(what, list)
+        return True
     model = gpu_models.make_model(name)
     made: list[Any] = []
 
@@ -141,10 +191,11 @@ def measure_model(page: Page, name: str, copy: float, gemm: float, device: str) 
         return same_logits(model, made[0], took_s)
 
     page.add("logits", logits_lines)
-    if not made:
-        made.append(model.forward("torch, graphs")[0])
-    elif WRONG in page.lines[-1]:
+    if WRONG in page.lines[-1]:
         return False
+    if not made:
+        failed = "logits: " in page.lines[-1]
+        made.append(model.forward("torch, graphs" if failed else "triton, graphs")[0])
     (forward,) = made
     sheet = next((v for key, v in DATA_SHEET_TB_PER_S.items() if key in device), None)
     page.add("decode", lambda: decode_lines(model, forward, copy, sheet))
@@ -159,6 +210,89 @@ def measure_model(page: Page, name: str, copy: float, gemm: float, device: str) 
             f"level {users}", lambda u=users: level_lines(page, name, model, forward, u, device)
         )
     return True
+
+
+QUANTIZED = (
+    ("bfloat16", "none", "bfloat16"),
+    ("bfloat16, float8 cache", "none", "float8_e4m3fn"),
+    ("awq-int4", "awq-int4", "bfloat16"),
+    ("awq-int4, float8 cache", "awq-int4", "float8_e4m3fn"),
+    ("int8", "int8", "bfloat16"),
+    ("smoothquant", "smoothquant", "bfloat16"),
+    ("fp8", "fp8", "bfloat16"),
+)
+PRODUCT = (14336, 4096)
+PRODUCT_ROWS = (1, 8, 16, 64, 256, 1024)
+COPIES = 8  # of a weight, so that none stays in the GPU's cache
+
+
+def product_lines(copy: float) -> list[str]:
+    """Products of a few rows: by the kernels, and with a weight that is unpacked first."""
+    import torch
+
+    from benchmarks.support import gpu_models
+    from lmi_bench.engine.quantization import Scheme
+
+    outputs, inputs = PRODUCT
+    weights = [
+        torch.randn(PRODUCT, device=gpu_models.DEVICE).mul_(0.02).bfloat16() for _ in range(COPIES)
+    ]
+    rows = [
+        "",
+        f"| product {outputs:,} x {inputs:,} | " + " | ".join(f"{n} rows" for n in PRODUCT_ROWS),
+        "|---|" + "---:|" * len(PRODUCT_ROWS),
+    ]
+    rows[1] += " |"
+    schemes = (Scheme.NONE, Scheme.AWQ_INT4, Scheme.INT8, Scheme.SMOOTHQUANT, Scheme.FP8)
+    for scheme in schemes:
+        layers: list[Any] = [gpu_models.linear_of(weight, None, scheme) for weight in weights]
+        size = getattr(layers[0], "nbytes", weights[0].nbytes)
+        ways = ("as the engine does",)
+        if scheme in (Scheme.AWQ_INT4, Scheme.INT8):
+            ways += ("by the kernel", "unpacked")
+        for way in ways:
+            for layer in layers if way != ways[0] else ():
+                layer.kernel_rows = PRODUCT_ROWS[-1] if way == "by the kernel" else 0
+            cells = []
+            for count in PRODUCT_ROWS:
+                x = torch.randn(count, inputs, device=gpu_models.DEVICE).bfloat16()
+                seconds = gpu_models.captured_s([partial(layer, x) for layer in layers])
+                cells.append(f"{seconds * 1e6:.1f} us, {size / seconds / copy:.0%}")
+            rows.append(f"| {scheme.value}, {way} | {' | '.join(cells)} |")
+    return [*rows, "", "Shares: bytes of the stored weight a second, of the copy bandwidth."]
+
+
+def quantized_lines(name: str, label: str, scheme: str, kv_dtype: str, copy: float) -> list[str]:
+    """One row: a model of such weights and cache; made and freed here."""
+    import torch
+
+    from benchmarks.support import gpu_models
+    from lmi_bench.engine.quantization import Scheme
+
+    model = gpu_models.make_model(
+        name, memory_share=0.4, scheme=Scheme(scheme), kv_dtype=getattr(torch, kv_dtype)
+    )
+    forward = model.forward("triton, graphs")[0]
+    cells = []
+    for batch, context in (*DECODE[:3], (64, 2000)):
+        seconds = gpu_models.decode_step_s(forward, gpu_models.decoding_rows(model, batch, context))
+        read = model.bytes_read(batch) + batch * context * model.kv_bytes_per_token
+        cells.append(f"{seconds * 1e3:.2f} ms, {read / seconds / copy:.0%}")
+    prompt = gpu_models.prompt_rows(model, 1, 1024)
+    cells.append(f"{gpu_models.seconds_a_call(partial(forward.logits, prompt), calls=5) * 1e3:.1f}")
+    cells.append(f"{model.decoder.held_bytes / 2**30:.2f}")
+    head = []
+    if label == QUANTIZED[0][0]:
+        head = [
+            "",
+            f"| {name}, weights and cache | 1 x 512 | 1 x 2,000 | 64 x 512 | 64 x 2,000 | "
+            "prompt of 1,024, ms | GiB of weights |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+        ]
+    del forward, model
+    gc.collect()
+    torch.cuda.empty_cache()
+    return [*head, f"| {label} | {' | '.join(cells)} |"]
 
 
 WRONG = "**not the same**"

@@ -2,7 +2,8 @@
 
     TRITON_INTERPRET=0 PYTHONPATH=. python benchmarks/gpu_parity.py --out benchmarks/results
 
-writes gpu_parity.md, row by row, so that a run which is cut keeps what it has. Models, modes and
+writes gpu_parity.md and --state, model by model: a run which is cut keeps what it has, and the
+next one of the same code and seed goes on behind it. Models, modes and
 the meaning of a cell are those of engine_parity.py, in float32; back ends are torch with eager
 steps, torch with CUDA graphs, and Triton's kernels with CUDA graphs. Models run side by side in
 processes of their own. The exit code is 1 if a token is wrong or a cell failed.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import multiprocessing
 import random
 import sys
@@ -97,6 +99,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="models whose name has this text")
     parser.add_argument("--limit-s", type=float, default=600.0, help="begin nothing after this")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument(
+        "--state", type=Path, default=ROOT / "build" / "gpu_hour" / "gpu_parity.json"
+    )
     asked = parser.parse_args()
     import torch
 
@@ -106,19 +111,35 @@ def main() -> int:
 
     parity: Any = importlib.import_module("benchmarks.engine_parity")
     modes = list(parity.MODES)
+    lost: list[str] = []
     start_s, names = time.monotonic(), [n for n in models() if asked.only in n]
     rows: list[Row] = []
+    digest: Any = importlib.import_module("benchmarks.engine_gpu").code_digest
+    key = [torch.cuda.get_device_name(), digest(), asked.requests]
+    if asked.state.is_file() and (known := json.loads(asked.state.read_text("utf-8")))[0] == key:
+        asked.seed, rows = known[1], [tuple(row) for row in known[2]]
+    names = [name for name in names if name not in {row[0] for row in rows}]
     file = asked.out / "gpu_parity.md"
-    asked.out.mkdir(parents=True, exist_ok=True)
+    for folder in (asked.out, asked.state.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(asked.jobs, mp_context=spawn)
-    work = [pool.submit(rows_of, name, asked.seed, asked.requests, modes) for name in names]
+    work = {pool.submit(rows_of, n, asked.seed, asked.requests, modes): n for n in names}
+    every = [name for name in models() if asked.only in name]
     try:
         for done in as_completed(work, timeout=asked.limit_s):
-            for row in done.result():
+            try:
+                new = done.result()
+            except Exception as exc:  # a process that died takes the others' work with it
+                reason = f"failed: {type(exc).__name__}"
+                print(f"| {work[done]} | {reason} |", flush=True)
+                lost.append(work[done])
+                continue
+            for row in new:
                 rows.append(row)
                 print(f"| {row[0]} | {row[1]} | {' | '.join(row[2])} |", flush=True)
-            file.write_text(page(rows, names, modes, asked, start_s), "utf-8")
+            asked.state.write_text(json.dumps([key, asked.seed, rows]), "utf-8")
+            file.write_text(page(rows, every, modes, asked, start_s), "utf-8")
     except TimeoutError:
         print(f"cut after {asked.limit_s:.0f} s")
     for process in list(getattr(pool, "_processes", {}).values()):
@@ -126,7 +147,7 @@ def main() -> int:
     wrong = sum(row[4] for row in rows)
     compared = sum(row[3] for row in rows)
     print(f"{compared:,} tokens compared, {wrong} wrong; transformers {transformers.__version__}")
-    return 1 if wrong else 0
+    return 1 if wrong or lost else 0
 
 
 def page(rows: list[Row], names: list[str], modes: list[str], asked: Any, start_s: float) -> str:

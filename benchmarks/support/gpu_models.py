@@ -13,14 +13,18 @@ from typing import Any
 
 import torch
 
+from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.attention import SequenceRows
 from lmi_bench.engine.torch_backend.executor import ModelNumbers, TorchExecutor
 from lmi_bench.engine.torch_backend.kv_cache import KvCache, KvLayoutShape
+from lmi_bench.engine.torch_backend.layers import Linear, PlainLinear
 from lmi_bench.engine.torch_backend.loading import WeightLoader
 from lmi_bench.engine.torch_backend.memory import free_memory_bytes
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
+from lmi_bench.engine.torch_backend.quantization.rounding import round_weight
 from lmi_bench.engine.torch_backend.rank import RankWorker
 from lmi_bench.engine.torch_backend.runner import Forward, ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static.artefact import StaticShape
@@ -160,22 +164,51 @@ class GpuModel:
         return TorchExecutor(numbers, rank, ThreadPoolExecutor(1))
 
 
-def make_model(name: str, *, memory_share: float = 0.8) -> GpuModel:
+def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, scheme: Scheme) -> Linear:
+    """A layer with this weight, rounded by the scheme, with the kernels that the engine takes."""
+    if scheme is Scheme.NONE:
+        return PlainLinear(weight, bias)
+    settings = QuantizeSettings(scheme)
+    rounded = round_weight(weight.float(), settings, 128)
+    return choose_kernels(settings, PRECISION, DEVICE).make(rounded, bias)
+
+
+class RoundingLoader(WeightLoader):
+    """As WeightLoader, with matrices rounded by `scheme`."""
+
+    scheme = Scheme.NONE
+
+    def matrix(self, parts: Any, columns: int, bias: Any, joined: Any) -> Linear:
+        before = self.held_bytes
+        layer = super().matrix(parts, columns, bias, joined)
+        assert isinstance(layer, PlainLinear)
+        layer = linear_of(layer.weight, layer.bias, self.scheme)
+        self.held_bytes = before + getattr(layer, "nbytes", self.held_bytes - before)
+        return layer
+
+
+def make_model(
+    name: str,
+    *,
+    memory_share: float = 0.8,
+    scheme: Scheme = Scheme.NONE,
+    kv_dtype: torch.dtype = torch.bfloat16,
+) -> GpuModel:
     spec = spec_from_hf_config(name, CONFIGS[name])
     torch.manual_seed(0)
-    load = WeightLoader(spec, RandomCheckpoint(), PRECISION, DEVICE)  # type: ignore[arg-type]
+    load = RoundingLoader(spec, RandomCheckpoint(), PRECISION, DEVICE)  # type: ignore[arg-type]
+    load.scheme = scheme
     decoder = build_with(load, Path(name))
-    layout = KvLayoutShape(
-        spec.num_layers, spec.num_kv_heads, spec.head_dim, BLOCK_SIZE, torch.bfloat16
-    )
+    layout = KvLayoutShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, BLOCK_SIZE, kv_dtype)
     gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
     free = free_memory_bytes(DEVICE)
     blocks = min(int(free * memory_share) // layout.bytes_per_block, 256 * MAX_TOKENS // BLOCK_SIZE)
     cache = KvCache(layout, blocks + SPARE_BLOCKS, DEVICE)
-    for pages in (*cache.keys, *cache.values):
-        pages.normal_(std=0.5)  # never zeros: they read and multiply faster
+    for pages in (*cache.keys, *cache.values):  # never zeros: they read and multiply faster
+        for block in pages:
+            block.copy_(torch.randn(block.shape, device=DEVICE).mul_(0.5))
     return GpuModel(decoder, cache, blocks)
 
 
@@ -229,6 +262,19 @@ def seconds_a_call(call: Callable[[], object], *, calls: int = 20, warm_ups: int
         wait()
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2]
+
+
+def captured_s(calls: Sequence[Callable[[], object]], *, rounds: int = 5) -> float:
+    """Seconds of one of the calls, which run one behind the other in one CUDA graph."""
+    for call in calls:
+        call()
+    wait()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    return seconds_a_call(graph.replay) / (rounds * len(calls))
 
 
 def copy_bytes_per_s() -> float:

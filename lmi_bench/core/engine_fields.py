@@ -50,7 +50,7 @@ class ModelFields(Fields):
     enforce_eager  CUDA graphs on a GPU: on, or off for less memory and slower steps.
     dtype  Weight format: float32, bfloat16 or float16; simulated and of an endpoint also float8,
         int8, int4, mxfp4 or nvfp4.
-    kv_dtype  KV-cache format (bundled): float32, bfloat16 or float16.
+    kv_dtype  KV-cache format (bundled): float32, bfloat16, float16 or, in torch and triton, float8.
     kv_tokens  Tokens that the KV cache of a copy holds, as its server logs them (simulated).
     num_blocks  Number of KV-cache blocks.
     block_size  Size of a KV-cache block in tokens.
@@ -95,7 +95,9 @@ class ModelFields(Fields):
         read=_eager,
     )
     dtype: WeightDtype | None = option(default="bfloat16; simulated: the published weights'")
-    kv_dtype: Literal["float32", "bfloat16", "float16"] | None = option(default="as the weights")
+    kv_dtype: Literal["float32", "bfloat16", "float16", "float8"] | None = option(
+        default="as the weights"
+    )
     kv_tokens: PositiveInt | None = option(default="from memory", rare=True)
     num_blocks: PositiveInt | None = option(default="from memory", rare=True)
     block_size: PositiveInt | None = option(default="64; simulated: the profile's", rare=True)

@@ -98,6 +98,7 @@ class QuantizedBytes:
                     empty for weights that are stored quantized
     kernels         description of the kernels, for display
     emulated        True if the arithmetic is emulated
+    weights_only    True if activations stay floats whatever the scheme
     """
 
     scheme: Scheme
@@ -105,6 +106,7 @@ class QuantizedBytes:
     float_bytes: int = 0
     kernels: str = ""
     emulated: bool = False
+    weights_only: bool = False
     relative_error: dict[str, float] = field(default_factory=dict)
 
 

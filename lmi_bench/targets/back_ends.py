@@ -85,14 +85,14 @@ def choose_back_end(
     if settings.backend == "triton":
         if settings.device == "cpu":
             raise InputError("--backend triton runs on a GPU: leave --device cpu out")
-        return _triton(settings, folders[0], degree=degree, block_size=block_size)
+        return _triton(folders[0], degree=degree, block_size=block_size)
     if settings.device == "cuda":
         if settings.backend == "native":
             raise InputError("--backend native runs on a CPU: leave --device cuda out")
         _check_gpu("--device cuda")
         if settings.backend == "torch" or prepared:
             return BackEnd(device="cuda")
-        return _triton(settings, folders[0], degree=degree, block_size=block_size)
+        return _triton(folders[0], degree=degree, block_size=block_size)
     if settings.backend == "torch":
         return BackEnd()
     if prepared and settings.backend == "native":
@@ -102,6 +102,7 @@ def choose_back_end(
         (degree > 1, _SPLIT),
         (quantize_settings(settings) != NOT_QUANTIZED, _QUANTIZED),
         ("float16" in (settings.dtype, settings.kv_dtype), "float16 runs in torch"),
+        (settings.kv_dtype == "float8", "a float8 cache is torch's"),
     ):
         if needs_torch:
             return BackEnd(reason=reason)
@@ -124,17 +125,14 @@ def _native(folders: list[Path], block_size: int, listener: Listener) -> BackEnd
     return BackEnd(compiled[0])
 
 
-def _triton(settings: EngineSection, folder: Path, *, degree: int, block_size: int) -> BackEnd:
+def _triton(folder: Path, *, degree: int, block_size: int) -> BackEnd:
     """Triton if model and settings allow it, else torch on the same GPU with the reason."""
     _check_gpu("--backend triton")
     with installed("--backend triton"):
         from lmi_bench.engine.triton_backend.step import unsupported
-    config = read_config(folder)
-    reason = unsupported(spec_from_hf_config(folder.name, config), block_size)
+    reason = unsupported(spec_from_hf_config(folder.name, read_config(folder)), block_size)
     if degree > 1:
         reason = _SPLIT
-    elif quantize_settings(settings) != NOT_QUANTIZED or "quantization_config" in config:
-        reason = _QUANTIZED
     return BackEnd(reason=reason, triton=reason is None, device="cuda", preferred="triton")
 
 

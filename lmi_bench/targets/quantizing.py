@@ -41,7 +41,7 @@ def quantize_facts(
 
 
 def quantize_notes(quantized: quantization.QuantizedBytes | None) -> tuple[str, ...]:
-    if quantized is None:
+    if quantized is None or not quantized.float_bytes:
         return ()
     held, floats = quantized.held_bytes, quantized.float_bytes
     lines = [
@@ -56,7 +56,7 @@ def quantize_notes(quantized: quantization.QuantizedBytes | None) -> tuple[str, 
             f"rounding moves a matrix by {mean:.2%} of its size on average, at most by "
             f"{largest:.2%} ({name})"
         )
-    if quantized.scheme.rounds_activations:
+    if quantized.scheme.rounds_activations and not quantized.weights_only:
         lines.append(
             "activations are rounded too: greedy tokens may depend on chunks of the prompt and on "
             "what else is in the batch, in float32 as well"

@@ -46,21 +46,6 @@ class SequenceRows:
 
 
 @dataclass(frozen=True, slots=True)
-class MaskFormats:
-    """Number formats of attention, and so of its masks.
-
-    prompt, decode  formats for sequences with several rows and with one
-    value_rows      whether decoding reads values by token rather than by page
-    windows         the layers' distinct windows, in tokens; None: full attention
-    """
-
-    prompt: torch.dtype
-    decode: torch.dtype
-    value_rows: bool
-    windows: tuple[int | None, ...] = (None,)
-
-
-@dataclass(frozen=True, slots=True)
 class PromptRows:
     """Rows start..stop of one sequence, which read only their own keys, or cached ones.
 
@@ -83,15 +68,12 @@ class DecodeGroup:
 
     page_rows  shape (sequences * kv_heads * pages,), short tables padded
     bias       added to the scores, shape (sequences * kv_heads, 1, pages * block_size)
-    value_rows index of each cached token in head_dim vectors, shape (sequences * kv_heads,
-               pages * block_size); only if MaskFormats.value_rows
     """
 
     start: int
     stop: int
     page_rows: Tensor
     bias: Tensor
-    value_rows: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +91,7 @@ class PackedStep:
     token_ids, positions  shape (rows,)
     contexts              tokens of each row's sequence after this step, shape (rows,)
     slots                 cache slots for each row's keys and values, shape (rows * kv_heads,)
-    views                 one for each of MaskFormats.windows
+    views                 one for each of the layers' distinct windows
     sampled_rows          rows whose logits are needed, in the order of the given sequences
     """
 
@@ -124,10 +106,15 @@ class PackedStep:
 def pack(
     sequences: Sequence[SequenceRows],
     shape: KvLayoutShape,
-    formats: MaskFormats,
+    dtype: torch.dtype,
+    windows: Sequence[int | None],
     device: torch.device,
 ) -> PackedStep:
-    """Pack one step; `sampled_rows` keeps the order of `sequences`."""
+    """Pack one step; `sampled_rows` keeps the order of `sequences`.
+
+    dtype    number format of attention, and so of its masks
+    windows  the layers' distinct windows, in tokens; None: full attention
+    """
     several = [i for i, rows in enumerate(sequences) if len(rows.token_ids) > 1]
     single = [i for i, rows in enumerate(sequences) if len(rows.token_ids) == 1]
     single.sort(key=lambda i: sequences[i].first_position)
@@ -155,7 +142,7 @@ def pack(
     position_rows = torch.tensor(positions, device=device)
     prompts = [(sequences[i], end_rows[i]) for i in several]
     decodes = [sequences[i] for i in single]
-    packers = [_Packer(shape, formats, window, device) for window in formats.windows]
+    packers = [_Packer(shape, dtype, window, device) for window in windows]
     return PackedStep(
         token_ids=torch.tensor(token_ids, device=device),
         positions=position_rows,
@@ -179,7 +166,7 @@ class _Packer:
     """Builds a step's view for the layers with one window, in tokens; None: full attention."""
 
     shape: KvLayoutShape
-    formats: MaskFormats
+    dtype: torch.dtype
     window: int | None
     device: torch.device
 
@@ -205,7 +192,7 @@ class _Packer:
                 stop - rows.context_tokens + end,
                 len(keys),
                 head_page_rows(table, self.shape.num_kv_heads),
-                mask_bias(unseen, self.formats.prompt),
+                mask_bias(unseen, self.dtype),
             )
 
     def decode_groups(
@@ -250,12 +237,8 @@ class _Packer:
         unseen = keys >= end_keys
         if self.window is not None:
             unseen |= keys < end_keys - self.window
-        bias = mask_bias(unseen, self.formats.decode).repeat_interleave(kv_heads, dim=0)
-        value_rows = None
-        if self.formats.value_rows:
-            in_page = torch.arange(size, device=device)
-            value_rows = (page_rows[:, None] * size + in_page).view(bias.shape)
-        return DecodeGroup(start, start + len(members), page_rows, bias[:, None], value_rows)
+        bias = mask_bias(unseen, self.dtype).repeat_interleave(kv_heads, dim=0)
+        return DecodeGroup(start, start + len(members), page_rows, bias[:, None])
 
     def _pages_seen(self, first_context: int, last_context: int) -> tuple[int, int]:
         """Page range seen by rows whose contexts (including the row) are first..last tokens."""
@@ -273,17 +256,13 @@ def mask_bias(unseen: Tensor, dtype: torch.dtype) -> Tensor:
 class PagedAttention:
     """Attention of every layer of one model over one cache: softmax(scale * q k) v, where scores
     may be capped, cap * tanh(scores / cap), and a sink of a head adds exp(sink) to the sum that
-    divides its weights.
+    divides its weights. It computes in the model's compute format.
 
-    With keys per query head (MHA), decoding is bound by reading the cache: it computes in the
-    cache's format and sums values in place, which saves half of the gathering. With shared keys
-    (GQA) each key read serves several queries, and it computes in the model's compute format.
-
-    mask_formats  formats that packed steps must be made with
+    dtype, windows  what packed steps must be made with
     """
 
     def __init__(self, cache: KvCache, model: Decoder) -> None:
-        shape, spec, compute = cache.shape, model.spec, model.precision.compute
+        shape, spec = cache.shape, model.spec
         self._cache = cache
         self._num_kv_heads = shape.num_kv_heads
         self._group = spec.num_heads // shape.num_kv_heads
@@ -291,14 +270,8 @@ class PagedAttention:
         self._scale = spec.score_scale
         self._cap = spec.score_cap
         self._sinks = [layer.attention.sinks for layer in model.layers]
-        # a CPU has no arithmetic in half precision
-        narrow = shape.dtype == torch.float16 and compute != torch.float16
-        alone = self._group == 1 and not narrow
-        different = tuple(dict.fromkeys(spec.windows))
-        self._view_of_layer = [different.index(window) for window in spec.windows]
-        self.mask_formats = MaskFormats(
-            compute, shape.dtype if alone else compute, alone, different
-        )
+        self.dtype, self.windows = model.precision.compute, tuple(dict.fromkeys(spec.windows))
+        self._view_of_layer = [self.windows.index(window) for window in spec.windows]
         self._buffers: dict[str, Tensor] = {}
         if cache.keys[0].is_cuda:  # its plan for each new length of a prompt takes 50 ms
             torch.backends.cuda.enable_cudnn_sdp(False)
@@ -332,6 +305,7 @@ class PagedAttention:
         else:
             keys, values = (
                 torch.index_select(pages, 0, prompt.page_rows)
+                .view(self._cache.shape.dtype)
                 .view(kv_heads, -1, self._head_dim)[:, : prompt.num_keys]
                 .to(q.dtype)
                 for pages in self._cache.head_pages(layer)
@@ -389,15 +363,7 @@ class PagedAttention:
         bias, beta = group.bias, int(plain)
         torch.baddbmm(bias, queries, keys, beta=beta, alpha=self._scale, out=scores)
         weights = torch.softmax(scores, -1) if plain else self._weights(layer, scores, bias, None)
-        if group.value_rows is None:
-            attended = torch.bmm(weights, self._gather(value_pages, group, dtype))
-        else:  # a weighted sum of indexed rows, without a copy of the values
-            attended = functional.embedding_bag(
-                group.value_rows,
-                value_pages.view(-1, self._head_dim),
-                per_sample_weights=weights.view(batch, context),
-                mode="sum",
-            )
+        attended = torch.bmm(weights, self._gather(value_pages, group, dtype))
         return attended.view(q.shape).to(q.dtype)
 
     def _gather(self, pages: Tensor, group: DecodeGroup, dtype: torch.dtype) -> Tensor:
@@ -405,7 +371,8 @@ class PagedAttention:
         size = (group.page_rows.shape[0], *pages.shape[1:])
         gathered = self._buffer("pages", size, pages.dtype)
         torch.index_select(pages, 0, group.page_rows, out=gathered)
-        if pages.dtype != dtype:
+        gathered = gathered.view(self._cache.shape.dtype)
+        if gathered.dtype != dtype:
             gathered = self._buffer("wide_pages", size, dtype).copy_(gathered)
         batch, _, context = group.bias.shape
         return gathered.view(batch, context, self._head_dim)

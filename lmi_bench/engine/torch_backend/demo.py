@@ -20,7 +20,6 @@ from torch import Tensor
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.native_build import default_cache_dir
 from lmi_bench.engine.torch_backend.demo_vocabulary import (
-    EOS_TOKEN_ID,
     VOCAB_SIZE,
     demo_tokenizer_json,
 )
@@ -74,26 +73,21 @@ def ensure_demo_model(name: str, cache_dir: Path | None = None) -> Path:
 def _write(folder: Path, shape: _DemoShape) -> None:
     save_file(_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "tokenizer.json").write_text(demo_tokenizer_json(), encoding="utf-8")
-    _write_json(folder / "config.json", _config(shape))
-    _write_json(folder / "generation_config.json", {"eos_token_id": EOS_TOKEN_ID})
-    _write_json(
-        folder / "tokenizer_config.json",
-        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
-    )
+    for name, content in _files(shape).items():
+        text = json.dumps(content, indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _config(shape: _DemoShape) -> dict[str, Any]:
-    """`data/demo_config.json` with the sizes of this shape."""
-    place = resources.files("lmi_bench.engine.torch_backend").joinpath("data/demo_config.json")
-    config: dict[str, Any] = json.loads(place.read_text("utf-8"))
+def _files(shape: _DemoShape) -> dict[str, dict[str, Any]]:
+    """Each file's content by its name, from `data/demo.json`, with the sizes of this shape."""
+    place = resources.files("lmi_bench.engine.torch_backend").joinpath("data/demo.json")
+    files: dict[str, dict[str, Any]] = json.loads(place.read_text("utf-8"))
+    config = files["config"]
     config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), shape.num_heads)
     config |= {"hidden_size": shape.hidden_size, "num_hidden_layers": shape.num_layers}
     head_dim = shape.hidden_size // shape.num_heads
-    return config | {"head_dim": head_dim, "intermediate_size": shape.ffn_size}
+    config |= {"head_dim": head_dim, "intermediate_size": shape.ffn_size}
+    return files
 
 
 def _weights(shape: _DemoShape) -> dict[str, Tensor]:

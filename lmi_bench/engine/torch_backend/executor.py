@@ -169,7 +169,9 @@ class ParallelExecutor(RanksExecutor[RankGroup]):
         Other arguments as for TorchExecutor. Raises CapacityError if the model cannot be split that
         way, InputError if it cannot be loaded, EngineError if a rank does not start.
         """
-        _check_gpus(settings, tensor_parallel)
+        here = torch.cuda.device_count() if settings.device == "cuda" else tensor_parallel
+        if here < settings.first_device + tensor_parallel:
+            raise InputError(f"--tp {tensor_parallel} needs as many GPUs; {here} are here")
         source = read_model(folder)
         plain = weights_name(source.config, settings.quantize) == str(quantization.NOT_QUANTIZED)
         strategy = settings.group_query_attention
@@ -206,15 +208,6 @@ class ParallelExecutor(RanksExecutor[RankGroup]):
             for sentinel in sentinels.values():
                 loop.remove_reader(sentinel)
         return await asyncio.to_thread(self._ranks.end_of, rank)
-
-
-def _check_gpus(settings: LoadSettings, tensor_parallel: int) -> None:
-    """Raise InputError if this machine has fewer GPUs than the copy needs."""
-    if settings.device != "cuda":
-        return
-    here = torch.cuda.device_count()
-    if here < settings.first_device + tensor_parallel:
-        raise InputError(f"--tp {tensor_parallel} needs as many GPUs; {here} are here")
 
 
 def usual_transport(degree: int, device: str) -> collectives.Transport:

@@ -4,11 +4,14 @@ Each layer has one tensor of keys and one of values, shape (num_blocks, kv_heads
 head_dim); for latent attention both are one, as its values are a part of its keys. A head's page is
 block_size * head_dim contiguous values: a gather copies it whole and a matrix product reads it in
 order. Every product would copy token-major pages once more.
+
+A float8 cache (E4M3) has no scales: its relative precision is the same from 2^-6 to 448, and larger
+keys and values, which trained models do not have, become 448.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +19,13 @@ from torch import Tensor
 from lmi_bench.core.errors import CapacityError
 from lmi_bench.engine.torch_backend.memory import zeroed_bytes
 from lmi_bench.models.shape import ModelShape
+
+FLOAT8: Final = torch.float8_e4m3fn
+
+
+def copyable(values: Tensor) -> Tensor:
+    """Float8 as bytes: torch's operators with indices do not take it on every device."""
+    return values.view(torch.uint8) if values.dtype is FLOAT8 else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,12 @@ class KvLayoutShape:
         if size := shape.latent_kv_dim:
             return cls(shape.num_layers, 1, size, block_size, dtype, latent=True)
         return cls(shape.num_layers, shape.num_kv_heads, shape.head_dim, block_size, dtype)
+
+    def stored(self, new: Tensor) -> Tensor:
+        """Keys or values in the cache's format, to copy."""
+        if self.dtype is FLOAT8:
+            new = new.clamp(-torch.finfo(FLOAT8).max, torch.finfo(FLOAT8).max)
+        return copyable(new.to(self.dtype))
 
     @property
     def page_bytes(self) -> int:
@@ -71,15 +87,17 @@ class KvCache:
 
         slots  shape (tokens * kv_heads,), from `slots_of`
         """
-        head_dim, dtype = self.shape.head_dim, self.shape.dtype
+        head_dim = self.shape.head_dim
         parts = ((self.keys[layer], k), (self.values[layer], v))
         for pages, new in parts[: 1 if self.shape.latent else 2]:
-            pages.view(-1, head_dim).index_copy_(0, slots, new.to(dtype).reshape(-1, head_dim))
+            stored = self.shape.stored(new).reshape(-1, head_dim)
+            copyable(pages).view(-1, head_dim).index_copy_(0, slots, stored)
 
     def head_pages(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer as rows of one head's page: (blocks * heads, block, dim)."""
+        """Keys and values of a layer, to copy, as rows of one head's page: (blocks * heads, block,
+        dim)."""
         shape = (-1, self.shape.block_size, self.shape.head_dim)
-        return self.keys[layer].view(shape), self.values[layer].view(shape)
+        return copyable(self.keys[layer]).view(shape), copyable(self.values[layer]).view(shape)
 
 
 def slots_of(blocks: Tensor, offsets: Tensor, shape: KvLayoutShape) -> Tensor:

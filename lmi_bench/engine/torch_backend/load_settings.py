@@ -8,6 +8,7 @@ import torch
 
 from lmi_bench.core.host import usable_cores
 from lmi_bench.engine.quantization import NOT_QUANTIZED, QuantizeSettings
+from lmi_bench.engine.torch_backend.kv_cache import FLOAT8
 from lmi_bench.engine.torch_backend.memory import blocks_that_fit
 from lmi_bench.engine.torch_backend.precision import torch_dtype
 from lmi_bench.engine.torch_backend.static.build import NOTHING_PREPARED, StepSettings
@@ -26,7 +27,7 @@ class LoadSettings:
     """Settings for loading a model.
 
     dtype              a name of DTYPES, for weights and cache
-    kv_dtype           the same for cached keys and values; None: `dtype`
+    kv_dtype           the same for cached keys and values, or float8; None: `dtype`
     num_blocks         cache blocks of `block_size` tokens; None: `memory_share` (0 to 1) of the
                        memory free after loading, at most `most_cache_tokens` tokens
     threads            CPU threads of a step, over all ranks; None: this process's usable cores
@@ -61,6 +62,8 @@ class LoadSettings:
 
     def cache_dtype(self, stored: torch.dtype) -> torch.dtype:
         """Number format of the cache, for weights stored as `stored`."""
+        if self.kv_dtype == "float8":
+            return FLOAT8
         return stored if self.kv_dtype is None else torch_dtype(self.kv_dtype)
 
     @property

@@ -63,8 +63,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without `torch.`, such as bfloat16."""
-    return str(dtype).removeprefix("torch.")
+    """The name without `torch.`, such as bfloat16; the one kind of float8 alone."""
+    return str(dtype).removeprefix("torch.").removesuffix("_e4m3fn")
 
 
 def bfloat16_is_slow() -> bool:
@@ -77,13 +77,8 @@ def _matmul_time_s(dtype: torch.dtype) -> float:
     """Shortest time of a few products of 64 rows with a 1024 x 1024 weight."""
     linear = make_linear(torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype))
     rows = torch.ones(_PROBE_ROWS, _PROBE_SIZE, dtype=dtype)
-    return shortest_time_s(lambda: linear(rows))
-
-
-def shortest_time_s(work: Callable[[], object]) -> float:
-    """Shortest of a few runs in seconds, after a warm-up."""
-    work()
-    return min(time_s(work) for _ in range(_PROBE_REPEATS))
+    linear(rows)
+    return min(time_s(lambda: linear(rows)) for _ in range(_PROBE_REPEATS))
 
 
 def time_s(work: Callable[[], object], device: torch.device | None = None) -> float:

@@ -47,7 +47,7 @@ from lmi_bench.engine.torch_backend.precision import Precision, choose_precision
 from lmi_bench.engine.torch_backend.quantization.loader import QuantizePlan, build_model
 from lmi_bench.engine.torch_backend.runner import ModelRunner, TorchForward
 from lmi_bench.engine.torch_backend.static import build
-from lmi_bench.engine.torch_backend.static.forward import StepDifference
+from lmi_bench.engine.torch_backend.static.forward import StepDifference, compare_steps
 from lmi_bench.engine.torch_backend.weights import ModelSource, Progress, Tell
 
 T = TypeVar("T")
@@ -66,13 +66,6 @@ class RankAnswer:
     result: Any = None
     error: LmiBenchError | None = None
     progress: tuple[int, int] | None = None
-
-    def check(self, rank: int, degree: int) -> None:
-        """Raise the error, if there is one; unless it is the user's, with the rank's number."""
-        if isinstance(self.error, InputError):
-            raise self.error
-        if self.error is not None:
-            raise EngineError(f"rank {rank} of {degree}: {self.error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +238,9 @@ class RankWorker:
 
     def compare(self) -> list[StepDifference]:
         """Differences of prepared steps; empty without any."""
-        return [] if self.forwards is None else self.forwards.compare()
+        if self.forwards is None or self.forwards.static is None:
+            return []
+        return compare_steps(self.forwards.static, self.forwards.eager)
 
     def time_products(self, rows: int) -> float | None:
         """Seconds for the matrix products of a decode step. None with ranks, where a product cannot
@@ -288,23 +283,6 @@ def _sum_often(collectives: Collectives, x: torch.Tensor, calls: int) -> None:
 _STOP_S: Final = 5.0
 
 
-class ExitCodes:
-    """Exit codes of processes, read by one thread at a time.
-
-    Python reads the code once, from a pipe; if two threads join at the same time, the later one
-    finds it empty, and both then report 255.
-    """
-
-    def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()
-
-    def of(self, process: ForkServerProcess) -> int | None:
-        """The exit code if the process ends within 5 s, else None."""
-        with self._one_at_a_time:
-            process.join(_STOP_S)
-            return process.exitcode
-
-
 class RankGroup:
     """`degree` connected rank processes."""
 
@@ -331,7 +309,7 @@ class RankGroup:
         self._segments: list[SegmentOwner] = []
         self._connections: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
-        self._exits = ExitCodes()
+        self._one_at_a_time = threading.Lock()
         atexit.register(self.close)  # before multiprocessing, which would wait for its processes
         try:
             self._start(threads, first_device, groups)
@@ -373,9 +351,9 @@ class RankGroup:
         for segment in self._segments:
             segment.abort()  # for a rank that waits inside a step
         for process in self._processes:
-            if self._exits.of(process) is None:
+            if self._exit_code(process) is None:
                 process.terminate()
-            if self._exits.of(process) is None:
+            if self._exit_code(process) is None:
                 process.kill()
                 process.join()
             process.close()
@@ -384,6 +362,13 @@ class RankGroup:
         for segment in self._segments:
             segment.close()
         self._connections, self._processes, self._segments = [], [], []
+
+    def _exit_code(self, process: ForkServerProcess) -> int | None:
+        """The exit code if the process ends within 5 s, else None. Python reads it once, from a
+        pipe; of two threads that join at the same time, the later one would find 255."""
+        with self._one_at_a_time:
+            process.join(_STOP_S)
+            return process.exitcode
 
     def _start(self, threads: int, first_device: int, groups: int) -> None:
         context = fork_context()
@@ -439,7 +424,10 @@ class RankGroup:
                     answer: RankAnswer = self._connections[rank].recv()
                 except (EOFError, OSError):
                     raise self.end_of(rank) from None
-                answer.check(rank, self.degree)
+                if isinstance(answer.error, InputError):  # the user's
+                    raise answer.error
+                if answer.error is not None:
+                    raise EngineError(f"rank {rank} of {self.degree}: {answer.error}")
                 if answer.progress is None:
                     results[rank] = answer.result
                 elif progress is not None:
@@ -449,7 +437,7 @@ class RankGroup:
     def end_of(self, rank: int) -> EngineError:
         """The error for a rank that has ended or is ending."""
         process = self._processes[rank]
-        code = self._exits.of(process)
+        code = self._exit_code(process)
         if code is None:
             how = "closed its pipe"
         elif code < 0:

@@ -60,8 +60,9 @@ class TorchForward:
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        formats = self.attention.mask_formats
-        return self.run(pack(sequences, self.cache.shape, formats, self._device))
+        attention = self.attention
+        formats = attention.dtype, attention.windows
+        return self.run(pack(sequences, self.cache.shape, *formats, self._device))
 
     def run(self, step: PackedStep) -> Tensor:
         """Logits of the step's sampled rows, shape (sampled rows, vocab)."""

@@ -3,7 +3,7 @@
 Layers ask for tensors under Llama's names. A checkpoint may have others: a wrapper of a text model
 has its own prefix, projections of one input may be one matrix, a layer's experts one tensor.
 Weights of 4 or 8 bits with scales (FP8, MXFP4, compressed-tensors) become the floats that they
-stand for; activations are not rounded then.
+stand for, unless a loader takes their parts; activations are not rounded in either case.
 """
 
 import json
@@ -72,10 +72,12 @@ def read_model(folder: Path) -> ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A tensor that is made of stored ones: `read` gives it, or its part at an index."""
+    """A tensor that is made of stored ones: `read` gives it, or its part at an index; `parts` the
+    values and scales of one of 4 or 8 bits."""
 
     shape: tuple[int, ...]
     read: Callable[..., Tensor]
+    parts: Callable[[], tuple[Tensor, Tensor]] | None = None
 
 
 class Checkpoint:
@@ -110,6 +112,7 @@ class Checkpoint:
         self._total_bytes = sum((folder / file).stat().st_size for file in files)
         self._read_bytes = 0
         self._asked: set[str] = set()
+        self._widened = False
         self._forms: dict[str, Form] = {}
         if spec is not None:
             self._forms = _forms_of(self, spec)
@@ -152,6 +155,12 @@ class Checkpoint:
         self._check_values(name, tensor)
         return tensor
 
+    def parts(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Values of 4 or 8 bits, and their scales, shape (rows, groups); None if the tensor `name`
+        is not stored so. Values of 4 bits are int32, from -8 to 7."""
+        form = self._forms.get(name)
+        return None if form is None or form.parts is None else form.parts()
+
     def _check_values(self, name: str, tensor: Tensor) -> None:
         """Raise InputError for unexpected integer weights, and for NaN or infinity.
 
@@ -180,6 +189,7 @@ class Checkpoint:
 
     def _read(self, name: str, *index: int | slice) -> Tensor:
         if (form := self._forms.get(name)) is not None:
+            self._widened |= form.parts is not None
             return form.read(*index)
         return self.read(name, *index)
 
@@ -216,13 +226,15 @@ class Checkpoint:
         )
 
     def unread(self) -> str:
-        """Words about the tensors that no layer has read, behind a semicolon; empty if all were."""
+        """Words about weights of few bits that are now floats, and about the tensors that no layer
+        has read, behind semicolons; empty without any."""
+        widened = "; weights of 4 or 8 bits became floats" if self._widened else ""
         names = sorted(n for n in self._file_of if n not in self._asked and not _KNOWN(n))
         if not names:
-            return ""
+            return widened
         count = f"{len(names)} tensors" if len(names) > 1 else "1 tensor"
         some = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
-        return f"; {count} that no layer reads ({some})"
+        return f"{widened}; {count} that no layer reads ({some})"
 
     def finish(self) -> None:
         """Report complete progress: the rest of the files is not needed."""
@@ -317,20 +329,29 @@ def _scaled(stored: Checkpoint, source: str, scale_name: str, is_packed: bool) -
         if stored.read(f"{source}weight_shape").tolist() != list(shape):
             raise InputError(f"tensor {name!r}: packed weights have 4 bits here, not others")
 
-    def read(*index: int | slice) -> Tensor:
+    rows, columns = shape
+
+    def parts() -> tuple[Tensor, Tensor]:
         values = stored.read(name)
         if is_packed:
             shifts = torch.arange(0, 32, 4, dtype=torch.int32)
             values = ((values[..., None] >> shifts) & 15).flatten(1) - 8
         scale = stored.read(f"{source}{scale_name}").float()
-        for side, size in enumerate(shape if scale.numel() > 1 else ()):
-            # a power of 2, of which the last block may have less
-            block = 1 << (-(-size // scale.shape[side]) - 1).bit_length()
-            scale = scale.repeat_interleave(block, side).narrow(side, 0, size)
-        whole = (values.float() * scale).to(torch.bfloat16)
+        scale = scale if scale.ndim == 2 else scale.view(-1, 1)
+        return values, scale.repeat_interleave(_block(rows, len(scale)), 0)[:rows]
+
+    def read(*index: int | slice) -> Tensor:
+        values, scale = parts()
+        wide = scale.repeat_interleave(_block(columns, scale.shape[1]), 1)[:, :columns]
+        whole = (values.float() * wide).to(torch.bfloat16)
         return whole[index] if index else whole
 
-    return Form(shape, read)
+    return Form(shape, read, parts)
+
+
+def _block(size: int, blocks: int) -> int:
+    """Values that share a scale: a power of 2, of which the last block may have less."""
+    return 1 << (-(-size // blocks) - 1).bit_length()
 
 
 def _parts(name: str, whole: Form, spec: DecoderSpec) -> Iterator[tuple[str, Form]]:

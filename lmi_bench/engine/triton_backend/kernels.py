@@ -24,7 +24,7 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program per row: x += delta, if given; normed = rms_norm(x) * weight."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # offsets of a long prompt exceed 32 bits
     columns = tl.arange(0, BLOCK)
     inside = columns < features
     x = tl.load(x_ptr + row * features + columns, mask=inside, other=0.0)
@@ -63,7 +63,7 @@ def turn_and_store_kernel(
     turned  (rows, HEADS + KV_HEADS, HEAD_DIM)
     slots   (rows, KV_HEADS), counted in head_dim vectors of keys and values
     """
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < HEAD_DIM
@@ -92,7 +92,11 @@ def turn_and_store_kernel(
             cache = values_ptr
             kv_head -= KV_HEADS
         slot = tl.load(slots_ptr + row * KV_HEADS + kv_head)
-        tl.store(cache + slot * HEAD_DIM + columns, x.to(keys_ptr.dtype.element_ty), mask=inside)
+        new = x
+        if keys_ptr.dtype.element_ty == tl.float8e4nv:
+            new = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0)
+        new = new.to(keys_ptr.dtype.element_ty)
+        tl.store(cache + slot * HEAD_DIM + columns, new, mask=inside)
 
 
 @triton.jit
@@ -217,7 +221,7 @@ def join_splits_kernel(
 @triton.jit
 def silu_multiply_kernel(gate_up_ptr, out_ptr, features, BLOCK: tl.constexpr):
     """out = silu(gate) * up; gate_up (rows, 2 * features), out (rows, features)."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < features
     gate = tl.load(gate_up_ptr + row * 2 * features + columns, mask=inside, other=0.0)
@@ -225,55 +229,3 @@ def silu_multiply_kernel(gate_up_ptr, out_ptr, features, BLOCK: tl.constexpr):
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
     tl.store(out_ptr + row * features + columns, silu * up, mask=inside)
-
-
-@triton.jit
-def skinny_linear_kernel(
-    x_ptr, weight_ptr, out_ptr, outputs, inputs, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr
-):
-    """One program per (block of outputs, row): out = x @ weight.T, summed in float32.
-
-    For few rows, when reading the weight takes all the time. x (rows, inputs), weight (outputs,
-    inputs), out (rows, outputs).
-    """
-    row = tl.program_id(1)
-    ids = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    columns = tl.arange(0, BLOCK_IN)
-    has_output = ids < outputs
-    total = tl.zeros((BLOCK_OUT, BLOCK_IN), tl.float32)
-    for start in range(0, inputs, BLOCK_IN):
-        inside = start + columns < inputs
-        x = tl.load(x_ptr + row * inputs + start + columns, mask=inside, other=0.0)
-        weight = tl.load(
-            weight_ptr + ids[:, None].to(tl.int64) * inputs + start + columns[None, :],
-            mask=has_output[:, None] & inside[None, :],
-            other=0.0,
-        )
-        total += weight.to(tl.float32) * x.to(tl.float32)[None, :]
-    result = tl.sum(total, axis=1)
-    tl.store(out_ptr + row * outputs + ids, result.to(out_ptr.dtype.element_ty), mask=has_output)
-
-
-@triton.jit
-def likeliest_part_kernel(logits_ptr, tops_ptr, ids_ptr, vocab, parts, BLOCK: tl.constexpr):
-    """One program per (row, part of the vocabulary): its highest logit, and the first such id."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    ids = part * BLOCK + tl.arange(0, BLOCK)
-    logits = tl.load(logits_ptr + row * vocab + ids, mask=ids < vocab, other=-float("inf"))
-    wide = logits.to(tl.float32)
-    top = tl.max(wide, axis=0)
-    first = tl.min(tl.where(wide == top, ids, vocab), axis=0)
-    tl.store(tops_ptr + row * parts + part, top)
-    tl.store(ids_ptr + row * parts + part, first)
-
-
-@triton.jit
-def likeliest_kernel(tops_ptr, ids_ptr, out_ptr, parts, BLOCK: tl.constexpr):
-    """One program per row: the id of its highest part, the first one if equal."""
-    row = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < parts
-    tops = tl.load(tops_ptr + row * parts + columns, mask=inside, other=-float("inf"))
-    best = tl.argmax(tops, axis=0)
-    found = tl.load(ids_ptr + row * parts + best)
-    tl.store(out_ptr + row, found.to(tl.int64))

@@ -12,15 +12,9 @@ from torch import Tensor
 
 from lmi_bench.engine.triton_backend import kernels
 
-SKINNY_ROWS: Final = 1
-"""Maximum rows for which a product is a row-wise reduction instead of a matrix product."""
-
 _LEAST_DOT: Final = 16  # minimum side of a tensor core's operand
 _TILE: Final = 64
-_SKINNY_OUTPUTS: Final = 8
-_SKINNY_INPUTS: Final = 512
 _SILU_BLOCK: Final = 1024
-_VOCABULARY_BLOCK: Final = 4096
 _PROGRAMS: Final = 512
 """Attention programs that keep a large GPU busy; more splits only add joining cost."""
 
@@ -149,35 +143,4 @@ def silu_multiply(gate_up: Tensor) -> Tensor:
     kernels.silu_multiply_kernel[(rows, triton.cdiv(features, _SILU_BLOCK))](
         gate_up, out, features, BLOCK=_SILU_BLOCK
     )
-    return out
-
-
-def skinny_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T for very few rows: (rows, inputs) and (outputs, inputs) to (rows, outputs)."""
-    rows, inputs = x.shape
-    outputs = weight.shape[0]
-    out = x.new_empty(rows, outputs)
-    kernels.skinny_linear_kernel[(triton.cdiv(outputs, _SKINNY_OUTPUTS), rows)](
-        x,
-        weight,
-        out,
-        outputs,
-        inputs,
-        BLOCK_OUT=_SKINNY_OUTPUTS,
-        BLOCK_IN=min(_SKINNY_INPUTS, _next_power(inputs)),
-    )
-    return out
-
-
-def likeliest(logits: Tensor) -> Tensor:
-    """The first id of each row's highest logit: (rows, vocab) to (rows,)."""
-    rows, vocab = logits.shape
-    parts = triton.cdiv(vocab, _VOCABULARY_BLOCK)
-    tops = torch.empty(rows, parts, device=logits.device)
-    ids = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    kernels.likeliest_part_kernel[(rows, parts)](
-        logits, tops, ids, vocab, parts, BLOCK=_VOCABULARY_BLOCK
-    )
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    kernels.likeliest_kernel[(rows,)](tops, ids, out, parts, BLOCK=_next_power(parts))
     return out

@@ -54,7 +54,7 @@ class TritonStep:
     def __init__(self, model: Decoder, cache: KvCache) -> None:
         self._model = model
         self._cache = cache
-        self._gates_and_ups = [_joined(layer.mlp) for layer in model.layers]
+        self._joined = [_joined(layer.mlp) for layer in model.layers]
 
     def __call__(self, buffers: StepBuffers) -> StepResult:
         """Store every row's keys and values; returns its logits. Raises EngineError if a kernel
@@ -71,7 +71,7 @@ class TritonStep:
         rows = (buffers.token_ids, positions, positions + 1)
         with _explained():
             logits = self.logits(*rows, slots_of(blocks, positions % size, shape), attend)
-            return StepResult(logits, ops.likeliest(logits))
+            return StepResult(logits, logits.argmax(dim=-1))
 
     def other_steps(self, eager: TorchForward) -> Forward:
         return _OtherSteps(self, eager)
@@ -93,7 +93,7 @@ class TritonStep:
         delta: Tensor | None = None
         for index, layer in enumerate(model.layers):
             attention, mlp, norm = layer.block, layer.mlp, layer.block.qk_norm
-            qkv = _product(attention.qkv, _add_norm(x, delta, layer.attention_norm))
+            qkv = attention.qkv(_add_norm(x, delta, layer.attention_norm))
             turned = ops.turn_and_store(
                 qkv,
                 None if norm is None else (norm.tensors[0], norm.eps),
@@ -106,13 +106,12 @@ class TritonStep:
             attended = attend(index, turned[:, :heads], turned[:, heads:], values)
             if index == last:  # from here on a row feeds only its own logits
                 attended, x = attended[sampled_rows], x[sampled_rows]
-            normed = _add_norm(x, _product(attention.out, attended), layer.mlp_norm)
-            gate_and_up = self._gates_and_ups[index]
-            if gate_and_up is None:
+            normed = _add_norm(x, attention.out(attended), layer.mlp_norm)
+            if (joined := self._joined[index]) is None:
                 x, delta = mlp.add(normed, x), None
             else:
-                inner = ops.silu_multiply(_product(gate_and_up, normed))
-                delta = _product(_gated(mlp).down, inner)
+                gate_and_up, down = joined
+                delta = down(ops.silu_multiply(gate_and_up(normed)))
         return model.head(_add_norm(x, delta, model.norm))
 
 
@@ -147,24 +146,13 @@ def _add_norm(x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
     return ops.add_rms_norm(x, delta, norm.tensors[0], norm.eps)
 
 
-def _product(layer: Linear, x: Tensor) -> Tensor:
-    linear = plain(layer)
-    if linear.bias is None and x.shape[0] <= ops.SKINNY_ROWS:
-        return ops.skinny_linear(x, linear.weight)
-    return linear(x)
-
-
-def _gated(mlp: Mlp) -> DenseMlp:
-    assert isinstance(mlp, DenseMlp)  # see `unsupported`
-    return mlp
-
-
-def _joined(layer: Mlp) -> PlainLinear | None:
-    """Gate and up of a dense layer as one; None for experts, which are then grouped."""
-    if isinstance(layer, ExpertMlp):
-        layer.grouped = layer.grouped or StackedExperts(layer)
+def _joined(mlp: Mlp) -> tuple[PlainLinear, Linear] | None:
+    """Gate and up of a dense layer as one, and its down; None for experts, which are then grouped,
+    and for quantized weights."""
+    if isinstance(mlp, ExpertMlp) and isinstance(mlp.experts[0].up, PlainLinear):
+        mlp.grouped = mlp.grouped or StackedExperts(mlp)
+    if not isinstance(mlp, DenseMlp) or not isinstance(mlp.up, PlainLinear):
         return None
-    mlp = _gated(layer)
     gate, up = plain(mlp.gate), plain(mlp.up)
     half = gate.weight.shape[0]
     joined = gate.weight._base
@@ -177,4 +165,4 @@ def _joined(layer: Mlp) -> PlainLinear | None:
         PlainLinear(weight[rows], None if bias is None else bias[rows])
         for rows in (slice(0, half), slice(half, None))
     )
-    return PlainLinear(weight, bias)
+    return PlainLinear(weight, bias), mlp.down

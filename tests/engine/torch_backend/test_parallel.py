@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +26,7 @@ from lmi_bench.engine.torch_backend.collectives import Transport
 from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
 from lmi_bench.engine.torch_backend.loading import VocabularyPart
-from lmi_bench.engine.torch_backend.rank import ExitCodes, RankGroup, RankWorker
+from lmi_bench.engine.torch_backend.rank import RankGroup, RankWorker
 from tests.engine.torch_backend.parity import (
     assert_equal_but_for_near_ties,
     generate,
@@ -288,9 +289,10 @@ class ReadOnce:
 
 def test_whoever_asks_at_once_how_a_rank_ended_is_told_the_same():
     """The step that waits for it and the watcher between steps do, in threads of their own."""
-    exits, process = ExitCodes(), ReadOnce()
+    group, process = RankGroup.__new__(RankGroup), ReadOnce()
+    group._one_at_a_time = threading.Lock()
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(exits.of, [process] * 4))
+        told = list(pool.map(group._exit_code, [process] * 4))
     assert told == [-9] * 4
 
 

@@ -99,7 +99,7 @@ def rounded_by(kind, weight):
         values = (weight / scale).round().to(torch.int8)
         return {"weight": values, "weight_scale": scale}, values.float() * scale
     grouped = weight.view(rows, columns // 32, 32)
-    scale = grouped.abs().amax(dim=2) / 7
+    scale = (grouped.abs().amax(dim=2) / 7).half().float()
     values = (grouped / scale[..., None]).round().clamp(-8, 7)
     nibbles = (values.view(rows, columns // 8, 8).long() + 8) << torch.arange(0, 32, 4)
     packed = nibbles.sum(-1)
@@ -109,21 +109,34 @@ def rounded_by(kind, weight):
     return parts, (values * scale[..., None]).view(rows, columns)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
-def test_rounded_checkpoints_are_read_as_the_floats_that_they_stand_for(make_model, tmp_path, kind):
-    model = make_model("Llama")
+def rounded_folder(model, place, kind):
+    """A model's folder with its projections rounded, and every tensor's floats."""
     rounded, floats = stored(model), stored(model)
     for name in [name for name in floats if "_proj.weight" in name]:
         base = name.removesuffix("weight")
         parts, floats[name] = rounded_by(kind, rounded.pop(name))
-        floats[name] = floats[name].to(torch.bfloat16).float()
         rounded |= {f"{base}{part}": tensor for part, tensor in parts.items()}
-    method = "fp8" if kind == "fp8" else "compressed-tensors"
-    stated = {"quant_method": method, "weight_block_size": [32, 32]}
-    ours = scores(rewritten(model.folder, tmp_path / "q", rounded, quantization_config=stated))
+    stated = {"quant_method": "compressed-tensors", "format": FORMATS[kind]}
+    if kind == "fp8":
+        stated = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    return rewritten(model.folder, place, rounded, quantization_config=stated), floats
+
+
+FORMATS = {"fp8": "", "int8": "int-quantized", "int4": "pack-quantized"}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rounded_checkpoints_are_read_as_the_floats_that_they_stand_for(make_model, tmp_path, kind):
+    model = make_model("Llama")
+    folder, floats = rounded_folder(model, tmp_path / "q", kind)
+    ours = scores(folder)
+    for name in [name for name in floats if "_proj.weight" in name]:
+        floats[name] = floats[name].to(torch.bfloat16).float()
     wanted = scores(rewritten(model.folder, tmp_path / "f", floats))
     torch.testing.assert_close(ours, wanted)
     assert (ours - scores(model.folder)).abs().max() > 0.01
+    told = TorchExecutor.load(folder, LoadSettings(num_blocks=2, threads=1)).weights_description
+    assert told.endswith("weights of 4 or 8 bits became floats")
 
 
 @pytest.mark.parametrize("part", ["weight_zero_point", "weight_g_idx"])

@@ -29,7 +29,7 @@ def test_every_kernel_compiles_to_machine_code_for_an_h100(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     made = [line.split("\t") for line in done.stdout.splitlines()]
-    assert len({name.split(" ")[0] for name, _, _ in made}) == 10
+    assert len({name.split(" ")[0] for name, _, _ in made}) == 9
     for name, code_bytes, shared_bytes in made:
         assert int(code_bytes) > 500, name
         assert int(shared_bytes) <= H100_SHARED_BYTES, name

@@ -10,8 +10,12 @@ from functools import partial
 import pytest
 import torch
 
+from lmi_bench.engine.quantization import QuantizeSettings, Scheme
 from lmi_bench.engine.torch_backend.executor import ParallelExecutor, TorchExecutor
 from lmi_bench.engine.torch_backend.load_settings import LoadSettings
+from lmi_bench.engine.torch_backend.precision import Precision
+from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
+from lmi_bench.engine.torch_backend.quantization.rounding import round_weight
 from lmi_bench.engine.torch_backend.runner import TorchForward
 from lmi_bench.engine.torch_backend.static.build import StepSettings
 from lmi_bench.engine.torch_backend.static.forward import compare_steps
@@ -19,6 +23,8 @@ from lmi_bench.engine.triton_backend.step import TritonStep, unsupported
 from lmi_bench.models.folder import read_config
 from lmi_bench.models.hf_config import spec_from_hf_config
 from tests.engine.torch_backend import parity
+from tests.engine.torch_backend.scores import scores
+from tests.engine.torch_backend.test_stored_forms import FORMATS, rewritten, rounded_folder
 from tests.engine.torch_backend.tiny_models import FAMILIES, TinyModel
 
 pytestmark = [
@@ -139,11 +145,69 @@ def test_graphs_give_what_eager_steps_give_in_bfloat16(tmp_path, family):
             LoadSettings(dtype="bfloat16", num_blocks=64, block_size=BLOCK),
             STEPS[name],
         )
-        forward = executor._ranks.runner._forward
-        eager = TorchForward(forward._otherwise.model, forward._otherwise.cache, num_blocks=63)
-        for difference in compare_steps(forward, eager):  # a row may go to another expert
-            assert difference.largest < 0.3 * difference.spread + 0.1, (name, difference)
+        assert_graphs_agree(executor, name)
         asyncio.run(executor.close())
+
+
+ON_TRITON = [Scheme.INT8, Scheme.AWQ_INT4, Scheme.SMOOTHQUANT, Scheme.FP8]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", ON_TRITON)
+def test_a_quantized_product_is_the_one_of_the_weight_that_is_stood_for(scheme, dtype):
+    """At sizes on either side of where kernels change, of a layer as large as Llama 3's."""
+    settings, chance = QuantizeSettings(scheme), torch.Generator("cuda").manual_seed(1)
+    floats = torch.randn(1024, 14336, generator=chance, device="cuda") * 0.02
+    weight = round_weight(floats, settings, 128)
+    kernels = choose_kernels(settings, Precision(dtype, dtype), torch.device("cuda"))
+    assert kernels.words.startswith("Triton's"), kernels
+    layer, tolerance = kernels.make(weight, None), 0.05 if scheme is Scheme.FP8 else 0.02
+    for count in (1, 3, 16, 17, 64, 65, 300):
+        x = torch.randn(count, 14336, generator=chance, device="cuda").to(dtype)
+        exact = x.float() @ weight.floats().t()
+        error = (layer(x).float() - exact).norm() / exact.norm()
+        assert error < tolerance, (count, error)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_checkpoint_keeps_its_bytes_and_gives_what_its_floats_give(tmp_path, kind):
+    model = TinyModel(tmp_path / "m", "Llama", intermediate_size=128)
+    folder, floats = rounded_folder(model, tmp_path / "q", kind)
+    wanted = scores(rewritten(model.folder, tmp_path / "f", floats))
+    torch.testing.assert_close(scores(folder, device="cuda"), wanted, rtol=2e-3, atol=2e-3)
+    settings = LoadSettings(dtype="bfloat16", num_blocks=64, block_size=BLOCK)
+    plain = on_gpu(tmp_path / "m", settings, STEPS["eager"])
+    for name in ("graphs", "triton"):
+        executor = on_gpu(folder, settings, STEPS[name])
+        assert executor.weight_bytes < plain.weight_bytes
+        assert "floats" not in executor.weights_description
+        assert_graphs_agree(executor, name)
+        asyncio.run(executor.close())
+    asyncio.run(plain.close())
+
+
+@pytest.mark.parametrize("scheme", [Scheme.INT8, Scheme.FP8])
+@pytest.mark.parametrize("name", ["graphs", "triton"])
+def test_graphs_of_quantized_weights_give_what_eager_steps_give(tmp_path, name, scheme):
+    TinyModel(tmp_path, "Qwen3")
+    settings = LoadSettings(
+        dtype="bfloat16",
+        num_blocks=64,
+        block_size=BLOCK,
+        kv_dtype="float8",
+        quantize=QuantizeSettings(scheme),
+    )
+    executor = on_gpu(tmp_path, settings, STEPS[name])
+    assert_graphs_agree(executor, name)
+    asyncio.run(executor.close())
+
+
+def assert_graphs_agree(executor, name):
+    """Each captured shape's logits with an eager step's over the same context."""
+    forward = executor._ranks.runner._forward
+    eager = TorchForward(forward._otherwise.model, forward._otherwise.cache, num_blocks=63)
+    for difference in compare_steps(forward, eager):  # a row may go to another expert
+        assert difference.largest < 0.3 * difference.spread + 0.1, (name, difference)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -129,21 +129,6 @@ def test_silu_multiply_is_swiglus_middle():
     close(ops.silu_multiply(gate_up), functional.silu(gate) * up)
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 7), (2, 1100, 9)])
-def test_a_product_of_few_rows_is_the_matrix_product(rows, inputs, outputs):
-    x, weight = random(rows, inputs), random(outputs, inputs, seed=1)
-    torch.testing.assert_close(ops.skinny_linear(x, weight), x @ weight.T, rtol=1e-4, atol=1e-4)
-
-
-def test_of_equal_logits_the_first_token_is_likeliest():
-    """Equal ones in one part of the vocabulary and in two."""
-    logits = torch.zeros(3, 9000)
-    logits[0, [7, 4000]] = 1.0
-    logits[1, [5000, 8999]] = 2.0
-    logits[2, 8999] = 3.0
-    assert ops.likeliest(logits).tolist() == [7, 5000, 8999]
-
-
 @pytest.mark.parametrize(("rows", "few"), [(1, True), (3, True), (40, True), (200, False)])
 def test_each_pair_of_a_row_and_its_expert_is_computed_once(monkeypatch, rows, few):
     """Experts of one, several and no row; more pairs than are listed or multiplied at once."""

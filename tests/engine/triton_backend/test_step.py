@@ -108,10 +108,10 @@ def test_a_kernel_that_asks_too_much_of_a_gpu_names_another_back_end(
 ):
     """Triton's own errors are no RuntimeErrors, as torch's are."""
 
-    def too_large(logits):
+    def too_large(*_, **__):
         raise OutOfResources(300_000, 232_448, "shared memory")
 
-    monkeypatch.setattr(ops, "likeliest", too_large)
+    monkeypatch.setattr(ops, "paged_attention", too_large)
     TinyModel(tmp_path, "Llama")
     steps = Steps(
         tmp_path,

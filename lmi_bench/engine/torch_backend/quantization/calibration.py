@@ -306,7 +306,9 @@ class Calibration:
                 if self.tell is not None:
                     self.tell("scales of layers", number, len(groups))
         if settings.scheme is Scheme.SMOOTHQUANT and not settings.per_token:
-            factors |= _largest_inputs(recording, factors)
+            for name, inputs in recording.inputs.items():  # after division by the factors
+                factor = factors.get(f"{name}.{loader.COLUMN_FACTORS}", torch.ones(1))
+                factors[f"{name}.{loader.LARGEST_INPUT}"] = (inputs.largest.cpu() / factor).max()
         if not factors:  # a file needs a tensor
             factors["none"] = torch.zeros(1)
         return factors
@@ -331,18 +333,6 @@ class Calibration:
         return f"{settings.scheme.value}-{digest}"
 
 
-def _largest_inputs(recording: Recording, factors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The largest input of every matrix, after division by the factors."""
-    largest = {}
-    for name, inputs in recording.inputs.items():
-        factor = factors.get(f"{name}.{loader.COLUMN_FACTORS}")
-        values = inputs.largest.cpu()
-        largest[f"{name}.{loader.LARGEST_INPUT}"] = (
-            values if factor is None else values / factor
-        ).max()
-    return largest
-
-
 def prepare(calibration: Calibration, *, degree: int = 1) -> loader.QuantizePlan | None:
     """The plan for a model's weights; None without quantization. Calibrates if needed.
 
@@ -352,6 +342,8 @@ def prepare(calibration: Calibration, *, degree: int = 1) -> loader.QuantizePlan
     source, settings = calibration.source, calibration.settings
     folder, spec = source.folder, source.spec
     stored = loader.stored_plan(folder, source.config, spec, degree)
+    if stored is None and settings.scheme is Scheme.NONE:
+        stored = loader.kept_plan(source.config, calibration.device, degree)
     if stored is not None:
         if settings.scheme not in (Scheme.NONE, stored.settings.scheme):
             raise InputError(

@@ -22,7 +22,6 @@ from lmi_bench.engine.torch_backend.quantization.calibration import Calibration,
 from lmi_bench.engine.torch_backend.quantization.kernels import Kernels, choose_kernels
 from lmi_bench.engine.torch_backend.weights import Checkpoint, Tell, read_model
 from lmi_bench.models.folder import make_new_folder
-from lmi_bench.models.spec import DecoderSpec
 
 
 def export_quantized(
@@ -68,7 +67,7 @@ def export_quantized(
                 whole = loader.apply_factors(checkpoint, name, rounded.float())
                 is_matrix = kind == "weight" and whole.ndim == 2
                 if is_matrix and loader.is_quantized_name(base, source.spec):
-                    weight = loader.round_weight(whole, settings, plan.group_size)
+                    weight = rounding.round_weight(whole, settings, plan.group_size)
                     writer.add({f"{base}.{key}": part for key, part in _tensors(weight).items()})
                     largest = f"{base}.{loader.LARGEST_INPUT}"
                     if largest in checkpoint:
@@ -137,16 +136,11 @@ def layer_errors(
     errors = {}
     with Checkpoint(folder, beside=plan.factors) as checkpoint:
         for recorded, inputs in recording.inputs.items():
-            for name in _same_inputs(recorded, spec):
+            joined = spec.names(recorded.rpartition(".")[0], "qkv")  # of the same inputs
+            for name in joined if recorded in joined else (recorded,):
                 if loader.is_quantized_name(name, spec):
                     errors[name] = _error(checkpoint, name, inputs.rows.cpu(), plan, kernels)
     return errors
-
-
-def _same_inputs(name: str, spec: DecoderSpec) -> tuple[str, ...]:
-    """A recorded matrix and those joined with it."""
-    joined = spec.names(name.rpartition(".")[0], "qkv")
-    return joined if name in joined else (name,)
 
 
 def _error(
@@ -158,5 +152,5 @@ def _error(
     scaled = loader.apply_factors(checkpoint, full, weight, columns_alone=True)
     seen = rows / checkpoint.tensor(factors, rows.shape[1]) if factors in checkpoint else rows
     largest = [checkpoint.tensor(fixed)] if fixed in checkpoint else []
-    rounded = loader.round_weight(scaled, plan.settings, plan.group_size)
+    rounded = rounding.round_weight(scaled, plan.settings, plan.group_size)
     return loader.relative_error(kernels.make(rounded, None, *largest)(seen), rows @ weight.t())

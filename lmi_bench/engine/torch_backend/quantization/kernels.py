@@ -1,34 +1,40 @@
-"""Chooses each scheme's kernel on this machine: tests which ones work and measures the fastest.
+"""Chooses each scheme's kernel on this machine: tests which ones work.
 
 Torch's quantized operators are not a public interface and differ by processor: each is first
-compared with the exact product of a small matrix. The measurement takes some tens of milliseconds
-per model.
+compared with the exact product of a small matrix.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from lmi_bench.engine.quantization import QuantizeSettings, Scheme
-from lmi_bench.engine.torch_backend.precision import Precision, shortest_time_s
+from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization import linear, rounding
 from lmi_bench.engine.torch_backend.quantization.linear import QuantizedLinear
 
 _PROBE_SIZE: Final = 1024
-_DECODE_ROWS: Final = (1, 16, 64)
-_SWITCH_ROWS: Final = (4, 8, 16, 32, 64, 128)
+_KERNEL_ROWS: Final = {4: (256, 32), 8: (32, 8)}
+"""Maximum rows for which torch's CPU kernels of so many bits are faster than unpacking, beside
+products in float32 and in bfloat16."""
 _MAX_ERROR: Final = 2e-2
-_MAX_SLOWDOWN: Final = 2.0  # the 2-byte form is more exact and may be slower by this factor
 
 
 Make = Callable[..., QuantizedLinear]
 """Builds a layer from the scheme's weight, its bias and, if known, the activations' fixed largest
 value."""
+
+_ON_ANY_DEVICE: Final[Mapping[Scheme, Make]] = {
+    Scheme.INT8: linear.Int8WeightOnly,
+    Scheme.SMOOTHQUANT: linear.Emulated,
+    Scheme.AWQ_INT4: linear.GroupedLinear,
+    Scheme.AWQ_INT3: linear.GroupedLinear,
+    Scheme.FP8: linear.Emulated,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,166 +43,112 @@ class Kernels:
 
     words     description for the user
     emulated  True if the arithmetic is emulated, so that its speed is meaningless
+    fits      True for a weight that the kernels take
     """
 
     make: Make
     words: str
     emulated: bool = False
-
-
-def choose_kernels(
-    settings: QuantizeSettings, precision: Precision, device: torch.device
-) -> Kernels:
-    """The fastest working kernels for the scheme of `settings`."""
-    match settings.scheme:
-        case Scheme.INT8:
-            return _int8(precision, device)
-        case Scheme.SMOOTHQUANT:
-            return _w8a8(device)
-        case Scheme.AWQ_INT4:
-            return _int4(precision, device)
-        case Scheme.AWQ_INT3:
-            return Kernels(linear.GroupedLinear, "unpacked at every step: no 3-bit kernel")
-        case Scheme.FP8:
-            return _fp8(precision, device)
-    return Kernels(_no_kernel, "not quantized")
+    fits: Callable[[Any], bool] = bool
 
 
 def _no_kernel(*_: object) -> QuantizedLinear:
     raise ValueError("the scheme `none` rounds no weight")
 
 
-def _int8(precision: Precision, device: torch.device) -> Kernels:
-    plain = Kernels(linear.Int8WeightOnly, "unpacked at every step: no kernel here")
-    if device.type != "cpu":
-        return plain
-    weight = rounding.round_int8(_probe_weight())
-    rows = _probe_rows(16).to(precision.compute)
-    in_bytes = Kernels(linear.Int8ByBytes, "int8 kernel, activations in two bytes")
-    byte_kernel_works = _works(lambda: linear.Int8ByBytes(weight, None)(rows), rows, weight)
-    if precision.stored != torch.bfloat16:  # torch's own kernel would round the activations
-        return in_bytes if byte_kernel_works else plain
-    kernel_rows = _kernel_rows(linear.Int8WeightOnly, weight, rows)
-    if byte_kernel_works:
-        own = linear.Int8WeightOnly(weight, None, kernel_rows=kernel_rows)
-        own_cost = _decode_cost(own, precision.compute)
-        if (
-            _decode_cost(linear.Int8ByBytes(weight, None), precision.compute)
-            < _MAX_SLOWDOWN * own_cost
-        ):
-            return in_bytes
-    return Kernels(
-        partial(linear.Int8WeightOnly, kernel_rows=kernel_rows),
-        _switch_words("torch's int8 kernel", kernel_rows),
-    )
+NO_KERNELS: Final = Kernels(_no_kernel, "not quantized")
 
 
-def _w8a8(device: torch.device) -> Kernels:
-    weight = rounding.round_int8(_probe_weight().to(device))
-    rows = _probe_rows(16).to(device)
-    if device.type == "cpu" and _works(
-        lambda: linear.W8A8ByOneDnn(weight, None)(rows), rows, weight
-    ):
-        return Kernels(linear.W8A8ByOneDnn, "oneDNN's int8 kernel")
-    if _works(lambda: linear.W8A8ByIntMm(weight, None)(rows), rows, weight):
-        return Kernels(linear.W8A8ByIntMm, "torch._int_mm")
-    return Kernels(linear.W8A8Emulated, "emulated: no int8 kernel here", emulated=True)
+def choose_kernels(
+    settings: QuantizeSettings, precision: Precision, device: torch.device
+) -> Kernels:
+    """The fastest working kernels for the scheme of `settings`."""
+    scheme = settings.scheme
+    if scheme is Scheme.NONE:
+        return NO_KERNELS
+    is_cpu = device.type == "cpu"
+    found = _on_cpu(scheme, precision) if is_cpu else on_gpu(scheme, precision, device)
+    if found is not None:
+        return found
+    words = "unpacked at every step: no kernel here"
+    if scheme.rounds_activations:
+        words = "emulated: no kernel here"
+    return Kernels(_ON_ANY_DEVICE[scheme], words, emulated=scheme.rounds_activations)
 
 
-def _int4(precision: Precision, device: torch.device) -> Kernels:
-    words = "unpacked at every step: no 4-bit kernel here"
-    plain = Kernels(linear.GroupedLinear, words)
-    if (
-        device.type != "cpu"
-        or precision.stored != torch.bfloat16
-        or not linear.kernel_layout_is_known()
-    ):
-        return plain
-    weight = rounding.round_grouped(_probe_weight(), 4, 128)
-    rows = _probe_rows(4).to(precision.compute)
-    kernel_rows = _kernel_rows(linear.Grouped4BitByKernel, weight, rows)
-    if not kernel_rows:
-        return plain
+def _on_cpu(scheme: Scheme, precision: Precision) -> Kernels | None:
+    """Torch's kernels for a scheme on a CPU; None where they do not work."""
+    if scheme is Scheme.SMOOTHQUANT:
+        if _works(linear.W8A8ByOneDnn, _probe_weight(scheme), _probe_rows(16)):
+            return Kernels(linear.W8A8ByOneDnn, "oneDNN's int8 kernel")
+        return None
+    # torch's kernels round activations to bfloat16
+    if scheme not in (Scheme.INT8, Scheme.AWQ_INT4) or precision.stored != torch.bfloat16:
+        return None
+    kernel_rows = _KERNEL_ROWS[scheme.bits][precision.compute == torch.bfloat16]
+    form: Make = linear.Int8WeightOnly if scheme is Scheme.INT8 else linear.Grouped4BitByKernel
+    form = partial(form, kernel_rows=kernel_rows)
+    for count in (4, kernel_rows + 1):  # by the kernel, and unpacked from its layout
+        rows = _probe_rows(count).to(precision.compute)
+        if not _works(form, _probe_weight(scheme), rows):
+            return None
 
-    def make(weight: rounding.GroupedWeight, bias: Tensor | None) -> QuantizedLinear:
-        fits = weight.values.shape[0] % linear.KERNEL_PANEL == 0
-        if not fits or weight.group_size not in linear.KERNEL_GROUP_SIZES:
-            return linear.GroupedLinear(weight, bias)
-        return linear.Grouped4BitByKernel(weight, bias, kernel_rows=kernel_rows)
+    def make(weight: rounding.QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
+        fits = scheme is Scheme.INT8 or linear.kernel_fits(weight)
+        return (form if fits else _ON_ANY_DEVICE[scheme])(weight, bias)
 
-    return Kernels(make, _switch_words("torch's int4 kernel", kernel_rows))
-
-
-def _fp8(precision: Precision, device: torch.device) -> Kernels:
-    def native(weight: rounding.RowWeight, bias: Tensor | None) -> QuantizedLinear:
-        fits = not any(size % linear.FP8_GPU_SIDE for size in weight.values.shape)
-        return linear.Fp8ByGpu(weight, bias) if fits else linear.Fp8Emulated(weight, bias)
-
-    if not linear.fp8_is_native(device):
-        return Kernels(
-            linear.Fp8Emulated, "emulated: this device has no float8 arithmetic", emulated=True
-        )
-    weight = rounding.round_fp8(_probe_weight().to(device))
-    rows = _probe_rows(16).to(device, precision.compute)
-    wanted = linear.Fp8Emulated(weight, None)(rows).float()
-    if not _comes_near(lambda: linear.Fp8ByGpu(weight, None)(rows), wanted):
-        return Kernels(
-            linear.Fp8Emulated, "emulated: torch's float8 product fails here", emulated=True
-        )
-    return Kernels(native, "float8 of the GPU")
+    words = f"torch's int{scheme.bits} kernel up to {kernel_rows} rows, more unpacked"
+    return Kernels(make, words)
 
 
-def _switch_words(kernel: str, kernel_rows: int) -> str:
-    if not kernel_rows:
-        return "unpacked at every step: faster here than any kernel"
-    most = min(kernel_rows, _SWITCH_ROWS[-1])
-    return f"{kernel} up to {most} rows, more rows with unpacked weights"
+def on_gpu(
+    scheme: Scheme, precision: Precision, device: torch.device, *, rounds: bool = True
+) -> Kernels | None:
+    """Triton's kernels for a scheme on a GPU; None where they do not work.
 
-
-def _works(run: Callable[[], Tensor], rows: Tensor, weight: rounding.QuantizedWeight) -> bool:
-    """True if a product is close to the one with the dequantized weight."""
-    return _comes_near(run, rows.float() @ weight.floats().t())
-
-
-def _comes_near(run: Callable[[], Tensor], wanted: Tensor) -> bool:
+    rounds  round activations if the scheme does
+    """
+    if device.type != "cuda" or scheme is Scheme.AWQ_INT3:
+        return None
     try:
-        got = run().float()
-    except (RuntimeError, AttributeError, NotImplementedError):
+        from lmi_bench.engine.torch_backend.quantization import gpu_linear
+    except ImportError:  # torch for this system brings no Triton
+        return None
+    rounds = rounds and scheme.rounds_activations
+    form: Make = gpu_linear.RoundedGpuLinear if rounds else gpu_linear.GpuLinear
+    weight, otherwise = _probe_weight(scheme, device), _ON_ANY_DEVICE[scheme]
+    for count in (16, 128):  # by Triton, and partly by torch
+        rows = _probe_rows(count).to(device, precision.compute)
+        if not _works(form, weight, rows, otherwise(weight, None)(rows) if rounds else None):
+            return None
+
+    def make(
+        weight: rounding.QuantizedWeight, bias: Tensor | None, *fixed: Tensor
+    ) -> QuantizedLinear:
+        fits = gpu_linear.fits(weight) and not fixed
+        return (form if fits else otherwise)(weight, bias, *fixed)
+
+    return Kernels(make, "Triton's kernels, a prompt's rows with torch's", fits=gpu_linear.fits)
+
+
+def _works(
+    form: Make, weight: rounding.QuantizedWeight, rows: Tensor, wanted: Tensor | None = None
+) -> bool:
+    """True if a product is close to the wanted one, or else to that with the dequantized weight."""
+    if wanted is None:
+        wanted = rows.float() @ weight.floats().t()
+    try:
+        got = form(weight, None)(rows).float()
+    except Exception:  # noqa: BLE001 - Triton's errors and torch's have no class in common
         return False
     return bool((got - wanted).abs().max() < _MAX_ERROR * wanted.abs().max())
 
 
-def _kernel_rows(
-    form: Callable[..., QuantizedLinear], weight: rounding.QuantizedWeight, rows: Tensor
-) -> int:
-    """Maximum rows for which a form's kernel works and is not slower than unpacking; 0: none."""
-
-    def made(kernel_rows: int) -> QuantizedLinear:
-        return form(weight, None, kernel_rows=kernel_rows)
-
-    if not _works(lambda: made(_SWITCH_ROWS[-1])(rows), rows, weight):
-        return 0
-    by_kernel, unpacked, best = made(_SWITCH_ROWS[-1]), made(0), 0
-    for count in _SWITCH_ROWS:
-        rows = _probe_rows(count).to(rows.dtype)
-        if _time_s(by_kernel, rows) > _time_s(unpacked, rows):
-            break
-        best = count
-    return best
-
-
-def _decode_cost(product: QuantizedLinear, compute: torch.dtype) -> float:
-    """Product of the seconds at 1, 16 and 64 rows: a kernel should be good at all of them."""
-    return math.prod(_time_s(product, _probe_rows(count).to(compute)) for count in _DECODE_ROWS)
-
-
-def _time_s(product: QuantizedLinear, rows: Tensor) -> float:
-    return shortest_time_s(lambda: product(rows))
-
-
-def _probe_weight() -> Tensor:
-    """Fixed random numbers, shape (1024, 1024)."""
-    return torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=torch.Generator().manual_seed(1))
+def _probe_weight(scheme: Scheme, device: torch.device | None = None) -> rounding.QuantizedWeight:
+    """Fixed random numbers, shape (1024, 1024), in the scheme's format."""
+    generator = torch.Generator().manual_seed(1)
+    floats = torch.randn(_PROBE_SIZE, _PROBE_SIZE, generator=generator).to(device)
+    return rounding.round_weight(floats, QuantizeSettings(scheme), 128)
 
 
 def _probe_rows(count: int) -> Tensor:

@@ -1,12 +1,7 @@
 """Linear layers with quantized weights: int8, groups of 3 or 4 bits, and float8 (E4M3).
 
-On processors that multiply bytes (VNNI and similar), int8 weights use one integer kernel for
-unrounded and int8 activations. An activation that keeps its precision is split into a high and a
-low byte, as two rows over the same weights: 16 bits below its row's largest value, as precise as
-bfloat16, without reading the weights twice.
-
-float8 products are native on GPUs that have them, else emulated: stored and rounded like on such a
-GPU but multiplied in float32, which shows size and error, not speed.
+Products of rounded activations are emulated where no kernel has them: stored and rounded alike but
+multiplied in float32, which shows size and error, not speed. `gpu_linear` has the forms of a GPU.
 """
 
 from abc import abstractmethod
@@ -23,6 +18,8 @@ from lmi_bench.engine.torch_backend.quantization import rounding
 
 _CHUNK_BYTES: Final = 1 << 24
 """Unpacked weights at one time: few enough to stay in the processor's cache."""
+
+KERNEL_PANEL: Final = 64  # outputs per panel in the AVX-512 layout of torch's 4-bit kernel
 
 
 class QuantizedLinear(Linear):
@@ -47,16 +44,28 @@ class QuantizedLinear(Linear):
 
 
 class UnpackedLinear(QuantizedLinear):
-    """Dequantizes and multiplies the weight in chunks of rows; needs no special kernel."""
+    """Dequantizes and multiplies the weight in chunks of rows; needs no special kernel.
+
+    kernel_rows  maximum rows for `by_kernel`; 0: there is none
+    """
+
+    kernel_rows = 0
+
+    def by_kernel(self, x: Tensor) -> Tensor:
+        """The product by a kernel that is faster for few rows."""
+        raise NotImplementedError
 
     @abstractmethod
     def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
         """Outputs first .. last of the weight as floats, shape (last - first, inputs)."""
 
     def product(self, x: Tensor) -> Tensor:
+        if x.shape[0] <= self.kernel_rows:
+            return self.by_kernel(x)
         y = x.new_empty(x.shape[0], self.shape[0])
         rows, columns = self.shape
-        step = rows if x.is_cuda else max(1, _CHUNK_BYTES // (columns * x.element_size()))
+        panels = _CHUNK_BYTES // (columns * x.element_size() * KERNEL_PANEL)
+        step = rows if x.is_cuda else max(1, panels) * KERNEL_PANEL
         for first in range(0, rows, step):
             last = min(rows, first + step)
             y[:, first:last] = functional.linear(x, self.rows(first, last, x.dtype))
@@ -64,7 +73,6 @@ class UnpackedLinear(QuantizedLinear):
 
 
 _ZERO_POINT: Final = 128  # the kernel needs unsigned activations; signed ones are slow
-_INT16_TOP: Final = 127 * 256.0
 _SMALLEST: Final = 1e-30
 
 
@@ -72,44 +80,6 @@ def _largest_as(wide: Tensor, top: float, smallest: float) -> Tensor:
     """The unit of each row in which its largest magnitude is `top`, shape (rows, 1)."""
     unit: Tensor = torch.linalg.vector_norm(wide, float("inf"), dim=1, keepdim=True)
     return unit.mul_(1 / top).clamp_min_(smallest)
-
-
-class _ByOneDnn(QuantizedLinear):
-    """An int8 weight in oneDNN's layout, and its product with rows of uint8."""
-
-    def __init__(
-        self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
-    ) -> None:
-        """fixed_largest  largest activation in calibration; None: each row's own"""
-        ops: Any = torch.ops.onednn
-        self._weight = ops.qlinear_prepack(weight.values.contiguous(), None)
-        self._scale = weight.scale
-        self._zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
-        self._multiply: Callable[..., Tensor] = ops.qlinear_pointwise.default
-        self._round = _RoundedRows(fixed_largest)
-        super().__init__(weight.values, bias, weight.values, weight.scale, self._zeros)
-
-    def multiplied(self, rows: Tensor) -> Tensor:
-        """(rows - 128) @ weight.T in float32; rows uint8."""
-        weight = (self._weight, self._scale, self._zeros, None)
-        return self._multiply(
-            rows, 1.0, _ZERO_POINT, *weight, 1.0, 0, torch.float32, "none", [], ""
-        )
-
-
-class Int8ByBytes(_ByOneDnn):
-    """int8 weights and 2-byte activations, with the integer kernel."""
-
-    def product(self, x: Tensor) -> Tensor:
-        count = x.shape[0]
-        wide = x.float()
-        unit = _largest_as(wide, _INT16_TOP, _SMALLEST)
-        whole = (wide / unit).round_()
-        high = (whole * (1 / 256)).round_()
-        low = torch.add(whole, high, alpha=-256).clamp_(max=127)
-        parts = torch.cat((high, low)).add_(_ZERO_POINT).to(torch.uint8)
-        y = self.multiplied(parts)
-        return torch.add(y[count:], y[:count], alpha=256).mul_(unit).to(x.dtype)
 
 
 class _ScaledRows(UnpackedLinear):
@@ -132,78 +102,76 @@ class Int8WeightOnly(_ScaledRows):
     def __init__(
         self, weight: rounding.RowWeight, bias: Tensor | None, *, kernel_rows: int = 0
     ) -> None:
-        """kernel_rows  maximum rows for the kernel; 0: it is not used"""
         super().__init__(weight, bias)
-        self._kernel_rows = kernel_rows
-        self._kernel_scale = weight.scale.bfloat16() if kernel_rows else None
-        if self._kernel_scale is not None:
-            self.nbytes += self._kernel_scale.nbytes
+        self.kernel_rows = kernel_rows
+        self._kernel_scale = weight.scale.bfloat16() if kernel_rows else weight.scale[:0]
+        self.nbytes += self._kernel_scale.nbytes
+
+    def by_kernel(self, x: Tensor) -> Tensor:
+        kernel: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm
+        return kernel(x.bfloat16(), self._values, self._kernel_scale).to(x.dtype)
 
     def product(self, x: Tensor) -> Tensor:
-        if self._kernel_scale is not None and x.shape[0] <= self._kernel_rows:
-            kernel: Callable[..., Tensor] = torch.ops.aten._weight_int8pack_mm
-            return kernel(x.bfloat16(), self._values, self._kernel_scale).to(x.dtype)
-        return super().product(x).mul_(self._scale.to(x.dtype))
+        y = super().product(x)
+        return y if x.shape[0] <= self.kernel_rows else y.mul_(self._scale.to(x.dtype))
 
 
-class _RoundedRows:
-    """Rounds activations to int8 with a scale per row, or with one from calibration."""
+class RoundedRows:
+    """Rounds activations to int8 or float8 with a scale per row, or with one from calibration."""
 
-    def __init__(self, fixed_largest: Tensor | None) -> None:
+    def __init__(self, kind: torch.dtype, fixed_largest: Tensor | None = None) -> None:
+        self._kind = kind
+        self._top = rounding.FP8_MAX if kind is rounding.FP8 else 127
         self._unit = None
         if fixed_largest is not None:
-            self._unit = (fixed_largest.float() / 127).clamp_min(_SMALLEST)
+            self._unit = (fixed_largest.float() / self._top).clamp_min(_SMALLEST)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Integers from -127 to 127 as float32, and their scale."""
+        """The rounded values as float32, and their scale."""
         wide = x.float()
-        if self._unit is not None:
-            return (wide / self._unit).round_().clamp_(-127, 127), self._unit
-        unit = _largest_as(wide, 127, _SMALLEST)
-        return (wide / unit).round_(), unit
+        unit = _largest_as(wide, self._top, _SMALLEST) if self._unit is None else self._unit
+        if self._kind is rounding.FP8:
+            return (wide / unit).to(rounding.FP8).float(), unit
+        return (wide / unit).round_().clamp_(-127, 127), unit
 
 
-class W8A8ByOneDnn(_ByOneDnn):
-    """int8 weights and activations, with oneDNN's kernel."""
+class W8A8ByOneDnn(QuantizedLinear):
+    """int8 weights in oneDNN's layout, and int8 activations."""
+
+    def __init__(
+        self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
+    ) -> None:
+        """fixed_largest  largest activation in calibration; None: each row's own"""
+        ops: Any = torch.ops.onednn
+        packed = ops.qlinear_prepack(weight.values.contiguous(), None)
+        zeros = torch.zeros(len(weight.scale), dtype=torch.int64)
+        self._weight = (packed, weight.scale, zeros, None)
+        self._multiply: Callable[..., Tensor] = ops.qlinear_pointwise.default
+        self._round = RoundedRows(torch.int8, fixed_largest)
+        super().__init__(weight.values, bias, weight.values, weight.scale, zeros)
 
     def product(self, x: Tensor) -> Tensor:
         whole, unit = self._round(x)
-        y = self.multiplied(whole.add_(_ZERO_POINT).to(torch.uint8))
+        rows, formats = whole.add_(_ZERO_POINT).to(torch.uint8), (1.0, 0, torch.float32)
+        y = self._multiply(rows, 1.0, _ZERO_POINT, *self._weight, *formats, "none", [], "")
         return y.mul_(unit).to(x.dtype)
 
 
-class W8A8Emulated(_ScaledRows):
-    """The same arithmetic without a kernel: integers multiplied as float32."""
+class Emulated(_ScaledRows):
+    """Rounded weights and activations without a kernel: multiplied as float32."""
 
     def __init__(
         self, weight: rounding.RowWeight, bias: Tensor | None, fixed_largest: Tensor | None = None
     ) -> None:
         super().__init__(weight, bias)
-        self._round = _RoundedRows(fixed_largest)
+        self._round = RoundedRows(weight.values.dtype, fixed_largest)
 
     def product(self, x: Tensor) -> Tensor:
-        whole, unit = self._round(x)
-        return super().product(whole).mul_(self._scale).mul_(unit).to(x.dtype)
+        rounded, unit = self._round(x)
+        return super().product(rounded).mul_(self._scale).mul_(unit).to(x.dtype)
 
 
-class W8A8ByIntMm(W8A8Emulated):
-    """The same arithmetic with torch._int_mm, also on GPUs."""
-
-    _GPU_ROWS: Final = 32  # cuBLAS needs more than 16 rows
-
-    def product(self, x: Tensor) -> Tensor:
-        whole, unit = self._round(x)
-        rows = whole.to(torch.int8)
-        if x.is_cuda:
-            missing = max(self._GPU_ROWS - len(rows), -len(rows) % 8)
-            rows = torch.nn.functional.pad(rows, (0, 0, 0, max(0, missing)))
-        y: Tensor = torch._int_mm(rows, self._values.t())
-        return (y[: len(x)] * self._scale).mul_(unit).to(x.dtype)
-
-
-KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
-KERNEL_PANEL: Final = 64  # outputs per panel in the kernel's AVX-512 layout
-_PANELS_AT_ONCE: Final = 8
+_KERNEL_GROUP_SIZES: Final = (32, 64, 128, 256)
 _MIDDLE: Final = 8  # the kernel's values are relative to the middle of 0 .. 15
 
 
@@ -221,134 +189,56 @@ class GroupedLinear(UnpackedLinear):
 
     def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
         values = self._unpack(*(part[first:last] for part in self._packed))
-        return _floats(values, self._scale[first:last], self._zeros[first:last], dtype)
+        scale = self._scale[first:last, :, None].float()
+        # the zero is an integer: scale * values - scale * zero in float32 is as exact
+        offset = (scale * self._zeros[first:last, :, None]).neg_()
+        wide = values.view(*scale.shape[:2], -1).float()
+        return wide.mul_(scale).add_(offset).view(values.shape).to(dtype)
 
 
-def _floats(values: Tensor, scale: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
-    """(values - zeros) * scale, group by group; shape of `values`."""
-    rows, groups = scale.shape
-    # the zero is an integer: scale * values - scale * zero in float32 is as exact
-    wide = values.view(rows, groups, -1).float()
-    scale = scale.float()
-    offset = (scale * zeros).neg_()
-    return wide.mul_(scale[..., None]).add_(offset[..., None]).view(rows, -1).to(dtype)
-
-
-class Grouped4BitByKernel(QuantizedLinear):
+class Grouped4BitByKernel(UnpackedLinear):
     """4-bit weights with torch's CPU kernel, built for few rows; many rows are multiplied with
     floats unpacked from the same bytes.
 
-    The kernel takes bfloat16 rows and scales. Its AVX-512 layout: panels of 64 outputs with 32
-    bytes per input; byte i has output i in its low half and i + 32 in its high one.
-    `kernel_layout_is_known` checks this on the machine.
+    The kernel takes bfloat16 rows and scales. On the machine `kernels` compares it with the
+    layout that `_of_panels` reads.
     """
 
     def __init__(
         self, weight: rounding.GroupedWeight, bias: Tensor | None, *, kernel_rows: int
     ) -> None:
-        """kernel_rows  maximum rows for the kernel"""
-        self._packed = pack_for_kernel(weight.values)
+        pack: Callable[[Tensor, int], Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        self._packed = pack(weight.values.int(), 1)
         self._group_size = weight.group_size
-        self._kernel_rows = kernel_rows
+        self.kernel_rows = kernel_rows
         offset = (_MIDDLE - weight.zeros.float()) * weight.scale
         pairs = torch.stack((weight.scale, offset), dim=-1).transpose(0, 1)
         self._scales_and_offsets = pairs.to(torch.bfloat16).contiguous()
         super().__init__(weight.values, bias, self._packed, self._scales_and_offsets)
 
-    def product(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= self._kernel_rows:
-            kernel: Callable[..., Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu
-            pairs = self._scales_and_offsets
-            return kernel(x.bfloat16(), self._packed, self._group_size, pairs).to(x.dtype)
-        return self._by_floats(x)
+    def by_kernel(self, x: Tensor) -> Tensor:
+        kernel: Callable[..., Tensor] = torch.ops.aten._weight_int4pack_mm_for_cpu
+        pairs = self._scales_and_offsets
+        return kernel(x.bfloat16(), self._packed, self._group_size, pairs).to(x.dtype)
 
-    def _by_floats(self, x: Tensor) -> Tensor:
-        outputs, inputs = self.shape
-        groups = inputs // self._group_size
-        panels = outputs // KERNEL_PANEL
-        packed = self._packed.view(panels, groups, self._group_size, KERNEL_PANEL // 2)
-        pairs = self._scales_and_offsets.view(groups, panels, KERNEL_PANEL, 2).float()
-        scale, offset = (part.transpose(0, 1)[:, :, None] for part in pairs.unbind(-1))
-        y = x.new_empty(len(x), panels, KERNEL_PANEL)
-        half = KERNEL_PANEL // 2
-        buffer = x.new_empty(
-            (min(_PANELS_AT_ONCE, panels), groups, self._group_size, KERNEL_PANEL),
-            dtype=torch.float32,
-        )
-        for first in range(0, panels, _PANELS_AT_ONCE):
-            part = packed[first : first + _PANELS_AT_ONCE]
-            floats = buffer[: len(part)]
-            floats[..., :half] = part & 15
-            floats[..., half:] = part >> 4
-            last = first + len(part)
-            floats.sub_(_MIDDLE).mul_(scale[first:last]).add_(offset[first:last])
-            weights = floats.view(len(part), inputs, KERNEL_PANEL).to(x.dtype)
-            y[:, first:last] = torch.matmul(x, weights).transpose(0, 1)
-        return y.view(len(x), outputs)
+    def rows(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        values = _of_panels(self._packed.view(self.shape[0], -1)[first:last])
+        pairs = self._scales_and_offsets[:, first:last].float()
+        scale, offset = pairs.transpose(0, 1)[..., None].unbind(-2)
+        wide = values.view(*scale.shape[:2], -1).float().sub_(_MIDDLE)
+        return wide.mul_(scale).add_(offset).view(values.shape).to(dtype)
 
 
-def pack_for_kernel(values: Tensor) -> Tensor:
-    """Values below 16, shape (outputs, inputs), in the layout of torch's CPU kernel."""
-    convert: Callable[[Tensor, int], Tensor] = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-    return convert(values.int(), 1)
+def _of_panels(packed: Tensor) -> Tensor:
+    """Values from the AVX-512 layout of torch's CPU kernel, shape (outputs, inputs / 2) to
+    (outputs, inputs): panels of 64 outputs with 32 bytes per input; byte i has output i in its low
+    half and i + 32 in its high one."""
+    panels = packed.view(-1, 2 * packed.shape[1], KERNEL_PANEL // 2)
+    unpacked = torch.cat((panels & 15, panels >> 4), dim=-1).transpose(1, 2)
+    return unpacked.reshape(len(packed), -1)
 
 
-def kernel_layout_is_known() -> bool:
-    """True if torch's 4-bit layout on this processor is the one of `Grouped4BitByKernel`."""
-    if not hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
-        return False
-    values = torch.arange(2 * KERNEL_PANEL * 32, dtype=torch.int32).view(-1, 32).mul_(7) % 16
-    try:
-        packed = pack_for_kernel(values.to(torch.uint8))
-    except RuntimeError:
-        return False
-    if packed.dtype != torch.uint8 or packed.numel() != values.numel() // 2:
-        return False
-    panels = packed.view(2, 32, KERNEL_PANEL // 2)
-    unpacked = torch.cat((panels & 15, panels >> 4), dim=-1).transpose(1, 2).reshape(-1, 32)
-    return bool(torch.equal(unpacked.int(), values))
-
-
-_SMALLEST_FP8: Final = 1e-12
-FP8_GPU_SIDE: Final = 16  # a GPU's product needs both sides of a weight to be a multiple of this
-
-_FIRST_CAPABILITY: Final = (8, 9)  # Ada; Hopper is 9.0
-
-
-def fp8_is_native(device: torch.device) -> bool:
-    """True if the device multiplies float8 natively."""
-    if device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device) >= _FIRST_CAPABILITY
-
-
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in float8, and their scales, shape (rows, 1)."""
-    wide = x.float()
-    unit = _largest_as(wide, rounding.FP8_MAX, _SMALLEST_FP8)
-    return (wide / unit).to(rounding.FP8), unit
-
-
-class Fp8Emulated(_ScaledRows):
-    """float8 in memory, float32 in the product."""
-
-    def product(self, x: Tensor) -> Tensor:
-        rounded, unit = round_rows(x)
-        y = super().product(rounded.float())
-        return y.mul_(self._scale).mul_(unit).to(x.dtype)
-
-
-class Fp8ByGpu(QuantizedLinear):
-    """float8 in memory and in the product, with a scale for each row of both sides."""
-
-    def __init__(self, weight: rounding.RowWeight, bias: Tensor | None) -> None:
-        self._values = weight.values.contiguous()
-        self._scale = weight.scale[None].contiguous()
-        super().__init__(weight.values, bias, self._values, self._scale)
-
-    def product(self, x: Tensor) -> Tensor:
-        rounded, unit = round_rows(x)
-        y: Tensor = torch._scaled_mm(
-            rounded, self._values.t(), scale_a=unit, scale_b=self._scale, out_dtype=torch.bfloat16
-        )
-        return y.to(x.dtype)
+def kernel_fits(weight: rounding.QuantizedWeight) -> bool:
+    """True for a weight in sizes that torch's 4-bit kernel takes."""
+    panels = weight.values.shape[0] % KERNEL_PANEL == 0
+    return panels and weight.group_size in _KERNEL_GROUP_SIZES

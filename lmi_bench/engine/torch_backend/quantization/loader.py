@@ -4,7 +4,7 @@ The quantization plan is made once, then used by every rank. Matrices are rounde
 stored quantized; embeddings, head, norms and the routers of experts stay floats.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,11 @@ from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.models.families import build_with
 from lmi_bench.engine.torch_backend.precision import Precision
 from lmi_bench.engine.torch_backend.quantization import rounding
-from lmi_bench.engine.torch_backend.quantization.kernels import choose_kernels
+from lmi_bench.engine.torch_backend.quantization.kernels import (
+    NO_KERNELS,
+    choose_kernels,
+    on_gpu,
+)
 from lmi_bench.engine.torch_backend.weights import FLOAT_METHODS, Checkpoint, Progress
 from lmi_bench.models.spec import DecoderSpec
 
@@ -36,12 +40,15 @@ class QuantizePlan:
     group_size  inputs that share a scale; 0 for schemes without groups
     factors     file with the calibration factors of columns, norms and rows
     stored      the folder's weights are already quantized
+    kept        by a method whose weights are floats elsewhere: matrices that the device has kernels
+                for keep their bytes, and no activation is rounded
     """
 
     settings: QuantizeSettings
     group_size: int = 0
     factors: Path | None = None
     stored: bool = False
+    kept: bool = False
 
 
 def check_group_size(name: str, spec: DecoderSpec, degree: int) -> int:
@@ -69,9 +76,16 @@ def stored_plan(
     if method in FLOAT_METHODS:
         return None
     if method == "awq":
-        settings, group_size = _awq_settings(folder, stated), int(stated.get("group_size", 128))
-        if group_size < 1:
-            group_size = 0  # -1: one scale for a whole row, which must not be split
+        bits = stated.get("bits", stated.get("w_bit", 4))
+        version = str(stated.get("version", "gemm")).lower()
+        if bits != 4 or version != "gemm":
+            raise InputError(
+                f"{folder / 'config.json'}: AWQ weights of {bits} bits in the layout {version!r} "
+                "cannot be loaded; only 4 bits in the layout 'gemm' are supported"
+            )
+        # -1: one scale for a whole row, which must not be split
+        settings = QuantizeSettings(Scheme.AWQ_INT4)
+        group_size = max(0, int(stated.get("group_size", 128)))
     elif method == OWN_METHOD:
         settings, group_size = _own_settings(folder, stated), int(stated.get("group_size", 0))
     else:
@@ -88,15 +102,17 @@ def stored_plan(
     return QuantizePlan(settings, group_size, stored=True)
 
 
-def _awq_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
-    bits = stated.get("bits", stated.get("w_bit", 4))
-    version = str(stated.get("version", "gemm")).lower()
-    if bits != 4 or version != "gemm":
-        raise InputError(
-            f"{folder / 'config.json'}: AWQ weights of {bits} bits in the layout {version!r} "
-            "cannot be loaded; only 4 bits in the layout 'gemm' are supported"
-        )
-    return QuantizeSettings(Scheme.AWQ_INT4)
+def kept_plan(config: Mapping[str, Any], device: torch.device, degree: int) -> QuantizePlan | None:
+    """The plan of a folder whose FP8 or compressed-tensors weights a GPU keeps as they are; None
+    for other folders and devices, and over ranks, which split floats."""
+    stated = config.get("quantization_config") or {}
+    method, stored = str(stated.get("quant_method", "")).lower(), str(stated.get("format", ""))
+    if device.type != "cuda" or degree > 1 or method not in FLOAT_METHODS[:2]:
+        return None
+    scheme = Scheme.AWQ_INT4 if "pack" in stored else Scheme.INT8
+    if method == "fp8" or "float" in stored:
+        scheme = Scheme.FP8
+    return QuantizePlan(QuantizeSettings(scheme), stored=True, kept=True)
 
 
 def _own_settings(folder: Path, stated: Mapping[str, Any]) -> QuantizeSettings:
@@ -138,10 +154,17 @@ class QuantizingLoader(WeightLoader):
     quantized: QuantizedBytes = field(init=False)
 
     def __post_init__(self) -> None:
-        self._kernels = choose_kernels(self.plan.settings, self.precision, self.device)
-        kernels = self._kernels
+        settings, where = self.plan.settings, (self.precision, self.device)
+        if self.plan.kept:
+            found = on_gpu(settings.scheme, *where, rounds=False)
+            self._kernels = kernels = found or NO_KERNELS
+        else:
+            self._kernels = kernels = choose_kernels(settings, *where)
         self.quantized = QuantizedBytes(
-            self.plan.settings.scheme, kernels=kernels.words, emulated=kernels.emulated
+            settings.scheme,
+            kernels=kernels.words,
+            emulated=kernels.emulated,
+            weights_only=self.plan.kept,
         )
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -156,28 +179,48 @@ class QuantizingLoader(WeightLoader):
         self, parts: list[tuple[str, int]], columns: int, bias: Tensor | None, joined: Joined
     ) -> Linear:
         first = parts[0][0]
+        kept = [self._kept(name) for name, _ in parts] if self.plan.kept else [None]
+        if all(weight is not None for weight in kept):
+            return self._made(_joined(kept, joined), bias)
         floats_stay = not is_quantized_name(first, self.spec) or (
             self.plan.stored and f"{first}.weight" in self.checkpoint
         )
         if floats_stay or self.plan.settings.scheme is Scheme.NONE:
             return super().matrix(parts, columns, bias, joined)
-        rows = sum(count for _, count in parts)
         if self.plan.stored:
-            weight = self._stored(parts, columns, joined)
+            stored = [self._stored_one(name, rows, columns) for name, rows in parts]
+            weight = _joined(stored, joined)
         else:
             floats = joined([self.smoothed(f"{name}.weight", n, columns) for name, n in parts])
-            weight = round_weight(floats, self.plan.settings, self.plan.group_size)
+            weight = rounding.round_weight(floats, self.plan.settings, self.plan.group_size)
             self.quantized.relative_error[first] = relative_error(weight.floats(), floats)
         largest = [
             self.checkpoint.tensor(name).to(self.device)
             for name in (f"{first}.{LARGEST_INPUT}",)
             if name in self.checkpoint
         ]
+        return self._made(weight, bias, *largest)
+
+    def _made(
+        self, weight: rounding.QuantizedWeight, bias: Tensor | None, *largest: Tensor
+    ) -> Linear:
         linear = self._kernels.make(weight, bias, *largest)
         self.quantized.held_bytes += linear.nbytes
-        self.quantized.float_bytes += rows * columns * self.precision.stored.itemsize
+        self.quantized.float_bytes += weight.values.numel() * self.precision.stored.itemsize
         self.held_bytes += linear.nbytes
         return linear
+
+    def _kept(self, name: str) -> rounding.QuantizedWeight | None:
+        """A matrix in its stored bytes; None if it has others, or its blocks have no kernel."""
+        parts = self.checkpoint.parts(f"{name}.weight")
+        if parts is None or self._kernels is NO_KERNELS:
+            return None
+        values, scale = (part.to(self.device) for part in parts)
+        weight: rounding.QuantizedWeight = rounding.RowWeight(values, scale)
+        if values.dtype is torch.int32:
+            zeros = torch.full_like(scale, 8, dtype=torch.uint8)
+            weight = rounding.GroupedWeight((values + 8).to(torch.uint8), scale, zeros, bits=4)
+        return weight if self._kernels.fits(weight) else None
 
     def _stored_columns(self, name: str) -> int:
         for suffix, side in (("weight", 1), ("qweight", 0), ("int8", 1), ("fp8", 1)):
@@ -186,19 +229,6 @@ class QuantizingLoader(WeightLoader):
         if f"{name}.packed_3bit" in self.checkpoint:
             return self.checkpoint.stored_shape(f"{name}.packed_3bit")[1] * 8 // 3
         return super()._stored_columns(name)
-
-    def _stored(
-        self, parts: list[tuple[str, int]], columns: int, joined: Joined
-    ) -> rounding.QuantizedWeight:
-        """Stored quantized matrices, joined into one."""
-        weights = [self._stored_one(name, rows, columns) for name, rows in parts]
-        head: Any = weights[0]
-        names = ["values", "scale"]
-        if isinstance(head, rounding.GroupedWeight):
-            names.append("zeros")
-        whole = {name: joined([getattr(weight, name) for weight in weights]) for name in names}
-        joined_weight: rounding.QuantizedWeight = replace(head, **whole)
-        return joined_weight
 
     def _stored_one(self, name: str, rows: int, columns: int) -> rounding.QuantizedWeight:
         take = self._take
@@ -228,6 +258,14 @@ class QuantizingLoader(WeightLoader):
         return self.checkpoint.tensor(name, *shape).to(self.device)
 
 
+def _joined(weights: Sequence[Any], joined: Joined) -> rounding.QuantizedWeight:
+    """Quantized matrices as one."""
+    names = ["values", "scale", "zeros"][: 3 if hasattr(weights[0], "zeros") else 2]
+    whole = {name: joined([getattr(weight, name) for weight in weights]) for name in names}
+    one: rounding.QuantizedWeight = replace(weights[0], **whole)
+    return one
+
+
 def apply_factors(
     checkpoint: Checkpoint, name: str, whole: Tensor, *, columns_alone: bool = False
 ) -> Tensor:
@@ -248,22 +286,6 @@ def apply_factors(
 def is_quantized_name(name: str, spec: DecoderSpec) -> bool:
     """True if the matrix with this name is quantized: a router of experts is not."""
     return not (spec.experts and name.endswith((".gate", ".router", "_gate")))
-
-
-def round_weight(
-    weight: Tensor, settings: QuantizeSettings, group_size: int
-) -> rounding.QuantizedWeight:
-    """Round a float32 weight with the settings' scheme."""
-    match settings.scheme:
-        case Scheme.INT8:
-            return rounding.round_int8(weight)
-        case Scheme.SMOOTHQUANT:
-            return rounding.round_int8(weight, per_channel=settings.per_channel)
-        case Scheme.AWQ_INT4 | Scheme.AWQ_INT3:
-            return rounding.round_grouped(weight, settings.scheme.bits, group_size)
-        case Scheme.FP8:
-            return rounding.round_fp8(weight)
-    raise ValueError(f"{settings.scheme} quantizes nothing")
 
 
 def relative_error(rounded: Tensor, exact: Tensor) -> float:

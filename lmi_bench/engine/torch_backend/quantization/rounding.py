@@ -18,6 +18,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from lmi_bench.engine.quantization import QuantizeSettings, Scheme
+
 FP8: Final = torch.float8_e4m3fn
 FP8_MAX: Final = 448.0
 _SMALLEST_SCALE: Final = 1e-8
@@ -25,14 +27,21 @@ _SMALLEST_SCALE: Final = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class RowWeight:
-    """w = values * scale. values: int8 or float8_e4m3fn; scale: float32, shape (outputs,)."""
+    """w = values * scale. values: int8 or float8_e4m3fn, shape (outputs, inputs); scale: float32,
+    shape (outputs,), or (outputs, groups) with one for each group of neighbouring inputs."""
 
     values: Tensor
     scale: Tensor
 
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.values.numel() // self.scale.numel()
+
     def floats(self) -> Tensor:
         """The dequantized weight, float32."""
-        return self.values.float() * self.scale[:, None]
+        groups = self.values.float().view(*self.scale.shape, self.group_size)
+        return (groups * self.scale[..., None]).view(self.values.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,20 @@ def round_fp8(weight: Tensor) -> RowWeight:
     """Round to float8; each output's largest value becomes 448, the largest in E4M3."""
     scale = (weight.abs().amax(dim=1) / FP8_MAX).clamp_min(_SMALLEST_SCALE)
     return RowWeight((weight / scale[:, None]).to(FP8), scale)
+
+
+def round_weight(weight: Tensor, settings: QuantizeSettings, group_size: int) -> QuantizedWeight:
+    """Round a float32 weight with the settings' scheme."""
+    match settings.scheme:
+        case Scheme.INT8:
+            return round_int8(weight)
+        case Scheme.SMOOTHQUANT:
+            return round_int8(weight, per_channel=settings.per_channel)
+        case Scheme.AWQ_INT4 | Scheme.AWQ_INT3:
+            return round_grouped(weight, settings.scheme.bits, group_size)
+        case Scheme.FP8:
+            return round_fp8(weight)
+    raise ValueError(f"{settings.scheme} quantizes nothing")
 
 
 def pack_bits(values: Tensor, bits: int) -> Tensor:

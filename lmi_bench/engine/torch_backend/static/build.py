@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.engine.torch_backend.kv_cache import KvCache
+from lmi_bench.engine.torch_backend.kv_cache import FLOAT8, KvCache
 from lmi_bench.engine.torch_backend.models.decoder import Decoder
 from lmi_bench.engine.torch_backend.runner import Forward, TorchForward
 from lmi_bench.engine.torch_backend.static import artefact as artefacts
@@ -19,9 +19,7 @@ from lmi_bench.engine.torch_backend.static.forward import (
     Replay,
     StaticForward,
     StepBuffers,
-    StepDifference,
     StepResult,
-    compare_steps,
     prepare_shapes,
 )
 from lmi_bench.engine.torch_backend.weights import Tell
@@ -105,16 +103,15 @@ class Forwards:
         """What runs the steps."""
         return self.static or self.eager
 
-    def compare(self) -> list[StepDifference]:
-        """Compare prepared with eager steps, one for each shape; overwrites the cache."""
-        return [] if self.static is None else compare_steps(self.static, self.eager)
-
 
 def _is_without(eager: TorchForward, settings: StepSettings) -> bool:
     """True for a model that has no such steps; InputError if they must be compiled."""
     spec = eager.model.spec
     without = bool(spec.sinks or spec.latent_rank)
-    if without and (settings.compiled or settings.artefact is not None):
+    compiled = settings.compiled or settings.artefact is not None
+    if compiled and eager.cache.shape.dtype is FLOAT8:
+        raise InputError("compiled steps have no float8 cache: leave --kv-dtype float8 out")
+    if without and compiled:
         raise InputError(
             f"{eager.shape.name}: steps with sinks or latent attention cannot be compiled"
         )

@@ -118,7 +118,7 @@ class CudaGraphRecorder:
         """A function that repeats `step`, which must use only fixed memory. Raises EngineError for
         a step that cannot be captured."""
         try:
-            return self._capture(step)
+            graph, result = self._captured(step)
         except RuntimeError as exc:
             reason = str(exc).partition("\n")[0]
             raise EngineError(
@@ -126,7 +126,13 @@ class CudaGraphRecorder:
                 "--graphs off, or leave more memory free with --memory-share"
             ) from exc
 
-    def _capture(self, step: Replay) -> Replay:
+        def replay() -> StepResult:
+            graph.replay()
+            return result
+
+        return replay
+
+    def _captured(self, step: Replay) -> tuple[Any, StepResult]:
         make_stream: Any = torch.cuda.Stream
         beside = make_stream(self._device)
         beside.wait_stream(torch.cuda.current_stream(self._device))
@@ -143,12 +149,7 @@ class CudaGraphRecorder:
         self._pool = graph.pool()
         free_after, _ = torch.cuda.mem_get_info(self._device)
         self.held_bytes += max(0, free_before - free_after)
-
-        def replay() -> StepResult:
-            graph.replay()
-            return result
-
-        return replay
+        return graph, result
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,24 +193,18 @@ class StaticForward:
         own = result.logits[: len(ready)]
         if not rest:
             return own
-        # replayed rows come first here, and where their sequence stands in the result
         beside = self._otherwise.logits([sequences[i] for i in rest])
-        owners = [i for i in [*ready, *rest] for _ in range(sequences[i].sampled)]
-        order = sorted(range(len(owners)), key=owners.__getitem__)
-        return torch.cat((own, beside))[torch.tensor(order, device=own.device)]
+        order = torch.tensor(_order(sequences, ready, rest), device=own.device)
+        return torch.cat((own, beside))[order]
 
     @torch.inference_mode()
     def likeliest(self, sequences: Sequence[SequenceRows]) -> list[int]:
         result, ready, rest = self._run(sequences)
         if result is None:
             return self._otherwise.likeliest(sequences)
-        beside = iter(self._otherwise.likeliest([sequences[i] for i in rest]) if rest else ())
-        own: list[int] = result.likeliest[: len(ready)].tolist()
-        if not rest:
-            return own
-        tokens = dict(zip(ready, ([token] for token in own), strict=True))
-        tokens |= {i: [next(beside) for _ in range(sequences[i].sampled)] for i in rest}
-        return [token for i in range(len(sequences)) for token in tokens[i]]
+        beside = self._otherwise.likeliest([sequences[i] for i in rest]) if rest else []
+        tokens = result.likeliest[: len(ready)].tolist() + beside
+        return [tokens[place] for place in _order(sequences, ready, rest)]
 
     def _run(
         self, sequences: Sequence[SequenceRows]
@@ -233,6 +228,12 @@ class StaticForward:
         prepared = self._prepared[shape]
         prepared.buffers.fill([sequences[i] for i in ready])
         return prepared.replay(), ready, rest
+
+
+def _order(sequences: Sequence[SequenceRows], ready: list[int], rest: list[int]) -> list[int]:
+    """Where each sampled row of the step stands behind one another: replayed rows come first."""
+    owners = [i for i in [*ready, *rest] for _ in range(sequences[i].sampled)]
+    return sorted(range(len(owners)), key=owners.__getitem__)
 
 
 def prepare_shapes(

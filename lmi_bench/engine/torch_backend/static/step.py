@@ -29,7 +29,7 @@ from torch import Tensor
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.host import instruction_sets
 from lmi_bench.engine.torch_backend.attention import mask_bias
-from lmi_bench.engine.torch_backend.kv_cache import KvCache, head_page_rows
+from lmi_bench.engine.torch_backend.kv_cache import KvCache, copyable, head_page_rows
 from lmi_bench.engine.torch_backend.layers import Linear, Norm
 from lmi_bench.engine.torch_backend.models.decoder import Decoder, Layer
 from lmi_bench.engine.torch_backend.precision import dtype_name
@@ -182,9 +182,10 @@ class DecodeStep(torch.nn.Module):
             seen = []
             for pages, new in ((keys[index], k), (values[index], v)):
                 # write to the input itself: through a view, the compiler copies the whole cache
-                pages.index_put_(place, new.to(layout.dtype))
+                pages = copyable(pages)
+                pages.index_put_(place, layout.stored(new))
                 gathered = pages.view(-1, size, head_dim).index_select(0, page_rows)
-                seen.append(gathered.view(batch, -1, head_dim).to(q.dtype))
+                seen.append(gathered.view(layout.dtype).view(batch, -1, head_dim).to(q.dtype))
             queries, bias = q.reshape(batch, -1, head_dim), biases[windows[index]]
             turned = seen[0].transpose(1, 2)
             if cap:
