@@ -1,11 +1,11 @@
-"""The commands before a first sweep: doctor, init, catalog, explain."""
+"""The commands before a first sweep: doctor, selftest, init, catalog, explain."""
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -15,6 +15,9 @@ from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings import plan as settings_of
 from lmi_bench.jobs.settings import setup as of_setup
+
+if TYPE_CHECKING:
+    from lmi_bench.jobs.doctor import Finding
 
 _TABLES: Final = {
     "models": "List the models: parameters, layers, KV heads, context; the smallest first.",
@@ -49,6 +52,33 @@ def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> Non
     from lmi_bench.jobs.doctor import doctor as run
 
     findings = run_job(run, settings)
+    _print_findings("Doctor", findings)
+    counts = Counter(each.state for each in findings)
+    say(f"doctor: {', '.join(f'{counts[state]} {state}' for state in ('ok', 'warn', 'fail'))}")
+    write_json(json_file, {"findings": [asdict(each) for each in findings]}, "findings")
+    if counts["fail"]:
+        raise typer.Exit(EXIT_FAILED)
+    note("`lmi-bench selftest` shows in two minutes what this machine can measure")
+
+
+@spread_options
+def selftest(settings: of_setup.SelftestSettings, json_file: JsonFile = None) -> None:
+    """Show what this machine can measure, and that no fault, kill or full disk costs a result.
+
+    Measures servers of its own with known times and faults; about two minutes. Exit 1 if a check
+    fails.
+    """
+    from lmi_bench.jobs.selftest import selftest as run
+
+    result = run_job(run, settings)
+    say(f"selftest: {'failed: ' if result.failed else ''}{result.verdict}")
+    _print_findings("Selftest", result.findings)
+    write_json(json_file, result.to_json(), "selftest")
+    if result.failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print_findings(title: str, findings: Sequence["Finding"]) -> None:
     rows = [
         {
             "": each.state,
@@ -57,12 +87,7 @@ def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> Non
         }
         for each in findings
     ]
-    print_table("Doctor", rows, whole=("", "check"), left=("found, and what to mend",))
-    counts = Counter(each.state for each in findings)
-    say(f"doctor: {', '.join(f'{counts[state]} {state}' for state in ('ok', 'warn', 'fail'))}")
-    write_json(json_file, {"findings": [asdict(each) for each in findings]}, "findings")
-    if counts["fail"]:
-        raise typer.Exit(EXIT_FAILED)
+    print_table(title, rows, whole=("", "check"), left=("found, and what to mend",))
 
 
 @spread_options

@@ -1,0 +1,171 @@
+"""`selftest`: its checks pass on this machine, and each of them fails where what it checks does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from lmi_bench.core.level import GeneratorReport
+from lmi_bench.core.listener import SILENT
+from lmi_bench.core.native_build import NativeUnavailableError
+from lmi_bench.jobs import faulty_server, selftest
+from lmi_bench.jobs.settings.setup import SelftestSettings
+from tests.end_to_end.commands import lmi_bench
+from tests.levels import level_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the truth server needs epoll")
+
+
+def test_faults_are_named(tmp_path):
+    is_ok, found, _ = selftest._faults(tmp_path, SILENT)
+    assert is_ok, found
+    for kind in ("broken_stream", "timeout", "malformed_frame", "short_output", "overloaded"):
+        assert kind in found
+
+
+def test_a_fault_with_another_name_fails_the_check(tmp_path, monkeypatch):
+    monkeypatch.setitem(faulty_server._REFUSED, "throttled", 500)
+    is_ok, found, mend = selftest._faults(tmp_path, SILENT)
+    assert not is_ok
+    assert "throttled: 3 sent, 0 named" in found
+    assert "server_error: 3 sent, 6 named" in found
+    assert mend
+
+
+@pytest.mark.parametrize(("check", "said"), [("_kill", "SIGKILL"), ("_disk_full", "KiB")])
+def test_a_broken_off_sweep_goes_on(check, said, tmp_path):
+    is_ok, found, _ = getattr(selftest, check)(tmp_path, SILENT)
+    assert is_ok, found
+    assert said in found
+    assert "byte for byte" in found
+
+
+def test_without_a_small_disk_a_limit_on_files_stands_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(selftest.shutil, "which", lambda _: str(tmp_path / "no-unshare"))
+    is_ok, found, _ = selftest._disk_full(tmp_path, SILENT)
+    assert is_ok, found
+    assert "RLIMIT_FSIZE" in found
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(lambda _: b"", "0 levels"), (bytes.upper, "not JSON")]
+)
+def test_a_damaged_level_fails_the_check(damage, said, tmp_path):
+    run = tmp_path / "run"
+    with faulty_server.faulty_server() as server:
+        selftest._run(selftest._command(server, run))
+        kept = selftest._finished(run)
+        original = selftest._run
+
+        def damaging(command, **more):
+            done = original(command, **more)
+            file = run / "levels.jsonl"
+            file.write_bytes(damage(file.read_bytes()))
+            return done
+
+        assert len(kept["levels.jsonl"]) == 4
+        selftest._run = damaging
+        try:
+            is_ok, found = selftest._resumed(server, run)
+        finally:
+            selftest._run = original
+    assert not is_ok
+    assert said in found or "changed" in found
+
+
+def measured(*levels):
+    """Stands for sweeps: (valid, error, stated bound) of each level."""
+    left = list(levels)
+
+    def one(_url, streams, _folder, _listener):
+        valid, error, bound = left.pop(0)
+        check = GeneratorReport(valid=valid, reason="late", ttft_error_bound_frac=bound)
+        return level_of(generator=check.to_json()), error, {"tokens_per_s": 50.0 * streams}
+
+    return one
+
+
+@pytest.fixture
+def no_server(monkeypatch):
+    class Server:
+        def __enter__(self):
+            return ""
+
+        def __exit__(self, *_):
+            return None
+
+    monkeypatch.setattr(selftest, "truth_server", Server)
+
+
+@pytest.mark.usefixtures("no_server")
+def test_the_verdict_is_the_highest_level_that_is_right_and_valid(monkeypatch, tmp_path):
+    right, invalid = (True, 0.001, 0.0), (False, 0.3, 0.0)
+    monkeypatch.setattr(selftest, "_measured", measured(right, right, invalid))
+    result = selftest.SelfTest()
+    is_ok, found, _ = selftest._accuracy(result, 4096, tmp_path, SILENT)
+    assert is_ok
+    assert (result.streams, result.tokens_per_s) == (64, 3200.0)
+    assert "up to 64 streams, 3,200 tokens/s" in result.verdict
+    assert "256 streams" in found
+    assert "invalid (late)" in found
+
+
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize(("bound", "is_ok"), [(0.0, False), (0.03, True)])
+def test_a_wrong_level_that_passes_as_valid_fails_the_check(bound, is_ok, monkeypatch, tmp_path):
+    """Unless it states an error that is as large."""
+    monkeypatch.setattr(selftest, "_measured", measured((True, 0.0, 0.0), (True, 0.02, bound)))
+    result = selftest.SelfTest()
+    assert selftest._accuracy(result, 4096, tmp_path, SILENT)[0] is is_ok
+    assert result.streams == 16
+
+
+@pytest.mark.usefixtures("no_server")
+def test_a_machine_that_measures_nothing_fails(monkeypatch, tmp_path):
+    monkeypatch.setattr(selftest, "_measured", measured((False, 0.0, 0.0)))
+    result = selftest.SelfTest()
+    assert not selftest._accuracy(result, 4096, tmp_path, SILENT)[0]
+    assert "not shown" in result.verdict
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the truth server")
+def test_a_starved_level_does_not_pass(tmp_path):
+    is_ok, found, _ = selftest._starved(selftest.SelfTest(), tmp_path, SILENT)
+    assert is_ok, found
+
+
+def test_one_line_a_check_and_exit_1_if_one_fails(monkeypatch, tmp_path):
+    def fails(*_):
+        raise OSError("no room")
+
+    def no_compiler(*_):
+        raise NativeUnavailableError("no C compiler is installed")
+
+    for name in ("_accuracy", "_starved"):
+        monkeypatch.setattr(selftest, name, no_compiler)
+    monkeypatch.setattr(selftest, "_kill", fails)
+    for name in ("_faults", "_disk_full"):
+        monkeypatch.setattr(selftest, name, lambda *_: (True, "as it should be", "unused"))
+    result = selftest.selftest(SelftestSettings(), SILENT)
+    assert [each.state for each in result.findings] == ["warn", "warn", "ok", "fail", "ok"]
+    assert result.failed
+    assert result.to_json()["findings"][3]["found"] == "no room"
+
+
+def test_the_command_says_the_verdict_first(tmp_path):
+    """Whether this busy machine is quick enough is not judged."""
+    done = lmi_bench("selftest", "--streams=16", f"--json={tmp_path / 's'}", expect=(0, 1))
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("selftest: ")
+    assert "this machine" in first
+    found = json.loads((tmp_path / "s").read_text())
+    assert [each["check"] for each in found["findings"]] == [
+        "accuracy", "starved", "faults", "kill and resume", "disk full",
+    ]  # fmt: skip
+    assert {each["state"] for each in found["findings"][1:]} == {"ok"}, found
+    assert done.returncode == (found["streams"] == 0)
+    for each in found["findings"]:
+        assert any(each["check"] in line for line in rest)
