@@ -359,7 +359,7 @@ def _today() -> dt.date:
 
 def _proxies() -> Outcome:
     names = [each for name in _PROXIES for each in (name, name.lower()) if os.environ.get(each)]
-    mend = "Expect requests to AWS through the proxy; `sweep URL` connects directly."
+    mend = "Its delay is in every TTFT: list hosts to reach directly in NO_PROXY."
     found = f"{', '.join(names)} set" if names else "none in the environment"
     return _judged(found, (names, mend))
 

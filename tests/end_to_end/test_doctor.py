@@ -76,7 +76,7 @@ def broken(tmp_path_factory):
         ("GPU", "warn", "nvidia-smi fails (CalledProcessError)", "driver"),
         ("AWS credentials", "fail", "profile gone is not in the files", "AWS_PROFILE"),
         ("AWS region", "warn", "none", "AWS_REGION"),
-        ("proxies", "warn", "HTTPS_PROXY set", "connects directly"),
+        ("proxies", "warn", "HTTPS_PROXY set", "list hosts to reach directly in NO_PROXY"),
         ("endpoint", "fail", "nothing answers", "address"),
     ],
 )
