@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import socketserver
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,12 +12,12 @@ import pytest
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.jobs.faulty_server import FaultyServer, _Handler, faulty_server
 from lmi_bench.loadgen.http.endpoint import find_proxy, parse_endpoint
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import HttpTarget
 from lmi_bench.wire.format import find_format
 from tests.end_to_end.commands import lmi_bench
+from tests.end_to_end.small_server import MODEL, small_server
 from tests.end_to_end.test_certificates import certificate, over_tls
 
 NAME = "model.example"  # known to the proxy alone
@@ -60,14 +57,12 @@ def files_of(folder):
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-STATED = ("--model", "selftest", "--protocol", "openai")
+STATED = ("--model", MODEL, "--protocol", "openai")
 
 
 @pytest.mark.parametrize("stated", [STATED, ()], ids=["stated", "found"])
 def test_plain_requests_go_to_the_proxy_in_absolute_form(tmp_path, monkeypatch, stated):
-    if not stated:
-        monkeypatch.setattr(_Handler, "do_GET", _models)
-    with faulty_server() as server, proxy(server.server_port) as (at, lines):
+    with small_server() as port, proxy(port) as (at, lines):
         monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@{at}")
         done = sweep(f"http://{NAME}:7000", tmp_path / "run", *stated)
     assert f"through the environment's proxy http://{at}: its delay is in every TTFT" in done.stderr
@@ -84,19 +79,10 @@ def test_plain_requests_go_to_the_proxy_in_absolute_form(tmp_path, monkeypatch, 
     assert PASSWORD not in page
 
 
-def _models(self):
-    body = json.dumps({"data": [{"id": "selftest", "owned_by": "vllm"}]}).encode()
-    self.send_response(200)
-    self.send_header("Content-Type", "application/json")
-    self.send_header("Content-Length", str(len(body)))
-    self.end_headers()
-    self.wfile.write(body)
-
-
 def test_tls_goes_through_a_tunnel(tmp_path, monkeypatch):
     """The proxy sees the name and no request; the certificate is the server's own."""
     pem = certificate(tmp_path, host=NAME)
-    with faulty_server() as server, over_tls(server.url, pem) as url:
+    with small_server() as plain, over_tls(f"http://127.0.0.1:{plain}", pem) as url:
         port = int(url.rpartition(":")[2])
         with proxy(port) as (at, lines):
             monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@{at}")
@@ -156,31 +142,13 @@ def test_what_is_no_http_proxy_is_refused_without_its_password(monkeypatch):
     assert PASSWORD not in str(caught.value)
 
 
-class UnixServer(FaultyServer):
-    """The same at a path."""
-
-    address_family = socketserver.UnixStreamServer.address_family
-
-    def __init__(self, path):
-        self.path = str(path)
-        super().__init__(faults=False, token_s=0.001)
-
-    def server_bind(self):
-        self.server_address = self.path
-        socketserver.TCPServer.server_bind(self)
-        self.server_port = 0
-
-
 @pytest.mark.parametrize("receive", ["native", "python"])
 def test_a_unix_socket_is_found_and_measured(tmp_path, monkeypatch, receive):
-    monkeypatch.setattr(_Handler, "do_GET", _models)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     path = tmp_path / "server.sock"
-    with UnixServer(path) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    with small_server(path):
         url = f"http+unix://{str(path).replace('/', '%2F')}/v1"
         done = sweep(url, tmp_path / "run", "--receive", receive)
-        server.shutdown()
     assert "proxy" not in done.stderr
     run = load_run(tmp_path / "run")
     assert all(record.ok for record in run.records[0])

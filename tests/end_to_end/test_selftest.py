@@ -11,7 +11,7 @@ import pytest
 from lmi_bench.core.level import GeneratorReport
 from lmi_bench.core.listener import SILENT
 from lmi_bench.core.native_build import NativeUnavailableError
-from lmi_bench.jobs import faulty_server, selftest
+from lmi_bench.jobs import selftest
 from lmi_bench.jobs.settings.setup import SelftestSettings
 from tests.end_to_end.commands import lmi_bench
 from tests.levels import level_of
@@ -20,70 +20,70 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the truth serve
 
 
 def test_faults_are_named(tmp_path):
-    is_ok, found, _ = selftest._faults(tmp_path, SILENT)
+    is_ok, found, _ = selftest._faults(tmp_path)
     assert is_ok, found
     for kind in ("broken_stream", "timeout", "malformed_frame", "short_output", "overloaded"):
         assert kind in found
 
 
 def test_a_fault_with_another_name_fails_the_check(tmp_path, monkeypatch):
-    monkeypatch.setitem(faulty_server._REFUSED, "throttled", 500)
-    is_ok, found, mend = selftest._faults(tmp_path, SILENT)
+    """As if what the server sends as 429 were to be named otherwise."""
+    names = [{"throttled": "cancelled"}.get(each, each) for each in selftest.FAULTS]
+    monkeypatch.setattr(selftest, "FAULTS", tuple(names))
+    is_ok, found, mend = selftest._faults(tmp_path)
     assert not is_ok
-    assert "throttled: 3 sent, 0 named" in found
-    assert "server_error: 3 sent, 6 named" in found
+    assert found == "cancelled: 6 sent, 0 named; throttled: 0 sent, 6 named"
     assert mend
 
 
 @pytest.mark.parametrize(("check", "said"), [("_kill", "SIGKILL"), ("_disk_full", "KiB")])
 def test_a_broken_off_sweep_goes_on(check, said, tmp_path):
-    is_ok, found, _ = getattr(selftest, check)(tmp_path, SILENT)
+    is_ok, found, _ = getattr(selftest, check)(tmp_path)
     assert is_ok, found
     assert said in found
     assert "byte for byte" in found
 
 
 def test_without_a_small_disk_a_limit_on_files_stands_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(selftest.shutil, "which", lambda _: str(tmp_path / "no-unshare"))
-    is_ok, found, _ = selftest._disk_full(tmp_path, SILENT)
+    monkeypatch.setattr(selftest.shutil, "which", lambda _: None)
+    is_ok, found, _ = selftest._disk_full(tmp_path)
     assert is_ok, found
     assert "RLIMIT_FSIZE" in found
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"), [(lambda _: b"", "0 levels"), (bytes.upper, "not JSON")]
+    ("damage", "said"),
+    [
+        (lambda lines: lines[:1], "1 levels"),
+        (lambda lines: [lines[0].upper(), *lines[1:]], "was changed"),
+    ],
 )
-def test_a_damaged_level_fails_the_check(damage, said, tmp_path):
+def test_a_damaged_level_fails_the_check(damage, said, tmp_path, monkeypatch):
+    """By a `--resume` that changes what it should keep."""
     run = tmp_path / "run"
-    with faulty_server.faulty_server() as server:
-        selftest._run(selftest._command(server, run))
-        kept = selftest._finished(run)
-        original = selftest._run
+    assert selftest._run([*selftest._SWEEP, str(run)]).returncode == 0
+    original, file = selftest._run, run / "levels.jsonl"
 
-        def damaging(command, **more):
-            done = original(command, **more)
-            file = run / "levels.jsonl"
-            file.write_bytes(damage(file.read_bytes()))
-            return done
+    def damaging(command):
+        done = original(command)
+        file.write_bytes(b"".join(damage(file.read_bytes().splitlines(keepends=True))))
+        return done
 
-        assert len(kept["levels.jsonl"]) == 4
-        selftest._run = damaging
-        try:
-            is_ok, found = selftest._resumed(server, run)
-        finally:
-            selftest._run = original
+    monkeypatch.setattr(selftest, "_run", damaging)
+    monkeypatch.setattr(selftest.json, "loads", lambda _: {"requests": 0})
+    is_ok, found, _ = selftest._resumed(run, "a test")
     assert not is_ok
-    assert said in found or "changed" in found
+    assert said in found
 
 
 def measured(*levels):
     """Stands for sweeps: (valid, error, stated bound) of each level."""
     left = list(levels)
 
-    def one(_url, streams, _folder, _listener):
+    def one(_url, streams, _folder):
         valid, error, bound = left.pop(0)
         check = GeneratorReport(valid=valid, reason="late", ttft_error_bound_frac=bound)
-        return level_of(generator=check.to_json()), error, {"tokens_per_s": 50.0 * streams}
+        return level_of(generator=check.to_json()), error, 50.0 * streams
 
     return one
 
@@ -105,7 +105,7 @@ def test_the_verdict_is_the_highest_level_that_is_right_and_valid(monkeypatch, t
     right, invalid = (True, 0.001, 0.0), (False, 0.3, 0.0)
     monkeypatch.setattr(selftest, "_measured", measured(right, right, invalid))
     result = selftest.SelfTest()
-    is_ok, found, _ = selftest._accuracy(result, 4096, tmp_path, SILENT)
+    is_ok, found, _ = selftest._accuracy(result, 4096, SILENT, tmp_path)
     assert is_ok
     assert (result.streams, result.tokens_per_s) == (64, 3200.0)
     assert "up to 64 streams, 3,200 tokens/s" in result.verdict
@@ -119,7 +119,7 @@ def test_a_wrong_level_that_passes_as_valid_fails_the_check(bound, is_ok, monkey
     """Unless it states an error that is as large."""
     monkeypatch.setattr(selftest, "_measured", measured((True, 0.0, 0.0), (True, 0.02, bound)))
     result = selftest.SelfTest()
-    assert selftest._accuracy(result, 4096, tmp_path, SILENT)[0] is is_ok
+    assert selftest._accuracy(result, 4096, SILENT, tmp_path)[0] is is_ok
     assert result.streams == 16
 
 
@@ -127,13 +127,13 @@ def test_a_wrong_level_that_passes_as_valid_fails_the_check(bound, is_ok, monkey
 def test_a_machine_that_measures_nothing_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(selftest, "_measured", measured((False, 0.0, 0.0)))
     result = selftest.SelfTest()
-    assert not selftest._accuracy(result, 4096, tmp_path, SILENT)[0]
+    assert not selftest._accuracy(result, 4096, SILENT, tmp_path)[0]
     assert "not shown" in result.verdict
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the truth server")
 def test_a_starved_level_does_not_pass(tmp_path):
-    is_ok, found, _ = selftest._starved(selftest.SelfTest(), tmp_path, SILENT)
+    is_ok, found, _ = selftest._starved(selftest.SelfTest(), tmp_path)
     assert is_ok, found
 
 
