@@ -47,38 +47,33 @@ explain = typer.Typer(
 def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> None:
     """Examine this machine, its software and settings: what limits or spoils a measurement.
 
-    Nothing is changed, and AWS is not asked. Exit 1 if something fails.
+    Nothing is changed, and AWS is not asked. Exit 1 if something fails. `selftest` then shows what
+    the machine can measure.
     """
     from lmi_bench.jobs.doctor import doctor as run
 
-    findings = run_job(run, settings)
-    _print_findings("Doctor", findings)
-    counts = Counter(each.state for each in findings)
-    say(f"doctor: {', '.join(f'{counts[state]} {state}' for state in ('ok', 'warn', 'fail'))}")
-    write_json(json_file, {"findings": [asdict(each) for each in findings]}, "findings")
-    if counts["fail"]:
-        raise typer.Exit(EXIT_FAILED)
-    note("`lmi-bench selftest` shows in two minutes what this machine can measure")
+    _print_findings("doctor", run_job(run, settings), {}, json_file)
 
 
 @spread_options
 def selftest(settings: of_setup.SelftestSettings, json_file: JsonFile = None) -> None:
     """Show what this machine can measure, and that no fault, kill or full disk costs a result.
 
-    Measures servers of its own with known times and faults; about two minutes. Exit 1 if a check
+    Measures a server of its own with known times and faults; about two minutes. Exit 1 if a check
     fails.
     """
     from lmi_bench.jobs.selftest import selftest as run
 
-    result = run_job(run, settings)
-    say(f"selftest: {'failed: ' if result.failed else ''}{result.verdict}")
-    _print_findings("Selftest", result.findings)
-    write_json(json_file, result.to_json(), "selftest")
-    if result.failed:
-        raise typer.Exit(EXIT_FAILED)
+    found = run_job(run, settings)
+    say(f"selftest: {found.verdict}")
+    figures = {"streams": found.streams, "tokens_per_s": found.tokens_per_s}
+    _print_findings("selftest", found.findings, figures, json_file)
 
 
-def _print_findings(title: str, findings: Sequence["Finding"]) -> None:
+def _print_findings(
+    name: str, findings: Sequence["Finding"], figures: dict[str, float], json_file: Path | None
+) -> None:
+    """A line for each; exits with an error if a check failed."""
     rows = [
         {
             "": each.state,
@@ -87,7 +82,12 @@ def _print_findings(title: str, findings: Sequence["Finding"]) -> None:
         }
         for each in findings
     ]
-    print_table(title, rows, whole=("", "check"), left=("found, and what to mend",))
+    print_table(name.title(), rows, whole=("", "check"), left=("found, and what to mend",))
+    counts = Counter(each.state for each in findings)
+    say(f"{name}: {', '.join(f'{counts[state]} {state}' for state in ('ok', 'warn', 'fail'))}")
+    write_json(json_file, {**figures, "findings": [*map(asdict, findings)]}, "findings")
+    if counts["fail"]:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @spread_options

@@ -16,21 +16,20 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
-from lmi_bench.core.native_build import NativeUnavailableError, library
+from lmi_bench.core.native_build import library
 from lmi_bench.core.run_store import LEVELS, REQUESTS, Run, load_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.units import MS_PER_S, plural
-from lmi_bench.jobs.doctor import Finding
+from lmi_bench.jobs.doctor import Finding, Outcome, finding
 from lmi_bench.jobs.settings.setup import SelftestSettings
 from lmi_bench.jobs.sweep.run import SweepOptions, sweep_scenario
 from lmi_bench.loadgen.http.native_harvest import SOURCE
@@ -64,9 +63,6 @@ _ON_A_DISK: Final = (
     'code=$?; cp -r "$from/run" "$to"; exit $code'
 )
 _LIMIT_S: Final = 60.0
-Outcome = tuple[bool, str, str]
-"""Whether a check passed, what was found, and what to mend if not."""
-Check = Callable[[Path], Outcome]
 
 
 @dataclass(slots=True)
@@ -78,29 +74,16 @@ class SelfTest:
     tokens_per_s: float = 0.0
 
     @property
-    def failed(self) -> bool:
-        """Whether a check failed."""
-        return any(each.state == "fail" for each in self.findings)
-
-    @property
     def verdict(self) -> str:
         """What this machine can measure, in a sentence."""
-        if not self.streams:
-            return "this machine is not shown to measure TTFT and ITL within 1 %"
-        return (
-            f"this machine measures up to {self.streams:,} streams, {self.tokens_per_s:,.0f} "
-            "tokens/s, with TTFT and ITL within 1 %"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as plain values."""
-        return {"verdict": self.verdict, **asdict(self)}
+        shown = f"{self.streams:,} streams, {self.tokens_per_s:,.0f} tokens/s"
+        return f"this machine measures {shown} with TTFT and ITL within 1 %"
 
 
 def selftest(settings: SelftestSettings, listener: Listener) -> SelfTest:
     """Run the checks; about two minutes."""
     result = SelfTest()
-    checks: dict[str, Check] = {
+    checks: dict[str, Callable[[Path], Outcome]] = {
         "accuracy": partial(_accuracy, result, settings.streams, listener),
         "starved": partial(_starved, result),
         "faults": _faults, "kill and resume": _kill, "disk full": _disk_full,
@@ -109,19 +92,12 @@ def selftest(settings: SelftestSettings, listener: Listener) -> SelfTest:
         listener.step(f"{name} ...")
         listener.progress(name, number, len(checks))
         with tempfile.TemporaryDirectory(prefix="lmi-bench-") as folder:
-            result.findings.append(_finding(name, check, Path(folder)))
+            result.findings.append(finding(name, partial(check, Path(folder)), "fail"))
     return result
 
 
-def _finding(name: str, check: Check, folder: Path) -> Finding:
-    try:
-        is_ok, found, mend = check(folder)
-    except NativeUnavailableError as exc:
-        mend = f"Install a C compiler such as gcc, or name one in {SOURCE.variable}."
-        return Finding(name, "warn", f"not checked: {exc}", mend)
-    except (LmiBenchError, OSError, subprocess.SubprocessError) as exc:
-        return Finding(name, "fail", str(exc), "Report this with `doctor`'s answer.")
-    return Finding(name, "ok" if is_ok else "fail", found, "" if is_ok else mend)
+def _passed(is_ok: bool, found: str, mend: str) -> Outcome:
+    return ("ok", found, "") if is_ok else ("fail", found, mend)
 
 
 @contextlib.contextmanager
@@ -189,12 +165,12 @@ def _accuracy(result: SelfTest, most: int, listener: Listener, folder: Path) -> 
             level, error, tokens_per_s = _measured(url, streams, folder)
             seen = f"{streams:,} streams, {tokens_per_s:,.0f} tokens/s: off by {error:.2%}"
             if _is_wrong(level, error):
-                return False, f"{seen}, said to be valid", "Report this: a wrong level passed."
+                return "fail", f"{seen}, said to be valid", "Report this: a wrong level passed."
             if error > MAX_ERROR or not level.generator.valid:
                 ends = f"{seen}, said to be {_judged(level)}"
                 break
             result.streams, result.tokens_per_s, best = streams, tokens_per_s, f"{seen}; "
-    return bool(best), best + ends, "End other programs, or take cores of its own; see `doctor`."
+    return _passed(bool(best), best + ends, "End other programs; see `doctor`.")
 
 
 def _is_wrong(level: Level, error: float) -> bool:
@@ -220,7 +196,8 @@ def _starved(result: SelfTest, folder: Path) -> Outcome:
     found = (
         f"{streams:,} streams, {_BURNERS} busy processes a core: off by {error:.2%}, said to be "
     )
-    return not _is_wrong(level, error), found + _judged(level), "Report this: a wrong level passed."
+    mend = "Report this: a wrong level passed."
+    return _passed(not _is_wrong(level, error), found + _judged(level), mend)
 
 
 def _faults(folder: Path) -> Outcome:
@@ -235,7 +212,7 @@ def _faults(folder: Path) -> Outcome:
         if named[kind] != sent or kind not in FAULTS
     ]
     kinds = f"{len(FAULTS) - 1} kinds named as sent: {', '.join(FAULTS[1:])}"
-    return not wrong, "; ".join(wrong) or kinds, "Report this: a fault has another name."
+    return _passed(not wrong, "; ".join(wrong) or kinds, "Report this: a fault has another name.")
 
 
 def _run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -263,7 +240,8 @@ def _resumed(run: Path, what: str) -> Outcome:
         found = f"exit {done.returncode}, {len(now[LEVELS])} levels, {done.stderr[-200:]}"
     elif any(now[name][: len(lines)] != lines for name, lines in kept.items()):
         found = "a finished level was changed"
-    return found.endswith("byte for byte"), f"{what}: {found}", "Report this: a run was damaged."
+    is_ok = found.endswith("byte for byte")
+    return _passed(is_ok, f"{what}: {found}", "Report this: a run was damaged.")
 
 
 def _kill(folder: Path) -> Outcome:
@@ -290,5 +268,5 @@ def _disk_full(folder: Path) -> Outcome:
         limits = (resource.RLIMIT_FSIZE, (limit, limit))
         done = _run([*_SWEEP, str(run)], preexec_fn=lambda: resource.setrlimit(*limits))
     if done.returncode != 1 or "make room" not in done.stderr or "Traceback" in done.stderr:
-        return False, f"{what}: exit {done.returncode}, {done.stderr[-200:]}", "Report this."
+        return "fail", f"{what}: exit {done.returncode}, {done.stderr[-200:]}", "Report this."
     return _resumed(run, what)

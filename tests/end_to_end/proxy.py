@@ -1,4 +1,4 @@
-"""An HTTP proxy in a process of its own: CONNECT, and requests in absolute form.
+"""An HTTP proxy in a process of its own, which opens tunnels (CONNECT).
 
     python proxy.py NAME PORT
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from urllib.parse import urlsplit
 
 NAME, PORT = sys.argv[1], int(sys.argv[2])
 WANTED = b"Basic " + base64.b64encode(b"me:pass-of-the-proxy")
@@ -34,38 +33,17 @@ async def refuse(writer, status):
 
 
 async def handle(reader, writer):
-    """All requests of a connection go to one connection behind, in their order."""
-    behind = None
-    while True:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            break
-        line, *headers = head.split(b"\r\n")
-        method, target, _ = line.decode().split(" ")
-        print(line.decode(), flush=True)
-        host = target.partition(":")[0] if method == "CONNECT" else urlsplit(target).hostname
-        if b"Proxy-Authorization: " + WANTED not in headers:
-            await refuse(writer, b"407 Proxy Authentication Required")
-            return
-        if host != NAME:
-            await refuse(writer, b"403 Forbidden")
-            return
-        if behind is None:
-            behind = await asyncio.open_connection("127.0.0.1", PORT)
-            if method == "CONNECT":
-                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                await asyncio.gather(pump(reader, behind[1]), pump(behind[0], writer))
-                return
-            back = asyncio.create_task(pump(behind[0], writer))
-        sent = b"%b /%b HTTP/1.1" % (method.encode(), target.split("/", 3)[3].encode())
-        kept = [each for each in headers if not each.startswith(b"Proxy-")]
-        length = [each for each in headers if each.lower().startswith(b"content-length:")]
-        body = await reader.readexactly(int(length[0].split(b":")[1]) if length else 0)
-        behind[1].write(b"\r\n".join([sent, *kept]) + body)
-    if behind is not None:
-        behind[1].close()
-        await back
+    line, *headers = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+    print(line.decode(), flush=True)
+    method, target, _ = line.decode().split(" ")
+    if b"Proxy-Authorization: " + WANTED not in headers:
+        await refuse(writer, b"407 Proxy Authentication Required")
+    elif method != "CONNECT" or target.partition(":")[0] != NAME:
+        await refuse(writer, b"403 Forbidden")
+    else:
+        behind = await asyncio.open_connection("127.0.0.1", PORT)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(pump(reader, behind[1]), pump(behind[0], writer))
 
 
 async def main():

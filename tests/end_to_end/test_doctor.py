@@ -118,7 +118,7 @@ def test_credentials_are_named_and_never_shown(monkeypatch, tmp_path, files, env
     paths = {"AWS_CONFIG_FILE": "config", "AWS_SHARED_CREDENTIALS_FILE": "none"}
     for name, value in env.items() | {(key, str(tmp_path / path)) for key, path in paths.items()}:
         monkeypatch.setenv(name, value)
-    line = job._finding("AWS", job._aws_credentials)
+    line = job.finding("AWS", job._aws_credentials)
     assert (line.state, found in line.found) == (state, True), line
     assert not [each for each in SECRETS if each in line.found]
 

@@ -75,7 +75,6 @@ class Probe:
         self.path = urllib.parse.urlsplit(self.address).path.rstrip("/")
         self._at = at
         own = {} if at.authorization is None else {"Authorization": at.authorization}
-        own |= at.proxied.headers if at.proxied else {}
         self._headers = {"Accept": "*/*", **own, **self.headers}
 
     @property
@@ -155,7 +154,7 @@ class Probe:
             headers = dict(self._headers)
             if body is not None:
                 headers.setdefault("Content-Type", "application/json")
-            connection.request(method, self._at.target_of(path), body=body, headers=headers)
+            connection.request(method, path, body=body, headers=headers)
             with contextlib.closing(connection.getresponse()) as reply:
                 kind = (reply.getheader("Content-Type") or "").split(";")[0].strip().lower()
                 if not whole and 200 <= reply.status < 300:
@@ -164,16 +163,16 @@ class Probe:
 
     def _connect(self) -> http.client.HTTPConnection:
         at, proxy = self._at, self._at.proxy
-        connection: http.client.HTTPConnection = _UnixConnection(at.unix or "")
         via = proxy or at
+        connection: http.client.HTTPConnection = _UnixConnection(at.unix or "")
         if at.scheme == "https":
             connection = http.client.HTTPSConnection(
                 via.host, via.port, timeout=GET_TIMEOUT_S, context=self.context
             )
-            if proxy is not None:
-                connection.set_tunnel(at.host, at.port, dict(proxy.headers))
         elif at.unix is None:
             connection = http.client.HTTPConnection(via.host, via.port, timeout=GET_TIMEOUT_S)
+        if proxy is not None:
+            connection.set_tunnel(at.host, at.port, dict(proxy.headers))
         try:
             connection.connect()
         except TimeoutError as exc:

@@ -141,15 +141,6 @@ class Endpoint:
         """Where its connections lead, for messages."""
         return self.unix or (self.proxy.name if self.proxy else f"{self.host}:{self.port}")
 
-    @property
-    def proxied(self) -> Proxy | None:
-        """The proxy that is given whole requests: one without TLS needs no tunnel."""
-        return self.proxy if self.scheme == "http" else None
-
-    def target_of(self, path: str) -> str:
-        """A path as the request line has it."""
-        return f"http://{self.authority}{path}" if self.proxied else path
-
     async def addresses(self) -> list[Address]:
         """The addresses to connect to; raises TargetError if the name is unknown."""
         if self.unix is not None:
@@ -160,7 +151,7 @@ class Endpoint:
     @property
     def tunnel(self) -> bytes:
         """The request for a tunnel through the proxy; empty: none is needed."""
-        if self.proxy is None or self.proxied:
+        if self.proxy is None:
             return b""
         host = f"[{self.host}]" if ":" in self.host else self.host
         place = f"{host}:{self.port}"
@@ -212,8 +203,6 @@ def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
     }
     if endpoint.authorization is not None:
         merged["Authorization"] = endpoint.authorization
-    if endpoint.proxied:
-        merged |= endpoint.proxied.headers
     for name, value in headers.items():
         if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
             raise InputError(f"{name!r} is not the name of an HTTP header")
@@ -222,8 +211,7 @@ def request_head(endpoint: Endpoint, headers: Mapping[str, str]) -> bytes:
         for known in [known for known in merged if known.lower() == name.lower()]:
             del merged[known]
         merged[name] = value
-    line = f"POST {endpoint.target_of(endpoint.path)} HTTP/1.1\r\n"
-    return line.encode("latin-1") + header_lines(merged)
+    return f"POST {endpoint.path} HTTP/1.1\r\n".encode("latin-1") + header_lines(merged)
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
