@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,14 +23,14 @@ from typing import Any, Final
 import numpy as np
 
 from lmi_bench.core.level import Level
-from lmi_bench.core.listener import SILENT, Listener
+from lmi_bench.core.listener import Listener
 from lmi_bench.core.native_build import library
 from lmi_bench.core.run_store import LEVELS, REQUESTS, Run, load_run
-from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.units import MS_PER_S, plural
 from lmi_bench.jobs.doctor import Finding, Outcome, finding
+from lmi_bench.jobs.face import sweep
 from lmi_bench.jobs.settings.setup import SelftestSettings
-from lmi_bench.jobs.sweep.run import SweepOptions, sweep_scenario
+from lmi_bench.loadgen.ask.probe import Probe
 from lmi_bench.loadgen.http.native_harvest import SOURCE
 from lmi_bench.loadgen.http.target import SPARE_DESCRIPTORS
 
@@ -119,29 +118,20 @@ def truth_server(*faults: str) -> Iterator[str]:
 
 def _sweep(url: str, folder: Path, streams: int, requests: int, timeout_s: float = _LIMIT_S) -> Run:
     """The run of one level on the truth server."""
-    scenario = {
-        "target": url, "protocol": "openai-chat", "model": "truth-model", "timeout_s": timeout_s,
-        "workload": {"input_tokens": 16, "output_tokens": _TOKENS},
-        "load": {
-            "concurrency": [streams], "requests_per_level": requests, "warmup_requests": 0
-        },
-    }  # fmt: skip
-    options = SweepOptions(max_error_share=None)
-    out = folder / f"run-{streams}"
-    return load_run(sweep_scenario(parse_scenario(scenario), options, SILENT, out=out).folder)
-
-
-def _truth(url: str, path: str) -> Any:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    data = None if path == "stats" else b"{}"
-    with opener.open(f"{url}/truth/{path}", data, timeout=_LIMIT_S) as reply:
-        return json.load(reply)
+    found = sweep(
+        target=url, protocol="openai-chat", model="truth-model", concurrency=streams,
+        input_tokens=16, output_tokens=_TOKENS, requests_per_level=requests, warmup_requests=0,
+        timeout=timeout_s, max_errors="none", out=folder / f"run-{streams}",
+    )  # fmt: skip
+    return load_run(found.folder)
 
 
 def _measured(url: str, streams: int, folder: Path) -> tuple[Level, float, float]:
     """A level, the largest relative error of its TTFT and ITL, and the true tokens/s."""
-    _truth(url, "reset")
-    run, truth = _sweep(url, folder, streams, _ROUNDS * streams), _truth(url, "stats")
+    server = Probe(url, {})
+    server.get("/truth/reset", "POST")
+    run = _sweep(url, folder, streams, _ROUNDS * streams)
+    truth = server.get("/truth/stats").json_object()
     records = [record for record in run.records[0] if record.ok]
     ttft_s = [record.token_times_s[0] - record.sent_s for record in records]
     itl_s = np.concatenate([np.diff(record.token_times_s) for record in records])
