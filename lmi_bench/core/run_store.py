@@ -12,6 +12,7 @@ No secret is ever written (see `redaction`).
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -261,19 +262,20 @@ def repair_run(path: Path) -> list[str]:
         whole = {REQUESTS: b"".join(text for text, _ in requests), LEVELS: b"".join(found)}
         changed = [name for name in whole if (path / name).read_bytes() != whole[name]]
         for name, kind in ((KNEES, list), (SLO_ANSWER, dict), (CLOUDWATCH, list)):
-            try:
-                stale = LEVELS in changed and name != CLOUDWATCH  # they follow from the levels
-                if _found(path / name, kind) is not None and stale:
-                    changed.append(name)
-            except InputError:
-                changed.append(name)
+            with suppress(InputError):
+                is_stale = LEVELS in changed and name != CLOUDWATCH  # they follow from the levels
+                if _found(path / name, kind) is None or not is_stale:
+                    continue
+            changed.append(name)
         for name in changed:
             torn = path / f"{name}.torn"
             if torn.exists():
                 raise InputError(f"{torn} is there already: move it, and repair again")
-            (path / name).rename(torn)
+            shutil.copyfile(path / name, torn)  # a kill leaves the file itself or the new one
             if name in whole:
                 durable.replace_file(path / name, whole[name])
+            else:
+                (path / name).unlink()
     finally:
         if lock is not None:
             os.close(lock)

@@ -8,7 +8,6 @@ machine would be measured as if it were the fleet.
 import asyncio
 import base64
 import contextlib
-import ipaddress
 import socket
 import urllib.parse
 import urllib.request
@@ -73,27 +72,21 @@ UNIX_SCHEME = "http+unix"
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """An HTTP proxy of the environment; `name` is safe to show."""
+    """An HTTP proxy of the environment; `name` is safe to show, its own headers are not."""
 
     host: str
     port: int
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def name(self) -> str:
-        """Its address."""
-        return f"http://{self.host}:{self.port}"
+    name: str
+    headers: Mapping[str, str] = field(repr=False)
 
 
 def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
     """The proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names for a host and NO_PROXY does not
     exclude; never for this machine. Raises InputError for a proxy that does not speak HTTP."""
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return None
     named = urllib.request.getproxies()
     url = named.get(scheme) or named.get("all")
-    if not url or host == "localhost" or urllib.request.proxy_bypass(f"{host}:{port}"):
+    is_here = host in ("localhost", "::1") or host.startswith("127.")
+    if not url or is_here or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme != "http" or not parts.hostname:
@@ -102,7 +95,8 @@ def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
             f"{scheme.upper()}_PROXY, or set NO_PROXY={host} to connect directly"
         )
     headers = {} if (own := _basic(parts)) is None else {"Proxy-Authorization": own}
-    return Proxy(parts.hostname, parts.port or 80, headers)
+    port = parts.port or 80
+    return Proxy(parts.hostname, port, f"http://{parts.hostname}:{port}", headers)
 
 
 def _basic(parts: urllib.parse.SplitResult) -> str | None:
