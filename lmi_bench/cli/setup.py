@@ -47,12 +47,12 @@ explain = typer.Typer(
 def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> None:
     """Examine this machine, its software and settings: what limits or spoils a measurement.
 
-    Nothing is changed, and AWS is not asked. Exit 1 if something fails. `selftest` then shows what
-    the machine can measure.
+    Nothing is changed, and AWS is not asked. Exit 1 if something fails.
     """
     from lmi_bench.jobs.doctor import doctor as run
 
     _print_findings("doctor", run_job(run, settings), {}, json_file)
+    note("lmi-bench selftest shows in two minutes how many streams this machine can measure")
 
 
 @spread_options

@@ -163,6 +163,7 @@ class Probe:
 
     def _connect(self) -> http.client.HTTPConnection:
         at, proxy = self._at, self._at.proxy
+        way = f" through the environment's proxy {at.peer}" if proxy else ""
         via = proxy or at
         connection: http.client.HTTPConnection = _UnixConnection(at.unix or "")
         if at.scheme == "https":
@@ -181,7 +182,6 @@ class Probe:
                     f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does it "
                     "speak it? Else write http:// instead of https://"
                 ) from exc
-            way = f" through the environment's proxy {at.peer}" if proxy else ""
             raise InputError(
                 f"no connection to {self.authority}{way} within {GET_TIMEOUT_S:g} s"
             ) from exc
@@ -195,7 +195,6 @@ class Probe:
                     hint += "; SSL_CERT_FILE=FILE, or sweep --cacert FILE, trusts its PEM file"
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
-            way = f" through the environment's proxy {at.peer}" if proxy else ""
             raise InputError(
                 f"nothing answers at {self.url}{way}: {exc.strerror or exc}; is the server up?"
             ) from exc
