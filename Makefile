@@ -16,7 +16,7 @@ QUICKSTART := runs/quickstart
 # The tests share the cores: one thread of arithmetic a process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: quickstart test lint docs accuracy features posts fuzz sanitize gpu-hour clean
+.PHONY: quickstart test lint docs accuracy features posts fuzz sanitize audit gpu-hour clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lmi-bench needs Python 3.11 or newer")'
@@ -85,6 +85,13 @@ fuzz: $(VENV)/.dev
 # The receiver and the engine's step in C and C++ under gcc's address, undefined and thread sanitizers.
 sanitize: $(VENV)/.dev
 	$(BIN)/python benchmarks/sanitize.py
+
+# The pinned versions against the published advisories, by pip-audit in an environment of its own; needs the
+# network, and fails where a package cannot be looked up.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 # On a machine with a GPU: tests, speeds, and tokens of every family; cut, it goes on behind what it has.
 # PYTHON=python3 uses an environment that has torch with CUDA; LIMIT_S=540 fits a shorter slot.

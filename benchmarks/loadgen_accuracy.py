@@ -232,7 +232,7 @@ def truth_server(kind: str, folder: Path, port: int, options: argparse.Namespace
             compiler = shutil.which("cc") or shutil.which("gcc")
             if compiler is None:
                 raise SystemExit("a C compiler is needed for the C truth server")
-            source = SUPPORT / "truth_server.c"
+            source = SUPPORT.parents[1] / "lmi_bench/loadgen/http/truth_server.c"
             subprocess.run([compiler, "-o", binary, source, *flags], check=True)
         command = [binary, port, options.ttft_ms, options.itl_ms, options.tokens]
     else:

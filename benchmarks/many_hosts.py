@@ -363,9 +363,8 @@ def main() -> None:
         raise SystemExit("root and a C compiler are needed")
     with tempfile.TemporaryDirectory() as folder:
         server, shim = Path(folder, "truth_server"), Path(folder, "stepped_clock.so")
-        subprocess.run(
-            [compiler, "-O2", "-w", "-o", server, SUPPORT / "truth_server.c"], check=True
-        )
+        source = SUPPORT.parents[1] / "lmi_bench/loadgen/http/truth_server.c"
+        subprocess.run([compiler, "-O2", "-w", "-o", server, source], check=True)
         shared = ["-shared", "-fPIC", "-o", shim, SUPPORT / "stepped_clock.c", "-ldl"]
         subprocess.run([compiler, "-O2", *shared], check=True)
         serve = [str(server), *map(str, (SERVER, TTFT_MS, ITL_MS, TOKENS)), HERE]

@@ -24,7 +24,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _COMMANDS = (
-    *(setup.doctor, setup.init, sweep.sweep, plan.recommend, plan.verify, plan.plan_day),
+    *(setup.doctor, setup.selftest, setup.init, sweep.sweep),
+    *(plan.recommend, plan.verify, plan.plan_day),
     *(plan.compare_accelerators, results.report, results.compare, results.gate, results.export),
     *(results.import_results, bundled.serve, bundled.generate, bundled.optimize),
     *(bundled.compile_steps, bundled.convert, bundled.perplexity),

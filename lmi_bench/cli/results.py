@@ -19,6 +19,7 @@ def report(settings: results.ReportSettings) -> None:
     from lmi_bench.jobs.results import report as write
 
     written = write(settings)
+    say(*(f"repaired: {line}" for line in written.repaired))
     say(
         f"report: {written.html} ({len(settings.runs)} sweep(s), "
         f"{len(settings.recommendation)} recommendation(s))"

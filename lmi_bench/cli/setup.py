@@ -1,11 +1,11 @@
-"""The commands before a first sweep: doctor, init, catalog, explain."""
+"""The commands before a first sweep: doctor, selftest, init, catalog, explain."""
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -15,6 +15,9 @@ from lmi_bench.core.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from lmi_bench.core.units import format_figure
 from lmi_bench.jobs.settings import plan as settings_of
 from lmi_bench.jobs.settings import setup as of_setup
+
+if TYPE_CHECKING:
+    from lmi_bench.jobs.doctor import Finding
 
 _TABLES: Final = {
     "models": "List the models: parameters, layers, KV heads, context; the smallest first.",
@@ -48,7 +51,30 @@ def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> Non
     """
     from lmi_bench.jobs.doctor import doctor as run
 
-    findings = run_job(run, settings)
+    _print_findings("doctor", run_job(run, settings), {}, json_file)
+    note("lmi-bench selftest shows in two minutes how many streams this machine can measure")
+
+
+@spread_options
+def selftest(settings: of_setup.SelftestSettings, json_file: JsonFile = None) -> None:
+    """Show what this machine can measure, and that no fault, kill or full disk costs a result.
+
+    Measures a server of its own with known times and faults; about two minutes. Exit 1 if a check
+    fails.
+    """
+    from lmi_bench.jobs.selftest import selftest as run
+
+    found = run_job(run, settings)
+    shown = f"{found.streams:,} streams, {found.tokens_per_s:,.0f} tokens/s"
+    say(f"selftest: this machine measures {shown} with TTFT and ITL within 1 %")
+    figures = {"streams": found.streams, "tokens_per_s": found.tokens_per_s}
+    _print_findings("selftest", found.findings, figures, json_file)
+
+
+def _print_findings(
+    name: str, findings: Sequence["Finding"], figures: dict[str, float], json_file: Path | None
+) -> None:
+    """A line for each; exits with an error if a check failed."""
     rows = [
         {
             "": each.state,
@@ -57,10 +83,10 @@ def doctor(settings: of_setup.DoctorSettings, json_file: JsonFile = None) -> Non
         }
         for each in findings
     ]
-    print_table("Doctor", rows, whole=("", "check"), left=("found, and what to mend",))
+    print_table(name.title(), rows, whole=("", "check"), left=("found, and what to mend",))
     counts = Counter(each.state for each in findings)
-    say(f"doctor: {', '.join(f'{counts[state]} {state}' for state in ('ok', 'warn', 'fail'))}")
-    write_json(json_file, {"findings": [asdict(each) for each in findings]}, "findings")
+    say(f"{name}: {', '.join(f'{counts[state]} {state}' for state in ('ok', 'warn', 'fail'))}")
+    write_json(json_file, {**figures, "findings": [*map(asdict, findings)]}, "findings")
     if counts["fail"]:
         raise typer.Exit(EXIT_FAILED)
 

@@ -83,7 +83,7 @@ def write_whole(path: Path, content: Any) -> None:
 
     Raises OSError if it cannot be written; the old one is then unchanged.
     """
-    _replace(path, json.dumps(content, indent=2).encode() + b"\n")
+    replace_file(path, json.dumps(content, indent=2).encode() + b"\n")
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -120,12 +120,13 @@ def write_text(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
         else:
-            _replace(path.resolve(), text.encode())
+            replace_file(path.resolve(), text.encode())
     except OSError as exc:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file's content at once; a failure leaves the old one unchanged."""
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         with unfinished.open("xb") as file:

@@ -12,8 +12,10 @@ No secret is ever written (see `redaction`).
 
 import json
 import os
+import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -31,6 +33,7 @@ from lmi_bench.core.manifest import Manifest, read_manifest
 from lmi_bench.core.records import RequestRecord, StoredRecords, check_line, request_line
 from lmi_bench.core.redaction import redact
 from lmi_bench.core.server_metrics import CloudWatch, ServerMetrics
+from lmi_bench.core.units import plural
 
 MANIFEST, REQUESTS, LEVELS, KNEES = "manifest.json", "requests.jsonl", "levels.jsonl", "knees.json"
 SLO_ANSWER, CLOUDWATCH = "slo.json", "cloudwatch.json"
@@ -220,6 +223,13 @@ def load_run(path: Path) -> Run:
             if kept is not None:
                 check_line(line, path / REQUESTS)
                 kept.append(line)
+    counts = {key: len(kept) for key, kept in lines.items() if kept}
+    for level in levels:
+        if not _has_all(level, counts):
+            raise InputError(
+                f"{path / REQUESTS} has {counts.get((level.index, level.attempt), 0):,} of the "
+                f"{level.requests or 0:,} requests of level {level.index + 1}{_REPAIR}"
+            )
     knees, answer = _found(path / KNEES, list), _found(path / SLO_ANSWER, dict)
     return Run(
         path=path,
@@ -234,6 +244,66 @@ def load_run(path: Path) -> Run:
     )
 
 
+_REPAIR = "; `lmi-bench report RUN_DIR --repair` keeps what is whole, and the old file beside it"
+
+
+def repair_run(path: Path) -> list[str]:
+    """Write a torn run whole: without lines that cannot be read, and levels that lack requests.
+
+    A file that changes stays beside it as NAME.torn. Returns what was done, one line a file; raises
+    InputError where nothing can be: the manifest is torn, or a sweep is writing the run.
+    """
+    load_manifest(path)
+    lock = durable.lock_folder(path)
+    try:
+        requests, levels = (_readable_lines(path / name) for name in (REQUESTS, LEVELS))
+        counts = Counter((line["level"], line["attempt"]) for _, line in requests)
+        found = [text for text, line in levels if _has_all(Level.from_json(line, LEVELS), counts)]
+        whole = {REQUESTS: b"".join(text for text, _ in requests), LEVELS: b"".join(found)}
+        changed = [name for name in whole if (path / name).read_bytes() != whole[name]]
+        for name, kind in ((KNEES, list), (SLO_ANSWER, dict), (CLOUDWATCH, list)):
+            with suppress(InputError):
+                is_stale = LEVELS in changed and name != CLOUDWATCH  # they follow from the levels
+                if _found(path / name, kind) is None or not is_stale:
+                    continue
+            changed.append(name)
+        for name in changed:
+            torn = path / f"{name}.torn"
+            if torn.exists():
+                raise InputError(f"{torn} is there already: move it, and repair again")
+            shutil.copyfile(path / name, torn)  # a kill leaves the file itself or the new one
+            if name in whole:
+                durable.replace_file(path / name, whole[name])
+            else:
+                (path / name).unlink()
+    finally:
+        if lock is not None:
+            os.close(lock)
+    kept = {REQUESTS: len(requests), LEVELS: len(found)}
+    return [
+        f"{path / name}: {plural(kept[name], 'line') if name in kept else 'nothing'} kept; "
+        f"the file as it was is {name}.torn"
+        for name in changed
+    ]
+
+
+def _has_all(level: Level, counts: Mapping[tuple[int, int], int]) -> bool:
+    """Whether a level's requests are there; an imported run may have none of any level."""
+    return not counts or counts.get((level.index, level.attempt), 0) >= (level.requests or 0)
+
+
+def _readable_lines(file: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    found = []
+    file.touch()
+    for number, text in enumerate(file.read_bytes().splitlines(keepends=True), start=1):
+        with suppress(InputError):
+            line = _line_of(text, f"{file}: line {number}")
+            if file.name == REQUESTS:
+                check_line(line, file)
+            found.append((text, line))
+    return found
+
+
 def _found(file: Path, kind: type) -> Any:
     """The content of a file; None without one. Raises InputError where it is torn or another's."""
     if not file.exists():
@@ -241,7 +311,7 @@ def _found(file: Path, kind: type) -> Any:
     try:
         content = orjson.loads(file.read_bytes())
     except orjson.JSONDecodeError as exc:
-        raise InputError(f"{file} is not JSON: {exc}; without the file, the run is read") from exc
+        raise InputError(f"{file} is not JSON: {exc}{_REPAIR}") from exc
     if not isinstance(content, kind):
         raise InputError(f"{file} is not what lmi-bench writes: remove it, and the run is read")
     return content
@@ -281,15 +351,19 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                content = orjson.loads(line)
-            except orjson.JSONDecodeError as exc:
-                raise InputError(f"{path}: line {number} is not JSON: {exc}") from exc
-            if not isinstance(content, dict) or not (
-                type(content.get("level")) is int and type(content.get("attempt")) is int
-            ):
-                raise InputError(f"{path}: line {number} has no `level` and `attempt`")
-            yield content
+            yield _line_of(line, f"{path}: line {number}")
+
+
+def _line_of(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        content = orjson.loads(text)
+    except orjson.JSONDecodeError as exc:
+        raise InputError(f"{where} is not JSON: {exc}{_REPAIR}") from exc
+    if not isinstance(content, dict) or not (
+        type(content.get("level")) is int and type(content.get("attempt")) is int
+    ):
+        raise InputError(f"{where} has no `level` and `attempt`{_REPAIR}")
+    return content
 
 
 def _first_difference(old: Any, new: Any, where: str = "") -> str:

@@ -72,15 +72,16 @@ def doctor(settings: DoctorSettings, listener: Listener) -> list[Finding]:
     }  # fmt: skip
     if settings.target is not None:
         checks["endpoint"] = _endpoint_check(settings, settings.target, listener)
-    return [_finding(name, check) for name, check in checks.items()]
+    return [finding(name, check) for name, check in checks.items()]
 
 
-def _finding(name: str, check: Callable[[], Outcome]) -> Finding:
+def finding(name: str, check: Callable[[], Outcome], unknown: State = "warn") -> Finding:
+    """The line of a check; `unknown`: its state if the check cannot be made."""
     try:
         return Finding(name, *check())
     except Exception as exc:  # noqa: BLE001 - a check that cannot be made is a line as well
         what = redact_text(f"{type(exc).__name__}: {exc}").partition("\n")[0]
-        return Finding(name, "warn", f"unknown ({what})", "This check could not be made here.")
+        return Finding(name, unknown, f"unknown ({what})", "This check could not be made here.")
 
 
 def _judged(found: str, *faults: tuple[object, str]) -> Outcome:
@@ -359,7 +360,7 @@ def _today() -> dt.date:
 
 def _proxies() -> Outcome:
     names = [each for name in _PROXIES for each in (name, name.lower()) if os.environ.get(each)]
-    mend = "Expect requests to AWS through the proxy; `sweep URL` connects directly."
+    mend = "Its delay is in every TTFT: list hosts to reach directly in NO_PROXY."
     found = f"{', '.join(names)} set" if names else "none in the environment"
     return _judged(found, (names, mend))
 

@@ -20,7 +20,7 @@ from lmi_bench.core.durable import write_text
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.load import Load
-from lmi_bench.core.run_store import load_run
+from lmi_bench.core.run_store import load_run, repair_run
 from lmi_bench.core.scenario import parse_scenario
 from lmi_bench.core.slo import parse_slo
 from lmi_bench.interchange import traffic_statistics
@@ -40,15 +40,17 @@ from lmi_bench.report.view import build_view
 
 @dataclass(frozen=True, slots=True)
 class WrittenReport:
-    """The files that were written; markdown and figures if wanted."""
+    """The files that were written; markdown and figures if wanted; what was repaired."""
 
     html: Path
     markdown: Path | None
     figures: tuple[Path, ...]
+    repaired: tuple[str, ...] = ()
 
 
 def report(settings: results.ReportSettings) -> WrittenReport:
     """Write the page; raises InputError for a run or a recommendation that cannot be read."""
+    repaired = [line for path in settings.runs if settings.repair for line in repair_run(path)]
     recommendations = [read_recommendation(path) for path in settings.recommendation]
     view = build_view(settings.runs, recommendations, labels=settings.label, title=settings.title)
     write_text(settings.out, render_html(view))
@@ -59,7 +61,7 @@ def report(settings: results.ReportSettings) -> WrittenReport:
         from lmi_bench.report.figures import write_figures
 
         figures = tuple(write_figures(view, settings.figures, file_format=settings.figure_format))
-    return WrittenReport(settings.out, settings.markdown, figures)
+    return WrittenReport(settings.out, settings.markdown, figures, tuple(repaired))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Opens a server at a URL: its protocol and model are found by asking it if not stated."""
 
+import contextlib
 import functools
 import socket
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from lmi_bench.engine.tokenizer import Tokenizer
 from lmi_bench.loadgen.ask.accepted import TIMEOUT_S, Accepted, accepts, takes_token_ids
 from lmi_bench.loadgen.ask.discover import Discovery, discover
 from lmi_bench.loadgen.ask.probe import Probe
-from lmi_bench.loadgen.http.endpoint import parse_endpoint
+from lmi_bench.loadgen.http.endpoint import Endpoint, parse_endpoint
 from lmi_bench.loadgen.http.native_harvest import choose_receive
 from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget
@@ -70,6 +72,7 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     if scenario.client.reset_prefix_cache and access.asked is None:
         probe.reset_prefix_cache()  # a server that cannot is reported before the sweep
         before_level = probe.reset_prefix_cache
+    at = parse_endpoint(scenario.target, wire_format)
     parts = urllib.parse.urlsplit(scenario.target)
     host = parts.netloc.rpartition("@")[2]
     return endpoint_bench(
@@ -86,7 +89,9 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
         tokenizers=tokenizers,
         notes=notes,
         secrets=access.secrets(),
-        metrics_url=urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", "")),
+        metrics_url=None
+        if at.proxy or at.unix
+        else urllib.parse.urlunsplit((parts.scheme, host, "/metrics", "", "")),
         metrics_headers=headers,
         tls_context=probe.context,
         asked=asked,
@@ -178,17 +183,27 @@ def fitted_lengths(scenario: Scenario, max_model_len: int | None, *, exact: bool
     return {"workload.input_tokens": fitted, "workload.output_tokens": fitted}
 
 
-def _several_addresses(url: str) -> tuple[str, ...]:
-    """A note if the host name has several addresses."""
-    at = parse_endpoint(url, find_format(OpenAiCompletionsFormat.name))
-    try:
-        found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
-    except OSError:
-        return ()  # connecting fails with a message of its own
-    most = max(len({place[0] for kind, *_, place in found if kind == one}) for one, *_ in found)
-    if most < 2:
-        return ()
-    return (f"{at.host} has {most} addresses: connections are spread over those that answer",)
+def _way(at: Endpoint, *, insecure: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Notes and facts of the way to a server: a proxy, a certificate that nobody checks, several
+    addresses."""
+    notes, facts = [], {}
+    if at.proxy is not None:
+        facts["proxy"] = at.proxy.name
+        notes.append(
+            f"warning: requests go through the environment's proxy {at.proxy.name}: its delay is "
+            f"in every TTFT, and it may hold tokens back; NO_PROXY={at.host} connects directly"
+        )
+    elif at.unix is None:
+        with contextlib.suppress(OSError):  # connecting fails with a message of its own
+            found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
+            most = max(Counter(kind for kind, *_ in {each[::4] for each in found}).values())
+            if most > 1:
+                spread = "connections are spread over those that answer"
+                notes.append(f"{at.host} has {most} addresses: {spread}")
+    if at.scheme == "https" and insecure:
+        facts["certificate"] = NOT_CHECKED
+        notes.append(f"warning: the server's certificate is {NOT_CHECKED}")
+    return tuple(notes), facts
 
 
 def endpoint_bench(
@@ -212,13 +227,10 @@ def endpoint_bench(
     receive = choose_receive(client.receive, tls=tls, tell=listener.note)
     if receive.why is not None and not tls:
         listener.note(f"receiver: {receive.note}")
+    at = parse_endpoint(url, find_format(OpenAiCompletionsFormat.name))
+    way_notes, way_facts = _way(at, insecure=client.insecure)
+    notes, facts = notes + way_notes, {**facts, **way_facts}
     facts = {key: value for key, value in facts.items() if value is not None}
-    notes += _several_addresses(url)
-    if tls and client.insecure:
-        notes, facts = (
-            (*notes, f"warning: the server's certificate is {NOT_CHECKED}"),
-            {**facts, "certificate": NOT_CHECKED},
-        )
     tokenizer = _first_tokenizer(tokenizers)
     text: PromptText = common_words if tokenizer is None else ExactText(tokenizer)
     if tokenizer is None:

@@ -76,7 +76,7 @@ def broken(tmp_path_factory):
         ("GPU", "warn", "nvidia-smi fails (CalledProcessError)", "driver"),
         ("AWS credentials", "fail", "profile gone is not in the files", "AWS_PROFILE"),
         ("AWS region", "warn", "none", "AWS_REGION"),
-        ("proxies", "warn", "HTTPS_PROXY set", "connects directly"),
+        ("proxies", "warn", "HTTPS_PROXY set", "list hosts to reach directly in NO_PROXY"),
         ("endpoint", "fail", "nothing answers", "address"),
     ],
 )
@@ -118,7 +118,7 @@ def test_credentials_are_named_and_never_shown(monkeypatch, tmp_path, files, env
     paths = {"AWS_CONFIG_FILE": "config", "AWS_SHARED_CREDENTIALS_FILE": "none"}
     for name, value in env.items() | {(key, str(tmp_path / path)) for key, path in paths.items()}:
         monkeypatch.setenv(name, value)
-    line = job._finding("AWS", job._aws_credentials)
+    line = job.finding("AWS", job._aws_credentials)
     assert (line.state, found in line.found) == (state, True), line
     assert not [each for each in SECRETS if each in line.found]
 

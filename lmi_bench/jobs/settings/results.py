@@ -28,6 +28,11 @@ class ReportSettings:
     figures: Path | None = option("Folder for the curves as pictures.")
     figure_format: str = option("Format of the pictures: png, svg or pdf.", value="png")
     markdown: Path | None = option("File for the tables as Markdown.")
+    repair: bool = option(
+        "Runs that a power loss tore: written whole first, the old files kept beside.",
+        value=False,
+        rare=True,
+    )
     out: Path = option("HTML file.", "--out", "-o", value=Path("report.html"))
 
 

@@ -1,9 +1,9 @@
-"""Settings of the commands before a first sweep: doctor, init, catalog."""
+"""Settings of the commands before a first sweep: doctor, selftest, init, catalog."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_bench.core.option import option
+from lmi_bench.core.option import Settings, option
 from lmi_bench.jobs.settings.sweep import API_KEY, HEADER
 
 
@@ -68,3 +68,10 @@ class RefreshSettings:
 
     region: str = option("Region whose prices are downloaded.", value="us-east-1")
     file: Path | None = option("Offer file of AWS that was downloaded before, instead of the API.")
+
+
+@dataclass(frozen=True, slots=True)
+class SelftestSettings(Settings):
+    """How far the load is raised."""
+
+    streams: int = option("Maximum number of streams to try.", value=4096, must="16 or more")

@@ -2,10 +2,10 @@
 
 import contextlib
 import http.client
+import socket
 import ssl
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
@@ -73,7 +73,7 @@ class Probe:
         at = parse_endpoint(self.address, find_format("openai"))
         self.authority = at.authority
         self.path = urllib.parse.urlsplit(self.address).path.rstrip("/")
-        self._https, self._host, self._port = at.scheme == "https", at.host, at.port
+        self._at = at
         own = {} if at.authorization is None else {"Authorization": at.authorization}
         self._headers = {"Accept": "*/*", **own, **self.headers}
 
@@ -162,11 +162,18 @@ class Probe:
                 return Reply(reply.status, kind, _read(reply, began_s, timeout_s))
 
     def _connect(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=GET_TIMEOUT_S)
-        if self._https:
+        at, proxy = self._at, self._at.proxy
+        way = f" through the environment's proxy {at.peer}" if proxy else ""
+        via = proxy or at
+        connection: http.client.HTTPConnection = _UnixConnection(at.unix or "")
+        if at.scheme == "https":
             connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=GET_TIMEOUT_S, context=self.context
+                via.host, via.port, timeout=GET_TIMEOUT_S, context=self.context
             )
+        elif at.unix is None:
+            connection = http.client.HTTPConnection(via.host, via.port, timeout=GET_TIMEOUT_S)
+        if proxy is not None:
+            connection.set_tunnel(at.host, at.port, dict(proxy.headers))
         try:
             connection.connect()
         except TimeoutError as exc:
@@ -175,10 +182,8 @@ class Probe:
                     f"{self.authority} does not answer TLS within {GET_TIMEOUT_S:g} s: does it "
                     "speak it? Else write http:// instead of https://"
                 ) from exc
-            proxy = urllib.request.getproxies().get("https" if self._https else "http")
-            hint = ": requests are sent directly, not by the environment's proxy" if proxy else ""
             raise InputError(
-                f"no connection to {self.authority} within {GET_TIMEOUT_S:g} s{hint}"
+                f"no connection to {self.authority}{way} within {GET_TIMEOUT_S:g} s"
             ) from exc
         except ssl.SSLError as exc:
             hint = ""
@@ -191,9 +196,23 @@ class Probe:
             raise InputError(f"TLS with {self.authority} failed ({exc.reason}){hint}") from exc
         except OSError as exc:
             raise InputError(
-                f"nothing answers at {self.url}: {exc.strerror or exc}; is the server up?"
+                f"nothing answers at {self.url}{way}: {exc.strerror or exc}; is the server up?"
             ) from exc
         return connection
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=GET_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the path."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def _read(reply: http.client.HTTPResponse, began_s: float, timeout_s: float) -> bytes:

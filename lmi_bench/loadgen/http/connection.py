@@ -31,8 +31,8 @@ _MORE_FOLLOWS = frozenset((b"\n\n\r\n", b"}\n\r\n"))
 """Last bytes of a read that end a chunk of events, not a response: that of a chunked one ends with
 an empty line, CR LF CR LF."""
 
-Address = tuple[socket.AddressFamily, tuple[str, int]]
-"""Family, and (IP address, port)."""
+Address = tuple[socket.AddressFamily, tuple[str, int] | str]
+"""Family, and (IP address, port) or the path of a Unix socket."""
 
 
 @dataclass(slots=True)
@@ -290,10 +290,16 @@ async def connect(
     *,
     tls_context: ssl.SSLContext | None,
     host: str,
+    peer: str,
     kernel_stamps: bool,
     timeout_s: float,
+    tunnel: bytes = b"",
 ) -> Connection:
-    """Open a connection, its TLS handshake included.
+    """Open a connection, its tunnel through a proxy and its TLS handshake included.
+
+    host    name that the certificate must have
+    peer    where the address leads, for messages
+    tunnel  what a proxy is sent first
 
     Raises TargetError of kind "connect" or "tls".
     """
@@ -304,12 +310,15 @@ async def connect(
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if kernel_stamps:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, place)
+            if tunnel:
+                await _open_tunnel(sock, tunnel, f"the proxy {peer} does not lead to {host}")
             if tls_context is None:
                 return Connection(sock, receiver, None, loop.time() - start_s, address=address)
             connected_s = loop.time()
@@ -320,21 +329,33 @@ async def connect(
         sock.close()
         if connected_s is not None:
             late = f"the handshake was not over within {timeout_s:g} s"
-            raise TargetError("tls", f"TLS with {host}:{place[1]} failed: {late}") from exc
-        raise TargetError(
-            "connect", f"no connection to {host}:{place[1]} within {timeout_s:g} s"
-        ) from exc
+            raise TargetError("tls", f"TLS with {peer} failed: {late}") from exc
+        raise TargetError("connect", f"no connection to {peer} within {timeout_s:g} s") from exc
     except ssl.SSLError as exc:
         sock.close()
         detail = getattr(exc, "verify_message", None) or exc.reason or str(exc)
-        raise TargetError("tls", f"TLS with {host}:{place[1]} failed: {detail}") from exc
+        raise TargetError("tls", f"TLS with {peer} failed: {detail}") from exc
     except OSError as exc:
         sock.close()
         why = os.strerror(exc.errno) if exc.errno else str(exc)  # asyncio has a message of its own
-        raise TargetError("connect", f"cannot connect to {host}:{place[1]}: {why}") from exc
+        raise TargetError("connect", f"cannot connect to {peer}: {why}") from exc
     except BaseException:
         sock.close()
         raise
+
+
+async def _open_tunnel(sock: socket.socket, request: bytes, problem: str) -> None:
+    """Have a proxy connect; raises TargetError if it refuses."""
+    loop, reply = asyncio.get_running_loop(), b""
+    await loop.sock_sendall(sock, request)
+    while b"\r\n\r\n" not in reply:
+        data = await loop.sock_recv(sock, READ_BYTES)
+        if not data or len(reply) > READ_BYTES:
+            raise TargetError("connect", f"{problem}: it closed the connection")
+        reply += data
+    version, _, status = reply.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+    if not (version.startswith("HTTP/1.") and status.startswith("2")):
+        raise TargetError("connect", f"{problem}: HTTP {status[:60]}")
 
 
 async def _handshake(sock: socket.socket, context: ssl.SSLContext, host: str) -> TlsLayer:

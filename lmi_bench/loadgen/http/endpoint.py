@@ -10,8 +10,9 @@ import base64
 import contextlib
 import socket
 import urllib.parse
+import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lmi_bench import __version__
 from lmi_bench.core.errors import InputError, TargetError
@@ -55,7 +56,8 @@ async def _answers(address: Address) -> bool:
             receiver_of(asyncio.get_running_loop()),
             address,
             tls_context=None,
-            host=address[1][0],
+            host="",
+            peer="",
             kernel_stamps=False,
             timeout_s=PROBE_TIMEOUT_S,
         )
@@ -64,15 +66,62 @@ async def _answers(address: Address) -> bool:
     return False
 
 
+UNIX_SCHEME = "http+unix"
+"""`http+unix://%2Frun%2Fserver.sock/v1`: a Unix socket, its path quoted in place of a host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy of the environment; `name` is safe to show, its own headers are not."""
+
+    host: str
+    port: int
+    name: str
+    headers: Mapping[str, str] = field(repr=False)
+
+
+def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
+    """The proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names for a host and NO_PROXY does not
+    exclude; never for this machine. Raises InputError for a proxy that does not speak HTTP."""
+    named = urllib.request.getproxies()
+    url = named.get(scheme) or named.get("all")
+    is_here = host in ("localhost", "::1") or host.startswith("127.")
+    if not url or is_here or urllib.request.proxy_bypass(f"{host}:{port}"):
+        return None
+    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise InputError(
+            f"the environment's proxy for {host} is no http:// address: name one in "
+            f"{scheme.upper()}_PROXY, or set NO_PROXY={host} to connect directly"
+        )
+    headers = {} if (own := _basic(parts)) is None else {"Proxy-Authorization": own}
+    port = parts.port or 80
+    return Proxy(parts.hostname, port, f"http://{parts.hostname}:{port}", headers)
+
+
+def _basic(parts: urllib.parse.SplitResult) -> str | None:
+    """The authorization that a URL's user and password stand for."""
+    if parts.username is None:
+        return None
+    pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode()
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The destination of requests: the complete path, and the authorization from the URL."""
+    """The destination of requests: the complete path, and the authorization from the URL.
+
+    proxy  the one that the requests go through
+    unix   path of the socket that stands for host and port
+    """
 
     scheme: str
     host: str
     port: int
     path: str
     authorization: str | None = None
+    proxy: Proxy | None = None
+    unix: str | None = None
 
     @property
     def authority(self) -> str:
@@ -80,6 +129,28 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.scheme == "https" else 80
         return host if self.port == default else f"{host}:{self.port}"
+
+    @property
+    def peer(self) -> str:
+        """Where its connections lead, for messages."""
+        return self.unix or (self.proxy.name if self.proxy else f"{self.host}:{self.port}")
+
+    async def addresses(self) -> list[Address]:
+        """The addresses to connect to; raises TargetError if the name is unknown."""
+        if self.unix is not None:
+            return [(socket.AF_UNIX, self.unix)]
+        via = self.proxy or self
+        return await find_addresses(via.host, via.port)
+
+    @property
+    def tunnel(self) -> bytes:
+        """The request for a tunnel through the proxy; empty: none is needed."""
+        if self.proxy is None:
+            return b""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        place = f"{host}:{self.port}"
+        headers = header_lines({"Host": place, **self.proxy.headers})
+        return b"CONNECT %b HTTP/1.1\r\n%b\r\n" % (place.encode(), headers)
 
 
 def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
@@ -93,8 +164,11 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
         port = parts.port
     except ValueError as exc:
         raise InputError(f"{url!r} is not a URL: {exc}") from exc
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    is_unix = parts.scheme == UNIX_SCHEME
+    if parts.scheme not in ("http", "https", UNIX_SCHEME) or not parts.hostname:
         raise InputError(f"{url!r} is not an address: write for example http://localhost:8000")
+    host = "localhost" if is_unix else parts.hostname
+    port = port or (443 if parts.scheme == "https" else 80)
     path = parts.path.rstrip("/")
     if not path:
         path = wire_format.path
@@ -102,17 +176,14 @@ def parse_endpoint(url: str, wire_format: WireFormat) -> Endpoint:
         path += wire_format.path.removeprefix("/v1")
     if parts.query:
         path += f"?{parts.query}"
-    authorization = None
-    if parts.username is not None:
-        user = urllib.parse.unquote(parts.username)
-        secret = urllib.parse.unquote(parts.password or "")
-        authorization = "Basic " + base64.b64encode(f"{user}:{secret}".encode()).decode()
     return Endpoint(
-        scheme=parts.scheme,
-        host=parts.hostname,
-        port=port or (443 if parts.scheme == "https" else 80),
+        scheme="http" if is_unix else parts.scheme,
+        host=host,
+        port=port,
         path=urllib.parse.quote(path, safe="/?&=%:+,;@!$'()*~-._"),
-        authorization=authorization,
+        authorization=_basic(parts),
+        proxy=find_proxy(parts.scheme, host, port),
+        unix=urllib.parse.unquote(parts.netloc) if is_unix else None,
     )
 
 

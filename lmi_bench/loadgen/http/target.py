@@ -22,12 +22,7 @@ from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.adapters import AdapterDraw
 from lmi_bench.loadgen.http.answer import NS_PER_S, KernelTime, Received, decode_answer
 from lmi_bench.loadgen.http.connection import Address, Connection, connect
-from lmi_bench.loadgen.http.endpoint import (
-    find_addresses,
-    header_lines,
-    parse_endpoint,
-    request_head,
-)
+from lmi_bench.loadgen.http.endpoint import header_lines, parse_endpoint, request_head
 from lmi_bench.loadgen.http.kernel_time import SAMPLE_EVERY_S, KernelClock, stamping_socket
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, cancelled
 from lmi_bench.loadgen.http.receive import receiver_of
@@ -100,9 +95,11 @@ class HttpTarget:
         self._tls_context: ssl.SSLContext | None = None
         if self.endpoint.scheme == "https":
             self._tls_context = client_context(self.cacert, insecure=self.insecure)
-        self._stamping = stamping_socket() if self.timestamps != "user" else None
+        user_time = self.timestamps == "user" or self.endpoint.unix is not None
+        self._stamping = None if user_time else stamping_socket()
         if self.timestamps == "kernel" and self._stamping is None:
-            raise InputError("this host gives no kernel receive times: use --timestamps user")
+            what = "a Unix socket" if self.endpoint.unix else "this host"
+            raise InputError(f"{what} gives no kernel receive times: use --timestamps user")
         self._receive_time: Timestamps = "user" if self._stamping is None else "kernel"
         self._clock = KernelClock()
         self._sampler: asyncio.TimerHandle | None = None
@@ -308,6 +305,8 @@ class HttpTarget:
             next(await self._addresses()),
             tls_context=self._tls_context,
             host=self.endpoint.host,
+            peer=self.endpoint.peer,
+            tunnel=self.endpoint.tunnel,
             kernel_stamps=self._receive_time == "kernel",
             timeout_s=self.connect_timeout_s,
         )
@@ -334,7 +333,7 @@ class HttpTarget:
         """Addresses to connect to in turn, looked up once by the first connection."""
         async with self._look_up:
             if not self._found:
-                self._found = await find_addresses(self.endpoint.host, self.endpoint.port)
+                self._found = await self.endpoint.addresses()
                 self._connect_to, self._ask = map(itertools.cycle, (self._found, self._found))
         return self._connect_to
 

@@ -75,7 +75,7 @@ def test_the_address_is_looked_up_once_for_all_connections(monkeypatch):
         looked_up.append(host)
         return await find_addresses(host, port)
 
-    monkeypatch.setattr("lmi_bench.loadgen.http.target.find_addresses", look_up)
+    monkeypatch.setattr("lmi_bench.loadgen.http.endpoint.find_addresses", look_up)
 
     async def main():
         async with serving(lambda _: [good_answer()]) as server:

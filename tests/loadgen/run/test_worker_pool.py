@@ -39,7 +39,7 @@ from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
 from tests.levels import level_of
 
-SUPPORT = Path(__file__).parents[3] / "benchmarks" / "support"
+SOURCE = Path(__file__).parents[3] / "lmi_bench/loadgen/http/truth_server.c"
 TTFT_MS, ITL_MS, TOKENS = 60.0, 5.0, 16
 WORKLOAD = {"input_tokens": 16, "output_tokens": TOKENS}
 PROMPTS = SyntheticPrompts([Lengths(16, TOKENS)], common_words, seed=0)
@@ -53,7 +53,7 @@ def url(tmp_path_factory):
     if compiler is None:
         pytest.skip("no C compiler for the truth server")
     binary = tmp_path_factory.mktemp("truth") / "truth_server"
-    subprocess.run([compiler, "-O2", "-w", "-o", binary, SUPPORT / "truth_server.c"], check=True)
+    subprocess.run([compiler, "-O2", "-w", "-o", binary, SOURCE], check=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [binary, str(port), str(TTFT_MS), str(ITL_MS), str(TOKENS)]

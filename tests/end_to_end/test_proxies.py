@@ -1,0 +1,166 @@
+"""An endpoint behind an HTTP proxy, and one at a Unix socket: found, measured, and said so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lmi_bench.core.errors import InputError, TargetError
+from lmi_bench.core.run_store import load_run
+from lmi_bench.core.workload import PlannedRequest
+from lmi_bench.loadgen.http.endpoint import find_proxy, parse_endpoint
+from lmi_bench.loadgen.http.receive import run_on_sockets
+from lmi_bench.loadgen.http.target import HttpTarget
+from lmi_bench.wire.format import find_format
+from tests.end_to_end.commands import lmi_bench
+from tests.end_to_end.small_server import MODEL, small_server
+from tests.end_to_end.test_certificates import certificate, over_tls
+
+NAME = "model.example"  # known to the proxy alone
+PASSWORD = "pass-of-the-proxy"
+VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+OPENAI = find_format("openai")
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@contextmanager
+def proxy(port):
+    """The proxy's address, and the request lines that it printed so far, when it has ended."""
+    lines = []
+    script = Path(__file__).with_name("proxy.py")
+    process = subprocess.Popen(
+        [sys.executable, script, NAME, str(port)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield f"127.0.0.1:{process.stdout.readline().strip()}", lines
+    finally:
+        process.kill()
+        lines += process.communicate()[0].splitlines()
+
+
+def sweep(url, out, *options, **more):
+    load = ("--isl", "8", "--osl", "4", "--concurrency", "2", "--requests-per-level", "6")
+    return lmi_bench("sweep", url, *load, *options, "--out", out, **more)
+
+
+def files_of(folder):
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+STATED = ("--model", MODEL, "--protocol", "openai")
+
+
+@pytest.mark.parametrize("stated", [STATED, ()], ids=["stated", "found"])
+def test_plain_requests_go_through_a_tunnel_too(tmp_path, monkeypatch, stated):
+    with small_server() as port, proxy(port) as (at, lines):
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:{PASSWORD}@{at}")
+        done = sweep(f"http://{NAME}:7000", tmp_path / "run", *stated)
+    assert f"through the environment's proxy http://{at}: its delay is in every TTFT" in done.stderr
+    assert f"NO_PROXY={NAME}" in done.stderr
+    assert {line.rpartition(" ")[0] for line in lines} == {f"CONNECT {NAME}:7000"}
+    run = load_run(tmp_path / "run")
+    assert all(record.ok for record in run.records[0])
+    assert run.manifest.target.to_json()["proxy"] == f"http://{at}"
+    assert PASSWORD.encode() not in files_of(tmp_path)
+    lmi_bench("report", tmp_path / "run", "-o", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert f"http://{at}" in page
+    assert PASSWORD not in page
+
+
+def test_tls_goes_through_a_tunnel(tmp_path, monkeypatch):
+    """The proxy sees the name and no request; the certificate is the server's own."""
+    pem = certificate(tmp_path, host=NAME)
+    with small_server() as plain, over_tls(f"http://127.0.0.1:{plain}", pem) as url:
+        port = int(url.rpartition(":")[2])
+        with proxy(port) as (at, lines):
+            monkeypatch.setenv("HTTPS_PROXY", f"http://me:{PASSWORD}@{at}")
+            sweep(f"https://{NAME}", tmp_path / "run", *STATED, "--cacert", pem)
+    assert {line.rpartition(" ")[0] for line in lines} == {f"CONNECT {NAME}:443"}
+    run = load_run(tmp_path / "run")
+    assert all(record.ok for record in run.records[0])
+    assert run.manifest.target.to_json()["proxy"] == f"http://{at}"
+    assert PASSWORD.encode() not in files_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "user", "name", "said"),
+    [
+        ("https", "me:wrong", NAME, "407 Proxy Authentication Required"),
+        ("https", f"me:{PASSWORD}", "other.example", "403 Forbidden"),
+        ("http", "me:wrong", NAME, "407"),
+    ],
+)
+def test_a_proxy_that_refuses_is_one_line(scheme, user, name, said, tmp_path, monkeypatch):
+    with proxy(1) as (at, _):
+        monkeypatch.setenv(f"{scheme.upper()}_PROXY", f"http://{user}@{at}")
+        done = sweep(f"{scheme}://{name}", tmp_path / "run", *STATED, expect=2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert said in line
+    assert "wrong" not in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tunnel_that_fails_later_is_an_error_of_its_request(monkeypatch):
+    with proxy(1) as (at, _):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:wrong@{at}")
+        request = PlannedRequest(0, 0.0, input_tokens=4, output_tokens=3, prompt_text="time year")
+
+        async def main():
+            async with HttpTarget(f"https://{NAME}", OPENAI, model="m") as target:
+                await target.send(request)
+
+        with pytest.raises(TargetError, match=f"{at} does not lead to {NAME}: HTTP 407") as got:
+            run_on_sockets(main())
+    assert got.value.kind == "connect"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "inside.example", NAME])
+def test_this_machine_and_the_hosts_of_no_proxy_are_reached_directly(host, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", ".inside.example,inside.example")
+    found = find_proxy("http", host, 80)
+    assert (found.name if found else None) == ("http://proxy:3128" if host == NAME else None)
+    assert find_proxy("https", host, 443) is None
+
+
+def test_what_is_no_http_proxy_is_refused_without_its_password(monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", f"socks5://me:{PASSWORD}@proxy:1080")
+    with pytest.raises(InputError, match=f"NO_PROXY={NAME}") as caught:
+        parse_endpoint(f"https://{NAME}", OPENAI)
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("receive", ["native", "python"])
+def test_a_unix_socket_is_found_and_measured(tmp_path, monkeypatch, receive):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    path = tmp_path / "server.sock"
+    with small_server(path):
+        url = f"http+unix://{str(path).replace('/', '%2F')}/v1"
+        done = sweep(url, tmp_path / "run", "--receive", receive)
+    assert "proxy" not in done.stderr
+    run = load_run(tmp_path / "run")
+    assert all(record.ok for record in run.records[0])
+    assert run.levels[0].generator.timestamps == "user"
+    assert run.manifest.scenario.target == url
+
+
+def test_a_socket_that_is_not_there_is_one_line(tmp_path):
+    url = f"http+unix://{str(tmp_path / 'none').replace('/', '%2F')}"
+    done = sweep(url, tmp_path / "run", *STATED, expect=2)
+    assert "No such file" in done.stderr
+
+
+def test_a_unix_socket_has_no_kernel_times(tmp_path):
+    with pytest.raises(InputError, match="a Unix socket gives no kernel receive times"):
+        HttpTarget("http+unix://%2Fa", OPENAI, model="m", timestamps="kernel")
