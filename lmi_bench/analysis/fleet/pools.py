@@ -21,7 +21,7 @@ from lmi_bench.analysis.fleet.recommender import no_progress, screen
 from lmi_bench.analysis.fleet.request import RecommendRequest
 from lmi_bench.analysis.level.cells import pools_of
 from lmi_bench.analysis.level.steady_state import LATENCY_LOAD_LIMIT, bisect
-from lmi_bench.analysis.level.two_pools import TwoPools, simulate_pools
+from lmi_bench.analysis.level.two_pools import PoolPoint, TwoPools, simulate_pools
 from lmi_bench.analysis.model.measured_level import MeasuredLevel
 from lmi_bench.analysis.model.setup import ROUTED_S, PrefillPool
 from lmi_bench.core.errors import InputError
@@ -117,22 +117,34 @@ class _Pair:
         whole_s = _limit_s(self.request, "e2e")
         whole_s = min(whole_s, output * _limit_s(self.request, "latency_per_token")) / factors.steps
         while prefill + decode <= most:
-            pools = replace(self.pools, prefill_workers=prefill, decode_workers=decode)
-            point = pools.at_rate(self.wanted_per_s)
+            point = self._at(prefill, decode)
             if point is None or point.ttft_s > first_s:
                 prefill += 1
-            elif point.e2e_s(output) > whole_s:
-                decode += 1
-            else:
+            elif point.e2e_s(output) <= whole_s:
                 return self.on_machines(prefill, decode)
+            else:  # the worker that saves more time for its devices
+                more = self._at(prefill + 1, decode), self._at(prefill, decode + 1)
+                saved = (point.e2e_s(output) - each.e2e_s(output) if each else 0.0 for each in more)
+                of_prefill, of_decode = (s / n for s, n in zip(saved, self.degrees, strict=True))
+                prefill += of_prefill > of_decode
+                decode += of_prefill <= of_decode
         return None
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """Devices of a prefill and of a decode worker."""
+        assert self.one.prefill is not None
+        return self.one.prefill.setup.tensor_parallel, self.one.setup.tensor_parallel
+
+    def _at(self, prefill: int, decode: int) -> PoolPoint | None:
+        pools = replace(self.pools, prefill_workers=prefill, decode_workers=decode)
+        return pools.at_rate(self.wanted_per_s)
 
     def on_machines(self, prefill: int, decode: int, more: int = 0) -> "_Size | None":
         """So many workers and those that fill their last machine and `more`; None without a
         price."""
         request, layout = self.request, self.planned[0]
-        assert self.one.prefill is not None
-        degree, per_decode = self.one.prefill.setup.tensor_parallel, layout.tensor_parallel
+        degree, per_decode = self.degrees
         devices, used = layout.instance.num_accelerators, prefill * degree + decode * per_decode
         machines = request.availability.machines(math.ceil(used / devices) + more)
         if machines is None or (usd := request.fleet_usd_per_hour(layout, machines)) is None:
@@ -169,10 +181,8 @@ class _Size:
     @property
     def key(self) -> tuple[object, ...]:
         """Sizes with equal keys are equally fast."""
-        assert self.pair.one.prefill is not None
-        degree = self.pair.one.prefill.setup.tensor_parallel
-        copy_key = self.pair.planned[0].copy_key
-        return copy_key, degree, self.prefill_workers, self.decode_workers
+        copy_key, degrees = self.pair.planned[0].copy_key, self.pair.degrees
+        return copy_key, degrees, self.prefill_workers, self.decode_workers
 
 
 def best_pools(request: RecommendRequest) -> PoolsFleet | str:
@@ -246,15 +256,15 @@ def _simulated(size: _Size) -> PoolsFleet:
         return factor.around(observed.statistic_s(metric, statistic)).in_ms()
 
     of_slos = tuple(figure(slo.metric, slo.statistic) for slo in request.slos)
-    assert cell.prefill is not None
+    degree, per_decode = size.pair.degrees
     assert request.rate_per_s is not None
     return PoolsFleet(
         instance=layout.instance.instance_type,
         instances=size.machines,
-        prefill_workers=cell.prefill.workers,
-        prefill_tensor_parallel=cell.prefill.setup.tensor_parallel,
-        decode_workers=cell.replicas,
-        decode_tensor_parallel=layout.tensor_parallel,
+        prefill_workers=size.prefill_workers,
+        prefill_tensor_parallel=degree,
+        decode_workers=size.decode_workers,
+        decode_tensor_parallel=per_decode,
         engine=layout.setting.describe() or None,
         price_usd_per_hour=size.usd_per_hour,
         estimated=layout.instance.is_estimated,
