@@ -98,9 +98,7 @@ class _Pair:
         first = PrefillPool(worker, 1, worker.parallelism.network_bytes_per_s)
         one = replace(one, prefill=first, load=Load(rate_per_s=1.0))
         pools, slower = pools_of(copy.fit.profile, one), copy.factors.steps
-        output = pools.decode.output_tokens
-        limits_s = (_limit_s(request, m) / n for m, n in (("itl", 1), ("tpot", 1), ("e2e", output)))
-        limit_s = min(*limits_s, _limit_s(request, "latency_per_token"))
+        limit_s = min(_limit_s(request, "itl"), _limit_s(request, "tpot"))
         decode_per_s = _decode_rate(pools, limit_s / slower)
         wanted_per_s = request.rate_per_s * max(slower, 1 / LATENCY_LOAD_LIMIT)
         return (
