@@ -78,7 +78,7 @@ def test_the_load_is_at_most_eighty_percent_of_what_both_pools_carry(best):
 )
 def test_no_smaller_pools_keep_the_limits_in_closed_form(slos, limits):
     """Every smaller pair of numbers is tried; nothing is left to the search."""
-    request = asked(slos=slos)
+    request = asked(rate_per_s=100.0, slos=slos)
     (pair,) = (
         each
         for each in pools._pairs(request, pools.screen(request, pools.no_progress)[0])
@@ -89,7 +89,7 @@ def test_no_smaller_pools_keep_the_limits_in_closed_form(slos, limits):
     slower, first = pair.planned[1].factors.steps, pair.planned[1].factors.ttft
     wanted = request.rate_per_s * max(slower, 1 / 0.8)
     fewest = math.inf
-    for prefill, decode in itertools.product(range(1, 40), repeat=2):
+    for prefill, decode in itertools.product(range(1, 60), repeat=2):
         both = replace(pair.pools, prefill_workers=prefill, decode_workers=decode)
         point = both.at_rate(wanted)
         if point is None:
