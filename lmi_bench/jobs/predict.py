@@ -162,14 +162,7 @@ def _prefill_pool(settings: PredictSettings, setup: Setup) -> PrefillPool | None
     """The workers that compute prompts, split as those that decode unless their degree differs."""
     if settings.workers is None:
         return None
-    degree = settings.prefill_tp or setup.tensor_parallel
-    groups = degree if setup.parallelism.attention_groups > 1 else 1
-    worker = replace(
-        setup,
-        tensor_parallel=degree,
-        parallelism=replace(setup.parallelism, attention_groups=groups),
-        speculation=None,
-    )
+    worker = setup.prefill_worker(settings.prefill_tp or setup.tensor_parallel)
     link = setup.parallelism.network_bytes_per_s
     return PrefillPool(worker, settings.workers[0], link)
 

@@ -149,10 +149,10 @@ def simulated_forecast(
     router          between copies; a pool's next worker is the one with the fewest requests
     prefix_caching  the engine finds equal beginnings of the requests' token ids; not with pools
     """
-    own = _pool(setup.setup, setup.replicas, profile, total_tokens)
+    own = pool_of(setup.setup, setup.replicas, profile, total_tokens)
     outside = profile.parameters.request_overhead_s
     if setup.prefill is not None:
-        first = _pool(
+        first = pool_of(
             setup.prefill.setup, setup.prefill.workers, profile, total_tokens, prompts_alone=True
         )
         transfer_s, outside = setup.prefill.transfer_s, max(ROUTED_S, outside)
@@ -186,7 +186,7 @@ def simulated_forecast(
     )
 
 
-def _pool(
+def pool_of(
     setup: Setup,
     workers: int,
     profile: EngineProfile,
@@ -194,6 +194,7 @@ def _pool(
     *,
     prompts_alone: bool = False,
 ) -> Pool:
+    """Equal workers of a set-up for requests of at most so many tokens."""
     config = scheduler_config_for(setup, profile, total_tokens, prompts_alone=prompts_alone)
     return Pool(workers, config, planned_model_for(setup, profile), setup.speculation)
 

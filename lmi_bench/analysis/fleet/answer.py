@@ -12,7 +12,7 @@ from lmi_bench.analysis.model.engine_setting import EngineSetting
 from lmi_bench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_SLO_MISSED, InputError
 from lmi_bench.core.json_value import OPTIONAL, JsonValue, check_types, key_of
 from lmi_bench.core.level import QUANTILES
-from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.slo import Slo, parse_slo
 
 SCHEMA_VERSION = 1
 _AGAIN = "run recommend --json again"
@@ -32,6 +32,23 @@ class SloOutlook(JsonValue):
     limit_ms: float
     slack_ms: float | None
     confidence: str
+
+    @classmethod
+    def of(cls, slo: Slo, figure: Estimate | None, *, measured: bool = False) -> Self:
+        """The outlook of a predicted figure in ms; None: it is withheld.
+
+        measured  a level at this load or above kept the SLO
+        """
+        confidence = "missed"
+        if measured:
+            confidence = "measured"
+        elif figure is not None and figure.high <= slo.limit_ms:
+            confidence = "sure"
+        elif figure is not None and figure.value <= slo.limit_ms:
+            confidence = "likely"
+        value_ms = None if figure is None else figure.value
+        slack_ms = None if figure is None else slo.limit_ms - figure.value
+        return cls(str(slo), value_ms, slo.limit_ms, slack_ms, confidence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,16 +370,7 @@ class _LoadedFleet:
         )
         for slo in self.request.slos:
             figure = figures[f"{slo.metric}_{slo.statistic}_ms"]
-            confidence = "missed"
-            if measured:
-                confidence = "measured"
-            elif figure is not None and figure.high <= slo.limit_ms:
-                confidence = "sure"
-            elif figure is not None and figure.value <= slo.limit_ms:
-                confidence = "likely"
-            predicted_ms = None if figure is None else figure.value
-            slack_ms = None if figure is None else slo.limit_ms - figure.value
-            yield SloOutlook(str(slo), predicted_ms, slo.limit_ms, slack_ms, confidence)
+            yield SloOutlook.of(slo, figure, measured=measured)
 
     def memory(self) -> MemoryUse:
         """Use of a device's memory, and sequences of a copy."""

@@ -247,6 +247,12 @@ class Setup:
         held = max(1, self.instance.num_accelerators // self.devices)
         return replace(self, host_copies=min(copies, held))
 
+    def prefill_worker(self, degree: int) -> Setup:
+        """A worker of that degree which computes the prompts of this copy's requests."""
+        groups = degree if self.parallelism.attention_groups > 1 else 1
+        parallelism = replace(self.parallelism, attention_groups=groups)
+        return replace(self, tensor_parallel=degree, parallelism=parallelism, speculation=None)
+
     @property
     def devices(self) -> int:
         """Devices of the copy, on all its hosts."""
