@@ -44,7 +44,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._drafter = drafter
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
-        self._waiting: list[Sequence] = []  # oldest first, or clients in turn
+        self._waiting: deque[Sequence] = deque()  # oldest first, or clients in turn
         self._turn = 0  # of the sequence that was admitted last
         self._turns: dict[str, int] = {}  # each client's last one
         self._residents = Residents(config)
@@ -135,7 +135,7 @@ class Scheduler:
         self._sequences[seq_id] = seq
         if client is not None:
             seq.turn = self._next_turn(client)
-        insort(self._waiting, seq, key=_place)
+        self._queue(seq)
         return seq
 
     def plan(self, now_s: float) -> StepBatch | WaitUntil | None:
@@ -312,8 +312,14 @@ class Scheduler:
         self._turns[client] = max(self._turn, self._turns.get(client, 0) + 1)
         return self._turns[client]
 
+    def _queue(self, seq: Sequence) -> None:
+        if not self._waiting or _place(self._waiting[-1]) < _place(seq):
+            self._waiting.append(seq)  # the usual place, however many wait
+        else:
+            insort(self._waiting, seq, key=_place)
+
     def _admit(self, seq: Sequence) -> None:
-        self._waiting.remove(seq)
+        self._waiting.popleft()
         self._turn = max(self._turn, seq.turn)
         self._residents.admit(seq)
         if self.config.prefix_caching:
@@ -442,7 +448,7 @@ class Scheduler:
         self._residents.remove(seq)
         self._free(seq)
         seq.restart()
-        insort(self._waiting, seq, key=_place)
+        self._queue(seq)
 
     def _plan_decode(
         self, entries: list[BatchEntry], members: list[Sequence]
