@@ -120,12 +120,6 @@ class Generation:
         if not self._ended.is_set():
             self._engine._stop(self, reason)
 
-    def _add(self, event: TokenEvent) -> None:
-        if self.first_token_s is None:
-            self.first_token_s = event.time_s
-        self.events.append(event)
-        self._wake()
-
     def _end(self, now_s: float, reason: str | None, error: EngineError | None = None) -> None:
         self.finished_s = now_s
         self.finish_reason = reason
@@ -328,12 +322,16 @@ class AsyncEngine:
             generation = self._generations.get(gained.seq_id)
             if generation is None:  # stopped since, or ended with its last tokens
                 continue
-            generation.drafted_tokens += gained.drafted
-            generation.accepted_tokens += gained.accepted
-            generation.prompt_logprobs = generation.prompt_logprobs or gained.prompt or ()
-            generation._add(
+            if generation.first_token_s is None:
+                generation.first_token_s = now_s
+                generation.prompt_logprobs = gained.prompt or ()
+            if gained.drafted:
+                generation.drafted_tokens += gained.drafted
+                generation.accepted_tokens += gained.accepted
+            generation.events.append(
                 TokenEvent(now_s, gained.token_ids, gained.logprobs, gained.top_logprobs)
             )
+            generation._wake()
             if gained.finish_reason is not None:
                 del self._generations[gained.seq_id]
                 generation._end(now_s, gained.finish_reason)

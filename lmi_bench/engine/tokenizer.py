@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_bench.core.errors import InputError, installed
+from lmi_bench.core.errors import CapacityError, InputError, installed
 from lmi_bench.models.folder import read_object
 
 _UNFINISHED: Final = "�"  # how `tokenizers` decodes bytes that are not (yet) UTF-8
@@ -74,7 +74,7 @@ class Tokenizer:
         """The ids of `text`, including special tokens that the model needs (such as BOS). Half a
         surrogate pair, valid in JSON but not in UTF-8, becomes "?".
 
-        most  ids beyond the first `most` are left out, as if the text ended there
+        most  raise CapacityError for more ids
         """
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode("utf-8")
@@ -82,8 +82,8 @@ class Tokenizer:
         (encoded,) = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
-        if most is not None:  # a list of millions of ids would hold up other threads
-            encoded.truncate(most)
+        if most is not None and len(encoded) > most:  # a list of millions would hold up others
+            raise CapacityError(f"the text has {len(encoded)} tokens, more than {most}")
         ids: list[int] = encoded.ids
         return ids
 

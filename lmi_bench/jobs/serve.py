@@ -59,6 +59,8 @@ def serve(
     trace = settings.step_trace
     with nullcontext() if trace is None else ChromeTrace(trace) as tracer:
         parts = _load(settings, engine, listener)
+        config = replace(parts.config, client_share=settings.client_share)
+        parts = replace(parts, config=config)
         computed = "" if settings.instance else parts.shape.name  # a simulation has no text
         for line in (*weights_notes(computed), *parts.notes):
             listener.note(line)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.tokenizer import Tokenizer
 
 TEXTS = [
@@ -260,6 +260,8 @@ def test_a_token_stands_for_text_of_any_length_where_words_are_dropped_or_unknow
         assert longest(change) is None
 
 
-def test_ids_beyond_the_most_that_are_wanted_are_left_out(tokenizer):
+def test_a_text_of_more_ids_than_are_wanted_is_refused(tokenizer):
     ids = tokenizer.encode("one two three")
-    assert tokenizer.encode("one two three", most=2) == ids[:2]
+    assert tokenizer.encode("one two three", most=len(ids)) == ids
+    with pytest.raises(CapacityError, match=f"{len(ids)} tokens, more than {len(ids) - 1}"):
+        tokenizer.encode("one two three", most=len(ids) - 1)

@@ -64,6 +64,8 @@ class SchedulerConfig:
     prefix_caching                    keep computed blocks and share them between prompts with
                                       a common prefix
     max_concurrent_requests           reject requests above this; None: queue all
+    client_share                      share of the batch's slots and of max_concurrent_requests that
+                                      one client may have; 1: all, so that turns alone count
     recompute_on_join                 a joining request makes every running sequence recompute its
                                       cache: a baseline, as in engines that cannot insert a row
                                       into a cache in use
@@ -90,6 +92,7 @@ class SchedulerConfig:
     max_input_tokens: int | None = None
     attention_window: int | None = None
     recompute_on_join: bool = False
+    client_share: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", _member(BatchingPolicy, "policy", self.policy))
@@ -117,6 +120,10 @@ class SchedulerConfig:
             raise CapacityError(
                 f"the KV cache has {self.num_blocks} blocks of {self.block_size} tokens; "
                 "at least 1 is needed: free memory or use a smaller model"
+            )
+        if not 0 < self.client_share <= 1:
+            raise InputError(
+                f"client_share must be above 0 and at most 1, got {self.client_share:g}"
             )
         if self.max_batch_delay_s < 0:
             raise InputError(f"max_batch_delay_s must be 0 or more, got {self.max_batch_delay_s:g}")

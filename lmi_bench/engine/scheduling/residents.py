@@ -1,7 +1,8 @@
 """The running batch and its KV blocks: admission, growth and preemption."""
 
 from bisect import bisect_right, insort
-from collections import abc
+from collections import abc, deque
+from itertools import islice
 
 from lmi_bench.engine.scheduling.block_manager import BlockManager
 from lmi_bench.engine.scheduling.config import KvLayout, SchedulerConfig
@@ -40,12 +41,12 @@ class Residents:
         held = sum(not self._prefixes.is_idle(block_id) for block_id in self._known_blocks(seq))
         return needed - held <= num_free  # an idle cached block counts as free until it is shared
 
-    def can_take(self, waiting: list[Sequence], number: float, config: SchedulerConfig) -> bool:
+    def can_take(self, waiting: deque[Sequence], number: float, config: SchedulerConfig) -> bool:
         """Whether the `number` oldest requests fit one prompt step, the batch and the free blocks.
         The prefix cache is not searched."""
         if number > min(len(waiting), config.max_running - len(self.running)):
             return False
-        oldest = waiting[: int(number)]
+        oldest = list(islice(waiting, int(number)))
         headroom = 0 if self._contiguous else len(self.running) + len(oldest) - 1
         blocks = sum(self._blocks_at_admission(seq) for seq in oldest) + headroom
         tokens = sum(seq.tokens_to_fill for seq in oldest)

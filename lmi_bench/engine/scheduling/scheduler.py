@@ -12,7 +12,6 @@ LAST_SAMPLED. Blocks of a sequence in flight are freed at the commit of its last
 is preempted before every batch is committed: until then `plan` returns None.
 """
 
-from bisect import insort
 from collections import abc, deque
 
 from lmi_bench.core.errors import EngineError, InputError, OverloadedError
@@ -26,6 +25,7 @@ from lmi_bench.engine.scheduling.batch import (
     WaitUntil,
 )
 from lmi_bench.engine.scheduling.block_manager import BlockManager
+from lmi_bench.engine.scheduling.clients import Clients
 from lmi_bench.engine.scheduling.config import BatchingPolicy, SchedulerConfig
 from lmi_bench.engine.scheduling.drafting import Drafter
 from lmi_bench.engine.scheduling.join_rule import JoinRule
@@ -44,9 +44,8 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._drafter = drafter
         self._sequences: dict[int, Sequence] = {}  # until their blocks are free
-        self._waiting: list[Sequence] = []  # oldest first, or clients in turn
-        self._turn = 0  # of the sequence that was admitted last
-        self._turns: dict[str, int] = {}  # each client's last one
+        self._clients = Clients(config)
+        self._waiting = self._clients.queue
         self._residents = Residents(config)
         self._in_flight: deque[tuple[StepBatch, list[Sequence]]] = deque()
         self._released: list[int] = []
@@ -64,8 +63,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue, including preempted ones."""
-        return len(self._waiting)
+        """Sequences in the queue, including preempted ones, and those held outside it."""
+        return len(self._waiting) + self._clients.num_held
 
     @property
     def blocks(self) -> BlockManager:
@@ -109,8 +108,8 @@ class Scheduler:
         """Queue a request that arrived at `arrival_s`. The prompt is kept, not copied. Clients
         take turns; those without one are first come, first served.
 
-        Raises CapacityError if it can never run, OverloadedError if max_concurrent_requests
-        are already in the engine.
+        Raises CapacityError if it can never run, OverloadedError if max_concurrent_requests, or
+        the client's share of them, are already in the engine.
         """
         num_prompt_tokens = len(prompt_token_ids)
         self.config.check_fits(seq_id, num_prompt_tokens, sampling.max_new_tokens)
@@ -120,6 +119,8 @@ class Scheduler:
                 f"{limit} requests are already in the engine (max_concurrent_requests): "
                 "retry later, or raise the limit"
             )
+        if client is not None:
+            self._clients.check(client)
         if seq_id in self._sequences:
             raise InputError(f"request {seq_id} is already in the engine: ids must be unique")
         seq = Sequence(
@@ -133,9 +134,10 @@ class Scheduler:
         )
         self._next_index += 1
         self._sequences[seq_id] = seq
-        if client is not None:
-            seq.turn = self._next_turn(client)
-        insort(self._waiting, seq, key=_place)
+        if client is None:
+            self._clients.put(seq)
+        else:
+            self._clients.add(seq, client)
         return seq
 
     def plan(self, now_s: float) -> StepBatch | WaitUntil | None:
@@ -237,7 +239,7 @@ class Scheduler:
             return
         seq.finish_reason = reason
         if not seq.admitted:
-            self._waiting.remove(seq)
+            self._clients.remove(seq)
             del self._sequences[seq_id]
             return
         self._residents.remove(seq)
@@ -303,18 +305,9 @@ class Scheduler:
         least = self._join.least_joiners(self.num_running)
         return least == 0 or self._residents.can_take(self._waiting, least, self.config)
 
-    def _next_turn(self, client: str) -> int:
-        """The place of a client's new sequence in the queue: behind its last one, and no earlier
-        than that of the sequence that left the queue last. This is start-time fair queueing (Goyal
-        et al. 1996) by requests."""
-        if not self._waiting:  # forget clients that new ones are not behind
-            self._turns = {who: turn for who, turn in self._turns.items() if turn >= self._turn}
-        self._turns[client] = max(self._turn, self._turns.get(client, 0) + 1)
-        return self._turns[client]
-
     def _admit(self, seq: Sequence) -> None:
-        self._waiting.remove(seq)
-        self._turn = max(self._turn, seq.turn)
+        self._waiting.popleft()
+        self._clients.turn = max(self._clients.turn, seq.turn)
         self._residents.admit(seq)
         if self.config.prefix_caching:
             self.stats.prefix_tokens += seq.tokens_to_fill
@@ -337,7 +330,7 @@ class Scheduler:
         """When the next dynamic batch starts; None while no request waits."""
         if not self._waiting:
             return None
-        is_full = self.num_waiting >= self.config.batch_size
+        is_full = len(self._waiting) >= self.config.batch_size
         return self._waiting[0].arrival_s + (0.0 if is_full else self.config.max_batch_delay_s)
 
     def _plan_prefill(
@@ -442,7 +435,7 @@ class Scheduler:
         self._residents.remove(seq)
         self._free(seq)
         seq.restart()
-        insort(self._waiting, seq, key=_place)
+        self._clients.put(seq)
 
     def _plan_decode(
         self, entries: list[BatchEntry], members: list[Sequence]
@@ -482,12 +475,9 @@ class Scheduler:
     def _release(self, seq: Sequence) -> None:
         self._free(seq)
         del self._sequences[seq.seq_id]
+        self._clients.leave(seq)
 
     def _free(self, seq: Sequence) -> None:
         self._residents.release(seq)
         if seq.num_computed > seq.num_cached:  # otherwise the executor has never seen it
             self._released.append(seq.seq_id)
-
-
-def _place(seq: Sequence) -> tuple[int, float, int]:
-    return (seq.turn, seq.arrival_s, seq.index)

@@ -25,7 +25,8 @@ class Sequence:
     num_inserted_blocks  full blocks inserted into the prefix cache
     num_freed_blocks  blocks at the table's head that were freed: outside every later window
     num_accepted    draft tokens accepted so far; num_rejected: verifications with a rejection
-    turn            place in the queue before the arrival; 0 if all clients count as one
+    client, turn    who sent it, and its place in the queue before the arrival; None and 0 if all
+                    clients count as one
     drafting, pace  state that a drafter keeps between steps, and its acceptance history
     """
 
@@ -48,6 +49,7 @@ class Sequence:
     num_cached: int = 0
     num_inserted_blocks: int = 0
     num_freed_blocks: int = 0
+    client: str | None = None
     turn: int = 0
     num_accepted: int = 0
     num_rejected: int = 0

@@ -78,13 +78,20 @@ class Answer:
         If the request is stopped without a last token, the last list is empty. Raises
         EngineError, after the last tokens, if the engine has failed.
         """
-        generation, events = self.generation, self.generation.events
         if self.finish_reason is not None:
             return None
-        if self._num_taken < len(events):
-            self._num_taken += 1
-            is_last = generation.finish_reason is not None and self._num_taken == len(events)
-            return self._take(events[self._num_taken - 1], is_last=is_last)
+        generation, taken = self.generation, self._num_taken
+        events = generation.events
+        if taken < len(events):
+            self._num_taken = taken + 1
+            is_last = generation.finish_reason is not None and taken + 1 == len(events)
+            event = events[taken]
+            if is_last or event.logprobs is not None or self.prompt.stop_strings:
+                return self._take(event, is_last=is_last)
+            push = self._decoder.push  # most tokens of most answers
+            pieces = [Piece(token_id, push((token_id,)), None) for token_id in event.token_ids]
+            self.pieces += pieces
+            return pieces
         if generation.error is not None:
             raise generation.error
         self.finish_reason = generation.finish_reason
@@ -119,7 +126,7 @@ class Answer:
 
     def _take(self, event: TokenEvent, *, is_last: bool) -> list[Piece]:
         chunk: list[Piece] = []
-        if self.prompt.alone:
+        if self.prompt.alone:  # its one token is the last
             self.finish_reason = "length"
             return chunk
         for index, token_id in enumerate(event.token_ids):

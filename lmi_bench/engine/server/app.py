@@ -41,6 +41,7 @@ MAX_BODY_BYTES = 25 * MIB  # SageMaker's limit for a container
 SHUTDOWN_TIMEOUT_S = 15.0  # SageMaker kills a container 30 s after its SIGTERM
 REQUEST_TIMEOUT_S = 30.0  # of a connection's first request line and headers, and of each body
 BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxconn
+_REST_S = 0.005  # in which requests that came meanwhile are answered
 _LAST_PORT = 65_535
 _OPEN_PATHS = ("/ping", "/health")  # which a load balancer asks without a key
 _SILENT: web.AppKey[set[Any]] = web.AppKey("silent")  # connections that have sent no request yet
@@ -119,9 +120,11 @@ def entrance(api_key: str | None, fair_by: str | None, overhead_s: float) -> Mid
                 )
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await request.read()  # which keeps it for the route
+                body = await request.read()  # which keeps it for the route
         except TimeoutError:
             raise RefusedError(408, f"no whole body within {REQUEST_TIMEOUT_S:g} s") from None
+        if len(body) > MIB:  # to copy and to read it holds up others, but not both in one go
+            await asyncio.sleep(_REST_S)
         if overhead_s and request.method == "POST":
             await asyncio.sleep(overhead_s)
         if fair_by is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import CapacityError, InputError
 
 
 class StreamDecoder(Protocol):
@@ -33,7 +33,7 @@ class Codec(Protocol):
     ) -> list[int]:
         """The ids of a prompt, by default with the special tokens that the model needs.
 
-        most  ids beyond the first `most` are left out
+        most  raise CapacityError for more ids
         """
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -65,7 +65,9 @@ class PlainTokenizer:
         self, text: str, *, add_special_tokens: bool = True, most: int | None = None
     ) -> list[int]:
         words = text.split(None, -1 if most is None else most)
-        return [self._word_id(word) for word in words[:most]]
+        if most is not None and len(words) > most:
+            raise CapacityError(f"the text has more than {most} tokens")
+        return [self._word_id(word) for word in words]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join([f" t{token_id}" for token_id in token_ids])

@@ -66,6 +66,10 @@ class Fields(BaseModel):
     without_effect: ClassVar[tuple[str, ...]] = ()
     section: ClassVar[str] = ""
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Itself, since it is frozen: pydantic copies a field's default for each request."""
+        return self
+
     @classmethod
     def read(cls, body: bytes | Mapping[str, Any]) -> Self:
         """The fields of a body, decoded or not. Raises InputError that names the first invalid."""

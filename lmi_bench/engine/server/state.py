@@ -152,15 +152,16 @@ class ServerState:
         )
         if limited and longest is not None and len(text) > limit * longest:
             raise too_long
-        most = limit + 1 if limited else None
+        most = limit if limited else None
         encode = partial(self.codec.encode, text, add_special_tokens=add_special_tokens, most=most)
-        if len(text) > _LONG_TEXT_CHARS:
-            async with self._encoding:
-                token_ids = await asyncio.to_thread(encode)
-        else:
-            token_ids = encode()
-        if limited and len(token_ids) > limit:
-            raise too_long
+        try:
+            if len(text) > _LONG_TEXT_CHARS:
+                async with self._encoding:
+                    token_ids = await asyncio.to_thread(encode)
+            else:
+                token_ids = encode()
+        except CapacityError:
+            raise too_long from None
         return token_ids if truncate is None else token_ids[-truncate:]
 
     def submit(self, prompt: Prompt, *, beside: Generation | None = None) -> Answer:

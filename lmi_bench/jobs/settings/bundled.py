@@ -28,6 +28,7 @@ class ServeSettings(Settings):
     api_key  Key that requests must send as a bearer token; /ping and /health need none.
     fair_by  Request header that names a client, such as X-Client or Authorization: waiting
         requests are taken from each in turn.
+    client_share  Share of the batch and of the queue that a client of --fair-by may have, 0 to 1.
     lmi_replies  Response format: djl-serving's rolling (to 0.34), async (from 0.35) or batched (a
         list), or tgi on SageMaker's paths.
     require_signature  Signature check on SageMaker's paths with AWS_ACCESS_KEY_ID and
@@ -50,6 +51,7 @@ class ServeSettings(Settings):
     port: int = option(value=8080)
     api_key: str | None = option(envvar="LMI_BENCH_SERVER_KEY")
     fair_by: str | None = option(default="first come, first served", rare=True)
+    client_share: float = option(value=1.0, must="above 0 and at most 1", rare=True)
     lmi_replies: str | None = option(
         default="the serving.properties' container's, tgi with TGI's variables, else rolling",
         rare=True,
@@ -68,6 +70,8 @@ class ServeSettings(Settings):
             raise InputError("--executor simulated needs --instance, such as ml.g5.2xlarge")
         if self.executor == "torch" and self.instance is not None:
             raise InputError(f"--instance {self.instance} needs --executor simulated")
+        if self.client_share < 1 and self.fair_by is None:
+            raise InputError("--client-share needs to know a client: add --fair-by HEADER")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import InputError, OverloadedError
 from lmi_bench.engine.scheduling.batch import StepBatch, WaitUntil
 from lmi_bench.engine.scheduling.config import SchedulerConfig
 from lmi_bench.engine.scheduling.sampling import SamplingParams
@@ -283,3 +284,48 @@ def test_clients_take_turns_and_one_that_comes_later_waits_for_no_backlog():
     add("a6", "c2")
     serve(2)
     assert served[-2:] == ["c2", "a6"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_client_has_more_than_its_share_whatever_ends_when(seed):
+    """Random requests of three clients, a third cancelled, with a cache that preempts some."""
+    draw = random.Random(seed)
+    config = SchedulerConfig(
+        num_blocks=12, max_rolling_batch_size=6, max_concurrent_requests=20, client_share=0.5
+    )
+    drive, client_of, open_ids, refused = Drive(Scheduler(config)), {}, set(), 0
+    scheduler = drive.scheduler
+
+    def counts(ids):
+        return Counter(client_of[seq_id] for seq_id in ids)
+
+    for number in range(200):
+        client = draw.choice("aaabc")
+        full = counts(open_ids)[client] == 10 or len(open_ids) == 20
+        sampling = SamplingParams(max_new_tokens=draw.randint(1, 40))
+        try:
+            scheduler.add(number, [1] * draw.randint(1, 60), sampling, float(number), client)
+            client_of[number] = client
+            open_ids.add(number)
+            assert not full
+        except OverloadedError:
+            refused += 1
+            assert full
+        assert scheduler.num_running + scheduler.num_waiting == len(open_ids)
+        if open_ids and draw.random() < 0.3:
+            gone = draw.choice(sorted(open_ids))
+            scheduler.finish(gone, "cancelled")
+            open_ids.discard(gone)
+        batch = scheduler.plan(float(number))
+        if batch is not None:
+            drive.commit(batch)
+            open_ids -= drive.reasons.keys()
+        assert max(counts(scheduler.running_seq_ids()).values(), default=0) <= 3
+    while open_ids:
+        drive.commit(scheduler.plan(1000.0))
+        open_ids -= drive.reasons.keys()
+    assert refused
+    assert scheduler.num_waiting == scheduler.num_running == scheduler.blocks.num_used == 0
+    assert not scheduler._clients._entered
+    assert not scheduler._clients._held
+    scheduler.audit()

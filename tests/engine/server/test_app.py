@@ -193,3 +193,39 @@ def test_a_client_with_a_backlog_delays_no_other_where_clients_take_turns(
 
     asyncio.run(main())
     assert ended.index("little") == (7 if fair_by is None else 1)
+
+
+def test_a_client_has_no_more_than_its_share_of_slots_and_queue(serve_toy, scripted):
+    """Of four slots and eight requests `much` has half: the slots of `little` are free."""
+    gate = asyncio.Event()
+    statuses = []
+
+    async def main():
+        executor = scripted([11], gate=gate)
+        limits = {"max_rolling_batch_size": 4, "max_concurrent_requests": 8, "client_share": 0.5}
+        options = {"app_options": {"fair_by": "X-Client"}}
+        async with serve_toy(executor=executor, **limits, **options) as server:
+
+            async def send(client):
+                body = {"prompt": "a", "max_tokens": 2}
+                headers = {"X-Client": client}
+                path = "/v1/completions"
+                async with server.client.post(path, json=body, headers=headers) as reply:
+                    statuses.append((client, reply.status))
+                    await reply.read()
+
+            stats = server.engine.stats
+            tasks = [asyncio.create_task(send("much")) for _ in range(4)]
+            await server.until(lambda: stats().running + stats().waiting == 4)
+            await send("much")  # the fifth is refused at once
+            tasks += [asyncio.create_task(send("little")) for _ in range(2)]
+            await server.until(lambda: stats().running + stats().waiting == 6)
+            gate.set()
+            await asyncio.gather(*tasks)
+            return server.engine.stats()
+
+    done = asyncio.run(main())
+    assert statuses[0] == ("much", 503)
+    assert sorted(statuses[1:]) == [("little", 200)] * 2 + [("much", 200)] * 4
+    assert done.done.peak_running == 4  # two of each
+    assert done.waiting == done.running == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_bench.core.errors import InputError
+from lmi_bench.core.errors import CapacityError, InputError
 from lmi_bench.engine.server.codec import PlainTokenizer, StopStringFilter
 
 
@@ -25,6 +25,12 @@ def test_a_word_is_a_token_whatever_it_is(text, vocab_size):
     token_ids = PlainTokenizer(vocab_size).encode(text)
     assert len(token_ids) == len(text.split())
     assert all(0 <= token_id < vocab_size for token_id in token_ids)
+
+
+def test_more_words_than_are_wanted_are_refused():
+    assert len(PlainTokenizer().encode("a b c", most=3)) == 3
+    with pytest.raises(CapacityError, match="more than 2 tokens"):
+        PlainTokenizer().encode("a b c", most=2)
 
 
 def test_an_empty_vocabulary_is_refused():

@@ -178,6 +178,15 @@ def test_min_p_and_a_bias_are_those_of_transformers():
     assert choose(logits, [greedy])[0].token_id == 13
 
 
+@pytest.mark.parametrize("vocab", [31, 1000, 4096 + 17])
+def test_the_highest_scores_are_those_of_a_search_of_all(vocab):
+    """With many equals, in any place: some side by side, some in the rest behind whole parts."""
+    scores = torch.randint(0, 40, (8, vocab), generator=torch.Generator().manual_seed(3)).float()
+    scores[0, -3:] = scores[1, :5] = 99.0
+    for count in (1, 7, 30):
+        assert torch.equal(sampler._highest(scores, count), scores.topk(count).values)
+
+
 def test_the_ends_of_the_draw_give_tokens_that_can_come():
     chances = torch.tensor([[0.0, 0.5, 0.5, 0.0]])
     assert draw_tokens(chances, [0.0]) == [1]
