@@ -20,7 +20,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,6 +36,7 @@ HOUR_S = 3600.0
 HONEST_PER_S, HONEST_IN, HONEST_OUT = 0.1, 64, 32
 BURST_EVERY_S, BURST = 60.0, 100  # of the hostile client
 LIMIT, SLOTS = 64, 32  # max_concurrent_requests, max_rolling_batch_size
+SHARE, CHUNK = 0.25, 128  # of slots and queue, of one client; prompt tokens of a step
 LONGEST = 2048
 PROMPT = list(range(LONGEST))
 
@@ -124,12 +125,14 @@ async def hostile(engine, day: Day, hours: float, *, fair: bool) -> None:
     await asyncio.gather(*tasks)
 
 
-def run_day(hours: float, *, with_hostile: bool, fair: bool) -> Day:
+def run_day(hours: float, *, with_hostile: bool, fair: bool, share: float = 1.0) -> Day:
     day = Day()
-    settings = parse_scenario(
-        {"engine": {"max_concurrent_requests": LIMIT, "max_rolling_batch_size": SLOTS}}
-    ).engine
+    stated = {"max_concurrent_requests": LIMIT, "max_rolling_batch_size": SLOTS}
+    if share < 1:
+        stated |= {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": CHUNK}
+    settings = parse_scenario({"engine": stated}).engine
     parts = open_simulated_engine("qwen3-8b", "ml.g5.2xlarge", settings, max_total_tokens=LONGEST)
+    parts = replace(parts, config=replace(parts.config, client_share=share))
 
     async def watch() -> None:
         for _ in range(10):
@@ -155,13 +158,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows: dict[str, Day] = {}
-    for name, with_hostile, fair in (
-        ("honest alone", False, False),
-        ("hostile beside", True, False),
-        ("hostile beside, clients in turn", True, True),
+    for name, with_hostile, fair, share in (
+        ("honest alone", False, False, 1.0),
+        ("hostile beside", True, False, 1.0),
+        ("hostile beside, clients in turn", True, True, 1.0),
+        (f"in turn, at most {SHARE:.0%} each, chunks of {CHUNK} tokens", True, True, SHARE),
     ):
         begin_s = time.perf_counter()
-        rows[name] = run_day(options.hours, with_hostile=with_hostile, fair=fair)
+        rows[name] = run_day(options.hours, with_hostile=with_hostile, fair=fair, share=share)
         print(f"{name}: {time.perf_counter() - begin_s:.0f} s", file=sys.stderr, flush=True)
     lines = ["| | " + " | ".join(rows) + " |", "|---|" + "---:|" * len(rows)]
 
