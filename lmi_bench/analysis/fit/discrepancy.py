@@ -50,7 +50,7 @@ _ACROSS_SOFTWARE = 0.3  # correlation that remains between builds far apart
 # share accepted depends on the text: three drafts give 1.9 to 2.8 tokens a step with 50 to 75 %
 _BUILD_SD = {"nvidia": 0.085, "amd": 0.25}
 _USUAL_BUILD = 0.085  # which `setup_sd` contains where a table has no days
-_BUILD_DAYS, _BUILD_OCTAVES, _POOLED_OCTAVES = 20.0, 2.5, 5.5
+_BUILD_DAYS, _BUILD_OCTAVES, _FAR_OCTAVES = 20.0, 2.5, 5.5
 _SPLIT_SD, _POOLS_SD, _POOLS_TTFT_SD, _DRAFTS_SD = 0.15, 0.25, 1.4, 0.2
 _LIGHT_LOAD = 8.0  # users of a copy up to which the model's error is constant
 
@@ -274,9 +274,9 @@ def error_covariance(
     software = _ACROSS_SOFTWARE + (1 - _ACROSS_SOFTWARE) * np.exp(-apart / _SOFTWARE_DAYS)
     found = same * loads * degree * lengths * software * np.outer(sd_l, sd_r)
     if offsets:
-        pooled = np.array([[item.cell.prefill is not None] for item in left]).reshape(-1, 1)
-        near_loads = near(load_l, load_r, _BUILD_OCTAVES), near(load_l, load_r, _POOLED_OCTAVES)
-        builds = np.exp(-apart / _BUILD_DAYS) * np.where(pooled, near_loads[1], near_loads[0])
+        far = np.array([[item.is_ttft or item.cell.prefill is not None] for item in left])
+        near_loads = near(load_l, load_r, _BUILD_OCTAVES), near(load_l, load_r, _FAR_OCTAVES)
+        builds = np.exp(-apart / _BUILD_DAYS) * np.where(far.reshape(-1, 1), *near_loads[::-1])
         pools = np.where(ttft_l[:, None], loads * lengths, 1.0)
         shares = (builds, 1.0, pools, lengths)
         for share, one, other in zip(shares, offset_l, offset_r, strict=True):
