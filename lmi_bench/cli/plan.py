@@ -22,15 +22,14 @@ def recommend(settings: RecommendSettings, json_file: JsonFile = None) -> None:
     """
     from lmi_bench.cli.plan_print import print_portfolio
     from lmi_bench.cli.recommend_print import print_advice
-    from lmi_bench.jobs.portfolio import plan_portfolio
-    from lmi_bench.jobs.recommend import recommend as run
+    from lmi_bench.jobs import recommend as job
 
     if settings.portfolio is not None:
-        portfolio = run_job(plan_portfolio, settings)
+        portfolio = run_job(job.plan_portfolio, settings)
         print_portfolio(portfolio)
         write_json(json_file, portfolio.to_json(), "portfolio")
         return
-    advice = run_job(run, settings)
+    advice = run_job(job.recommend, settings)
     print_advice(advice, explain=settings.explain)
     write_json(json_file, advice.to_json(), "recommendation")
     if advice.answer.exit_code:

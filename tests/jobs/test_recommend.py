@@ -8,8 +8,7 @@ import pytest
 
 import lmi_bench
 from lmi_bench.core.errors import InputError
-from lmi_bench.jobs.portfolio import plan_portfolio
-from lmi_bench.jobs.recommend import recommend
+from lmi_bench.jobs.recommend import plan_portfolio, recommend
 from lmi_bench.jobs.settings.recommend import RecommendSettings
 from tests.jobs.hearing import Hearing
 

@@ -44,12 +44,13 @@ _TIME_SENSITIVITIES = (0.7, 4.0)
 _SOFTWARE_DAYS = 45.0  # over which nightly builds of an engine change
 _ACROSS_SOFTWARE = 0.3  # correlation that remains between builds far apart
 # offsets that levels have in common: of a build (repeated levels of InferenceX, which correlate the
-# less the further their loads are apart), of a split (EP against TP on B200, 10 to 40 %), of
-# separate pools, whose router and transfer no profile knows, and of drafted tokens, whose share
-# accepted depends on the text: three drafts give 1.9 to 2.8 tokens a step with 50 to 75 %
+# less the further their loads are apart: on NVIDIA's devices by 0.6 two doublings apart, 0.4 four;
+# the users of pools do not tell the load of their steps), of a split (EP against TP on B200, 10 to
+# 40 %), of separate pools, whose router and transfer no profile knows, and of drafted tokens, whose
+# share accepted depends on the text: three drafts give 1.9 to 2.8 tokens a step with 50 to 75 %
 _BUILD_SD = {"nvidia": 0.085, "amd": 0.25}
 _USUAL_BUILD = 0.085  # which `setup_sd` contains where a table has no days
-_BUILD_DAYS, _BUILD_OCTAVES = 20.0, 5.5
+_BUILD_DAYS, _BUILD_OCTAVES, _FAR_OCTAVES = 20.0, 2.5, 5.5
 _SPLIT_SD, _POOLS_SD, _POOLS_TTFT_SD, _DRAFTS_SD = 0.15, 0.25, 1.4, 0.2
 _LIGHT_LOAD = 8.0  # users of a copy up to which the model's error is constant
 
@@ -273,7 +274,9 @@ def error_covariance(
     software = _ACROSS_SOFTWARE + (1 - _ACROSS_SOFTWARE) * np.exp(-apart / _SOFTWARE_DAYS)
     found = same * loads * degree * lengths * software * np.outer(sd_l, sd_r)
     if offsets:
-        builds = np.exp(-apart / _BUILD_DAYS) * near(load_l, load_r, _BUILD_OCTAVES)
+        far = np.array([[item.is_ttft or item.cell.prefill is not None] for item in left])
+        near_loads = near(load_l, load_r, _BUILD_OCTAVES), near(load_l, load_r, _FAR_OCTAVES)
+        builds = np.exp(-apart / _BUILD_DAYS) * np.where(far.reshape(-1, 1), *near_loads[::-1])
         pools = np.where(ttft_l[:, None], loads * lengths, 1.0)
         shares = (builds, 1.0, pools, lengths)
         for share, one, other in zip(shares, offset_l, offset_r, strict=True):

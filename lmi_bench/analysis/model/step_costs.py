@@ -27,6 +27,7 @@ _FLOP_PER_PARAMETER = 2
 _FLOP_PER_PAIR = 4  # query times key, weight times value: a multiplication and an addition each
 _NARROW = ("float8", "int8", "float4")
 _STRETCH_POWER: Final = 1.5  # the step waits for the slowest of n processes, which compete
+_HOST_RANKS: Final = 8  # processes beyond those of a host have a processor of their own
 # FP32 units beside matrix units: 19.5 of 312 TFLOP/s on A100, 67 of 989 on H100 (data sheets);
 # smaller devices have relatively more, so that the cost of widening is an upper bound there
 _MATRIX_OVER_VECTOR: Final = 16
@@ -231,7 +232,7 @@ def step_costs(setup: Setup, profile: EngineProfile) -> StepCosts:
     # compete for its processor too
     reduces_per_layer = _ALL_REDUCES_PER_LAYER // (1 + shape.parallel_branches)
     waits = reduces_per_layer / _ALL_REDUCES_PER_LAYER
-    ranks = float(tensor_parallel - 1) ** _STRETCH_POWER
+    ranks = float(min(tensor_parallel, _HOST_RANKS) - 1) ** _STRETCH_POWER
     stretch: float = 1 + parameters.host_stretch_per_rank * waits * ranks
     others = (setup.host_copies - 1) * tensor_parallel
     stretch += parameters.host_stretch_per_rank * others

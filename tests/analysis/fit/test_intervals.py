@@ -171,10 +171,17 @@ def test_the_share_of_accepted_drafts_is_a_doubt_of_times_that_levels_with_draft
 
 
 def test_builds_differ_less_alike_the_further_their_loads_are_apart():
-    """Repeated levels of InferenceX on AMD's devices: 0.9 two doublings apart, 0.7 to 0.75 four."""
+    """Repeated levels of InferenceX on NVIDIA's devices: 0.6 two doublings apart, 0.4 four."""
     found = offsets_of([mixture(4), mixture(16), mixture(64)]) / 0.085**2
-    assert 0.88 < found[0, 1] < 0.95
-    assert 0.70 < found[0, 2] < 0.80
+    assert 0.6 < found[0, 1] < 0.8
+    assert 0.2 < found[0, 2] < 0.5
+
+
+def test_users_of_pools_tell_less_of_their_steps_load():
+    """Most of them wait for a worker that computes prompts: builds differ alike at all loads."""
+    cells = [mixture(users, prefill=1) for users in (4, 64)]
+    found = offsets_of(cells) - 0.25**2
+    assert found[0, 1] > 0.7 * 0.085**2
 
 
 def test_first_tokens_of_pools_share_the_doubt_of_the_pool_that_computes_prompts():

@@ -19,7 +19,7 @@ from lmi_bench.analysis.model.capacity import step_time_model_for
 from lmi_bench.analysis.model.local_machine import MeasuredMachine
 from lmi_bench.analysis.model.profiles import StepParameters
 from lmi_bench.analysis.model.setup import Setup
-from lmi_bench.analysis.model.step_costs import all_reduce_factor
+from lmi_bench.analysis.model.step_costs import all_reduce_factor, step_costs
 from lmi_bench.analysis.model.step_time import StepColumns, StepTimeModel
 from lmi_bench.catalog.accelerators import NO_LINK, Accelerator, Link, find_accelerator
 from lmi_bench.catalog.instances import bare_machine, find_instance
@@ -133,6 +133,16 @@ def test_the_host_hides_a_faster_gpu_and_its_queue_adds_to_it():
     assert parts.host_s == pytest.approx(2.2)
     assert parts.total_s == pytest.approx(2.2 + 3 * 0.5 * 1.1)
     assert parts.binding == "host"
+
+
+@pytest.mark.parametrize(("ranks", "stretch"), [(8, 7**1.5), (16, 7**1.5), (32, 7**1.5)])
+def test_ranks_of_other_hosts_do_not_compete_for_a_processor(ranks, stretch):
+    """The launch of 61 layers, stretched by 10 % for each of seven further ranks of a host."""
+    machine = bare_machine(find_accelerator("GB200"), ranks)
+    setup = Setup(find_model("deepseek-v3"), machine, ranks, "float8")
+    slow = replace(GRAPH_GPU_PRIOR.parameters, host_per_layer_s=0.1, host_stretch_per_rank=0.1)
+    costs = step_costs(setup, replace(GRAPH_GPU_PRIOR, parameters=slow))
+    assert costs.host_s == pytest.approx(61 * 0.1 * (1 + 0.1 * stretch))
 
 
 def test_a_prompt_is_not_held_up_by_the_launch_but_pays_for_its_tokens():
