@@ -3,9 +3,7 @@
 A null counts as missing. Types are strict: a number is no text, and true is no number.
 """
 
-import csv
 from collections.abc import Mapping
-from importlib import resources
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import orjson
@@ -22,27 +20,11 @@ from pydantic import (
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
+from lmi_bench.models.hf_config import read_table
 
 _SHOWN_CHARS = 80
-_FILE: Final = resources.files("lmi_bench.engine.server").joinpath("fields.csv")
-_TABLE: Final = tuple(csv.DictReader(_FILE.read_text("utf-8").splitlines()))
-_MUST: Final = {
-    "int_type": "be an integer",
-    "float_type": "be a number",
-    "bool_type": "be true or false",
-    "string_type": "be a string",
-    "missing": "be a string",  # all fields without a default are
-    "list_type": "be a non-empty list",
-    "too_short": "be a non-empty list",
-    "extra_forbidden": "be omitted",
-    "literal_error": "be {expected}",
-    "dict_type": "be an object",
-    "model_type": "be an object",
-    "greater_than_equal": "be at least {ge}",
-    "less_than_equal": "be at most {le}",
-    "too_long": "have at most {max_length} entries",
-    "value_error": "be {error}",
-}
+_TABLE: Final = read_table("fields.csv", __package__)
+_MUST: Final = {row["error"]: row["must"] for row in read_table("errors.csv", __package__)}
 """What a field must be, by pydantic's type of error."""
 
 
