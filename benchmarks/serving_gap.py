@@ -1,8 +1,9 @@
 """What HTTP costs the engine: the time between a step's end and the next one's start.
 
 The executor sleeps in a thread in place of a model, so that all CPU time is the server's. 256
-requests of 40 tokens run at once: waited for in the process, over HTTP whole, and streamed, with
-the clients in another process.
+requests run at once, of 40 tokens each and of 160: waited for in the process, over HTTP whole, and
+streamed, with the clients in another process. A request itself costs as much as many tokens, so
+that the longer answers show what a token costs.
 
     python benchmarks/serving_gap.py --out benchmarks/results/serving_gap.md
 """
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import selectors
 import socket
 import statistics
@@ -28,7 +30,8 @@ from lmi_bench.engine.scheduling.scheduler import Scheduler
 from lmi_bench.engine.server.app import build_app, listening, steps_first
 from lmi_bench.engine.server.codec import PlainTokenizer
 
-REQUESTS, TOKENS, STEP_S = 256, 40, 0.03
+REQUESTS, STEP_S = 256, 0.03
+TOKENS = (40, 160)
 CHUNK_BYTES = 230
 
 
@@ -88,7 +91,7 @@ def cost_of_sends():
         process = started_clients(*listener.getsockname())
         connections = [listener.accept()[0] for _ in range(REQUESTS)]
     cpu_s = time.process_time()
-    for _ in range(TOKENS):
+    for _ in range(TOKENS[0]):
         time.sleep(STEP_S)
         for connection in connections:
             connection.send(bytes(CHUNK_BYTES))
@@ -96,18 +99,18 @@ def cost_of_sends():
     for connection in connections:
         connection.close()
     process.join()
-    return cpu_s / (REQUESTS * TOKENS)
+    return cpu_s / (REQUESTS * TOKENS[0])
 
 
-def request_to(where, stream):
-    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": TOKENS, "stream": stream})
+def request_to(where, stream, tokens):
+    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": tokens, "stream": stream})
     return (
         f"POST /v1/completions HTTP/1.1\r\nHost: {where.host}\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\n\r\n{body}"
     ).encode()
 
 
-async def measure(way):
+async def measure(way, tokens):
     """Median gap in seconds, and CPU seconds of this process for a token."""
     config = SchedulerConfig(
         num_blocks=4096, max_model_len=256, block_size=16, max_rolling_batch_size=REQUESTS
@@ -116,7 +119,7 @@ async def measure(way):
     async with AsyncEngine(Scheduler(config), executor) as engine:
         if way == "engine alone":
             cpu_s = time.process_time()
-            sampling = SamplingParams(max_new_tokens=TOKENS)
+            sampling = SamplingParams(max_new_tokens=tokens)
             running = [engine.submit([1, 2, 3], sampling) for _ in range(REQUESTS)]
             with steps_first():  # as in a server
                 for generation in running:
@@ -125,14 +128,14 @@ async def measure(way):
             app = build_app(engine, PlainTokenizer(), model_name="toy", max_model_len=256)
             async with listening(app, port=0) as where:
                 process = started_clients(
-                    where.host, where.port, request_to(where, way == "streamed")
+                    where.host, where.port, request_to(where, way == "streamed", tokens)
                 )
                 cpu_s = time.process_time()
                 await asyncio.to_thread(process.join)
         cpu_s = time.process_time() - cpu_s
     if not executor.gaps_s:
         raise SystemExit("no two full steps in a row")
-    return statistics.median(executor.gaps_s), cpu_s / (REQUESTS * TOKENS)
+    return statistics.median(executor.gaps_s), cpu_s / (REQUESTS * tokens)
 
 
 def spread(values, scale, digits):
@@ -141,34 +144,44 @@ def spread(values, scale, digits):
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="Markdown file; the default is to print")
-    asked = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {}
-    sends = []
-    for _ in range(asked.rounds):
-        sends.append(cost_of_sends())
-        for way in ("engine alone", "HTTP, not streamed", "streamed"):
-            found.setdefault(way, []).append(asyncio.run(measure(way)))
+def table(tokens, ways):
     lines = [
-        "# What HTTP costs the engine",
         "",
-        f"{REQUESTS} requests of {TOKENS} tokens at once, steps of {STEP_S * 1e3:.0f} ms that "
-        f"take no CPU; medians of {asked.rounds} rounds, and the lowest and the highest.",
-        "",
-        "| | between full steps, ms | times | CPU us a token | times |",
+        f"| {tokens} tokens each | between full steps, ms | times | CPU us a token | times |",
         "|---|---:|---:|---:|---:|",
     ]
-    alone, alone_cpu = zip(*found["engine alone"], strict=True)
-    for way, rounds in found.items():
+    alone, alone_cpu = zip(*ways["engine alone"], strict=True)
+    for way, rounds in ways.items():
         gaps, cpus = zip(*rounds, strict=True)
         ratios = [gap / base for gap, base in zip(gaps, alone, strict=True)]
         cpu_ratios = [cpu / base for cpu, base in zip(cpus, alone_cpu, strict=True)]
         cells = [spread(gaps, 1e3, 1), spread(ratios, 1, 2)]
         cells += [spread(cpus, 1e6, 1), spread(cpu_ratios, 1, 1)]
         lines.append(f"| {way} | {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="Markdown file; the default is to print")
+    asked = parser.parse_args()
+    found: dict[int, dict[str, list[tuple[float, float]]]] = {tokens: {} for tokens in TOKENS}
+    sends = []
+    for _ in range(asked.rounds):
+        sends.append(cost_of_sends())
+        for tokens, ways in found.items():
+            for way in ("engine alone", "HTTP, not streamed", "streamed"):
+                ways.setdefault(way, []).append(asyncio.run(measure(way, tokens)))
+    lines = [
+        "# What HTTP costs the engine",
+        "",
+        f"{REQUESTS} requests at once, steps of {STEP_S * 1e3:.0f} ms that take no CPU; medians of "
+        f"{asked.rounds} rounds, and the lowest and the highest. Load of the machine's "
+        f"{os.cpu_count()} processors at the end: {os.getloadavg()[0]:.1f}.",
+    ]
+    for tokens, ways in found.items():
+        lines += table(tokens, ways)
     lines += [
         "",
         f"The system's `send` alone, of {CHUNK_BYTES} bytes to each of {REQUESTS} sockets a step: "

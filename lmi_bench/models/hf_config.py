@@ -23,9 +23,9 @@ Config = Mapping[str, Any]
 Facts = dict[str, Any]
 
 
-def read_table(name: str) -> tuple[dict[str, str], ...]:
-    """The rows of a table beside this module."""
-    text = resources.files("lmi_bench.models").joinpath(name).read_text("utf-8")
+def read_table(name: str, package: str = "lmi_bench.models") -> tuple[dict[str, str], ...]:
+    """The rows of a table in a package."""
+    text = resources.files(package).joinpath(name).read_text("utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -44,7 +45,8 @@ BACKLOG = 4096  # a load test connects all at once; the kernel caps it at somaxc
 _REST_S = 0.005  # in which requests that came meanwhile are answered
 _LAST_PORT = 65_535
 _OPEN_PATHS = ("/ping", "/health")  # which a load balancer asks without a key
-_SILENT: web.AppKey[set[Any]] = web.AppKey("silent")  # connections that have sent no request yet
+_SILENT: web.AppKey[dict[Any, asyncio.TimerHandle]] = web.AppKey("silent")
+"""What closes each connection that has sent no request yet."""
 _IS_OPEN: web.AppKey[bool] = web.AppKey("is_open")  # to anyone, without a key
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -95,7 +97,7 @@ def build_app(
     state = ServerState(engine, codec, model_name, max_model_len, vocab_size or codec.vocab_size)
     middlewares = [failure_middleware(model_name), entrance(api_key, fair_by, overhead_s)]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
-    app[_SILENT], app[_IS_OPEN] = set(), api_key is None
+    app[_SILENT], app[_IS_OPEN] = {}, api_key is None
     lmi, openai = LmiRoutes(state, replies), OpenAiRoutes(state, chat_template)
     tgi, model = TgiRoutes(state), model_name
     in_lmis_place = tgi if replies.kind == AS_TGI else None
@@ -111,7 +113,8 @@ def entrance(api_key: str | None, fair_by: str | None, overhead_s: float) -> Mid
 
     @web.middleware
     async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request.app[_SILENT].discard(request.protocol)
+        if timer := request.app[_SILENT].pop(request.protocol, None):
+            timer.cancel()  # else it would keep the connection's memory until its time
         if api_key is not None and request.path not in _OPEN_PATHS:
             given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
@@ -184,8 +187,8 @@ async def listening(
         def connected() -> asyncio.Protocol:
             protocol = connect()
             if silent is not None:
-                silent.add(protocol)
-                loop.call_later(REQUEST_TIMEOUT_S, _close_silent, protocol, silent)
+                close = partial(_close_silent, protocol, silent)
+                silent[protocol] = loop.call_later(REQUEST_TIMEOUT_S, close)
             return protocol
 
         try:
@@ -203,12 +206,11 @@ async def listening(
         await runner.cleanup()
 
 
-def _close_silent(protocol: Any, silent: set[Any]) -> None:
+def _close_silent(protocol: Any, silent: dict[Any, asyncio.TimerHandle]) -> None:
     """Close a connection whose first request has not come."""
-    if protocol in silent:
-        silent.remove(protocol)
-        if protocol.transport is not None:
-            protocol.transport.close()
+    del silent[protocol]
+    if protocol.transport is not None:
+        protocol.transport.close()
 
 
 async def serve(

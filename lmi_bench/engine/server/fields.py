@@ -20,25 +20,11 @@ from pydantic import (
 from lmi_bench.core.errors import InputError
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS
+from lmi_bench.models.hf_config import read_table
 
 _SHOWN_CHARS = 80
-_MUST: Final = {
-    "int_type": "be an integer",
-    "float_type": "be a number",
-    "bool_type": "be true or false",
-    "string_type": "be a string",
-    "missing": "be a string",  # all fields without a default are
-    "list_type": "be a non-empty list",
-    "too_short": "be a non-empty list",
-    "extra_forbidden": "be omitted",
-    "literal_error": "be {expected}",
-    "dict_type": "be an object",
-    "model_type": "be an object",
-    "greater_than_equal": "be at least {ge}",
-    "less_than_equal": "be at most {le}",
-    "too_long": "have at most {max_length} entries",
-    "value_error": "be {error}",
-}
+_TABLE: Final = read_table("fields.csv", __package__)
+_MUST: Final = {row["error"]: row["must"] for row in read_table("errors.csv", __package__)}
 """What a field must be, by pydantic's type of error."""
 
 
@@ -56,8 +42,8 @@ def load_json_object(body: bytes) -> dict[str, Any]:
 class Fields(BaseModel):
     """One JSON object of a request.
 
-    neutral         unsupported fields, each with the value that has no effect
-    without_effect  other known fields that change nothing here
+    neutral         unsupported fields, each with the value that has no effect: `fields.csv`
+    without_effect  other known fields that change nothing here: those without a value there
     section         the field that is itself an object of fields, if there is one
     """
 
@@ -65,6 +51,13 @@ class Fields(BaseModel):
     neutral: ClassVar[Mapping[str, Any]] = {}
     without_effect: ClassVar[tuple[str, ...]] = ()
     section: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        names = {base.__name__.strip("_") for base in cls.__mro__}
+        found = [(row["field"], row["neutral"]) for row in _TABLE if row["object"] in names]
+        cls.neutral = {name: orjson.loads(value) for name, value in found if value}
+        cls.without_effect = tuple(name for name, value in found if not value)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Itself, since it is frozen: pydantic copies a field's default for each request."""
@@ -134,16 +127,6 @@ TokenIds = Annotated[tuple[int, ...], PlainValidator(_token_ids)]
 StopTokens = Annotated[TokenIds, Field(max_length=MAX_STOP_STRINGS)]
 
 
-_NOT_SUPPORTED: Final = (
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-    *("guided_whitespace_pattern", "structural_tag", "grammar", "logits_processors"),
-    *("allowed_token_ids", "bad_words", "prompt_embeds", "repetition_detection", "vllm_xargs"),
-    *("kv_transfer_params", "cache_salt", "mm_processor_kwargs", "media_io_kwargs"),
-    *("chat_template", "functions", "audio", "prediction", "web_search_options", "moderation"),
-)
-"""OpenAI's and vLLM's fields that would change the answer, whatever their value."""
-
-
 def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """OpenAI's map of token ids, as texts, to additions of -100 to 100."""
     try:
@@ -164,13 +147,6 @@ class VllmFields(Fields):
     top_k  -1 is off; seed: -1 is a random one
     """
 
-    neutral: ClassVar = {
-        **dict.fromkeys(_NOT_SUPPORTED),
-        "length_penalty": 1,
-        "prompt_logprobs": 0,
-        "skip_special_tokens": True,
-        "spaces_between_special_tokens": True,
-    }
     include_stop_str_in_output: bool = False
     stop: StopStrings = ()
     stop_token_ids: StopTokens = ()

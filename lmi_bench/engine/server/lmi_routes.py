@@ -7,7 +7,7 @@ async    the default since 0.35, with vLLM: `token.logprob`, one line per engine
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import orjson
 from aiohttp import web
@@ -32,16 +32,6 @@ class LmiParameters(fields.VllmFields):
     return_full_text  put the prompt before the generated text
     """
 
-    neutral: ClassVar = {  # parameters of other backends
-        **fields.VllmFields.neutral,
-        "n": 1,
-        "best_of": 1,
-        "num_beams": 1,
-        "typical_p": 1,
-        "early_stopping": False,
-        "watermark": False,
-        "decoder_input_details": False,
-    }
     max_new_tokens: int = 30
     min_tokens: NonNegativeInt = Field(
         0, validation_alias=AliasChoices("min_tokens", "min_new_tokens")

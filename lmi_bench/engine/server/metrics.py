@@ -7,20 +7,9 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from lmi_bench.engine.server.state import HISTOGRAMS, ServerState
+from lmi_bench.engine.server.state import HISTOGRAMS, METRICS, ServerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_COUNTERS = (
-    ("num_preemptions", "preemptions", "Sequences preempted."),
-    ("prompt_tokens", "prompt_tokens", "Prompt tokens computed."),
-    ("generation_tokens", "generation_tokens", "Tokens generated."),
-    ("prefix_cache_queries", "prefix_tokens", "Prompt tokens looked up."),
-    ("prefix_cache_hits", "prefix_hit_tokens", "Prompt tokens found there."),
-    ("spec_decode_num_drafts", "drafts", "Drafts verified."),
-    ("spec_decode_num_draft_tokens", "drafted_tokens", "Tokens drafted."),
-    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Tokens accepted."),
-)
-"""Name, field of SchedulerStats, help."""
 
 
 def add_metrics(app: web.Application, state: ServerState) -> None:
@@ -48,7 +37,11 @@ def _engine_lines(state: ServerState, label: str) -> Iterator[str]:
             stats.used_blocks / stats.total_blocks,
             "Used share of the KV blocks, 0 to 1.",
         ),
-        *((f"{name}_total", getattr(stats.done, field), help_) for name, field, help_ in _COUNTERS),
+        *(
+            (f"{row['name']}_total", getattr(stats.done, row["counts"]), row["help"])
+            for row in METRICS
+            if row["counts"]
+        ),
     ):
         yield from _head(name, "counter" if name.endswith("_total") else "gauge", help_text)
         yield f"vllm:{name}{{{label}}} {value:.10g}"

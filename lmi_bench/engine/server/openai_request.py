@@ -14,7 +14,6 @@ from lmi_bench.engine.server.streaming import MAX_CHOICES
 class StreamOptions(Fields):
     """Token counts of a stream: in a last chunk, or in every chunk."""
 
-    without_effect = ("include_obfuscation",)
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -59,23 +58,6 @@ class _OpenAiFields(_Guided, VllmFields):
     truncate_prompt_tokens  keep only this many tokens at the prompt's end
     """
 
-    neutral: ClassVar = {
-        **VllmFields.neutral,
-        "suffix": "",
-        "use_beam_search": False,
-        "return_tokens_as_token_ids": False,
-        "return_token_strs": False,
-        "modalities": ["text"],
-        "function_call": "none",
-        "include_reasoning": True,
-        "thinking_token_budget": -1,
-        "verbosity": "medium",
-    }
-    without_effect = (
-        *("user", "request_id", "priority", "metadata", "store", "service_tier"),
-        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-        *("prompt_cache_options", "guided_decoding_backend"),
-    )
     section = "stream_options"
     model: str | None = None
     max_tokens: AtLeast1 | None = None
@@ -205,13 +187,6 @@ class ChatCall(_OpenAiFields):
     tools, tool_choice    functions that the model may call; "none": its text is not searched
     """
 
-    neutral: ClassVar = {
-        **_OpenAiFields.neutral,
-        "echo": False,
-        "add_generation_prompt": True,
-        "continue_final_message": False,
-        "add_special_tokens": False,
-    }
     messages: list[Message] = Field([], min_length=1, validate_default=True)
     echo: ClassVar[bool] = False
     max_tokens: AtLeast1 | None = Field(

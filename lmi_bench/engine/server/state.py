@@ -23,6 +23,7 @@ from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.answer import Answer, Prompt, openai_finish_reason
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.feed import Outbox
+from lmi_bench.models.hf_config import read_table
 
 # 1-2-5 steps from 1 ms to 500 s; powers of two up to 128 Ki tokens
 SECONDS_BOUNDS = tuple(float(f"{step}e{power}") for power in range(-3, 3) for step in (1, 2, 5))
@@ -53,17 +54,9 @@ class Histogram:
         yield f"{name}_count{{{label}}} {total}"
 
 
-HISTOGRAMS: Final = {
-    "time_to_first_token_seconds": "Submitted to first token.",
-    "inter_token_latency_seconds": "Between a request's tokens.",
-    "e2e_request_latency_seconds": "Submitted to end.",
-    "request_queue_time_seconds": "Submitted to first step.",
-    "request_prefill_time_seconds": "First step to first token.",
-    "request_decode_time_seconds": "First token to end.",
-    "request_prompt_tokens": "Prompt tokens per request.",
-    "request_generation_tokens": "Output tokens per request.",
-}
-"""vLLM's names of the histograms, with their help."""
+METRICS: Final = read_table("metrics.csv", __package__)
+"""vLLM's names, with their help: counters of this field of SchedulerStats, else histograms."""
+HISTOGRAMS: Final = {row["name"]: row["help"] for row in METRICS if not row["counts"]}
 
 
 class RequestTotals:

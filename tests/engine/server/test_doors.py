@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import json
+import sys
 
 import pytest
+from aiohttp.web_protocol import RequestHandler
 
 from lmi_bench.engine.server import app as server_app
 
@@ -95,3 +98,24 @@ def test_an_answer_may_take_longer_than_its_request(serve_toy, monkeypatch, slow
     status, _, text = asyncio.run(main())
     assert status == 200
     assert text
+
+
+def test_a_closed_connection_is_forgotten_before_its_first_request_would_be_late(serve_toy):
+    """And the interpreter's settings are as before the server."""
+
+    def settings():
+        return sys.getswitchinterval(), gc.get_threshold(), gc.get_freeze_count()
+
+    async def main():
+        async with serve_toy() as server:
+            during = settings()
+            for _ in range(5):
+                await raw(server.url, b"GET /ping HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            await asyncio.sleep(0)
+            gc.collect()
+            return during, sum(isinstance(each, RequestHandler) for each in gc.get_objects())
+
+    before = settings()
+    during, held = asyncio.run(main())
+    assert held == 0
+    assert during != before == settings()
