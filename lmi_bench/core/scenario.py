@@ -46,7 +46,7 @@ SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 _FILES = ("dataset", "trace", "conversations", "agent_trace")
 """Fields of the workload that name a file, or a folder of JSON files."""
 _ADDED = {
-    "load": ("repeat_unsteady",),
+    "load": ("repeat_unsteady", "stop_when"),
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
     "client": ("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure"),
 }

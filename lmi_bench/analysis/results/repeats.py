@@ -17,7 +17,7 @@ from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import QUANTILES, Level, NextLevel, Spread, SteadyWindow
+from lmi_bench.core.level import QUANTILES, WHOLE, Level, NextLevel, Spread, SteadyWindow
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
@@ -131,7 +131,7 @@ def until_steady(
 
 def _is_open(latest: Sequence[Level], attempts: Sequence[Level]) -> bool:
     """Whether one of the latest attempts was not steady, and no two that were agree."""
-    if not latest[0].valid or latest[0].stopped_by not in (None, "duration"):
+    if not latest[0].valid or latest[0].stopped_by not in WHOLE:
         return False
     rates = sorted(work_per_s(line) or 0.0 for line in attempts if not _doubt(line))
     agree = any(high <= low * (1 + REPEAT_TOLERANCE) for low, high in pairwise(rates))

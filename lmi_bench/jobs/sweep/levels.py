@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from lmi_bench.analysis.results.early_stop import QuantileWatch, StopWhen, parse_stop_when
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import (
     parse_until,
@@ -13,7 +14,7 @@ from lmi_bench.analysis.results.repeats import (
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
-from lmi_bench.core.level import Level, NextLevel
+from lmi_bench.core.level import KNOWN, Level, NextLevel
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, SIMULATED_PREFIX, Scenario
 from lmi_bench.core.slo import Slo, parse_slo
@@ -61,13 +62,17 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     box = TimeBox(None) if time_box is None else time_box
     load, summarise_one = scenario.load, _summarise(scenario)
     if not load.is_adaptive:
-        levels = levels_of(scenario)
+        levels, rules = levels_of(scenario), StopRules()
+        if (stop := _stop_when(scenario)) is not None:
+            for level in levels:
+                stop.check(level)
+            rules = StopRules(watch=lambda spec: QuantileWatch(stop, spec).add, watch_says=KNOWN)
         if load.repeat > 1 or load.until is not None:
             until = None if load.until is None else parse_until(load.until)
             rule = repeat_rule(levels, repeats=load.repeat, until=until)
-            return LevelRule(box.levels(rule), None, StopRules(), summarise_one)
+            return LevelRule(box.levels(rule), None, rules, summarise_one)
         in_turn = _until_steady(in_order(levels), scenario, box)
-        return LevelRule(box.levels(in_turn), len(levels), StopRules(), summarise_one)
+        return LevelRule(box.levels(in_turn), len(levels), rules, summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
     own: dict[str, Any] = {name: getattr(load, name) for name in names}
@@ -121,12 +126,26 @@ def miss_watch(scenario: Scenario) -> Callable[[LevelSpec], Callable[[RequestRec
     return watch
 
 
+def _stop_when(scenario: Scenario) -> StopWhen | None:
+    text = scenario.load.stop_when
+    return None if text is None else parse_stop_when(text)
+
+
 def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:
     """Summarises a level; marks it if its prompts share prefixes on purpose, for a cache."""
-    workload = scenario.workload
-    if not workload.begins_alike:
-        return summarise_level
-    return lambda run: replace(summarise_level(run), cached_prompt_expected=True)
+    expected = True if scenario.workload.begins_alike else None
+    stop = _stop_when(scenario)
+
+    def summarise(run: LevelRun) -> Level:
+        line = replace(summarise_level(run), cached_prompt_expected=expected)
+        if stop is None:
+            return line
+        watch = QuantileWatch(stop, run.spec)
+        for record in run.records:
+            watch.add(record)
+        return replace(line, known=watch.known)
+
+    return summarise
 
 
 def _search(scenario: Scenario, slos: tuple[Slo, ...], sizes: LevelSizes) -> SloSearch:

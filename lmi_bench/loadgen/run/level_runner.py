@@ -43,8 +43,8 @@ class StopRules:
                      level with a fixed duration is judged after `min_requests` requests
     ends_sweep       False: the sweep continues with the next level
     watch            gives a function that sees each answer of a level when it ends (decoded for it,
-                     on the loop) and returns True when enough is known: `stopped_by` is "decided".
-                     Levels that it watches need one process
+                     on the loop) and returns True when enough is known: `stopped_by` is then
+                     `watch_says`. Levels that it watches need one process
     """
 
     first_timeout: bool = True
@@ -52,6 +52,7 @@ class StopRules:
     min_requests: int = 10
     ends_sweep: bool = True
     watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] | None = None
+    watch_says: str = "decided"
 
     def watcher(self, spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
         """The function that sees each answer of this level; None if none does."""
@@ -326,7 +327,7 @@ class LevelRunner:
             elif self._too_many_errors(self._done):
                 self._stopped_by = "errors"
         if self._is_decided is not None and self._is_decided(measured.record()):
-            self._stopped_by = self._stopped_by or "decided"
+            self._stopped_by = self._stopped_by or self._rules.watch_says
         self._report("running")
         return self._stopped_by is None
 

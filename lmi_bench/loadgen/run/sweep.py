@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import LmiBenchError
-from lmi_bench.core.level import Level, NextLevel
+from lmi_bench.core.level import WHOLE, Level, NextLevel
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import RunStore
@@ -237,7 +237,7 @@ def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
 def _stopped_by(finished: Sequence[Level], rules: StopRules) -> str | None:
     """The rule that ended the sweep with its last level; a level cut by its duration is whole."""
     reason = finished[-1].stopped_by if finished and rules.ends_sweep else None
-    return None if reason in (None, "duration", "decided") else str(reason)
+    return None if reason in (*WHOLE, "decided") else str(reason)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
