@@ -69,7 +69,10 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The run folder."""
+    """The run folder.
+
+    measure_startup  Command that starts the server, twice: its cold and warm start are timed.
+    """
 
     GROUP: ClassVar = "Run"
 
@@ -82,6 +85,7 @@ class RunSettings:
         bare=0,
     )
     step_trace: Path | None = option(STEP_TRACE, rare=True)
+    measure_startup: str | None = option(metavar="CMD", rare=True)
 
 
 @dataclass(frozen=True, slots=True)

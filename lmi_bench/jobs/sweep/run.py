@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +33,7 @@ from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
+from lmi_bench.jobs.sweep.startup import measured_startup
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.hosts import parse_address, parse_hosts
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
@@ -58,6 +59,7 @@ class SweepOptions:
     max_time           as `--max-time` takes it; None: the default of the kind of levels
     max_error_share    failed share of a level's requests that ends it; None: no limit
     live               port of the page that follows the sweep, 0: a free one; None: no such page
+    startup            command that starts the server at the URL, to time it; None: it runs
     stop_at_miss       end a level as soon as it is certain to miss an SLO of the scenario
     """
 
@@ -70,6 +72,7 @@ class SweepOptions:
     max_time: str | None = None
     max_error_share: float | None = 0.5
     live: int | None = None
+    startup: str | None = None
     stop_at_miss: bool = False
 
 
@@ -112,6 +115,7 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         if max_errors == "none"
         else limits.read_share("--max-errors", max_errors),
         live=settings.run.live,
+        startup=settings.run.measure_startup,
     )
 
 
@@ -159,17 +163,22 @@ def _sweep_target(
         from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
 
         tracer = ChromeTrace(options.trace)
-    bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
-    stamp, model = datetime.now().astimezone(), Path(bench.scenario.model).name
-    named = re.sub(r"[^\w.-]", "-", model)
-    folder = out or Path("runs") / f"{stamp:%Y%m%d-%H%M%S}-{named}"
-    try:
-        with tracer or nullcontext():
-            found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
-        return replace(found_in, scenario=scenario)
-    except KeyboardInterrupt:
-        run = load_run(folder) if (folder / MANIFEST).exists() else None
-        return SweepResult(folder, scenario, run, interrupted=True)
+    started: AbstractContextManager[dict[str, Any]] = nullcontext({})
+    if options.startup is not None:
+        started = measured_startup(options.startup, scenario, options.access, listener)
+    with started as startup:
+        bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
+        bench = replace(bench, facts={**bench.facts, **startup})
+        stamp, model = datetime.now().astimezone(), Path(bench.scenario.model).name
+        named = re.sub(r"[^\w.-]", "-", model)
+        folder = out or Path("runs") / f"{stamp:%Y%m%d-%H%M%S}-{named}"
+        try:
+            with tracer or nullcontext():
+                found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
+            return replace(found_in, scenario=scenario)
+        except KeyboardInterrupt:
+            run = load_run(folder) if (folder / MANIFEST).exists() else None
+            return SweepResult(folder, scenario, run, interrupted=True)
 
 
 def _measure(

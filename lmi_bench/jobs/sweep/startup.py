@@ -1,0 +1,121 @@
+"""Start-up of a server, timed: from its command to its first answer, twice.
+
+The first start is cold as far as this machine was: files that others have read lie in the page
+cache. The second one is warm: weights in the page cache, compiled kernels and graphs on disk. The
+second server is the one that is measured. An answer is two tokens, of the first request that works.
+"""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from lmi_bench.core.errors import InputError
+from lmi_bench.core.listener import Listener
+from lmi_bench.core.redaction import redact_text
+from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario, is_endpoint
+from lmi_bench.loadgen.ask.discover import discover
+from lmi_bench.loadgen.ask.probe import Probe
+from lmi_bench.targets.bench import Access
+from lmi_bench.targets.http import open_probe
+
+START_LIMIT_S, END_LIMIT_S = 3600.0, 15.0
+_ASK_EVERY_S = 0.05
+_SERVER = """
+exec 3<&0
+{ read -r _ <&3; trap '' TERM; kill -TERM 0; sleep 15; kill -KILL 0; } >/dev/null 2>&1 &
+eval "$1" </dev/null 3<&-
+"""
+"""The command in a process group that ends once this program's end of the pipe is closed, be it by
+a SIGKILL."""
+
+
+@contextmanager
+def measured_startup(
+    command: str, scenario: Scenario, access: Access, listener: Listener
+) -> Iterator[dict[str, Any]]:
+    """Time two starts of the server; gives the facts of both, and the second server inside.
+
+    The server and all processes of its group are ended on every way out.
+
+    Raises InputError for a target that is no URL or answers already, and for a command that ends,
+    with its last words, or gives no answer within an hour.
+    """
+    if not is_endpoint(scenario.target) or scenario.target.startswith(SAGEMAKER_PREFIX):
+        raise InputError("--measure-startup starts a server at a URL: name http://127.0.0.1:PORT")
+    probe = open_probe(scenario, access.all_headers(scenario.protocol), listener)
+    if _has_answered(probe, scenario) is None:
+        raise InputError(f"--measure-startup: a server answers at {probe.url} already: end it")
+    with _running(command) as (server, said):
+        cold_s = _until_answer(server, said, probe, scenario, listener, "cold")
+    with _running(command) as (server, said):
+        warm_s = _until_answer(server, said, probe, scenario, listener, "warm")
+        listener.note(f"start to first answer: {cold_s:.2f} s cold, {warm_s:.2f} s warm")
+        facts = {"startup_cold_s": round(cold_s, 3), "startup_warm_s": round(warm_s, 3)}
+        yield {**facts, "startup_command": command}  # redacted when it is written
+
+
+def _until_answer(
+    server: subprocess.Popen[bytes],
+    said: IO[bytes],
+    probe: Probe,
+    scenario: Scenario,
+    listener: Listener,
+    name: str,
+) -> float:
+    """Seconds from now, when the command has begun, to the first answer."""
+    began_s = time.monotonic()
+    while (why := _has_answered(probe, scenario)) is not None:
+        took_s = time.monotonic() - began_s
+        listener.progress(f"{name} start of the server", took_s, None)
+        if server.poll() is not None or took_s > START_LIMIT_S:
+            said.seek(0)
+            words = said.read().decode("utf-8", "replace").strip().splitlines()
+            last = redact_text(words[-1], probe.keys) if words else "it printed nothing"
+            end = f"ended with exit code {server.returncode}"
+            raise InputError(
+                f"--measure-startup: the command {end if server.returncode is not None else why}; "
+                f"its last words: {last}"
+            )
+        time.sleep(_ASK_EVERY_S)
+    return time.monotonic() - began_s
+
+
+def _has_answered(probe: Probe, scenario: Scenario) -> str | None:
+    """None if the server answers a request for two tokens, else why not."""
+    stated = {
+        name: None if value == AUTO else value
+        for name, value in (("protocol", scenario.protocol), ("model", scenario.model))
+    }
+    try:
+        discover(probe, **stated, stream=scenario.stream)
+    except InputError as exc:  # nobody listens, it still loads, ...
+        return str(exc)
+    return None
+
+
+@contextmanager
+def _running(command: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """The command's server, and what it prints, until the block is left."""
+    with tempfile.TemporaryFile() as said:
+        server = subprocess.Popen(  # noqa: S603 - the user's own command
+            ["/bin/sh", "-c", _SERVER, "sh", command],
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            yield server, said
+        finally:
+            assert server.stdin is not None
+            server.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(END_LIMIT_S)
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
