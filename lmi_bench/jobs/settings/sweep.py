@@ -94,6 +94,7 @@ class ClientSettings:
 
     workers  Number of sending processes, or auto: more when a core is busy.
     hosts    Hosts that send, with commas: local, USER@HOST (ssh) or join (dials in); NAME*4 for 4.
+    ray      Address of a Ray cluster, or auto: a worker on each of its nodes dials in.
     listen   Address for hosts that join.
     metrics_url  Metrics page of a replica; repeatable.
     cloudwatch_wait  Maximum wait in seconds for CloudWatch after a SageMaker sweep.
@@ -104,6 +105,7 @@ class ClientSettings:
 
     workers: str = option(value="auto")
     hosts: str | None = option(default="this one")
+    ray: str | None = option(metavar="ADDRESS")
     listen: str = option(value="127.0.0.1:7711")
     sending: Stated = Stated(
         ClientFields,
@@ -148,7 +150,7 @@ class SweepSettings:
 
     def beside_scenario(self) -> list[str]:
         """Names of the stated settings that a scenario cannot hold."""
-        beside = ("header", "workers", "hosts", "cloudwatch_wait", "step_trace")
+        beside = ("header", "workers", "hosts", "ray", "cloudwatch_wait", "step_trace")
         found = [each.name for each in stated(self) if each.name in beside]
         return [name for name in found if name != "workers" or self.client.workers != "1"]
 

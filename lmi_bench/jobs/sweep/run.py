@@ -29,13 +29,13 @@ from lmi_bench.core.scenario import (
     parse_scenario,
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
-from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
+from lmi_bench.jobs.settings.sweep import ClientSettings, SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
 from lmi_bench.jobs.sweep.startup import measured_startup
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.hosts import parse_address, parse_hosts
+from lmi_bench.loadgen.run.hosts import JOIN, Host, parse_address, parse_hosts
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
@@ -105,8 +105,9 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         client=watch.Client(
             read_workers(client.workers),
             client.metrics_url,
-            () if client.hosts is None else parse_hosts(client.hosts),
+            _hosts(client),
             parse_address(client.listen, "--listen"),
+            client.ray,
         ),
         trace=settings.run.step_trace,
         cloudwatch_wait_s=watch.DEFAULT_WAIT_S if wait_s is None else wait_s,
@@ -117,6 +118,12 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         live=settings.run.live,
         startup=settings.run.measure_startup,
     )
+
+
+def _hosts(client: ClientSettings) -> tuple[Host, ...]:
+    if client.ray is not None and client.hosts is not None:
+        raise InputError("--ray and --hosts both say where workers run: leave one out")
+    return (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
 
 
 def sweep_scenario(
