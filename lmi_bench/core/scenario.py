@@ -35,9 +35,6 @@ from lmi_bench.core.slo import parse_slo
 # defined in the sections
 __all__ = ["ClientSection", "EngineSection", "SageMakerSection", "WorkloadSection"]
 
-DEFAULT_OPEN_LOOP_REQUESTS = 100
-"""Requests of an open-loop level that names neither a number nor a duration."""
-
 AUTO = "auto"
 DEFAULT_MODEL = "demo-15m"
 ENGINE_TARGET, SIMULATED_PREFIX, SAGEMAKER_PREFIX = "engine", "sim:", "sagemaker:"

@@ -1,8 +1,7 @@
 """Which levels a scenario runs: its list, or a rule that picks each from those before."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.results.early_stop import QuantileWatch, StopWhen, parse_stop_when
 from lmi_bench.analysis.results.latency import summarise_level
@@ -12,15 +11,15 @@ from lmi_bench.analysis.results.repeats import (
     until_steady,
 )
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
-from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
+from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
 from lmi_bench.core.level import KNOWN, Level, NextLevel
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, SIMULATED_PREFIX, Scenario
 from lmi_bench.core.slo import Slo, parse_slo
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import LevelSizes, LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox
-from lmi_bench.loadgen.run.sweep import StopRules, in_order, levels_of, session_levels
+from lmi_bench.loadgen.run.sweep import StopRules, in_order, level_sizes, levels_of
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 MOST_REPEATS = 2
@@ -74,9 +73,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
         in_turn = _until_steady(in_order(levels), scenario, box)
         return LevelRule(box.levels(in_turn), len(levels), rules, summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
-    names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
-    own: dict[str, Any] = {name: getattr(load, name) for name in names}
-    sizes = LevelSizes(**own, as_sessions=session_levels(scenario))
+    sizes = level_sizes(scenario)
     curve = None
     if load.search is None:
         curve = auto_levels(sizes, slos=slos, fits=box.fits, shortened=box.shortened)

@@ -8,25 +8,24 @@ the finished levels.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.level import WHOLE, Level, NextLevel
-from lmi_bench.core.load import Load
+from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import RunStore
-from lmi_bench.core.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
+from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.traces import Trace, read_trace
 from lmi_bench.core.workload import (
     USUAL_REQUESTS_PER_USER,
+    LevelSizes,
     LevelSpec,
-    closed_loop_requests,
     of_sessions,
-    with_start,
 )
 from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import num_turns
@@ -45,33 +44,16 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
     load = scenario.load
     if scenario.workload.trace is not None and load.concurrency is None:
         return _trace_levels(scenario, read_trace(Path(scenario.workload.trace)))
-    closed = [Load(concurrency=users) for users in load.concurrency_levels]
-    arrivals = {name: getattr(load, name) for name in ("arrivals", "burstiness", "ramp_s")}
-    opened = [Load(rate_per_s=rate_per_s, **arrivals) for rate_per_s in load.rate_per_s or ()]
-    levels = [_level(scenario, index, each) for index, each in enumerate((*closed, *opened))]
-    as_sessions = session_levels(scenario)
-    return levels if as_sessions is None else [as_sessions(level) for level in levels]
+    axis: LoadAxis = "rate_per_s" if load.rate_per_s else "concurrency"
+    sizes, loads = level_sizes(scenario), load.rate_per_s or load.concurrency_levels
+    return [sizes.level(i, axis, one, sizes.requests(axis, one)) for i, one in enumerate(loads)]
 
 
-def _level(scenario: Scenario, index: int, load: Load, most: int | None = None) -> LevelSpec:
-    """A level with the scenario's limits; `most`: requests of its trace."""
-    given = scenario.load
-    num_requests = given.requests_per_level
-    if most is not None:
-        num_requests = min(most, num_requests or most)
-    elif num_requests is None and given.duration_s is None:
-        num_requests = DEFAULT_OPEN_LOOP_REQUESTS
-        if load.concurrency is not None:
-            num_requests = closed_loop_requests(load.concurrency, given.requests_per_user)
-    spec = LevelSpec(
-        index=index,
-        load=load,
-        num_requests=num_requests,
-        duration_s=given.duration_s,
-        warmup_requests=given.warmup_requests,
-        max_in_flight=given.max_in_flight,
-    )
-    return with_start(spec)
+def level_sizes(scenario: Scenario) -> LevelSizes:
+    """What a level of the scenario has at any load."""
+    names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
+    own: dict[str, Any] = {name: getattr(scenario.load, name) for name in names}
+    return LevelSizes(**own, as_sessions=session_levels(scenario))
 
 
 def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | None:
@@ -105,9 +87,9 @@ def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
     """A level for each speed (1 is as recorded), or for each given mean rate."""
     load = scenario.load
     rates = load.rate_per_s or [speed * trace.rate_per_s for speed in load.speed]
-    loads = (Load(rate_per_s=rate_per_s, arrivals="trace") for rate_per_s in rates)
-    most = len(trace.requests)
-    return [_level(scenario, index, load, most) for index, load in enumerate(loads)]
+    number = min(len(trace.requests), load.requests_per_level or len(trace.requests))
+    sizes = replace(level_sizes(scenario), arrivals="trace", burstiness=1.0, ramp_s=0.0)
+    return [sizes.level(index, "rate_per_s", rate, number) for index, rate in enumerate(rates)]
 
 
 def in_order(levels: Sequence[LevelSpec]) -> NextLevel:
