@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, central_interval
-from lmi_bench.analysis.results.repeats import set_aside
+from lmi_bench.analysis.results.repeats import by_load, set_aside
 from lmi_bench.analysis.results.slo_results import statistic_ms
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import QUANTILES, Level
@@ -185,13 +185,12 @@ def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:
 
 
 def _sides(run: Run) -> dict[tuple[str, float], _Side]:
-    grouped: dict[tuple[str, float], list[Sequence[RequestRecord]]] = {}
-    left_out = set_aside(run.levels)
-    for place, (line, records) in enumerate(zip(run.levels, run.records, strict=True)):
-        if line.valid and place not in left_out:
-            grouped.setdefault((line.load.axis, line.load.value), []).append(records)
-    sides = {}
-    for key, attempts in grouped.items():
+    left_out, sides = set_aside(run.levels), {}
+    for key, places in by_load(run.levels).items():
+        kept = [i for i in places if run.levels[i].valid and i not in left_out]
+        if not kept:
+            continue
+        attempts = [run.records[i] for i in kept]
         answered = {
             (attempt, record.request_id): record
             for attempt, sent in enumerate(attempts)

@@ -160,14 +160,14 @@ def set_aside(lines: Sequence[Level]) -> dict[int, str]:
     A valid one is better than one that is not, and a steady one than one that is valid only.
     """
     found = {}
-    for places in _by_load(lines).values():
+    for places in by_load(lines).values():
         worth = {place: _BY_WORTH.index(_doubt(lines[place])) for place in places}
         best = min(worth.values())
         found.update({i: _BY_WORTH[each] for i, each in worth.items() if each > best})
     return found
 
 
-def _by_load(lines: Sequence[Level]) -> Mapping[tuple[str, float], list[int]]:
+def by_load(lines: Sequence[Level]) -> Mapping[tuple[str, float], list[int]]:
     """The places of the lines at each load."""
     groups: dict[tuple[str, float], list[int]] = defaultdict(list)
     for place, line in enumerate(lines):
@@ -237,7 +237,7 @@ def pooled_attempts(
     left_out, searched = set_aside(lines), any(line.search is not None for line in lines)
     if searched:
         left_out = {place: why for place, why in left_out.items() if why == _NOT_STEADY}
-    groups = _by_load(lines)
+    groups = by_load(lines)
     once = all(len(places) == 1 for places in groups.values())
     if once or len(attempts) < len(lines) or (searched and not left_out):
         return list(lines), list(attempts)

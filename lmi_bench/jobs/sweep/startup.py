@@ -5,14 +5,15 @@ cache. The second one is warm: weights in the page cache, compiled kernels and g
 second server is the one that is measured. An answer is two tokens, of the first request that works.
 """
 
+import functools
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.listener import Listener
@@ -48,60 +49,40 @@ def measured_startup(
     if not is_endpoint(scenario.target) or scenario.target.startswith(SAGEMAKER_PREFIX):
         raise InputError("--measure-startup starts a server at a URL: name http://127.0.0.1:PORT")
     probe = open_probe(scenario, access.all_headers(scenario.protocol), listener)
-    if _has_answered(probe, scenario) is None:
+    if _why_no_answer(probe, scenario) is None:
         raise InputError(f"--measure-startup: a server answers at {probe.url} already: end it")
-    with _running(command) as (server, said):
-        cold_s = _until_answer(server, said, probe, scenario, listener, "cold")
-    with _running(command) as (server, said):
-        warm_s = _until_answer(server, said, probe, scenario, listener, "warm")
+
+    def start(name: str) -> AbstractContextManager[float]:
+        title = f"{name} start of the server"
+        tell = functools.partial(listener.progress, title, total=None)
+        return _started(command, functools.partial(_why_no_answer, probe, scenario), tell)
+
+    with start("cold") as cold_s:
+        pass
+    with start("warm") as warm_s:
         listener.note(f"start to first answer: {cold_s:.2f} s cold, {warm_s:.2f} s warm")
         facts = {"startup_cold_s": round(cold_s, 3), "startup_warm_s": round(warm_s, 3)}
         yield {**facts, "startup_command": command}  # redacted when it is written
 
 
-def _until_answer(
-    server: subprocess.Popen[bytes],
-    said: IO[bytes],
-    probe: Probe,
-    scenario: Scenario,
-    listener: Listener,
-    name: str,
-) -> float:
-    """Seconds from now, when the command has begun, to the first answer."""
-    began_s = time.monotonic()
-    while (why := _has_answered(probe, scenario)) is not None:
-        took_s = time.monotonic() - began_s
-        listener.progress(f"{name} start of the server", took_s, None)
-        if server.poll() is not None or took_s > START_LIMIT_S:
-            said.seek(0)
-            words = said.read().decode("utf-8", "replace").strip().splitlines()
-            last = redact_text(words[-1], probe.keys) if words else "it printed nothing"
-            end = f"ended with exit code {server.returncode}"
-            raise InputError(
-                f"--measure-startup: the command {end if server.returncode is not None else why}; "
-                f"its last words: {last}"
-            )
-        time.sleep(_ASK_EVERY_S)
-    return time.monotonic() - began_s
-
-
-def _has_answered(probe: Probe, scenario: Scenario) -> str | None:
-    """None if the server answers a request for two tokens, else why not."""
-    stated = {
-        name: None if value == AUTO else value
-        for name, value in (("protocol", scenario.protocol), ("model", scenario.model))
-    }
+def _why_no_answer(probe: Probe, scenario: Scenario) -> str | None:
+    """None if the server answers a request for two tokens."""
+    protocol, model = (None if x == AUTO else x for x in (scenario.protocol, scenario.model))
     try:
-        discover(probe, **stated, stream=scenario.stream)
+        discover(probe, protocol=protocol, model=model, stream=scenario.stream)
     except InputError as exc:  # nobody listens, it still loads, ...
         return str(exc)
     return None
 
 
 @contextmanager
-def _running(command: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """The command's server, and what it prints, until the block is left."""
+def _started(
+    command: str, why_no_answer: Callable[[], str | None], tell: Callable[[float], None]
+) -> Iterator[float]:
+    """The command's server from its first answer to the end of the block; gives the seconds from
+    the command to that answer, which `tell` is told while they pass."""
     with tempfile.TemporaryFile() as said:
+        began_s = time.monotonic()
         server = subprocess.Popen(  # noqa: S603 - the user's own command
             ["/bin/sh", "-c", _SERVER, "sh", command],
             stdin=subprocess.PIPE,
@@ -110,7 +91,19 @@ def _running(command: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]
             start_new_session=True,
         )
         try:
-            yield server, said
+            while (why := why_no_answer()) is not None:
+                tell(time.monotonic() - began_s)
+                if server.poll() is not None or time.monotonic() > began_s + START_LIMIT_S:
+                    said.seek(0)
+                    words = said.read().decode("utf-8", "replace").strip().splitlines()
+                    if server.returncode is not None:
+                        why = f"ended with exit code {server.returncode}"
+                    last = redact_text(words[-1]) if words else "it printed nothing"
+                    raise InputError(
+                        f"--measure-startup: the command {why}; its last words: {last}"
+                    )
+                time.sleep(_ASK_EVERY_S)
+            yield time.monotonic() - began_s
         finally:
             assert server.stdin is not None
             server.stdin.close()

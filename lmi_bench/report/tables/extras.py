@@ -207,24 +207,28 @@ def ttft_split_table(axis: str, lines: Lines) -> Table | None:
     return _part_table("ttft_split", "Where the time to first token goes", axis, lines, note)
 
 
+_KNOWN_QUANTILE: tuple[Field[Level], ...] = (
+    field(
+        "Metric",
+        lambda line: metric_title(value_at(line, "known.metric")),
+        numeric=False,
+        console="metric",
+    ),
+    *fields_of("known"),
+)
+
+
 def known_table(axis: str, lines: Lines) -> Table | None:
     """How closely the percentile of --stop-when is known."""
     seen = [line for line in lines if line.known]
     note = "A level ends once the ends of the 95 % interval are as near to the percentile as asked."
     caption = "How closely a percentile is known"
-    return per_level(caption, axis, seen, _known_quantile_fields(), note) if seen else None
+    return per_level(caption, axis, seen, _KNOWN_QUANTILE, note) if seen else None
 
 
 def known_rows(levels: Lines) -> list[dict[str, str]]:
     """The same as console rows."""
-    return named_rows(_known_quantile_fields(), [line for line in levels if line.known])
-
-
-def _known_quantile_fields() -> list[Field[Level]]:
-    def metric(line: Level) -> str:
-        return metric_title(value_at(line, "known.metric"))
-
-    return [field("Metric", metric, numeric=False, console="metric"), *fields_of("known")]
+    return named_rows(_KNOWN_QUANTILE, [line for line in levels if line.known])
 
 
 def power_table(axis: str, lines: Lines) -> Table | None:
