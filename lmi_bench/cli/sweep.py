@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import Terminal, note, run_job, show_result
+from lmi_bench.cli.console import Terminal, note, run_job, say, show_result
 from lmi_bench.core import errors
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings.sweep import API_KEY, HEADER, SweepSettings
 
 if TYPE_CHECKING:
     from lmi_bench.jobs.matrix import MatrixResult
+    from lmi_bench.jobs.sweep.against import Contest
     from lmi_bench.jobs.sweep.result import SweepResult
 
 
@@ -56,11 +57,17 @@ def worker(
     work(connect, api_key, header, note)
 
 
-def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult":
+def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult | Contest":
     from lmi_bench.cli.sweep_print import print_cell, print_matrix, print_sweep
     from lmi_bench.jobs.matrix import run_matrix
     from lmi_bench.jobs.sweep.run import sweep as run
 
+    if settings.target.against is not None:
+        from lmi_bench.jobs.sweep.against import sweep_against
+
+        contest = run_job(sweep_against, settings)
+        say(*map(str, contest.changes))
+        return contest
     if settings.target.matrix is None:
         result = run_job(run, settings)
         print_sweep(result)

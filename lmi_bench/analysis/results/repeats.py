@@ -205,8 +205,64 @@ def spread_of(lines: Sequence[Level], metric: str) -> Spread | None:
     return spread(values) if values else None
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and 95 % t interval of one or more independent values."""
+LOOKS = (3, 4, 6, 9, 13, MAX_ATTEMPTS)
+"""Rounds of two targets in turn after which to look whether they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairedChange:
+    """log(B / A) of a metric at a level, over rounds of both; its interval holds at every look, for
+    all levels together, in 95 of 100 comparisons. A change within `until` does not matter.
+    """
+
+    level: str
+    until: Until
+    rounds: int
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def verdict(self) -> str:
+        """More, less or no difference that matters; empty if nothing is sure."""
+        if self.low is None or self.high is None:
+            return ""
+        if self.low > 0 or self.high < 0:
+            return "more" if self.low > 0 else "less"
+        within = max(self.high, -self.low) <= math.log1p(self.until.share)
+        return f"no difference of {self.until.share:.1%}" if within else ""
+
+    def __str__(self) -> str:
+        low, mean, high = (math.expm1(x or 0.0) for x in (self.low, self.mean, self.high))
+        between = "" if self.low is None else f" ({low:+.1%} to {high:+.1%})"
+        return (
+            f"{self.level}: {self.until.metric} of B {mean:+.1%} of A's{between}: "
+            f"{self.verdict or 'not sure'} after {self.rounds} round(s)"
+        )
+
+
+def paired_changes(a: Sequence[Level], b: Sequence[Level], until: Until) -> list[PairedChange]:
+    """Each level's change from A to B by the rounds that both sent; a pair with an invalid attempt
+    is left out. Each look has its part of the 5 %, and each level of it (Bonferroni)."""
+    left, right = _by_index(a), _by_index(b)
+    changes = []
+    for index, lines in left.items():
+        pairs = [
+            (first, second)
+            for one, other in zip(lines, right[index], strict=False)
+            if one.valid and other.valid
+            and (first := _value(one, until.metric)) and (second := _value(other, until.metric))
+        ]  # fmt: skip
+        if pairs:
+            chance = (1 - CONFIDENCE) / len(LOOKS) / len(left)
+            found = spread([math.log(y / x) for x, y in pairs], 1 - chance)
+            numbers = found.attempts, found.mean, found.low, found.high
+            changes.append(PairedChange(lines[0].name, until, *numbers))
+    return changes
+
+
+def spread(values: Sequence[float], confidence: float = CONFIDENCE) -> Spread:
+    """Mean and t interval of one or more independent values, 95 % unless stated."""
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1:
@@ -214,7 +270,7 @@ def spread(values: Sequence[float]) -> Spread:
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     from scipy.special import stdtrit  # 0.2 s to load
 
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / math.sqrt(n)
     cv = deviation / abs(mean) if mean else None
     return Spread(n, mean, mean - half, mean + half, cv)
 

@@ -25,6 +25,7 @@ class TargetSettings:
 
     scenario  Scenario file, URL, sagemaker:NAME, or sim:INSTANCE to simulate.
     matrix  File of targets and payloads: every payload on every target, one report.
+    against  Second target: levels alternate between both until a difference is sure (--until).
     """
 
     GROUP: ClassVar = "Target"
@@ -33,6 +34,7 @@ class TargetSettings:
         argument=True, metavar="[SCENARIO.yaml|TARGET]", group="Arguments"
     )
     matrix: Path | None = option()
+    against: str | None = option(metavar="TARGET", rare=True)
     target: Stated = Stated(TopFields, ("target", "model", "protocol"))
     api_key: str | None = option(API_KEY)
     header: tuple[str, ...] = option(HEADER, value=())

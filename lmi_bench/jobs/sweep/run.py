@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,7 +16,7 @@ from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts, read_manifest
 from lmi_bench.core.records import LevelRun
@@ -29,6 +29,7 @@ from lmi_bench.core.scenario import (
     parse_scenario,
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
+from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.settings.sweep import ClientSettings, SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
@@ -60,6 +61,7 @@ class SweepOptions:
     max_error_share    failed share of a level's requests that ends it; None: no limit
     live               port of the page that follows the sweep, 0: a free one; None: no such page
     startup            command that starts the server at the URL, to time it; None: it runs
+    rounds             end after as many attempts at each level of those that repeat
     stop_at_miss       end a level as soon as it is certain to miss an SLO of the scenario
     """
 
@@ -73,6 +75,7 @@ class SweepOptions:
     max_error_share: float | None = 0.5
     live: int | None = None
     startup: str | None = None
+    rounds: int | None = None
     stop_at_miss: bool = False
 
 
@@ -207,7 +210,7 @@ def _measure(
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
     if options.stop_at_miss:
         stop_rules = replace(stop_rules, watch=miss_watch(scenario))
-    rule = replace(rule, stop_rules=stop_rules)
+    rule = replace(rule, stop_rules=stop_rules, levels=_in_rounds(rule.levels, options.rounds))
     spend = limits.Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
@@ -354,6 +357,14 @@ def _heard(
         listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
 
     return on_progress, on_level
+
+
+def _in_rounds(rule: NextLevel, rounds: int | None) -> NextLevel:
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
+        spec = rule(finished)
+        return spec if spec is None or rounds is None or spec.repeat < rounds else None
+
+    return next_level
 
 
 def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:

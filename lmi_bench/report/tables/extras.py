@@ -208,7 +208,7 @@ def ttft_split_table(axis: str, lines: Lines) -> Table | None:
 
 
 _KNOWN_QUANTILE: tuple[Field[Level], ...] = (
-    field(
+    Field(
         "Metric",
         lambda line: metric_title(value_at(line, "known.metric")),
         numeric=False,
