@@ -66,7 +66,8 @@ def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult | Contest":
         from lmi_bench.jobs.sweep.against import sweep_against
 
         contest = run_job(sweep_against, settings)
-        say(*map(str, contest.changes))
+        say(*[str(each) for each in contest.changes] or ["no level is valid on both sides"])
+        show_result(contest.to_json())
         return contest
     if settings.target.matrix is None:
         result = run_job(run, settings)

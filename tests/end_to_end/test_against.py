@@ -22,6 +22,7 @@ def test_the_slower_of_two_servers_is_found_and_both_runs_are_whole(tmp_path):
     assert [run.manifest.scenario.target for run in runs] == [a, b]
     starts = [[line.started_at for line in run.levels] for run in runs]
     assert starts[0][0] < starts[1][0] < starts[1][1] < starts[0][1]  # A B, B A
+    assert [len(run.manifest.commands) for run in runs] == [1, 1]
     lmi_bench("compare", tmp_path / "ab/a", tmp_path / "ab/b")
 
 
@@ -34,6 +35,22 @@ def test_equal_targets_end_with_no_difference_and_a_resumed_one_sends_nothing(tm
     assert again.stdout == done.stdout
     assert (tmp_path / "ab/a/levels.jsonl").read_bytes() == before
     assert "exists" in lmi_bench(*args, expect=2).stderr
+
+
+def test_a_key_is_not_sent_to_the_other_host(tmp_path, monkeypatch):
+    """B takes its own key alone, from a variable of its own."""
+    keys = {"a": "sk-1234567890abcdef", "b": "sk-fedcba0987654321"}
+    with (
+        runtime_server(signed=False, app_options={"api_key": keys["a"]}) as a,
+        runtime_server(signed=False, app_options={"api_key": keys["b"]}) as b,
+    ):
+        args = ("sweep", a, "--against", b, *SMALL, "--api-key", keys["a"])
+        refused = lmi_bench(*args, "--out", tmp_path / "none", expect=2)
+        assert f"{b} wants a key" in refused.stderr  # it was given none
+        monkeypatch.setenv("LMI_BENCH_API_KEY_B", keys["b"])
+        lmi_bench(*args, "--until", "throughput +-99%", "--out", tmp_path / "ab")
+    files = [path for side in "ab" for path in (tmp_path / "ab" / side).iterdir()]
+    assert not any(key in path.read_text("utf-8") for path in files for key in keys.values())
 
 
 def test_what_does_not_go_together_is_one_line(tmp_path):

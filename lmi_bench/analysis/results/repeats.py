@@ -217,27 +217,26 @@ class PairedChange:
 
     level: str
     until: Until
-    rounds: int
-    mean: float
-    low: float | None
-    high: float | None
+    log: Spread
 
     @property
     def verdict(self) -> str:
         """More, less or no difference that matters; empty if nothing is sure."""
-        if self.low is None or self.high is None:
+        low, high = self.log.low, self.log.high
+        if low is None or high is None:
             return ""
-        if self.low > 0 or self.high < 0:
-            return "more" if self.low > 0 else "less"
-        within = max(self.high, -self.low) <= math.log1p(self.until.share)
+        if low > 0 or high < 0:
+            return "more" if low > 0 else "less"
+        within = max(high, -low) <= math.log1p(self.until.share)
         return f"no difference of {self.until.share:.1%}" if within else ""
 
     def __str__(self) -> str:
-        low, mean, high = (math.expm1(x or 0.0) for x in (self.low, self.mean, self.high))
-        between = "" if self.low is None else f" ({low:+.1%} to {high:+.1%})"
+        found = self.log
+        low, mean, high = (math.expm1(x or 0.0) for x in (found.low, found.mean, found.high))
+        between = "" if found.low is None else f" ({low:+.1%} to {high:+.1%})"
         return (
             f"{self.level}: {self.until.metric} of B {mean:+.1%} of A's{between}: "
-            f"{self.verdict or 'not sure'} after {self.rounds} round(s)"
+            f"{self.verdict or 'not sure'} after {found.attempts} round(s)"
         )
 
 
@@ -256,8 +255,7 @@ def paired_changes(a: Sequence[Level], b: Sequence[Level], until: Until) -> list
         if pairs:
             chance = (1 - CONFIDENCE) / len(LOOKS) / len(left)
             found = spread([math.log(y / x) for x, y in pairs], 1 - chance)
-            numbers = found.attempts, found.mean, found.low, found.high
-            changes.append(PairedChange(lines[0].name, until, *numbers))
+            changes.append(PairedChange(lines[0].name, until, found))
     return changes
 
 

@@ -4,9 +4,12 @@ What drifts in time, such as a machine's temperature or other tenants, meets bot
 round is one independent pair. The two run folders are ordinary runs, which resume by themselves.
 """
 
+import os
+import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lmi_bench.analysis.results.repeats import (
     LOOKS,
@@ -20,7 +23,9 @@ from lmi_bench.core.listener import SILENT, Listener, Silent
 from lmi_bench.jobs.settings.sweep import SweepSettings
 from lmi_bench.jobs.sweep.result import SweepResult
 from lmi_bench.jobs.sweep.run import read_options, read_scenario, sweep_scenario
+from lmi_bench.targets.bench import Access
 
+KEY_OF_B = "LMI_BENCH_API_KEY_B"
 DEFAULT_UNTIL = {"closed": "throughput +-3%", "open": "e2e_p50 +-3%"}
 
 
@@ -34,6 +39,11 @@ class Contest:
     sides: Sequence[SweepResult]
     changes: Sequence[PairedChange] = ()
     slo_outcome = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Run folders and changes (logarithms of B / A) as plain values."""
+        changes = [{**asdict(each), "verdict": each.verdict} for each in self.changes]
+        return {"runs": [str(side.folder) for side in self.sides], "changes": changes}
 
     @property
     def interrupted(self) -> bool:
@@ -62,6 +72,10 @@ def sweep_against(settings: SweepSettings, listener: Listener = SILENT) -> Conte
     sides = {out / "a": own, out / "b": own.with_overrides({"target": stated.against})}
     if not settings.run.resume and any(map(Path.exists, sides)):
         raise InputError(f"{out} exists: name another folder with --out, or --resume")
+    hosts = [urllib.parse.urlsplit(side.target).netloc for side in sides.values()]
+    of_b = replace(options, client=replace(options.client, metrics_urls=()))
+    if hosts[0] != hosts[1]:  # another host is given no key but its own
+        of_b = replace(of_b, access=Access(os.environ.get(KEY_OF_B)))
     quiet = Silent()
     vars(quiet).update(warn=listener.warn, progress=listener.progress)
     contest = Contest(())
@@ -69,7 +83,7 @@ def sweep_against(settings: SweepSettings, listener: Listener = SILENT) -> Conte
         order = sorted(sides, reverse=rounds % 2 == 0)  # A B, B A: neither is always the second
         found: dict[Path, SweepResult] = {}
         for folder in order:
-            here = replace(options, rounds=rounds)
+            here = replace(options if folder.name == "a" else of_b, rounds=rounds)
             heard: Listener = listener if rounds == 1 else quiet
             found[folder] = sweep_scenario(sides[folder], here, heard, out=folder, resume=True)
             if found[folder].interrupted or found[folder].failed:
@@ -79,6 +93,6 @@ def sweep_against(settings: SweepSettings, listener: Listener = SILENT) -> Conte
         contest = Contest(results, paired_changes(a, b, until))
         if rounds in LOOKS:
             listener.note(f"round {rounds}: {'; '.join(map(str, contest.changes))}")
-            if all(change.verdict for change in contest.changes):
+            if contest.changes and all(change.verdict for change in contest.changes):
                 break
     return contest

@@ -218,10 +218,9 @@ def _measure(
         note=listener.note,
     )
     server = watch.open_server_watch(bench, options.client)
-    goodput = [str(limit) for limit in options.slo.limits]
     with (
         watch.open_pool(bench, options.access, salt, prompts, options.client, listener) as pool,
-        _open_store(folder, bench, goodput, salt, listener, resume=resume) as store,
+        _open_store(folder, bench, options, salt, listener, resume=resume) as store,
     ):
         on_folder(folder)
         _run_levels(bench, prompts, store, rule, spend, pool, server, time_box, listener)
@@ -271,15 +270,22 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
 
 
 def _open_store(
-    folder: Path, bench: Bench, goodput: list[str], salt: str, listener: Listener, *, resume: bool
+    folder: Path,
+    bench: Bench,
+    options: SweepOptions,
+    salt: str,
+    listener: Listener,
+    *,
+    resume: bool,
 ) -> RunStore:
+    is_first = options.rounds in (None, 1)  # of several that one command asks for
     manifest = Manifest(
         scenario=RunScenario.from_json(bench.scenario.canonical()),
         scenario_hash=bench.scenario.hash(),
         target=TargetFacts.from_json(bench.facts),
-        commands=[["lmi-bench", *sys.argv[1:]]],
+        commands=[["lmi-bench", *sys.argv[1:]]] if is_first else [],
         salt=salt,
-        goodput=goodput,
+        goodput=[str(limit) for limit in options.slo.limits],
     )
     if resume and (folder / MANIFEST).exists():
         store = RunStore.resume(folder, manifest, secrets=bench.secrets)
