@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmi_bench.cli.command import spread_options
-from lmi_bench.cli.console import Terminal, note, run_job, say, show_result
+from lmi_bench.cli.console import Terminal, note, run_job, show_result
 from lmi_bench.core import errors
 from lmi_bench.core.option import Option
 from lmi_bench.jobs.settings.sweep import API_KEY, HEADER, SweepSettings
@@ -58,7 +58,7 @@ def worker(
 
 
 def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult | Contest":
-    from lmi_bench.cli.sweep_print import print_cell, print_matrix, print_sweep
+    from lmi_bench.cli.sweep_print import print_cell, print_changes, print_matrix, print_sweep
     from lmi_bench.jobs.matrix import run_matrix
     from lmi_bench.jobs.sweep.run import sweep as run
 
@@ -66,7 +66,7 @@ def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult | Contest":
         from lmi_bench.jobs.sweep.against import sweep_against
 
         contest = run_job(sweep_against, settings)
-        say(*[str(each) for each in contest.changes] or ["no level is valid on both sides"])
+        print_changes(contest.changes)
         show_result(contest.to_json())
         return contest
     if settings.target.matrix is None:

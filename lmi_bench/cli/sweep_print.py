@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
 from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of, taken_of
-from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
+from lmi_bench.analysis.results.repeats import (
+    PairedChange,
+    parse_until,
+    pooled_run,
+    unmet_until,
+)
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve, work_per_s
 from lmi_bench.analysis.search.next_level import SATURATED_GAIN
 from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
@@ -225,6 +230,11 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> None:
             f"goodput missed: no level has {GOOD_SHARE:.0%} of its requests within {limits}; "
             f"the best has {best_good_share(run, options.limits):.1%}"
         )
+
+
+def print_changes(changes: Sequence[PairedChange]) -> None:
+    """Print what two targets in turn have shown, a line for each level."""
+    say(*[str(each) for each in changes] or ["no level is valid on both sides"])
 
 
 def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> None:
