@@ -5,11 +5,7 @@ from dataclasses import dataclass, replace
 
 from lmi_bench.analysis.results.early_stop import QuantileWatch, StopWhen, parse_stop_when
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.repeats import (
-    parse_until,
-    repeat_rule,
-    until_steady,
-)
+from lmi_bench.analysis.results.repeats import parse_until, repeat_rule, until_steady
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
 from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
@@ -18,8 +14,8 @@ from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, SIMULATED_PREFIX, Scenario
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.workload import LevelSizes, LevelSpec
-from lmi_bench.jobs.sweep.limits import TimeBox
-from lmi_bench.loadgen.run.sweep import StopRules, in_order, level_sizes, levels_of
+from lmi_bench.jobs.sweep.limits import TimeBox, up_to
+from lmi_bench.loadgen.run.sweep import StopRules, level_sizes, levels_of
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 MOST_REPEATS = 2
@@ -66,12 +62,11 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
             for level in levels:
                 stop.check(level)
             rules = StopRules(watch=lambda spec: QuantileWatch(stop, spec).add, watch_says=KNOWN)
-        if load.repeat > 1 or load.until is not None:
-            until = None if load.until is None else parse_until(load.until)
-            rule = repeat_rule(levels, repeats=load.repeat, until=until)
-            return LevelRule(box.levels(rule), None, rules, summarise_one)
-        in_turn = _until_steady(in_order(levels), scenario, box)
-        return LevelRule(box.levels(in_turn), len(levels), rules, summarise_one)
+        until = None if load.until is None else parse_until(load.until)
+        rule, total = repeat_rule(levels, repeats=load.repeat, until=until), None
+        if load.repeat == 1 and until is None:
+            rule, total = _until_steady(rule, scenario, box), len(levels)
+        return LevelRule(up_to(rule, box.fits), total, rules, summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
     sizes = level_sizes(scenario)
     curve = None
@@ -81,7 +76,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     if curve is not None and not slos:
         return LevelRule(curve, None, StopRules(ends_sweep=False), summarise_one)
     search = _search(scenario, slos, sizes)
-    seek = box.levels(search.next_level)
+    seek = up_to(search.next_level, box.fits)
     of_curve: set[int] = set()
 
     def next_level(finished: Sequence[Level]) -> LevelSpec | None:

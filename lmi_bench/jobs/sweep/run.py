@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,7 +17,7 @@ from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import Level, NextLevel
+from lmi_bench.core.level import Level
 from lmi_bench.core.listener import SILENT, Listener
 from lmi_bench.core.manifest import Manifest, RunScenario, TargetFacts, read_manifest
 from lmi_bench.core.records import LevelRun
@@ -29,7 +30,6 @@ from lmi_bench.core.scenario import (
     parse_scenario,
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
-from lmi_bench.core.workload import LevelSpec
 from lmi_bench.jobs.settings.sweep import ClientSettings, SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
@@ -38,7 +38,6 @@ from lmi_bench.jobs.sweep.startup import measured_startup
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.hosts import JOIN, Host, parse_address, parse_hosts
 from lmi_bench.loadgen.run.sweep import Progress, run_sweep
-from lmi_bench.loadgen.run.target import Target
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
 from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers
@@ -210,7 +209,9 @@ def _measure(
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
     if options.stop_at_miss:
         stop_rules = replace(stop_rules, watch=miss_watch(scenario))
-    rule = replace(rule, stop_rules=stop_rules, levels=_in_rounds(rule.levels, options.rounds))
+    most = math.inf if options.rounds is None else options.rounds
+    in_rounds = limits.up_to(rule.levels, lambda spec, _: spec.repeat < most)
+    rule = replace(rule, stop_rules=stop_rules, levels=in_rounds)
     spend = limits.Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
@@ -312,8 +313,8 @@ def _run_levels(
     time_box: limits.TimeBox,
     listener: Listener,
 ) -> None:
-    scenario = bench.scenario
-    on_progress, on_level = _heard(listener, rule, time_box)
+    """Send the levels; the listener is told how far each is, and when it is over."""
+    scenario, of_all = bench.scenario, "" if rule.total is None else f"/{rule.total}"
     for line in (f"target: {bench.title}", *bench.notes):
         listener.note(line)
     if time_box.max_s is not None:
@@ -322,8 +323,21 @@ def _run_levels(
         listed = f"levels that would end after {limit} are left out"
         listener.note(picked if rule.total is None else listed)
 
-    async def send_levels(target: Target) -> None:
-        await run_sweep(
+    def left() -> str:
+        left_s = time_box.left_s()
+        return "" if left_s is None else f", {limits.clock_text(left_s)} left"
+
+    def on_progress(state: Progress) -> None:
+        errors = f", {state.errors} errors" if state.errors else ""
+        title = f"level {state.level + 1}{of_all} {state.label} {state.state}{errors}{left()}"
+        listener.progress(title, state.done, state.total)
+
+    def on_level(run: LevelRun, line: Level) -> None:
+        speed = f"{work_per_s(line) or 0:.1f} tok/s"
+        listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
+
+    bench.run(
+        lambda target: run_sweep(
             spend.levels(rule.levels),
             target,
             store,
@@ -339,38 +353,7 @@ def _run_levels(
             server=server,
             before_level=bench.before_level,
         )
-
-    bench.run(send_levels)
-
-
-def _heard(
-    listener: Listener, rule: LevelRule, time_box: limits.TimeBox
-) -> tuple[Callable[[Progress], None], Callable[[LevelRun, Level], None]]:
-    """Callbacks that tell the listener how far a level is, and when it is over."""
-    of_all = "" if rule.total is None else f"/{rule.total}"
-
-    def left() -> str:
-        left_s = time_box.left_s()
-        return "" if left_s is None else f", {limits.clock_text(left_s)} left"
-
-    def on_progress(state: Progress) -> None:
-        errors = f", {state.errors} errors" if state.errors else ""
-        title = f"level {state.level + 1}{of_all} {state.label} {state.state}{errors}{left()}"
-        listener.progress(title, state.done, state.total)
-
-    def on_level(run: LevelRun, line: Level) -> None:
-        speed = f"{work_per_s(line) or 0:.1f} tok/s"
-        listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
-
-    return on_progress, on_level
-
-
-def _in_rounds(rule: NextLevel, rounds: int | None) -> NextLevel:
-    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
-        spec = rule(finished)
-        return spec if spec is None or rounds is None or spec.repeat < rounds else None
-
-    return next_level
+    )
 
 
 def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:
