@@ -26,7 +26,6 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-ROW_TIMEOUT_S = 120
 Row = tuple[str, str, list[str], int, int]
 
 

@@ -1,4 +1,4 @@
-"""A layer's experts side by side, so that two launches run all of them over the rows they have."""
+"""A layer's experts side by side: three launches run all of them over the rows they have."""
 
 from typing import Final
 

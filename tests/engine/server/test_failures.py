@@ -418,6 +418,22 @@ def test_a_prompt_that_is_too_long_by_its_bytes_is_refused_unread(serve_toy, scr
     assert seen == [513, 513]
 
 
+def test_a_prompt_that_is_cut_at_the_limit_is_told_of_by_its_characters(serve_toy, scripted):
+    """Its tokens beyond the limit are not counted, so no number of them is stated."""
+
+    async def main():
+        async with serve_toy(executor=scripted(b"a"), codec=PlainTokenizer()) as server:
+            call = {"prompt": "a " * 900, "max_tokens": 1}
+            return await server.post("/v1/completions", call)
+
+    status, _, body = asyncio.run(main())
+    assert status == 400
+    message = json.loads(body)["error"]["message"]
+    assert "512 tokens" in message
+    assert "of 1800 characters" in message
+    assert "513" not in message
+
+
 def test_a_health_check_is_answered_while_a_long_prompt_is_encoded(serve_toy):
     begun, may_end = threading.Event(), threading.Event()
 

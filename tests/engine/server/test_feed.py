@@ -94,34 +94,26 @@ def test_choices_with_news_in_one_turn_are_sent_together_in_their_tokens_order()
     assert asyncio.run(main()) == ([b"0:c 1:a 1:b "], b"0:None 1:None end")
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_failure_ends_a_stream_that_has_begun_and_is_raised_before(begun):
-    async def main():
-        answer = Answer()
-        feed = Feed(Outbox(), [answer], Reply(), begun=begun)
-        waiting = asyncio.create_task(feed.next(lambda data: True))
-        await asyncio.sleep(0)
-        answer.gain(EngineError("a rank died"))
-        return await waiting, feed.ended
+async def ended_by(exc, *, begun):
+    """What a waiting handler gets from a failure, and whether its stream has ended."""
+    answer = Answer()
+    feed = Feed(Outbox(), [answer], Reply(), begun=begun)
+    waiting = asyncio.create_task(feed.next(lambda data: True))
+    await asyncio.sleep(0)
+    answer.gain(exc)
+    return await waiting, feed.ended
 
-    if begun:
-        assert asyncio.run(main()) == (b"failed: a rank died", True)
-    else:
-        with pytest.raises(EngineError, match="a rank died"):
-            asyncio.run(main())
+
+def test_a_failure_ends_a_stream_that_has_begun_and_is_raised_before():
+    failure = EngineError("a rank died")
+    assert asyncio.run(ended_by(failure, begun=True)) == (b"failed: a rank died", True)
+    with pytest.raises(EngineError, match="a rank died"):
+        asyncio.run(ended_by(failure, begun=False))
 
 
 def test_a_fault_in_encoding_ends_the_stream_of_its_handler():
-    async def main():
-        answer = Answer()
-        feed = Feed(Outbox(), [answer], Reply(), begun=True)
-        waiting = asyncio.create_task(feed.next(lambda data: True))
-        await asyncio.sleep(0)
-        answer.gain(KeyError("a fault"))
-        await waiting
-
     with pytest.raises(KeyError, match="a fault"):
-        asyncio.run(main())
+        asyncio.run(ended_by(KeyError("a fault"), begun=True))
 
 
 def test_a_client_that_begins_to_read_late_gets_every_token(serve_toy):

@@ -89,13 +89,18 @@ def test_300_steps_of_mixed_arrivals(tmp_path):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("window", [12, None])
 @pytest.mark.parametrize("length", [33, 65, 96, 97])
-def test_shared_keys_under_a_mask_are_read_right_whatever_their_number(tmp_path, name, length):
-    """A prompt longer than its windows is masked; torch's attention had an error at 32 n + 1."""
-    model = TinyModel(tmp_path, "Mistral", sliding_window=12)
+def test_shared_keys_under_a_mask_are_read_right_whatever_their_number(
+    tmp_path, name, window, length
+):
+    """A prompt longer than its windows, and a later chunk, are masked; torch's attention had an
+    error at 32 n + 1 keys."""
+    model = TinyModel(tmp_path, "Mistral", sliding_window=window)
     requests = [([3 + (i * 37) % 200 for i in range(length)], 4, 0.0)]
+    chunks = {} if window else {"chunked_prefill": True, "max_rolling_batch_prefill_tokens": 30}
     outputs, _ = asyncio.run(
-        parity.generate(tmp_path, requests, load=loader(model, name), block_size=BLOCK)
+        parity.generate(tmp_path, requests, load=loader(model, name), block_size=BLOCK, **chunks)
     )
     parity.assert_equal_but_for_near_ties(model, requests, outputs)
 
