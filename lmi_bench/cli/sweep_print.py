@@ -114,8 +114,7 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
         f"{number(took_s)} s"
     )
     yield f"  knee: {_knee_text(result.knees, curve)}"
-    if curve.usable:
-        best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
+    if (best := curve.best) is not None:
         yield f"  most: {_level_text(best.line)} at {best.line.name}"
     if (verdict := _slo_verdict(result)) is not None:
         yield f"  {verdict.partition(', ')[0]}"
@@ -278,8 +277,7 @@ def _row(each: Cell) -> dict[str, str]:
         met = met_and_missed(pooled.levels, pooled.records, slos)[0] if slos else None
         if met is not None:
             row["highest under SLO"] = met.name
-    if curve.usable:
-        best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
+    if (best := curve.best) is not None:
         row["best tok/s"] = number(best.throughput_tokens_per_s)
         row["at"] = load_name(curve.axis, best.load)
         row["ms/token there"] = number(best.latency_ms_per_token)

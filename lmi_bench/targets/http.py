@@ -236,8 +236,8 @@ def endpoint_bench(
             seed=scenario.seed,
             **client.model_dump(exclude={"receive", "retries", "reset_prefix_cache"}),
         )
-        async with target if client.retries is None else RetryingTarget(target) as sender:
-            return await main(sender)
+        async with target:
+            return await main(target if client.retries is None else RetryingTarget(target))
 
     return Bench(
         scenario=scenario,

@@ -19,7 +19,7 @@ from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_parts
-from lmi_bench.loadgen.run.loops import PlannedSession, SessionLoop, run_closed_loop, run_open_loop
+from lmi_bench.loadgen.run.loops import SessionLoop, run_closed_loop, run_open_loop
 from lmi_bench.loadgen.run.self_check import LoopWatch
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
 from lmi_bench.loadgen.run.target import Send, Target, resolve
@@ -265,7 +265,7 @@ class LevelRunner:
         times = itertools.repeat(0.0) if closed else self._times(spec.num_sessions)
         share_times = itertools.islice(times, share.index, None, share.of)
         planned = (
-            PlannedSession(functools.partial(source.begin, spec, session, first), at_s)
+            (functools.partial(source.begin, spec, session, first), at_s)
             for (session, first), at_s in zip(self._session_numbers(), share_times, strict=False)
         )
         if closed:
