@@ -30,15 +30,8 @@ CHARACTERS_PER_TOKEN = 4
 _MAX_ADJUSTMENTS = 16
 _STABLE_TOKENS = 512
 
-# Everyday words that common BPE vocabularies hold as one token each with the space before them.
-_EVERYDAY = """
-    time year people way day man thing woman life child world school state family student group
-    country problem hand part place case week company system program question work government
-    number night point home water room mother area money story fact month lot right study book eye
-    job word business issue side kind head house service friend father power hour game line end
-    member law car city name
-"""
-_WORDS = _EVERYDAY.split()
+_WORDS = read_text(Path(__file__).parents[1] / "data" / "everyday_words.txt").split()
+"""Everyday words that common BPE vocabularies hold as one token each with the space before them."""
 
 
 class Prompts(Protocol):
