@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -143,39 +143,30 @@ def sweep_scenario(
     level_rule(scenario)  # raises before a model is loaded or an endpoint is asked
     if options.max_time is not None:
         limits.read_max_time(options.max_time)
-    if options.live is None:
-        return _sweep_target(scenario, options, listener, out=out, resume=resume)
-    from lmi_bench.jobs.sweep.live import LiveReport  # loads an HTTP server
+    with ExitStack() as stack:
+        on_folder: Callable[[Path], None] = SILENT.note  # called when the run folder exists
+        if options.live is not None:
+            from lmi_bench.jobs.sweep.live import LiveReport  # loads an HTTP server
 
-    is_served = not scenario.target.startswith(SIMULATED_PREFIX)
-    with LiveReport(options.live, listener, is_served=is_served) as page:
-        return _sweep_target(scenario, options, page, out=out, resume=resume, on_folder=page.begun)
+            is_served = not scenario.target.startswith(SIMULATED_PREFIX)
+            page = stack.enter_context(LiveReport(options.live, listener, is_served=is_served))
+            listener, on_folder = page, page.begun
+        found = finished_run(out, scenario, options.slo) if resume and out is not None else None
+        if found is not None:
+            on_folder(found.folder)
+            listener.note(
+                f"{out} is finished, {len(found.levels)} level(s): nothing is left to send"
+            )
+            return found
+        tracer: ChromeTrace | None = None
+        if options.trace is not None:
+            from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
 
-
-def _sweep_target(
-    scenario: Scenario,
-    options: SweepOptions,
-    listener: Listener,
-    *,
-    out: Path | None,
-    resume: bool,
-    on_folder: Callable[[Path], None] = lambda _: None,
-) -> SweepResult:
-    """Open the target and run the levels; `on_folder` is called when the run folder exists."""
-    found = finished_run(out, scenario, options.slo) if resume and out is not None else None
-    if found is not None:
-        on_folder(found.folder)
-        listener.note(f"{out} is finished, {len(found.levels)} level(s): nothing is left to send")
-        return found
-    tracer: ChromeTrace | None = None
-    if options.trace is not None:
-        from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
-
-        tracer = ChromeTrace(options.trace)
-    started: AbstractContextManager[dict[str, Any]] = nullcontext({})
-    if options.startup is not None:
-        started = measured_startup(options.startup, scenario, options.access, listener)
-    with started as startup:
+            tracer = ChromeTrace(options.trace)
+        startup: Mapping[str, Any] = {}
+        if options.startup is not None:
+            server = measured_startup(options.startup, scenario, options.access, listener)
+            startup = stack.enter_context(server)
         bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
         bench = replace(bench, facts={**bench.facts, **startup})
         stamp, model = datetime.now().astimezone(), Path(bench.scenario.model).name

@@ -13,7 +13,7 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact
 from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.jobs.worker import sample_of
-from lmi_bench.loadgen.aws.cloudwatch import level_spans
+from lmi_bench.loadgen.aws.cloudwatch import timed_levels
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.channel import Job
 from lmi_bench.loadgen.run.hosts import JOIN, Host, shown
@@ -146,19 +146,19 @@ def read_cloudwatch(
 
     wait_s  maximum wait until it has counted every invocation; Ctrl-C ends the wait
     """
-    spans = level_spans(lines)
-    if bench.cloudwatch is None or not spans:
+    timed = timed_levels(lines)
+    if bench.cloudwatch is None or not timed:
         return []
-    sent = sum(line.sent for line in lines if line.started_at)
+    sent = sum(line.sent for line in timed)
     end_s = time.monotonic() + wait_s
     found: list[CloudWatch] = []
     try:
-        found = bench.cloudwatch(spans)
+        found = bench.cloudwatch(timed)
         if wait_s and _counted(found) < sent:
             listener.note(f"waiting up to {wait_s:.0f} s for CloudWatch (Ctrl-C ends the wait)")
         while _counted(found) < sent and time.monotonic() < end_s:
             time.sleep(min(_ASK_EVERY_S, max(0.0, end_s - time.monotonic())))
-            found = bench.cloudwatch(spans)
+            found = bench.cloudwatch(timed)
     except KeyboardInterrupt:
         listener.note("the wait for CloudWatch was ended; its last minutes may be missing")
     except LmiBenchError as exc:

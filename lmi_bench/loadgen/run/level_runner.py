@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from lmi_bench.core.host import without_collection
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
-from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
 from lmi_bench.loadgen.prompts.prompts import Prompts
@@ -146,12 +145,12 @@ class LevelRunner:
 
         start  awaited when all is ready; returns the level's start on the loop's clock
         """
-        level, engine = self._resolved.level, self._resolved.engine
+        resolved, engine_stats = self._resolved, self._resolved.engine_stats
         self._prepare()
-        if level is not None:
-            await level.open_level(self._connections())
+        if resolved.open_level is not None:
+            await resolved.open_level(self._connections())
         await self._warm_up()
-        before = None if engine is None else engine.engine_stats()
+        before = None if engine_stats is None else engine_stats()
         gc.collect()
         with without_collection():  # its pauses would show in the latencies
             self._start_s = await start()
@@ -165,12 +164,12 @@ class LevelRunner:
                     measured = await self._open()
         self._report("decoding")
         records = tuple(item.record().shifted(self._start_s) for item in measured)
-        signals = ReceiveSignals() if level is None else level.end_level()
+        signals = resolved.end_level()
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
         self._report("finished")
-        if engine is not None and before is not None:
-            self._engine = engine.engine_stats().since(before)
+        if engine_stats is not None and before is not None:
+            self._engine = engine_stats().since(before)
         return LevelPart(records, signals, self.watch, self._stopped_by)
 
     def stop(self, reason: str) -> None:
