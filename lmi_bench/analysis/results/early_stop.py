@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.results.columns import request_ms
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.level import KnownQuantile
 from lmi_bench.core.records import RequestRecord, is_at_start
@@ -113,8 +113,7 @@ class QuantileWatch:
         value_ms = None
         if record.ok and not is_at_start(record, self._spec):
             open_loop = self._spec.load.is_open
-            own_ms, _ = columns_of([record]).values_ms(self._rule.metric, open_loop=open_loop)
-            value_ms = float(own_ms[0]) if own_ms.size else None
+            value_ms = request_ms(record, self._rule.metric, open_loop=open_loop)
         self._ended[record.request_id] = value_ms
         while self._next in self._ended:
             value_ms = self._ended.pop(self._next)

@@ -22,13 +22,13 @@ from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.core.workload import USUAL_REQUESTS_PER_USER, LevelSpec
+from lmi_bench.loadgen.run.sweep import Summarise
 from lmi_bench.report.formats import number
 
 AUTO_S = 300.0  # maximum time of levels that a rule picks, on a real clock
 _LEVEL_SHARE = 1 / 12  # of that time, for the sends of one level
 _MARGIN = 1.5  # on the expected time of three requests per user
 _MINUTE_S = 60.0
-Summarise = Callable[[LevelRun], Level]
 
 
 @dataclass(slots=True, eq=False)

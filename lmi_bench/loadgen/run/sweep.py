@@ -8,7 +8,7 @@ the finished levels.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,17 +106,9 @@ if TYPE_CHECKING:
     from lmi_bench.loadgen.run.worker_pool import WorkerPool
     from lmi_bench.loadgen.watch.server_watch import ServerWatch
 
-__all__ = ["Progress", "StopRules", "Summarise", "SweepResult", "run_sweep"]
+__all__ = ["Progress", "StopRules", "Summarise", "run_sweep"]
 
 Summarise = Callable[[LevelRun], Level]
-
-
-@dataclass(frozen=True, slots=True)
-class SweepResult:
-    """All finished levels, and the rule that ended the sweep early, if one did."""
-
-    levels: list[Level]
-    stopped_by: str | None
 
 
 async def run_sweep(
@@ -135,7 +127,7 @@ async def run_sweep(
     workers: "WorkerPool | None" = None,
     server: "ServerWatch | None" = None,
     before_level: Callable[[], None] | None = None,
-) -> SweepResult:
+) -> list[Level]:
     """Run the levels that the store does not contain yet; returns all levels.
 
     levels      a list, or a rule that picks the next level from the finished ones
@@ -151,8 +143,7 @@ async def run_sweep(
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
     finished: list[Level] = list(store.levels) if store is not None else []
-    stopped_by = _stopped_by(finished, rules)
-    while stopped_by is None and (spec := next_level(finished)) is not None:
+    while not _has_ended(finished, rules) and (spec := next_level(finished)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
         order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
@@ -172,8 +163,7 @@ async def run_sweep(
             store.append_level(run.records, level)
         finished.append(level)
         on_level(run, level)
-        stopped_by = _stopped_by(finished, rules)
-    return SweepResult(finished, stopped_by)
+    return finished
 
 
 def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> bool:
@@ -216,10 +206,10 @@ def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
     return replace(level, started_at=started, ended_at=ended)
 
 
-def _stopped_by(finished: Sequence[Level], rules: StopRules) -> str | None:
-    """The rule that ended the sweep with its last level; a level cut by its duration is whole."""
+def _has_ended(finished: Sequence[Level], rules: StopRules) -> bool:
+    """Whether a rule ended the sweep with its last level; one cut by its duration is whole."""
     reason = finished[-1].stopped_by if finished and rules.ends_sweep else None
-    return None if reason in (*WHOLE, "decided") else str(reason)
+    return reason not in (*WHOLE, "decided")
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
