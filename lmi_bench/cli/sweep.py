@@ -66,7 +66,7 @@ def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult | Contest":
         from lmi_bench.jobs.sweep.against import sweep_against
 
         contest = run_job(sweep_against, settings)
-        print_changes(contest.changes)
+        print_changes(contest)
         show_result(contest.to_json())
         return contest
     if settings.target.matrix is None:

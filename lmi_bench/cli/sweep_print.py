@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import Difference, ScalingEfficiency
 from lmi_bench.analysis.results.knee import NONE_RECOMMENDED, noise_of, taken_of
-from lmi_bench.analysis.results.repeats import (
-    PairedChange,
-    parse_until,
-    pooled_run,
-    unmet_until,
-)
+from lmi_bench.analysis.results.repeats import parse_until, pooled_run, unmet_until
 from lmi_bench.analysis.results.sweep_curve import SweepCurve, sweep_curve, work_per_s
 from lmi_bench.analysis.search.next_level import SATURATED_GAIN
 from lmi_bench.cli.console import Terminal, fail, note, print_table, say, warn
@@ -26,13 +21,14 @@ from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import Cell, MatrixResult
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
 from lmi_bench.report import text as run_text
-from lmi_bench.report.formats import MISSING, number
+from lmi_bench.report.formats import MISSING, metric_title, number
 from lmi_bench.report.slo_text import met_and_missed, search_headline, slo_headline
 from lmi_bench.report.tables import levels as tables
 from lmi_bench.report.tables.extras import engine_rows, known_rows, session_rows, spread_rows
 
 if TYPE_CHECKING:  # loads the planner
     from lmi_bench.jobs.results import Comparison, Summary
+    from lmi_bench.jobs.sweep.against import Contest
 
 
 def print_sweep(result: SweepResult) -> None:
@@ -113,6 +109,10 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
         f"{len(levels)} level(s), {sum(line.sent for line in result.levels):,} requests in "
         f"{number(took_s)} s"
     )
+    for known, name in ((line.known, line.name) for line in levels if line.known):
+        between = f"{number(known.low_ms)} to {number(known.high_ms)} ms (95 %)"
+        doubt = "" if known.reached else f", not within {known.asked:.0%} yet: more requests"
+        yield f"  {metric_title(known.metric)}: {between} at {name}{doubt}"
     yield f"  knee: {_knee_text(result.knees, curve)}"
     if (best := curve.best) is not None:
         yield f"  most: {_level_text(best.line)} at {best.line.name}"
@@ -231,9 +231,14 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> None:
         )
 
 
-def print_changes(changes: Sequence[PairedChange]) -> None:
-    """Print what two targets in turn have shown, a line for each level."""
-    say(*[str(each) for each in changes] or ["no level is valid on both sides"])
+def print_changes(contest: "Contest") -> None:
+    """Print what two targets in turn have shown, a line for each level, and what to do next."""
+    folders = [str(side.folder) for side in contest.sides]
+    if contest.interrupted:
+        note(f"interrupted: the same command with --resume goes on; kept: {', '.join(folders)}")
+    say(*[str(each) for each in contest.changes] or ["no round has a valid level on both sides"])
+    if len(folders) > 1:
+        say(f"  next: lmi-bench compare {' '.join(folders)}")
 
 
 def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> None:

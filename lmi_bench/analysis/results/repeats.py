@@ -231,12 +231,12 @@ class PairedChange:
         return f"no difference of {self.until.share:.1%}" if within else ""
 
     def __str__(self) -> str:
-        found = self.log
+        found, words = self.log, {"more": "B has more", "less": "B has less", "": "not sure"}
         low, mean, high = (math.expm1(x or 0.0) for x in (found.low, found.mean, found.high))
         between = "" if found.low is None else f" ({low:+.1%} to {high:+.1%})"
         return (
-            f"{self.level}: {self.until.metric} of B {mean:+.1%} of A's{between}: "
-            f"{self.verdict or 'not sure'} after {found.attempts} round(s)"
+            f"{self.level}: {words.get(self.verdict, self.verdict)}: {self.until.metric} "
+            f"{mean:+.1%} from A to B{between}, {found.attempts} round(s)"
         )
 
 

@@ -270,4 +270,4 @@ def test_a_change_is_told_with_its_interval():
         [level_of(throughput_tokens_per_s=rate) for rate in rates] for rates in ([100.0], [110.0])
     ]
     (found,) = paired_changes(*sides, Until("throughput", 0.03))
-    assert str(found) == "concurrency 1: throughput of B +10.0% of A's: not sure after 1 round(s)"
+    assert str(found) == "concurrency 1: not sure: throughput +10.0% from A to B, 1 round(s)"
