@@ -15,7 +15,8 @@ from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, SIMULATED_PREFIX, Scena
 from lmi_bench.core.slo import Slo, parse_slo
 from lmi_bench.core.workload import LevelSizes, LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox, up_to
-from lmi_bench.loadgen.run.sweep import StopRules, level_sizes, levels_of
+from lmi_bench.loadgen.run.level_runner import StopRules
+from lmi_bench.loadgen.run.sweep import level_sizes, levels_of
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 MOST_REPEATS = 2
@@ -55,10 +56,12 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     If a level picked for the curve (`auto`) broke an SLO, a search for where it breaks follows.
     """
     box = TimeBox(None) if time_box is None else time_box
-    load, summarise_one = scenario.load, _summarise(scenario)
+    load = scenario.load
+    stop = None if load.stop_when is None else parse_stop_when(load.stop_when)
+    summarise_one = _summarise(scenario, stop)
     if not load.is_adaptive:
         levels, rules = levels_of(scenario), StopRules()
-        if (stop := _stop_when(scenario)) is not None:
+        if stop is not None:
             for level in levels:
                 stop.check(level)
             rules = StopRules(watch=lambda spec: QuantileWatch(stop, spec).add, watch_says=KNOWN)
@@ -118,15 +121,9 @@ def miss_watch(scenario: Scenario) -> Callable[[LevelSpec], Callable[[RequestRec
     return watch
 
 
-def _stop_when(scenario: Scenario) -> StopWhen | None:
-    text = scenario.load.stop_when
-    return None if text is None else parse_stop_when(text)
-
-
-def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:
+def _summarise(scenario: Scenario, stop: StopWhen | None) -> Callable[[LevelRun], Level]:
     """Summarises a level; marks it if its prompts share prefixes on purpose, for a cache."""
     expected = True if scenario.workload.begins_alike else None
-    stop = _stop_when(scenario)
 
     def summarise(run: LevelRun) -> Level:
         line = replace(summarise_level(run), cached_prompt_expected=expected)

@@ -37,7 +37,8 @@ from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, fini
 from lmi_bench.jobs.sweep.startup import measured_startup
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.hosts import JOIN, Host, parse_address, parse_hosts
-from lmi_bench.loadgen.run.sweep import Progress, run_sweep
+from lmi_bench.loadgen.run.level_runner import Progress
+from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
 from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import LmiBenchError
@@ -32,6 +32,8 @@ from lmi_bench.loadgen.prompts.dialogues import num_turns
 from lmi_bench.loadgen.prompts.prompts import Prompts, no_text
 from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress, StopRules
 from lmi_bench.loadgen.run.target import Target, resolve
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.loadgen.watch.server_watch import ServerWatch
 
 
 def levels_of(scenario: Scenario) -> list[LevelSpec]:
@@ -102,12 +104,6 @@ def in_order(levels: Sequence[LevelSpec]) -> NextLevel:
     return next_level
 
 
-if TYPE_CHECKING:
-    from lmi_bench.loadgen.run.worker_pool import WorkerPool
-    from lmi_bench.loadgen.watch.server_watch import ServerWatch
-
-__all__ = ["Progress", "StopRules", "Summarise", "run_sweep"]
-
 Summarise = Callable[[LevelRun], Level]
 
 
@@ -124,8 +120,8 @@ async def run_sweep(
     timeout_s: float | None = 60.0,
     spacing_s: float = 0.0,
     seed: int = 0,
-    workers: "WorkerPool | None" = None,
-    server: "ServerWatch | None" = None,
+    workers: WorkerPool | None = None,
+    server: ServerWatch | None = None,
     before_level: Callable[[], None] | None = None,
 ) -> list[Level]:
     """Run the levels that the store does not contain yet; returns all levels.
@@ -175,7 +171,7 @@ def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> boo
 
 @contextlib.asynccontextmanager
 async def _observed(
-    server: "ServerWatch | None", before_level: Callable[[], None] | None
+    server: ServerWatch | None, before_level: Callable[[], None] | None
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Run one level inside, the server watch around it; gives what to await before its start."""
 
