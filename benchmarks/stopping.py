@@ -1,6 +1,6 @@
 """How often `sweep --stop-when` and `sweep --against` are right, and what they save.
 
-    python benchmarks/stopping.py [--levels 2000] [--runs 40] [--contests 1000] [--write FILE]
+    python benchmarks/stopping.py [--levels 1000] [--runs 40] [--contests 300] [--write FILE]
 
 `--stop-when`: latencies of a level are drawn from a log-normal distribution, each for itself or
 in batches that share half of the variance; an interval that does not hold the true percentile is a
@@ -15,7 +15,6 @@ false alarm (at most 5 %, for all levels together). The machine does not matter.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -36,16 +35,24 @@ from lmi_bench.analysis.results.repeats import (  # noqa: E402
 )
 from lmi_bench.core.level import Level  # noqa: E402
 from lmi_bench.core.run_store import load_run  # noqa: E402
+from lmi_bench.core.scenario import parse_scenario  # noqa: E402
+from lmi_bench.jobs.sweep.run import sweep_scenario  # noqa: E402
 
 RULES = ("ttft_p50:5%", "ttft_p90:10%", "ttft_p99:10%")
 SPREADS, BATCH = (0.2, 0.5), 8
 SIMULATED = ("ttft_p90:10%", "e2e_p90:10%")
+SERVER = {
+    "target": "sim:ml.g5.2xlarge",
+    "model": "qwen3-8b",
+    "workload": {"input_lengths": "lognormal(300,200)", "output_lengths": "lognormal(60,40)"},
+}
+LOAD = {"concurrency": [8], "requests_per_level": 2500}
 LEVELS, DRIFT = 3, 0.02
 SCATTERS, CHANGES, UNTIL = (0.01, 0.04), (0.0, 0.015, 0.03, 0.06, 0.1), "throughput +-3%"
 
 
 def _drawn(levels: int) -> Iterator[str]:
-    yield "| percentile | spread | requests | missed | ended early | requests sent, median | of |"
+    yield "| percentile | spread | requests | missed | known | requests sent, median | of |"
     yield "|---|---:|---|---:|---:|---:|---:|"
     for text in RULES:
         rule = parse_stop_when(text)
@@ -79,27 +86,24 @@ _NORMAL = {0.5: 0.0, 0.9: 1.2815515655446004, 0.99: 2.3263478740408408}
 
 
 def _sweeps(runs: int) -> Iterator[str]:
-    yield "| percentile | runs | missed | ended early | requests sent, median | of |"
+    yield "| percentile | runs | missed | known | requests sent, median | of |"
     yield "|---|---:|---:|---:|---:|---:|"
-    asked = 3000
+    most = LOAD["requests_per_level"] + LOAD["concurrency"][0]
     for text in SIMULATED:
         rule, found, pooled = parse_stop_when(text), [], []
         for seed in range(runs):
+            scenario = parse_scenario(
+                SERVER | {"seed": seed, "load": LOAD | {"stop_when": text}, "name": "stopping"}
+            )
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, "-m", "lmi_bench", "sweep", "sim:ml.g5.2xlarge",
-                           "--model", "qwen3-8b", "--input-lengths", "lognormal(300,200)",
-                           "--output-lengths", "lognormal(60,40)", "--concurrency", "8",
-                           "--requests-per-level", str(asked), "--stop-when", text,
-                           "--seed", str(seed), "--out", f"{folder}/run", "--quiet"]  # fmt: skip
-                subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-                run = load_run(Path(folder) / "run")
+                run = load_run(sweep_scenario(scenario, out=Path(folder) / "run").folder)
             found.append((run.levels[0].known, run.levels[0].requests))
             pooled.append(columns_of(run.records[0]).values_ms(rule.metric, open_loop=False)[0])
         true = float(np.quantile(np.concatenate(pooled), rule.quantile))
         missed = sum(not known.low_ms <= true <= known.high_ms for known, _ in found)
         ended = sum(known.reached for known, _ in found)
         sent = np.median([requests for _, requests in found])
-        yield f"| {text} | {runs} | {missed} | {ended} | {sent:,.0f} | {asked + 8:,} |"
+        yield f"| {text} | {runs} | {missed} | {ended} | {sent:,.0f} | {most:,} |"
 
 
 def _side(
@@ -154,9 +158,9 @@ def _contests(contests: int) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--levels", type=int, default=2000)
+    parser.add_argument("--levels", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--contests", type=int, default=1000)
+    parser.add_argument("--contests", type=int, default=300)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     parts = (
