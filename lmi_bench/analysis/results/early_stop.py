@@ -7,7 +7,9 @@ look has a tenth of the 5 % (Bonferroni). So the interval of the look that ends 
 true quantile in 95 of 100 levels. A look takes the first requests in the order of their sends, once
 all of these have ended: the first to end are the fastest.
 
-Requests of one batch depend on each other, which no interval of a single level can show.
+Requests of one batch depend on each other: n of them know as much as n / (1 + 2 sum of r_k)
+independent ones, r_k being the correlation k sends apart of "above the quantile", up to the first
+that chance could give. What lasts longer than a level is in no interval of a single level.
 """
 
 import math
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import request_ms
 from lmi_bench.core.errors import InputError
@@ -25,7 +28,7 @@ from lmi_bench.core.slo import METRICS
 from lmi_bench.core.workload import LevelSpec
 
 MISS_CHANCE, LOOKS, GROWTH = 0.05, 10, 1.6
-LEAST_REQUESTS = 30  # at the first look
+LEAST_REQUESTS = 100  # at the first look, to see how they depend on each other
 _OF_REQUESTS = tuple(metric for metric in METRICS if metric != "itl")
 _RULE = re.compile(rf"({'|'.join(_OF_REQUESTS)})_p(\d+(?:\.\d+)?)\s*:\s*(\d*\.?\d+)\s*%")
 
@@ -53,11 +56,13 @@ class StopWhen:
         from scipy.special import bdtr  # 0.2 s to load
 
         ordered, tail = np.sort(values_ms), MISS_CHANCE / LOOKS / 2
-        below = bdtr(np.arange(ordered.size), ordered.size, self.quantile)
-        first, last = np.searchsorted(below, (tail, 1 - tail))
-        low_ms = float(ordered[max(0, first - 1)])
-        high_ms = float(ordered[min(ordered.size - 1, last)])
         value_ms = float(np.quantile(ordered, self.quantile))
+        independent = _independent(np.asarray(values_ms) > value_ms)
+        each = ordered.size / independent
+        below = bdtr(np.arange(independent), independent, self.quantile)
+        first, last = np.searchsorted(below, (tail, 1 - tail))
+        low_ms = float(ordered[max(0, math.floor((first - 1) * each))])
+        high_ms = float(ordered[min(ordered.size - 1, math.ceil(last * each))])
         off_ms = max(high_ms - value_ms, value_ms - low_ms)
         return KnownQuantile(
             metric=str(self),
@@ -79,6 +84,18 @@ class StopWhen:
                 f"--stop-when {self}: {spec.load.name} counts {number:,} requests, the first look "
                 f"needs {least:,}: give --requests-per-level {4 * least} or more, or --duration"
             )
+
+
+def _independent(above: NDArray[np.bool_]) -> int:
+    """How many independent requests know as much as these, in the order of their sends."""
+    left = above - above.mean()
+    spread, total = float(left @ left), 1.0
+    for lag in range(1, left.size // 4):
+        alike = float(left[:-lag] @ left[lag:]) / spread if spread else 0.0
+        if alike * math.sqrt(left.size) < 1:
+            break
+        total += 2 * alike
+    return max(1, math.floor(above.size / total))
 
 
 def parse_stop_when(text: str) -> StopWhen:
