@@ -218,15 +218,15 @@ def test_repeats_of_unsteady_levels_are_for_levels_that_run_once():
 
 
 def test_a_level_ends_when_its_percentile_is_known_and_the_next_one_runs(tmp_path):
-    """Answers take one second: the first look, at 57 requests beside the first of each user."""
+    """Answers take one second: the first look, at 100 requests beside the first of each user."""
     load = {"concurrency": [2, 4], "requests_per_level": 500, "stop_when": "e2e_p90:5%"}
     run, _ = sweep(tmp_path / "run", Slots(4), load)
     assert [line.stopped_by for line in run.levels] == ["known", "known"]
-    assert [line.known.requests for line in run.levels] == [57, 57]
-    assert all(57 < line.requests < 80 for line in run.levels)
+    assert [line.known.requests for line in run.levels] == [100, 100]
+    assert all(100 < line.requests < 125 for line in run.levels)
     assert not any(line.is_cut_short for line in run.levels)
     assert not [text for text in check_levels(run.levels) if "cut short" in text]
     with pytest.raises(InputError, match="need listed levels"):
         parse_scenario({"load": {"concurrency": "auto", "stop_when": "e2e_p90:5%"}})
-    with pytest.raises(InputError, match="the first look needs 57"):
-        sweep(tmp_path / "few", Slots(4), {**load, "requests_per_level": 50})
+    with pytest.raises(InputError, match="the first look needs 100"):
+        sweep(tmp_path / "few", Slots(4), {**load, "requests_per_level": 90})
