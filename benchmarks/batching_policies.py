@@ -73,7 +73,7 @@ def measure(scenario: Scenario) -> dict[str, Any]:
             seed=scenario.seed,
         )
     )
-    (line,) = result.levels
+    (line,) = result
     assert not line.errors, line.errors_by_kind
     return line.to_json()
 

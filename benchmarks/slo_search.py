@@ -28,7 +28,6 @@ from lmi_bench.analysis.results.slo_results import (
     judge_level,
     requests_needed,
 )
-from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -38,7 +37,7 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.slo import Slo, parse_slo
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import LevelSizes, LevelSpec
 
 CASES = (
     ("llama-2-7b", "ml.g5.2xlarge", 1, "latency_per_token_p90<=60ms"),

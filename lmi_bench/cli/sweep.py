@@ -18,6 +18,7 @@ from lmi_bench.jobs.settings.sweep import API_KEY, HEADER, SweepSettings
 
 if TYPE_CHECKING:
     from lmi_bench.jobs.matrix import MatrixResult
+    from lmi_bench.jobs.sweep.against import Contest
     from lmi_bench.jobs.sweep.result import SweepResult
 
 
@@ -56,11 +57,18 @@ def worker(
     work(connect, api_key, header, note)
 
 
-def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult":
-    from lmi_bench.cli.sweep_print import print_cell, print_matrix, print_sweep
+def _sweep(settings: SweepSettings) -> "SweepResult | MatrixResult | Contest":
+    from lmi_bench.cli.sweep_print import print_cell, print_changes, print_matrix, print_sweep
     from lmi_bench.jobs.matrix import run_matrix
     from lmi_bench.jobs.sweep.run import sweep as run
 
+    if settings.target.against is not None:
+        from lmi_bench.jobs.sweep.against import sweep_against
+
+        contest = run_job(sweep_against, settings)
+        print_changes(contest)
+        show_result(contest.to_json())
+        return contest
     if settings.target.matrix is None:
         result = run_job(run, settings)
         print_sweep(result)

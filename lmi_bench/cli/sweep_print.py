@@ -21,13 +21,14 @@ from lmi_bench.core.slo import GOOD_SHARE, Slo, parse_slo
 from lmi_bench.jobs.matrix import Cell, MatrixResult
 from lmi_bench.jobs.sweep.result import SloOptions, SweepResult, best_good_share, slo_outcome
 from lmi_bench.report import text as run_text
-from lmi_bench.report.formats import MISSING, number
+from lmi_bench.report.formats import MISSING, metric_title, number
 from lmi_bench.report.slo_text import met_and_missed, search_headline, slo_headline
 from lmi_bench.report.tables import levels as tables
-from lmi_bench.report.tables.extras import engine_rows, session_rows, spread_rows
+from lmi_bench.report.tables.extras import engine_rows, known_rows, session_rows, spread_rows
 
 if TYPE_CHECKING:  # loads the planner
     from lmi_bench.jobs.results import Comparison, Summary
+    from lmi_bench.jobs.sweep.against import Contest
 
 
 def print_sweep(result: SweepResult) -> None:
@@ -108,9 +109,12 @@ def answer_lines(result: SweepResult) -> Iterator[str]:
         f"{len(levels)} level(s), {sum(line.sent for line in result.levels):,} requests in "
         f"{number(took_s)} s"
     )
+    for known, name in ((line.known, line.name) for line in levels if line.known):
+        between = f"{number(known.low_ms)} to {number(known.high_ms)} ms (95 %)"
+        doubt = "" if known.reached else f", not within {known.asked:.0%} yet: more requests"
+        yield f"  {metric_title(known.metric)}: {between} at {name}{doubt}"
     yield f"  knee: {_knee_text(result.knees, curve)}"
-    if curve.usable:
-        best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
+    if (best := curve.best) is not None:
         yield f"  most: {_level_text(best.line)} at {best.line.name}"
     if (verdict := _slo_verdict(result)) is not None:
         yield f"  {verdict.partition(', ')[0]}"
@@ -170,6 +174,7 @@ def _print_measured(levels: list[Level], knees: list[Knee]) -> None:
         give_way=("first turn p90", "turns mean"),
     )
     print_table("Engine", engine_rows(levels), whole=("level",))
+    print_table("Percentile asked for, 95 %", known_rows(levels), left=("level", "metric"))
     note(*run_text.replica_lines(levels))
     warn(*check_levels(levels))
     facts = run_text.generator_line, run_text.token_counts_line, run_text.ttft_parts_line, cheapest
@@ -226,6 +231,16 @@ def print_slos(run: Run, slos: Sequence[Slo], options: SloOptions) -> None:
         )
 
 
+def print_changes(contest: "Contest") -> None:
+    """Print what two targets in turn have shown, a line for each level, and what to do next."""
+    folders = [str(side.folder) for side in contest.sides]
+    if contest.interrupted:
+        note(f"interrupted: the same command with --resume goes on; kept: {', '.join(folders)}")
+    say(*[str(each) for each in contest.changes] or ["no round has a valid level on both sides"])
+    if len(folders) > 1:
+        say(f"  next: lmi-bench compare {' '.join(folders)}")
+
+
 def print_cell(listener: Terminal, name: str, result: SweepResult | None) -> None:
     """Print the heading of a cell that begins, or its result when it is over."""
     if result is None:
@@ -267,8 +282,7 @@ def _row(each: Cell) -> dict[str, str]:
         met = met_and_missed(pooled.levels, pooled.records, slos)[0] if slos else None
         if met is not None:
             row["highest under SLO"] = met.name
-    if curve.usable:
-        best = max(curve.usable, key=lambda point: point.throughput_tokens_per_s or 0.0)
+    if (best := curve.best) is not None:
         row["best tok/s"] = number(best.throughput_tokens_per_s)
         row["at"] = load_name(curve.axis, best.load)
         row["ms/token there"] = number(best.latency_ms_per_token)

@@ -48,15 +48,19 @@ def json_values(text: str, source: object) -> list[Any]:
 
     Python's own parser takes Infinity, which SGLang writes. Raises InputError for other text.
     """
+    place = ""
     try:
         try:
             content = json.loads(text)
         except ValueError:
             if text.lstrip().startswith("["):
                 raise
-            content = [json.loads(line) for line in text.splitlines() if line.strip()]
+            content = []
+            for number, line in enumerate(text.splitlines(), start=1):
+                place = f"line {number} of "
+                content += [json.loads(line)] if line.strip() else []
     except (ValueError, RecursionError) as exc:
-        raise InputError(f"{source} is neither JSON lines nor JSON: {exc}") from exc
+        raise InputError(f"{place}{source} is neither JSON lines nor JSON: {exc}") from exc
     return content if isinstance(content, list) else [content]
 
 

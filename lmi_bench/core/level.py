@@ -34,6 +34,9 @@ STATISTICS = ("mean", *QUANTILES, "min", "max", "std")
 
 CUT_SHORT = ("timeout", "errors", "interrupted", "decided")
 """`stopped_by` of levels that ended before their requests were sent."""
+KNOWN = "known"
+"""`stopped_by` of a level whose quantile (`--stop-when`) was known: it is whole."""
+WHOLE = (None, "duration", KNOWN)
 GENERATOR_LIMITED = "client: generator-limited"  # an `invalid_reason` that concerns TTFT alone
 
 
@@ -97,6 +100,29 @@ class SpeedStep(JsonValue):
 
     at_s: float
     change: float
+
+
+@dataclass(frozen=True, slots=True)
+class KnownQuantile(JsonValue):
+    """How closely a level knows a quantile (`--stop-when`), at its last look.
+
+    metric    such as ttft_p99; asked: largest distance of its 95 % interval's ends, as a share
+    within    that distance; low_ms, high_ms: the interval
+    requests  of the look, in the order of their sends; looks: its number
+    """
+
+    metric: str
+    asked: float
+    within: float
+    low_ms: float
+    high_ms: float
+    requests: int
+    looks: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether the interval is as narrow as asked."""
+        return self.within <= self.asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +289,8 @@ class Level(JsonValue):
     """The results of a level: a line of levels.jsonl.
 
     requests, errors  None if another tool's file does not say (`sent`, `failed`: then 0)
-    stopped_by        the rule that ended the level early: timeout, errors, duration, interrupted
-                      or decided
+    stopped_by        the rule that ended the level early: timeout, errors, duration, interrupted,
+                      decided or known
     start_requests    first requests of a closed loop's users, in no latency; 0 if too few others
                       were sent, so that all count; None if all count by definition
     search            its judgement, if a search chose the level
@@ -288,6 +314,7 @@ class Level(JsonValue):
     request_throughput_per_s: float | None = None
     steady: SteadyWindow = SteadyWindow()
     speed_step: SpeedStep | None = None
+    known: KnownQuantile | None = None
     valid: bool = True
     invalid_reason: str | None = None
     stopped_by: str | None = None
@@ -410,14 +437,14 @@ _OF_A_PRICE = (
 _KEYS = """
     level attempt stopped_by concurrency rate_per_s requests start_requests? errors errors_by_kind
     error_examples? output_tokens input_tokens wall_s throughput_tokens_per_s
-    total_throughput_tokens_per_s request_throughput_per_s steady speed_step? valid invalid_reason
-    ttft_ms ttft_from_sent_ms ttft_answer_ms? reasoning_tokens? reasoning_token_share?
-    dispatch_delay_ms itl_ms tpot_ms e2e_ms e2e_from_sent_ms latency_ms_per_token mean_concurrency
-    little_law_ratio retries connect_ms tls_ms generator server? engine? unplanned_lengths?
-    unequal_counts? cached_prompt_frac? without_finish_reason? sessions? ttft_split? max_in_flight?
-    held? requests_by_replica? cached_prompt_expected? search? price_usd_per_hour? elapsed_s?
-    spent_usd? usd_per_1m_output_tokens? usd_per_1m_total_tokens? instances? started_at? ended_at?
-    imported_from? imported?
+    total_throughput_tokens_per_s request_throughput_per_s steady speed_step? known? valid
+    invalid_reason ttft_ms ttft_from_sent_ms ttft_answer_ms? reasoning_tokens?
+    reasoning_token_share? dispatch_delay_ms itl_ms tpot_ms e2e_ms e2e_from_sent_ms
+    latency_ms_per_token mean_concurrency little_law_ratio retries connect_ms tls_ms generator
+    server? engine? unplanned_lengths? unequal_counts? cached_prompt_frac? without_finish_reason?
+    sessions? ttft_split? max_in_flight? held? requests_by_replica? cached_prompt_expected? search?
+    price_usd_per_hour? elapsed_s? spent_usd? usd_per_1m_output_tokens? usd_per_1m_total_tokens?
+    instances? started_at? ended_at? imported_from? imported?
 """
 
 

@@ -140,7 +140,7 @@ class LevelRun:
     """A finished level: its records in request order, and why it ended early, if it did.
 
     stopped_by  None, or the rule that cut the level short ("timeout", "errors", "duration",
-                "interrupted", "decided": a search knew its verdict)
+                "interrupted", "decided": a search knew its verdict, "known": --stop-when)
     connect_s   time to open each connection of the level, TLS included; tls_s: its handshake
     engine      work of the engine in this process: counts, shares as fractions
     """

@@ -35,9 +35,6 @@ from lmi_bench.core.slo import parse_slo
 # defined in the sections
 __all__ = ["ClientSection", "EngineSection", "SageMakerSection", "WorkloadSection"]
 
-DEFAULT_OPEN_LOOP_REQUESTS = 100
-"""Requests of an open-loop level that names neither a number nor a duration."""
-
 AUTO = "auto"
 DEFAULT_MODEL = "demo-15m"
 ENGINE_TARGET, SIMULATED_PREFIX, SAGEMAKER_PREFIX = "engine", "sim:", "sagemaker:"
@@ -46,7 +43,7 @@ SAGEMAKER_UNARY_TIMEOUT_S, SAGEMAKER_STREAMING_TIMEOUT_S = 60.0, 480.0
 _FILES = ("dataset", "trace", "conversations", "agent_trace")
 """Fields of the workload that name a file, or a folder of JSON files."""
 _ADDED = {
-    "load": ("repeat_unsteady",),
+    "load": ("repeat_unsteady", "stop_when"),
     "workload": ("agents", "agent_trace", "idle_cap_s", "begins_within"),
     "client": ("adapters", "session_header", "reset_prefix_cache", "cacert", "insecure"),
 }

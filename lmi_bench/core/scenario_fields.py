@@ -235,6 +235,7 @@ class LoadFields(Fields):
     repeat  Number of runs of every level, in rounds.
     until  Precision at which repeats end: a metric and its interval, 'ttft_p90 +-5%'.
     repeat_unsteady  Further runs at most of a level that was not steady: until two runs agree.
+    stop_when  Percentile that ends a level once its 95 % interval is that narrow: 'ttft_p99:5%'.
     requests_per_user  Requests per user and level of a closed loop.
     warmup_requests  Warm-up requests before each level, not counted in it.
     """
@@ -263,6 +264,7 @@ class LoadFields(Fields):
     repeat: PositiveInt = option(value=1)
     until: str | None = option()
     repeat_unsteady: Annotated[int, Ge(0)] | None = option(default="2; simulated: 0")
+    stop_when: str | None = option()
     requests_per_user: PositiveInt | None = option(default="3, and at least 32 per level")
     warmup_requests: Annotated[int, Ge(0)] = option(value=1)
 

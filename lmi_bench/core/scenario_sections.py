@@ -177,8 +177,8 @@ class LoadSection(Section, fields.SessionLoadFields, fields.LoadFields):
             self._check_search(self.search)
         if self.max_sessions is not None and self.rate_per_s is None:
             raise ValueError("max_sessions needs a rate; with concurrency that is the sessions")
-        if self.is_adaptive and (self.repeat > 1 or self.until is not None):
-            raise ValueError("repeat and until need listed levels, not auto or a search")
+        if self.is_adaptive and (self.repeat > 1 or self.until or self.stop_when):
+            raise ValueError("repeat, until, stop_when need listed levels, not auto or a search")
         if self.repeat_unsteady and (self.repeat > 1 or self.until or self.search):
             raise ValueError("repeat_unsteady: leave it out beside repeat, until and search")
         return self

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.load import ArrivalProcess, Load
+from lmi_bench.core.load import ArrivalProcess, Load, LoadAxis
 
 LEAST_REQUESTS, USUAL_REQUESTS_PER_USER = 32, 3
 """Requests of a closed loop's level where none are stated: a p90 needs 29 answers."""
+OPEN_LOOP_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,58 @@ def closed_loop_requests(users: int, per_user: int | None) -> int:
     if per_user is not None:
         return users * per_user
     return max(LEAST_REQUESTS, users * USUAL_REQUESTS_PER_USER)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSizes:
+    """The load section of a scenario without its loads: what a level at each of them has.
+
+    requests_per_user   closed loop: requests of a level over its concurrency; None: 3, and at
+                        least 32 in all
+    requests_per_level  requests of every level; overrides requests_per_user
+    duration_s          a level sends nothing after this time
+    as_sessions         makes a level's requests turns of conversations, where they are
+    """
+
+    requests_per_user: int | None = None
+    requests_per_level: int | None = None
+    duration_s: float | None = None
+    warmup_requests: int = 1
+    arrivals: ArrivalProcess = "poisson"
+    burstiness: float = 1.0
+    ramp_s: float = 0.0
+    max_in_flight: int | None = None
+    as_sessions: Callable[[LevelSpec], LevelSpec] | None = None
+
+    def requests(self, axis: LoadAxis, load: float) -> int | None:
+        """Requests of a level at a load; None where its duration alone ends it."""
+        if self.requests_per_level is not None:
+            return self.requests_per_level
+        if self.duration_s is not None:
+            return None
+        if axis == "concurrency":
+            return closed_loop_requests(int(load), self.requests_per_user)
+        return OPEN_LOOP_REQUESTS
+
+    def level(self, index: int, axis: LoadAxis, load: float, num_requests: int | None) -> LevelSpec:
+        """A level at a load; num_requests: those that count."""
+        by_concurrency = axis == "concurrency"
+        spec = LevelSpec(
+            index=index,
+            load=Load(
+                concurrency=int(load) if by_concurrency else None,
+                rate_per_s=None if by_concurrency else load,
+                arrivals=self.arrivals,
+                burstiness=self.burstiness,
+                ramp_s=0.0 if by_concurrency else self.ramp_s,
+            ),
+            num_requests=num_requests,
+            duration_s=self.duration_s,
+            warmup_requests=self.warmup_requests,
+            max_in_flight=self.max_in_flight,
+        )
+        spec = with_start(spec)
+        return spec if self.as_sessions is None else self.as_sessions(spec)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def _as_kind(kind: Any, value: Any) -> Any:
     return value
 
 
-@_keywords(SweepSettings, "matrix")
+@_keywords(SweepSettings, "matrix", "against")
 def sweep(settings: SweepSettings, listener: Listener) -> "SweepResult":
     """Measure a target over concurrency or request rate, and write a run folder.
 

@@ -197,6 +197,8 @@ def run_matrix(
         raise InputError("--step-trace needs a single engine: leave it out with --matrix")
     if run.live is not None:
         raise InputError("--live follows a single sweep: leave it out with --matrix")
+    if run.measure_startup is not None:
+        raise InputError("--measure-startup starts a single server: leave it out with --matrix")
     cells, options = read_matrix(path), read_options(settings)
     folder = run.out or Path("runs") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{path.stem}"
     if folder.exists() and not run.resume:

@@ -15,7 +15,6 @@ from lmi_bench.core.level import Level
 from lmi_bench.core.redaction import REDACTED, redact
 from lmi_bench.core.scenario import AUTO, Scenario
 from lmi_bench.core.server_metrics import CloudWatch
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.target import Target
 from lmi_bench.wire.format import own_headers
@@ -107,7 +106,7 @@ class Bench:
     asked: Mapping[str, Any] | None = None
     metrics_url: str | None = None
     tls_context: ssl.SSLContext | None = None
-    cloudwatch: Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None = None
+    cloudwatch: Callable[[Sequence[Level]], list[CloudWatch]] | None = None
     before_level: Callable[[], None] | None = None
     metrics_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 

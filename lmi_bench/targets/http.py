@@ -45,7 +45,7 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     """A URL; what the scenario leaves open is found by asking the server. Raises InputError if no
     known protocol is answered, or the workload does not fit."""
     headers = access.all_headers(scenario.protocol)
-    probe = _probe(scenario, headers, listener)
+    probe = open_probe(scenario, headers, listener)
     if access.asked is None:
         scenario, asked, found, notes = _ask(scenario, probe)
     else:
@@ -99,7 +99,8 @@ def http_bench(scenario: Scenario, access: Access, listener: Listener) -> Bench:
     )
 
 
-def _probe(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> Probe:
+def open_probe(scenario: Scenario, headers: Mapping[str, str], listener: Listener) -> Probe:
+    """Sends single requests to the scenario's URL, with its headers and certificates."""
     client, context = scenario.client, None
     if scenario.target.lower().startswith("https:"):
         context = client_context(client.cacert, insecure=client.insecure)
@@ -247,8 +248,8 @@ def endpoint_bench(
             seed=scenario.seed,
             **client.model_dump(exclude={"receive", "retries", "reset_prefix_cache"}),
         )
-        async with target if client.retries is None else RetryingTarget(target) as sender:
-            return await main(sender)
+        async with target:
+            return await main(target if client.retries is None else RetryingTarget(target))
 
     return Bench(
         scenario=scenario,

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lmi_bench.core.errors import InputError
+from lmi_bench.core.level import Level
 from lmi_bench.core.listener import Listener
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, Scenario
 from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.loadgen.aws.access import AwsAccess, open_aws_access
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, read_levels
+from lmi_bench.loadgen.aws.cloudwatch import Watched, read_levels
 from lmi_bench.loadgen.aws.facts import EndpointFacts, read_endpoint_facts
 from lmi_bench.loadgen.aws.target import Invocation, SageMakerTarget
 from lmi_bench.targets.bench import Access, Bench
@@ -79,7 +80,7 @@ def _facts(aws: AwsAccess, invocation: Invocation) -> EndpointFacts:
 
 def _cloudwatch(
     aws: AwsAccess, invocation: Invocation, found: EndpointFacts
-) -> Callable[[Sequence[LevelSpan]], list[CloudWatch]] | None:
+) -> Callable[[Sequence[Level]], list[CloudWatch]] | None:
     """A function that reads the endpoint's metrics for given spans; None without CloudWatch."""
     if not (aws.is_aws or os.environ.get("AWS_ENDPOINT_URL_CLOUDWATCH")):
         return None

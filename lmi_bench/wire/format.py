@@ -5,11 +5,9 @@ from typing import Final
 from lmi_bench.core.errors import InputError
 from lmi_bench.wire import openai
 from lmi_bench.wire.anthropic import VERSION, AnthropicFormat
-from lmi_bench.wire.event import Splitter, WireEvent, WireFormat
+from lmi_bench.wire.event import WireFormat
 from lmi_bench.wire.lmi import LmiFormat
 from lmi_bench.wire.tgi import TgiFormat
-
-__all__ = ["FORMAT_NAMES", "Splitter", "WireEvent", "WireFormat", "find_format"]
 
 _FORMATS: dict[str, WireFormat] = {
     format_.name: format_

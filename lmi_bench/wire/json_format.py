@@ -1,7 +1,9 @@
 """What protocols with JSON payloads share: malformed payloads, failed requests, their category."""
 
+import csv
 from abc import abstractmethod
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 import orjson
@@ -13,21 +15,17 @@ from lmi_bench.wire.framing import SseSplitter
 
 DONE = b"[DONE]"
 _MAX_MESSAGE_CHARS, _MAX_PLAIN_CHARS = 500, 200
-_STATUS_KINDS: Mapping[int, TargetErrorKind] = {
-    424: "server_error",
-    429: "throttled",
-    499: "cancelled",
-    503: "overloaded",
-    529: "overloaded",
-}
-_NAMES: Mapping[TargetErrorKind, str] = {
-    "throttled": "rate_limit_exceeded insufficient_quota rate_limit_error",
-    "overloaded": "overloaded_error",
-    "client_error": "invalid_request_error authentication_error permission_error not_found_error",
-    "timeout": "timeout_error",
-}
-"""Names of errors in the APIs of OpenAI and Anthropic; proxies use them too."""
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_TABLE = (files("lmi_bench.wire") / "data" / "error_kinds.csv").read_text(encoding="utf-8")
+
+
+def error_kinds(api: str) -> dict[str, Any]:
+    """The category of each error that an API names, or of each HTTP status (error_kinds.csv)."""
+    rows = csv.DictReader(_TABLE.splitlines())
+    return {row["name"]: row["kind"] for row in rows if row["api"] == api}
+
+
+_STATUS_KINDS: Mapping[str, TargetErrorKind] = error_kinds("http")
+_KINDS: Mapping[str, TargetErrorKind] = error_kinds("openai")
 
 
 def status_kind(status: int) -> TargetErrorKind:
@@ -38,7 +36,7 @@ def status_kind(status: int) -> TargetErrorKind:
     529 is Anthropic's overload.
     """
     usual: TargetErrorKind = "client_error" if 400 <= status < 500 else "server_error"
-    return _STATUS_KINDS.get(status, usual)
+    return _STATUS_KINDS.get(str(status), usual)
 
 
 def load_object(payload: bytes) -> dict[str, Any] | None:

@@ -13,19 +13,10 @@ from lmi_bench.core.errors import TargetError, TargetErrorKind
 from lmi_bench.wire.event import NO_HEADERS, Splitter, WireEvent, WireFormat
 from lmi_bench.wire.event_stream import EventStreamSplitter, StreamFailure
 from lmi_bench.wire.framing import EitherSplitter
-from lmi_bench.wire.json_format import describe_status, load_object, status_kind
+from lmi_bench.wire.json_format import describe_status, error_kinds, load_object, status_kind
 
 _ERROR_TYPE = b"x-amzn-errortype"
-_NAMES: Mapping[TargetErrorKind, str] = {
-    "throttled": "ThrottlingException Throttling TooManyRequestsException",
-    # ModelNotReadyException: resources are still being provisioned; a later retry succeeds
-    "overloaded": "ServiceUnavailable ServiceUnavailableException ModelNotReadyException",
-    "client_error": "ValidationError ValidationException AccessDeniedException",
-    "server_error": "InternalFailure InternalDependencyException InternalStreamFailure",
-    "timeout": "ModelInvocationTimeExceeded",
-    "broken_stream": "StreamBroken",
-}
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_KINDS: Mapping[str, TargetErrorKind] = error_kinds("sagemaker")
 
 
 class SageMakerFormat:

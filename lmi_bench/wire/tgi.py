@@ -11,15 +11,15 @@ from typing import Any
 from lmi_bench.core.errors import TargetErrorKind
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.wire.event import WireEvent
-from lmi_bench.wire.json_format import SseFormat, find_message, status_kind, whole_answer
+from lmi_bench.wire.json_format import (
+    SseFormat,
+    error_kinds,
+    find_message,
+    status_kind,
+    whole_answer,
+)
 
-_ERROR_KINDS: Mapping[str, TargetErrorKind] = {
-    "overloaded": "overloaded",
-    "validation": "client_error",
-    "template_error": "client_error",
-    "tool_error": "client_error",
-    "empty_input": "client_error",
-}
+_ERROR_KINDS: Mapping[str, TargetErrorKind] = error_kinds("tgi")
 
 
 class TgiFormat(SseFormat):

@@ -217,7 +217,7 @@ def test_an_address_with_a_password_is_not_sent_over_the_network(tmp_path):
         address = url.replace("http://", "http://ada:secret@")
         args = ("sweep", address, *SMALL, "--hosts", "join", "--out", tmp_path / "run")
         done = lmi_bench(*args, expect=2)
-    assert "error: --hosts join: the scenario holds a secret" in done.stderr
+    assert "error: --hosts: the scenario holds a secret" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -230,7 +230,10 @@ def test_an_address_with_a_password_is_not_sent_over_the_network(tmp_path):
         (("--hosts", "local*0"), r"--hosts local\*0: write local"),
         (("--hosts", "local", "--workers", "2"), r"--hosts and --workers: write local\*4"),
         (("--hosts", "local", "--listen", "7711"), "--listen 7711: write HOST:PORT"),
-        (("--hosts", "local", "--connections", "2"), "--hosts: a cap on requests needs a single"),
+        (
+            ("--hosts", "local", "--connections", "2"),
+            "--hosts: a cap on requests, or --stop-when, needs",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path, monkeypatch, args, said):

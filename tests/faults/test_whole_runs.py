@@ -92,7 +92,7 @@ def test_every_fault_of_a_level_is_counted_in_its_bucket_and_no_record_is_lost(t
     """Thirty requests by four users at once, three of each kind: counts, examples, disk agree."""
     with RunStore.create(tmp_path / "run", MANIFEST) as store:
         result = _run(lambda number: FAULTS[KINDS[number % len(KINDS)]], 30, run=store)
-    (line,) = result.levels
+    (line,) = result
     assert line.errors_by_kind == {kind: 3 for kind in sorted(KINDS) if kind != "ok"}
     assert (line.requests, line.errors) == (30, 27)
     examples = line.error_examples
@@ -112,7 +112,7 @@ def test_the_same_message_is_kept_once_and_of_many_the_first_three():
     def script(number):
         return (_said("500 Internal Server Error", f"fault {number // 2}"),)
 
-    (line,) = _run(script, 12, users=1).levels
+    (line,) = _run(script, 12, users=1)
     said = line.error_examples["server_error"]
     assert [text.split("fault ")[1][0] for text in said] == ["0", "1", "2"]
     assert line.errors_by_kind == {"server_error": 12}
@@ -126,8 +126,8 @@ def test_a_share_of_errors_beyond_the_limit_ends_the_sweep_early():
         rules=StopRules(max_error_share=0.25),
         levels=3,
     )
-    (line,) = result.levels
-    assert result.stopped_by == "errors"
+    (line,) = result
+    assert line.stopped_by == "errors"
     assert line.errors > 100  # of 400, that is when the quarter is certain to be passed
     assert line.requests < 400
 
@@ -137,7 +137,7 @@ def test_a_stuck_stream_does_not_hold_a_run_that_has_no_time_out(monkeypatch):
     monkeypatch.setattr(sender, "LEAST_S", 0.5)
     monkeypatch.setattr(sender, "S_PER_TOKEN", 0.1)
     began_s = time.monotonic()
-    (line,) = _run(lambda number: STUCK if number == 2 else FAULTS["ok"], 24, timeout_s=None).levels
+    (line,) = _run(lambda number: STUCK if number == 2 else FAULTS["ok"], 24, timeout_s=None)
     assert time.monotonic() - began_s < 20
     assert line.errors_by_kind == {"timeout": 1}
     assert "stuck after 1 tokens" in line.error_examples["timeout"][0]

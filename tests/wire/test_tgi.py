@@ -6,7 +6,8 @@ import pytest
 
 from lmi_bench.core.errors import InputError, TargetError
 from lmi_bench.core.workload import PlannedRequest
-from lmi_bench.wire.format import WireEvent, find_format
+from lmi_bench.wire.event import WireEvent
+from lmi_bench.wire.format import find_format
 
 TGI = find_format("tgi")
 STREAM = (

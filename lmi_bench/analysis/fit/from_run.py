@@ -22,6 +22,7 @@ from lmi_bench.analysis.model.measured_level import LENGTH_SPREAD, MeasuredLevel
 from lmi_bench.analysis.model.memory import weight_format
 from lmi_bench.analysis.model.profiles import PARAMETER_NAMES, EngineProfile
 from lmi_bench.analysis.model.setup import Setup
+from lmi_bench.analysis.results.repeats import steady_lines
 from lmi_bench.catalog.instances import Instance
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.json_value import JsonValue
@@ -133,8 +134,9 @@ def cells_from_run(
     dtype, kv_dtype = dtype or run_dtype(run), kv_dtype or facts.kv_dtype
     setup = Setup(shape, placed.instance, placed.degree, dtype, kv_dtype=kv_dtype)
     cells = []
+    steady = steady_lines(run.levels)
     for line, records in zip(run.levels, run.records, strict=True):
-        if why_left_out(line) is not None:
+        if why_left_out(line) is not None or line not in steady:
             continue
         if run.manifest.imported_from:  # its files may differ in length
             input_tokens, output_tokens = mean_lengths(run.path, line)
@@ -245,7 +247,7 @@ def prior_for_run(run: Run, cells: Sequence[MeasuredLevel]) -> EngineProfile:
 
 def calibrated_levels(runs: Sequence[Run]) -> str:
     """How many levels a profile is fitted to, and which are left out for what."""
-    lines = [line for run in runs for line in run.levels]
+    lines = [line for run in runs for line in steady_lines(run.levels)]
     out = [f"{line.name}: {why}" for line in lines if (why := why_left_out(line)) is not None]
     left_out = f"; left out: {'; '.join(out)}" if out else ""
     return f"calibrating on {len(lines) - len(out)} measured level(s){left_out}"

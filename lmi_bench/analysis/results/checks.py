@@ -7,7 +7,7 @@ did not deliver their load, failures, token counts that disagree.
 from collections.abc import Iterator, Sequence
 
 from lmi_bench.analysis.results.sweep_curve import sweep_curve
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import KNOWN, Level
 
 # Clocks of events and sends agree to well under a percent; published sweeps repeat their
 # throughput within 8 % (p90).
@@ -35,7 +35,7 @@ def check_level(line: Level) -> list[str]:
     if not line.valid:
         reason = line.invalid_reason or "the load generator gave no reason"
         warnings.append(f"{name} is invalid: {reason}")
-    if line.stopped_by not in (None, "decided"):  # a search decides on purpose
+    if line.stopped_by not in (None, "decided", KNOWN):  # on purpose
         warnings.append(
             f"{name} was cut short by {line.stopped_by}: {line.sent} requests were sent"
         )

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.core.records import STATUS_OK, RequestRecord, StoredRecords
 from lmi_bench.core.units import MS_PER_S
 
-FloatArray = NDArray[np.float64]
 Values = tuple[FloatArray, NDArray[np.int64]]
 """Values, and the row of each."""
 
@@ -133,6 +133,12 @@ class Columns:
         ends_s = np.concatenate([self.last_s, self.ended_s[~self.ok | np.isnan(self.last_s)]])
         ends_s = ends_s[~np.isnan(ends_s)]
         return max(0.0, float(ends_s.max() - self.sent_s.min())) if ends_s.size else 0.0
+
+
+def request_ms(record: RequestRecord, metric: str, *, open_loop: bool) -> float | None:
+    """A metric of one request, any but `itl`; None where it has none."""
+    values_ms, _ = columns_of([record]).values_ms(metric, open_loop=open_loop)
+    return float(values_ms[0]) if values_ms.size else None
 
 
 def columns_of(records: Sequence[RequestRecord]) -> Columns:

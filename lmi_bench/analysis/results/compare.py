@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from lmi_bench.analysis.results.columns import Columns, columns_of
 from lmi_bench.analysis.results.latency import samples_needed
-from lmi_bench.analysis.results.quantiles import FloatArray, central_interval
-from lmi_bench.analysis.results.repeats import set_aside
+from lmi_bench.analysis.results.quantiles import FloatArray, central_interval, counted_quantile
+from lmi_bench.analysis.results.repeats import by_load, set_aside
 from lmi_bench.analysis.results.slo_results import statistic_ms
+from lmi_bench.analysis.results.sweep_curve import sweep_curve
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import QUANTILES, Level
+from lmi_bench.core.level import QUANTILES
 from lmi_bench.core.load import load_name
 from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.records import RequestRecord
@@ -185,13 +186,12 @@ def _loads(sides: Mapping[tuple[str, float], _Side]) -> str:
 
 
 def _sides(run: Run) -> dict[tuple[str, float], _Side]:
-    grouped: dict[tuple[str, float], list[Sequence[RequestRecord]]] = {}
-    left_out = set_aside(run.levels)
-    for place, (line, records) in enumerate(zip(run.levels, run.records, strict=True)):
-        if line.valid and place not in left_out:
-            grouped.setdefault((line.load.axis, line.load.value), []).append(records)
-    sides = {}
-    for key, attempts in grouped.items():
+    left_out, sides = set_aside(run.levels), {}
+    for key, places in by_load(run.levels).items():
+        kept = [i for i in places if run.levels[i].valid and i not in left_out]
+        if not kept:
+            continue
+        attempts = [run.records[i] for i in kept]
         answered = {
             (attempt, record.request_id): record
             for attempt, sent in enumerate(attempts)
@@ -304,13 +304,8 @@ def _of_draws(
     owner = np.repeat(np.arange(len(own)), [len(each) for each in own])[order]
 
     def of_draw(row: NDArray[np.int64], quantile: float) -> float:
-        up_to = np.cumsum(np.bincount(row, minlength=len(own))[owner])
-        if not up_to[-1]:
-            return math.nan
-        position = quantile * float(up_to[-1] - 1)
-        ends = np.searchsorted(up_to, [math.floor(position), math.ceil(position)], "right")
-        low, high = values[ends].tolist()
-        return float(low + (position - math.floor(position)) * (high - low))
+        counts = np.bincount(row, minlength=len(own))[owner]
+        return counted_quantile(values, counts, quantile) if counts.any() else math.nan
 
     return lambda quantile: np.array([of_draw(row, quantile) for row in chosen])
 
@@ -398,24 +393,12 @@ def scaling_efficiency(a: Run, b: Run) -> ScalingEfficiency | None:
     """None where both runs have as many replicas, or the number of one is not known."""
     sides = []
     for run in (a, b):
-        copies, best = run.manifest.target.copies, _best_level(run.levels)
-        if copies is None or best is None:
+        copies, curve = run.manifest.target.copies, sweep_curve(run.levels)
+        if copies is None or curve.best is None:
             return None
-        sides.append((copies, *best))
+        best = curve.best.throughput_tokens_per_s or 0.0
+        sides.append((copies, best, curve.best is curve.usable[-1]))
     (few, few_best, few_edge), (many, many_best, many_edge) = sorted(sides)
     if few == many:
         return None
     return ScalingEfficiency(few, many, few_best, many_best, few_edge or many_edge)
-
-
-def _best_level(levels: Sequence[Level]) -> tuple[float, bool] | None:
-    """Highest throughput, and whether no higher load was run."""
-    usable = [
-        (throughput, line.load.value)
-        for line in levels
-        if line.valid and (throughput := line.throughput_tokens_per_s)
-    ]
-    if not usable:
-        return None
-    best, load = max(usable, key=lambda level: level[0])
-    return best, load == max(load for _, load in usable)

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from lmi_bench.analysis.results.columns import Columns, FloatArray, columns_of
+from lmi_bench.analysis.results.columns import Columns, columns_of
+from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.analysis.results.window import speed_step, steady_window
 from lmi_bench.core import level
 from lmi_bench.core.records import LevelRun, RequestRecord

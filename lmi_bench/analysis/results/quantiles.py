@@ -1,6 +1,7 @@
 """Quantiles of samples that may hold infinite values, and intervals of bootstrap draws."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +14,21 @@ def upper_quantile(values: FloatArray, quantile: float) -> float:
 
     Infinite as soon as an infinite value takes part in it, where numpy would give NaN.
     """
-    ordered = np.sort(values)
-    position = quantile * (len(ordered) - 1)
-    low, high = int(np.floor(position)), int(np.ceil(position))
-    if low == high or not np.isfinite(ordered[high]):
-        return float(ordered[high])
-    return float(ordered[low] + (position - low) * (ordered[high] - ordered[low]))
+    return counted_quantile(values, np.ones(len(values)), quantile)
 
 
-def counted_quantile(values: FloatArray, counts: FloatArray, quantile: float) -> float:
+def counted_quantile(values: FloatArray, counts: NDArray[Any], quantile: float) -> float:
     """The (linear) quantile of values that occur `counts` times each, without repeating them.
 
     >>> round(counted_quantile(np.array([3.0, 1.0]), np.array([1.0, 3.0]), 0.9), 9)
     2.4
     """
-    order = np.argsort(values)
+    order = np.argsort(values, kind="stable")  # fast for values that are in order
     ends = np.cumsum(counts[order])
-    place = quantile * (ends[-1] - 1)
+    place = quantile * float(ends[-1] - 1)
     around = np.searchsorted(ends, (math.floor(place), math.ceil(place)), side="right")
-    low, high = values[order[around]]
-    return float(low + (high - low) * (place - math.floor(place)))
+    low, high = (float(value) for value in values[order[around]])
+    return high if math.isinf(high) else low + (high - low) * (place - math.floor(place))
 
 
 def central_interval(draws: FloatArray, confidence: float = 0.90) -> tuple[float, float]:

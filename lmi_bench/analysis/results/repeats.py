@@ -17,7 +17,7 @@ from lmi_bench.analysis.results.columns import columns_of
 from lmi_bench.analysis.results.latency import samples_needed, summarise_level
 from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.core.errors import InputError
-from lmi_bench.core.level import QUANTILES, Level, NextLevel, Spread, SteadyWindow
+from lmi_bench.core.level import QUANTILES, WHOLE, Level, NextLevel, Spread, SteadyWindow
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.run_store import Run
@@ -131,7 +131,7 @@ def until_steady(
 
 def _is_open(latest: Sequence[Level], attempts: Sequence[Level]) -> bool:
     """Whether one of the latest attempts was not steady, and no two that were agree."""
-    if not latest[0].valid or latest[0].stopped_by not in (None, "duration"):
+    if not latest[0].valid or latest[0].stopped_by not in WHOLE:
         return False
     rates = sorted(work_per_s(line) or 0.0 for line in attempts if not _doubt(line))
     agree = any(high <= low * (1 + REPEAT_TOLERANCE) for low, high in pairwise(rates))
@@ -160,14 +160,14 @@ def set_aside(lines: Sequence[Level]) -> dict[int, str]:
     A valid one is better than one that is not, and a steady one than one that is valid only.
     """
     found = {}
-    for places in _by_load(lines).values():
+    for places in by_load(lines).values():
         worth = {place: _BY_WORTH.index(_doubt(lines[place])) for place in places}
         best = min(worth.values())
         found.update({i: _BY_WORTH[each] for i, each in worth.items() if each > best})
     return found
 
 
-def _by_load(lines: Sequence[Level]) -> Mapping[tuple[str, float], list[int]]:
+def by_load(lines: Sequence[Level]) -> Mapping[tuple[str, float], list[int]]:
     """The places of the lines at each load."""
     groups: dict[tuple[str, float], list[int]] = defaultdict(list)
     for place, line in enumerate(lines):
@@ -205,8 +205,62 @@ def spread_of(lines: Sequence[Level], metric: str) -> Spread | None:
     return spread(values) if values else None
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and 95 % t interval of one or more independent values."""
+LOOKS = (3, 4, 6, 9, 13, MAX_ATTEMPTS)
+"""Rounds of two targets in turn after which to look whether they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairedChange:
+    """log(B / A) of a metric at a level, over rounds of both; its interval holds at every look, for
+    all levels together, in 95 of 100 comparisons. A change within `until` does not matter.
+    """
+
+    level: str
+    until: Until
+    log: Spread
+
+    @property
+    def verdict(self) -> str:
+        """More, less or no difference that matters; empty if nothing is sure."""
+        low, high = self.log.low, self.log.high
+        if low is None or high is None:
+            return ""
+        if low > 0 or high < 0:
+            return "more" if low > 0 else "less"
+        within = max(high, -low) <= math.log1p(self.until.share)
+        return f"no difference of {self.until.share:.1%}" if within else ""
+
+    def __str__(self) -> str:
+        found, words = self.log, {"more": "B has more", "less": "B has less", "": "not sure"}
+        low, mean, high = (math.expm1(x or 0.0) for x in (found.low, found.mean, found.high))
+        between = "" if found.low is None else f" ({low:+.1%} to {high:+.1%})"
+        return (
+            f"{self.level}: {words.get(self.verdict, self.verdict)}: {self.until.metric} "
+            f"{mean:+.1%} from A to B{between}, {found.attempts} round(s)"
+        )
+
+
+def paired_changes(a: Sequence[Level], b: Sequence[Level], until: Until) -> list[PairedChange]:
+    """Each level's change from A to B by the rounds that both sent; a pair with an invalid attempt
+    is left out. Each look has its part of the 5 %, and each level of it (Bonferroni)."""
+    left, right = _by_index(a), _by_index(b)
+    changes = []
+    for index, lines in left.items():
+        pairs = [
+            (first, second)
+            for one, other in zip(lines, right[index], strict=False)
+            if one.valid and other.valid
+            and (first := _value(one, until.metric)) and (second := _value(other, until.metric))
+        ]  # fmt: skip
+        if pairs:
+            chance = (1 - CONFIDENCE) / len(LOOKS) / len(left)
+            found = spread([math.log(y / x) for x, y in pairs], 1 - chance)
+            changes.append(PairedChange(lines[0].name, until, found))
+    return changes
+
+
+def spread(values: Sequence[float], confidence: float = CONFIDENCE) -> Spread:
+    """Mean and t interval of one or more independent values, 95 % unless stated."""
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1:
@@ -214,7 +268,7 @@ def spread(values: Sequence[float]) -> Spread:
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     from scipy.special import stdtrit  # 0.2 s to load
 
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / math.sqrt(n)
     cv = deviation / abs(mean) if mean else None
     return Spread(n, mean, mean - half, mean + half, cv)
 
@@ -237,7 +291,7 @@ def pooled_attempts(
     left_out, searched = set_aside(lines), any(line.search is not None for line in lines)
     if searched:
         left_out = {place: why for place, why in left_out.items() if why == _NOT_STEADY}
-    groups = _by_load(lines)
+    groups = by_load(lines)
     once = all(len(places) == 1 for places in groups.values())
     if once or len(attempts) < len(lines) or (searched and not left_out):
         return list(lines), list(attempts)

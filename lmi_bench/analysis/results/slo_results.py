@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from lmi_bench.analysis.results.columns import columns_of
+from lmi_bench.analysis.results.columns import columns_of, request_ms
 from lmi_bench.analysis.results.latency import samples_needed
 from lmi_bench.analysis.results.quantiles import FloatArray, upper_quantile
 from lmi_bench.core.errors import InputError
@@ -259,11 +259,9 @@ class CertainMiss:
         spec = self._spec
         if self._leaves_out and is_at_start(record, spec):
             return False
-        columns = columns_of([record])
         for place, slo in enumerate(self._slos):
             value_ms = math.inf
-            if record.ok:  # one value, or none
-                own_ms, _ = columns.values_ms(slo.metric, open_loop=spec.load.is_open)
-                value_ms = float(own_ms.sum())
+            if record.ok:
+                value_ms = request_ms(record, slo.metric, open_loop=spec.load.is_open) or 0.0
             self._seen[place] += value_ms if slo.statistic == "mean" else value_ms > slo.limit_ms
         return any(seen > most for seen, most in zip(self._seen, self._most, strict=True))

@@ -56,6 +56,12 @@ class SweepCurve:
         """The points that show the server's throughput."""
         return tuple(point for point in self.points if point.usable)
 
+    @property
+    def best(self) -> LevelPoint | None:
+        """The usable point with the most throughput; None without one."""
+        rated = self.usable
+        return max(rated, key=lambda point: point.throughput_tokens_per_s or 0.0, default=None)
+
     def beyond(self, load: float) -> LevelPoint | None:
         """The next level above a load, usable or not."""
         return next((point for point in self.points if point.load > load), None)

@@ -15,7 +15,8 @@ together anew in blocks, which keeps the likeness of neighbouring bins.
 import numpy as np
 from numpy.typing import NDArray
 
-from lmi_bench.analysis.results.columns import Columns, FloatArray
+from lmi_bench.analysis.results.columns import Columns
+from lmi_bench.analysis.results.quantiles import FloatArray
 from lmi_bench.core.level import SpeedStep, SteadyWindow
 
 # A bin of ten distinct moments averages over the lockstep of a decode batch; a window shorter

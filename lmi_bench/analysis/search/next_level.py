@@ -10,7 +10,7 @@ the most throughput is measured again, since two attempts show how noisy the tar
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -20,9 +20,8 @@ from lmi_bench.analysis.results.knee import bend_index
 from lmi_bench.analysis.results.slo_results import check_slo
 from lmi_bench.analysis.results.sweep_curve import sweep_curve, work_per_s
 from lmi_bench.core.level import Level, NextLevel
-from lmi_bench.core.load import ArrivalProcess, Load, LoadAxis
 from lmi_bench.core.slo import Slo
-from lmi_bench.core.workload import LevelSpec, closed_loop_requests, with_start
+from lmi_bench.core.workload import LevelSizes, LevelSpec
 
 Fits = Callable[[LevelSpec, Sequence[Level]], bool]
 """Whether a level may be run after the finished ones."""
@@ -30,7 +29,6 @@ Shortened = Callable[[LevelSpec, Sequence[Level]], LevelSpec]
 
 Lines = Sequence[Sequence[Level]]
 
-OPEN_LOOP_REQUESTS = 100
 MAX_CONCURRENCY = 4096
 SATURATED_GAIN = 0.05
 """Throughput gain of a doubling below which the server is saturated."""
@@ -40,58 +38,6 @@ a level of few rounds, whose first answers came to fewer waiting users."""
 LATENCY_LIMIT_MS_PER_TOKEN = 100.0
 
 _FAILED_BY = ("timeout", "errors")
-
-
-@dataclass(frozen=True, slots=True)
-class LevelSizes:
-    """The load section of a scenario without its loads, for rules that choose them.
-
-    requests_per_user   closed loop: requests of a level over its concurrency; None: 3, and at
-                        least 32 in all
-    requests_per_level  requests of every level; overrides requests_per_user
-    duration_s          a level sends nothing after this time
-    as_sessions         makes a level's requests turns of conversations, where they are
-    """
-
-    requests_per_user: int | None = None
-    requests_per_level: int | None = None
-    duration_s: float | None = None
-    warmup_requests: int = 1
-    arrivals: ArrivalProcess = "poisson"
-    burstiness: float = 1.0
-    ramp_s: float = 0.0
-    max_in_flight: int | None = None
-    as_sessions: Callable[[LevelSpec], LevelSpec] | None = None
-
-    def requests(self, axis: LoadAxis, load: float) -> int | None:
-        """Requests of a level at a load; None where its duration alone ends it."""
-        if self.requests_per_level is not None:
-            return self.requests_per_level
-        if self.duration_s is not None:
-            return None
-        if axis == "concurrency":
-            return closed_loop_requests(int(load), self.requests_per_user)
-        return OPEN_LOOP_REQUESTS
-
-    def level(self, index: int, axis: LoadAxis, load: float, num_requests: int | None) -> LevelSpec:
-        """A level at a load; num_requests: those that count."""
-        by_concurrency = axis == "concurrency"
-        spec = LevelSpec(
-            index=index,
-            load=Load(
-                concurrency=int(load) if by_concurrency else None,
-                rate_per_s=None if by_concurrency else load,
-                arrivals=self.arrivals,
-                burstiness=self.burstiness,
-                ramp_s=0.0 if by_concurrency else self.ramp_s,
-            ),
-            num_requests=num_requests,
-            duration_s=self.duration_s,
-            warmup_requests=self.warmup_requests,
-            max_in_flight=self.max_in_flight,
-        )
-        spec = with_start(spec)
-        return spec if self.as_sessions is None else self.as_sessions(spec)
 
 
 def auto_levels(

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from lmi_bench.analysis.results.quantiles import central_interval
 from lmi_bench.analysis.results.repeats import steady_lines
 from lmi_bench.analysis.results.slo_results import requests_needed
-from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_curve import Bracket, Trial, bracket, by_load, curve, trial
 from lmi_bench.core.findings import SloAnswer, whole
 from lmi_bench.core.level import QUANTILES, Level
 from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.slo import Slo
 from lmi_bench.core.units import ms_to_s
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import LevelSizes, LevelSpec
 
 TOLERANCE = 0.05
 """Relative width of the bracket at which the search ends."""

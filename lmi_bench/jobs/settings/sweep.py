@@ -25,6 +25,7 @@ class TargetSettings:
 
     scenario  Scenario file, URL, sagemaker:NAME, or sim:INSTANCE to simulate.
     matrix  File of targets and payloads: every payload on every target, one report.
+    against  Second target: levels alternate between both until a difference is sure (--until).
     """
 
     GROUP: ClassVar = "Target"
@@ -33,6 +34,7 @@ class TargetSettings:
         argument=True, metavar="[SCENARIO.yaml|TARGET]", group="Arguments"
     )
     matrix: Path | None = option()
+    against: str | None = option(metavar="TARGET", rare=True)
     target: Stated = Stated(TopFields, ("target", "model", "protocol"))
     api_key: str | None = option(API_KEY)
     header: tuple[str, ...] = option(HEADER, value=())
@@ -69,7 +71,10 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The run folder."""
+    """The run folder.
+
+    measure_startup  Command that starts the server, twice: its cold and warm start are timed.
+    """
 
     GROUP: ClassVar = "Run"
 
@@ -82,6 +87,7 @@ class RunSettings:
         bare=0,
     )
     step_trace: Path | None = option(STEP_TRACE, rare=True)
+    measure_startup: str | None = option(metavar="CMD", rare=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class ClientSettings:
 
     workers  Number of sending processes, or auto: more when a core is busy.
     hosts    Hosts that send, with commas: local, USER@HOST (ssh) or join (dials in); NAME*4 for 4.
+    ray      Address of a Ray cluster, or auto: a worker on each of its nodes dials in.
     listen   Address for hosts that join.
     metrics_url  Metrics page of a replica; repeatable.
     cloudwatch_wait  Maximum wait in seconds for CloudWatch after a SageMaker sweep.
@@ -100,6 +107,7 @@ class ClientSettings:
 
     workers: str = option(value="auto")
     hosts: str | None = option(default="this one")
+    ray: str | None = option(metavar="ADDRESS")
     listen: str = option(value="127.0.0.1:7711")
     sending: Stated = Stated(
         ClientFields,
@@ -144,7 +152,7 @@ class SweepSettings:
 
     def beside_scenario(self) -> list[str]:
         """Names of the stated settings that a scenario cannot hold."""
-        beside = ("header", "workers", "hosts", "cloudwatch_wait", "step_trace")
+        beside = ("header", "workers", "hosts", "ray", "cloudwatch_wait", "step_trace")
         found = [each.name for each in stated(self) if each.name in beside]
         return [name for name in found if name != "workers" or self.client.workers != "1"]
 

@@ -1,25 +1,22 @@
 """Which levels a scenario runs: its list, or a rule that picks each from those before."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+from lmi_bench.analysis.results.early_stop import QuantileWatch, StopWhen, parse_stop_when
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.results.repeats import (
-    parse_until,
-    repeat_rule,
-    until_steady,
-)
+from lmi_bench.analysis.results.repeats import parse_until, repeat_rule, until_steady
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
-from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
+from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.analysis.search.slo_search import START_USERS, SloSearch
-from lmi_bench.core.level import Level, NextLevel
+from lmi_bench.core.level import KNOWN, Level, NextLevel
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.scenario import AUTO, ENGINE_TARGET, SIMULATED_PREFIX, Scenario
 from lmi_bench.core.slo import Slo, parse_slo
-from lmi_bench.core.workload import LevelSpec
-from lmi_bench.jobs.sweep.limits import TimeBox
-from lmi_bench.loadgen.run.sweep import StopRules, in_order, levels_of, session_levels
+from lmi_bench.core.workload import LevelSizes, LevelSpec
+from lmi_bench.jobs.sweep.limits import TimeBox, up_to
+from lmi_bench.loadgen.run.level_runner import StopRules
+from lmi_bench.loadgen.run.sweep import level_sizes, levels_of
 
 START_RATE_PER_S, MOST_RATE_PER_S, LEAST_RATE_PER_S = 1.0, 10_000.0, 0.001
 MOST_REPEATS = 2
@@ -59,19 +56,22 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     If a level picked for the curve (`auto`) broke an SLO, a search for where it breaks follows.
     """
     box = TimeBox(None) if time_box is None else time_box
-    load, summarise_one = scenario.load, _summarise(scenario)
+    load = scenario.load
+    stop = None if load.stop_when is None else parse_stop_when(load.stop_when)
+    summarise_one = _summarise(scenario, stop)
     if not load.is_adaptive:
-        levels = levels_of(scenario)
-        if load.repeat > 1 or load.until is not None:
-            until = None if load.until is None else parse_until(load.until)
-            rule = repeat_rule(levels, repeats=load.repeat, until=until)
-            return LevelRule(box.levels(rule), None, StopRules(), summarise_one)
-        in_turn = _until_steady(in_order(levels), scenario, box)
-        return LevelRule(box.levels(in_turn), len(levels), StopRules(), summarise_one)
+        levels, rules = levels_of(scenario), StopRules()
+        if stop is not None:
+            for level in levels:
+                stop.check(level)
+            rules = StopRules(watch=lambda spec: QuantileWatch(stop, spec).add, watch_says=KNOWN)
+        until = None if load.until is None else parse_until(load.until)
+        rule, total = repeat_rule(levels, repeats=load.repeat, until=until), None
+        if load.repeat == 1 and until is None:
+            rule, total = _until_steady(rule, scenario, box), len(levels)
+        return LevelRule(up_to(rule, box.fits), total, rules, summarise_one)
     slos = tuple(parse_slo(text) for text in scenario.slo)
-    names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
-    own: dict[str, Any] = {name: getattr(load, name) for name in names}
-    sizes = LevelSizes(**own, as_sessions=session_levels(scenario))
+    sizes = level_sizes(scenario)
     curve = None
     if load.search is None:
         curve = auto_levels(sizes, slos=slos, fits=box.fits, shortened=box.shortened)
@@ -79,7 +79,7 @@ def level_rule(scenario: Scenario, time_box: TimeBox | None = None) -> LevelRule
     if curve is not None and not slos:
         return LevelRule(curve, None, StopRules(ends_sweep=False), summarise_one)
     search = _search(scenario, slos, sizes)
-    seek = box.levels(search.next_level)
+    seek = up_to(search.next_level, box.fits)
     of_curve: set[int] = set()
 
     def next_level(finished: Sequence[Level]) -> LevelSpec | None:
@@ -121,12 +121,20 @@ def miss_watch(scenario: Scenario) -> Callable[[LevelSpec], Callable[[RequestRec
     return watch
 
 
-def _summarise(scenario: Scenario) -> Callable[[LevelRun], Level]:
+def _summarise(scenario: Scenario, stop: StopWhen | None) -> Callable[[LevelRun], Level]:
     """Summarises a level; marks it if its prompts share prefixes on purpose, for a cache."""
-    workload = scenario.workload
-    if not workload.begins_alike:
-        return summarise_level
-    return lambda run: replace(summarise_level(run), cached_prompt_expected=True)
+    expected = True if scenario.workload.begins_alike else None
+
+    def summarise(run: LevelRun) -> Level:
+        line = replace(summarise_level(run), cached_prompt_expected=expected)
+        if stop is None:
+            return line
+        watch = QuantileWatch(stop, run.spec)
+        for record in run.records:
+            watch.add(record)
+        return replace(line, known=watch.known)
+
+    return summarise
 
 
 def _search(scenario: Scenario, slos: tuple[Slo, ...], sizes: LevelSizes) -> SloSearch:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from lmi_bench.analysis.fleet.money import usd_per_1m_tokens
 from lmi_bench.analysis.results.slo_results import FAILURE_RULES, FailureRule
+from lmi_bench.analysis.search.next_level import Fits
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.core.clock import loop_time_s
 from lmi_bench.core.errors import InputError
@@ -21,13 +22,13 @@ from lmi_bench.core.level import Level, NextLevel
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.units import SECONDS_PER_HOUR
 from lmi_bench.core.workload import USUAL_REQUESTS_PER_USER, LevelSpec
+from lmi_bench.loadgen.run.sweep import Summarise
 from lmi_bench.report.formats import number
 
 AUTO_S = 300.0  # maximum time of levels that a rule picks, on a real clock
 _LEVEL_SHARE = 1 / 12  # of that time, for the sends of one level
 _MARGIN = 1.5  # on the expected time of three requests per user
 _MINUTE_S = 60.0
-Summarise = Callable[[LevelRun], Level]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,14 +83,15 @@ class TimeBox:
         least_s = likely_level_s(rounds, finished)
         return replace(spec, duration_s=max(self.max_s * _LEVEL_SHARE, _MARGIN * least_s))
 
-    def levels(self, rule: NextLevel) -> NextLevel:
-        """The rule's levels, up to the first that does not fit."""
 
-        def next_level(finished: Sequence[Level]) -> LevelSpec | None:
-            spec = rule(finished)
-            return spec if spec is None or self.fits(spec, finished) else None
+def up_to(rule: NextLevel, fits: Fits) -> NextLevel:
+    """The rule's levels, up to the first that does not fit."""
 
-        return next_level
+    def next_level(finished: Sequence[Level]) -> LevelSpec | None:
+        spec = rule(finished)
+        return spec if spec is None or fits(spec, finished) else None
+
+    return next_level
 
 
 def likely_level_s(spec: LevelSpec, finished: Sequence[Level]) -> float:

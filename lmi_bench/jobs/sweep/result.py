@@ -10,7 +10,7 @@ from lmi_bench.analysis.results.gate import Outcome
 from lmi_bench.analysis.results.repeats import pooled_run
 from lmi_bench.analysis.results.slo_results import MISSED_BY, FailureRule, goodput
 from lmi_bench.core.findings import Knee, SloAnswer
-from lmi_bench.core.level import Level
+from lmi_bench.core.level import WHOLE, Level
 from lmi_bench.core.manifest import RunScenario
 from lmi_bench.core.run_store import CLOUDWATCH, MANIFEST, Run, load_run
 from lmi_bench.core.scenario import AUTO, SAGEMAKER_PREFIX, SIMULATED_PREFIX, Scenario, is_endpoint
@@ -158,7 +158,7 @@ def finished_run(
     if rule.search is not None and run.slo_answer is None:
         return None
     last = run.levels[-1].stopped_by if run.levels else None
-    stopped = rule.stop_rules.ends_sweep and last not in (None, "duration", "decided")
+    stopped = rule.stop_rules.ends_sweep and last not in (*WHOLE, "decided")
     if not stopped and rule.levels(run.levels) is not None:
         return None
     answer = None if rule.search is None else run.slo_answer

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -29,14 +30,15 @@ from lmi_bench.core.scenario import (
     parse_scenario,
 )
 from lmi_bench.core.slo import parse_goodput, parse_slo
-from lmi_bench.jobs.settings.sweep import SweepSettings, read_workers
+from lmi_bench.jobs.settings.sweep import ClientSettings, SweepSettings, read_workers
 from lmi_bench.jobs.sweep import limits, watch
 from lmi_bench.jobs.sweep.levels import LevelRule, level_rule, miss_watch, with_levels_found
 from lmi_bench.jobs.sweep.result import AS_STATED, SloOptions, SweepResult, finished_run
+from lmi_bench.jobs.sweep.startup import measured_startup
 from lmi_bench.loadgen.prompts.prompts import Prompts
-from lmi_bench.loadgen.run.hosts import parse_address, parse_hosts
-from lmi_bench.loadgen.run.sweep import Progress, run_sweep
-from lmi_bench.loadgen.run.target import Target
+from lmi_bench.loadgen.run.hosts import JOIN, Host, parse_address, parse_hosts
+from lmi_bench.loadgen.run.level_runner import Progress
+from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.watch.server_watch import ServerWatch
 from lmi_bench.targets.applies import kind_of, refuse_idle, refuse_tokens, stated_names
 from lmi_bench.targets.bench import NO_ACCESS, Access, Bench, read_headers
@@ -58,6 +60,8 @@ class SweepOptions:
     max_time           as `--max-time` takes it; None: the default of the kind of levels
     max_error_share    failed share of a level's requests that ends it; None: no limit
     live               port of the page that follows the sweep, 0: a free one; None: no such page
+    startup            command that starts the server at the URL, to time it; None: it runs
+    rounds             end after as many attempts at each level of those that repeat
     stop_at_miss       end a level as soon as it is certain to miss an SLO of the scenario
     """
 
@@ -70,6 +74,8 @@ class SweepOptions:
     max_time: str | None = None
     max_error_share: float | None = 0.5
     live: int | None = None
+    startup: str | None = None
+    rounds: int | None = None
     stop_at_miss: bool = False
 
 
@@ -102,8 +108,9 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         client=watch.Client(
             read_workers(client.workers),
             client.metrics_url,
-            () if client.hosts is None else parse_hosts(client.hosts),
+            _hosts(client),
             parse_address(client.listen, "--listen"),
+            client.ray,
         ),
         trace=settings.run.step_trace,
         cloudwatch_wait_s=watch.DEFAULT_WAIT_S if wait_s is None else wait_s,
@@ -112,7 +119,14 @@ def read_options(settings: SweepSettings) -> SweepOptions:
         if max_errors == "none"
         else limits.read_share("--max-errors", max_errors),
         live=settings.run.live,
+        startup=settings.run.measure_startup,
     )
+
+
+def _hosts(client: ClientSettings) -> tuple[Host, ...]:
+    if client.ray is not None and client.hosts is not None:
+        raise InputError("--ray and --hosts both say where workers run: leave one out")
+    return (JOIN,) if client.ray else parse_hosts(client.hosts) if client.hosts else ()
 
 
 def sweep_scenario(
@@ -130,46 +144,42 @@ def sweep_scenario(
     level_rule(scenario)  # raises before a model is loaded or an endpoint is asked
     if options.max_time is not None:
         limits.read_max_time(options.max_time)
-    if options.live is None:
-        return _sweep_target(scenario, options, listener, out=out, resume=resume)
-    from lmi_bench.jobs.sweep.live import LiveReport  # loads an HTTP server
+    with ExitStack() as stack:
+        on_folder: Callable[[Path], None] = SILENT.note  # called when the run folder exists
+        if options.live is not None:
+            from lmi_bench.jobs.sweep.live import LiveReport  # loads an HTTP server
 
-    is_served = not scenario.target.startswith(SIMULATED_PREFIX)
-    with LiveReport(options.live, listener, is_served=is_served) as page:
-        return _sweep_target(scenario, options, page, out=out, resume=resume, on_folder=page.begun)
+            is_served = not scenario.target.startswith(SIMULATED_PREFIX)
+            page = stack.enter_context(LiveReport(options.live, listener, is_served=is_served))
+            listener, on_folder = page, page.begun
+        found = finished_run(out, scenario, options.slo) if resume and out is not None else None
+        if found is not None:
+            on_folder(found.folder)
+            listener.note(
+                f"{out} is finished, {len(found.levels)} level(s): nothing is left to send"
+            )
+            return found
+        tracer: ChromeTrace | None = None
+        if options.trace is not None:
+            from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
 
-
-def _sweep_target(
-    scenario: Scenario,
-    options: SweepOptions,
-    listener: Listener,
-    *,
-    out: Path | None,
-    resume: bool,
-    on_folder: Callable[[Path], None] = lambda _: None,
-) -> SweepResult:
-    """Open the target and run the levels; `on_folder` is called when the run folder exists."""
-    found = finished_run(out, scenario, options.slo) if resume and out is not None else None
-    if found is not None:
-        on_folder(found.folder)
-        listener.note(f"{out} is finished, {len(found.levels)} level(s): nothing is left to send")
-        return found
-    tracer: ChromeTrace | None = None
-    if options.trace is not None:
-        from lmi_bench.engine.chrome_trace import ChromeTrace  # loads the engine: not for a URL
-
-        tracer = ChromeTrace(options.trace)
-    bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
-    stamp, model = datetime.now().astimezone(), Path(bench.scenario.model).name
-    named = re.sub(r"[^\w.-]", "-", model)
-    folder = out or Path("runs") / f"{stamp:%Y%m%d-%H%M%S}-{named}"
-    try:
-        with tracer or nullcontext():
-            found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
-        return replace(found_in, scenario=scenario)
-    except KeyboardInterrupt:
-        run = load_run(folder) if (folder / MANIFEST).exists() else None
-        return SweepResult(folder, scenario, run, interrupted=True)
+            tracer = ChromeTrace(options.trace)
+        startup: Mapping[str, Any] = {}
+        if options.startup is not None:
+            server = measured_startup(options.startup, scenario, options.access, listener)
+            startup = stack.enter_context(server)
+        bench = open_bench(with_levels_found(scenario), options.access, listener, trace=tracer)
+        bench = replace(bench, facts={**bench.facts, **startup})
+        stamp, model = datetime.now().astimezone(), Path(bench.scenario.model).name
+        named = re.sub(r"[^\w.-]", "-", model)
+        folder = out or Path("runs") / f"{stamp:%Y%m%d-%H%M%S}-{named}"
+        try:
+            with tracer or nullcontext():
+                found_in = _measure(bench, options, folder, listener, on_folder, resume=resume)
+            return replace(found_in, scenario=scenario)
+        except KeyboardInterrupt:
+            run = load_run(folder) if (folder / MANIFEST).exists() else None
+            return SweepResult(folder, scenario, run, interrupted=True)
 
 
 def _measure(
@@ -191,7 +201,9 @@ def _measure(
     stop_rules = replace(rule.stop_rules, max_error_share=options.max_error_share)
     if options.stop_at_miss:
         stop_rules = replace(stop_rules, watch=miss_watch(scenario))
-    rule = replace(rule, stop_rules=stop_rules)
+    most = math.inf if options.rounds is None else options.rounds
+    in_rounds = limits.up_to(rule.levels, lambda spec, _: spec.repeat < most)
+    rule = replace(rule, stop_rules=stop_rules, levels=in_rounds)
     spend = limits.Spend(
         budget.price(bench.usd_per_hour),
         max_usd=budget.max_usd,
@@ -199,10 +211,9 @@ def _measure(
         note=listener.note,
     )
     server = watch.open_server_watch(bench, options.client)
-    goodput = [str(limit) for limit in options.slo.limits]
     with (
         watch.open_pool(bench, options.access, salt, prompts, options.client, listener) as pool,
-        _open_store(folder, bench, goodput, salt, listener, resume=resume) as store,
+        _open_store(folder, bench, options, salt, listener, resume=resume) as store,
     ):
         on_folder(folder)
         _run_levels(bench, prompts, store, rule, spend, pool, server, time_box, listener)
@@ -252,15 +263,22 @@ def read_scenario(scenario_or_url: str | None, overrides: Mapping[str, Any]) -> 
 
 
 def _open_store(
-    folder: Path, bench: Bench, goodput: list[str], salt: str, listener: Listener, *, resume: bool
+    folder: Path,
+    bench: Bench,
+    options: SweepOptions,
+    salt: str,
+    listener: Listener,
+    *,
+    resume: bool,
 ) -> RunStore:
+    is_first = options.rounds in (None, 1)  # of several that one command asks for
     manifest = Manifest(
         scenario=RunScenario.from_json(bench.scenario.canonical()),
         scenario_hash=bench.scenario.hash(),
         target=TargetFacts.from_json(bench.facts),
-        commands=[["lmi-bench", *sys.argv[1:]]],
+        commands=[["lmi-bench", *sys.argv[1:]]] if is_first else [],
         salt=salt,
-        goodput=goodput,
+        goodput=[str(limit) for limit in options.slo.limits],
     )
     if resume and (folder / MANIFEST).exists():
         store = RunStore.resume(folder, manifest, secrets=bench.secrets)
@@ -287,8 +305,8 @@ def _run_levels(
     time_box: limits.TimeBox,
     listener: Listener,
 ) -> None:
-    scenario = bench.scenario
-    on_progress, on_level = _heard(listener, rule, time_box)
+    """Send the levels; the listener is told how far each is, and when it is over."""
+    scenario, of_all = bench.scenario, "" if rule.total is None else f"/{rule.total}"
     for line in (f"target: {bench.title}", *bench.notes):
         listener.note(line)
     if time_box.max_s is not None:
@@ -297,8 +315,21 @@ def _run_levels(
         listed = f"levels that would end after {limit} are left out"
         listener.note(picked if rule.total is None else listed)
 
-    async def send_levels(target: Target) -> None:
-        await run_sweep(
+    def left() -> str:
+        left_s = time_box.left_s()
+        return "" if left_s is None else f", {limits.clock_text(left_s)} left"
+
+    def on_progress(state: Progress) -> None:
+        errors = f", {state.errors} errors" if state.errors else ""
+        title = f"level {state.level + 1}{of_all} {state.label} {state.state}{errors}{left()}"
+        listener.progress(title, state.done, state.total)
+
+    def on_level(run: LevelRun, line: Level) -> None:
+        speed = f"{work_per_s(line) or 0:.1f} tok/s"
+        listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
+
+    bench.run(
+        lambda target: run_sweep(
             spend.levels(rule.levels),
             target,
             store,
@@ -314,30 +345,7 @@ def _run_levels(
             server=server,
             before_level=bench.before_level,
         )
-
-    bench.run(send_levels)
-
-
-def _heard(
-    listener: Listener, rule: LevelRule, time_box: limits.TimeBox
-) -> tuple[Callable[[Progress], None], Callable[[LevelRun, Level], None]]:
-    """Callbacks that tell the listener how far a level is, and when it is over."""
-    of_all = "" if rule.total is None else f"/{rule.total}"
-
-    def left() -> str:
-        left_s = time_box.left_s()
-        return "" if left_s is None else f", {limits.clock_text(left_s)} left"
-
-    def on_progress(state: Progress) -> None:
-        errors = f", {state.errors} errors" if state.errors else ""
-        title = f"level {state.level + 1}{of_all} {state.label} {state.state}{errors}{left()}"
-        listener.progress(title, state.done, state.total)
-
-    def on_level(run: LevelRun, line: Level) -> None:
-        speed = f"{work_per_s(line) or 0:.1f} tok/s"
-        listener.step(f"{run.spec.load.name}: {speed} in {line.wall_s or 0:.0f} s{left()}")
-
-    return on_progress, on_level
+    )
 
 
 def _max_time_s(scenario: Scenario, stated: str | None) -> float | None:

@@ -3,7 +3,7 @@
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,10 +13,11 @@ from lmi_bench.core.listener import Listener
 from lmi_bench.core.redaction import redact
 from lmi_bench.core.server_metrics import CloudWatch
 from lmi_bench.jobs.worker import sample_of
-from lmi_bench.loadgen.aws.cloudwatch import level_spans
+from lmi_bench.loadgen.aws.cloudwatch import timed_levels
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.channel import Job
-from lmi_bench.loadgen.run.hosts import JOIN, Host
+from lmi_bench.loadgen.run.hosts import JOIN, Host, shown
+from lmi_bench.loadgen.run.ray_nodes import ray_workers
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.loadgen.watch.gpu_power import open_gpu_power
 from lmi_bench.loadgen.watch.host_cpu import HostCpu
@@ -34,6 +35,7 @@ class Client:
 
     workers       number of processes here; auto: as many as the levels need
     hosts         where processes send instead; listen: address for those that dial in
+    ray           address of a Ray cluster that has one of them a node; hosts is then one JOIN
     metrics_urls  of the server's replicas; empty: the target's own /metrics, if it has one
     """
 
@@ -41,6 +43,14 @@ class Client:
     metrics_urls: tuple[str, ...] = ()
     hosts: tuple[Host, ...] = ()
     listen: tuple[str, int] = ("127.0.0.1", 0)
+    ray: str | None = None
+
+    @property
+    def source(self) -> str:
+        """The option that says where the processes are."""
+        if self.ray is not None:
+            return "--ray"
+        return "--hosts" if self.hosts else f"--workers {self.workers}"
 
 
 AUTO_CLIENT = Client()
@@ -61,16 +71,22 @@ def open_pool(
     scenario = bench.scenario.canonical()
     if JOIN in client.hosts and redact(scenario) != scenario:
         raise InputError(
-            "--hosts join: the scenario holds a secret, such as a password in the address, which "
-            "is not sent over the network: set LMI_BENCH_API_KEY or --header, on both sides"
+            f"{client.source}: the scenario holds a secret, such as a password in the address, "
+            "which is not sent over the network: set LMI_BENCH_API_KEY or --header, on both sides"
         )
     headers = bench.metrics_headers or access.headers  # of a URL with the key; others take none
     job = Job(scenario, bench.asked, sample_of(prompts), salt, headers)
-    with closing(
-        WorkerPool(job, client.workers, hosts=client.hosts, listen=client.listen, listener=listener)
-    ) as pool:
-        if client.hosts:
-            listener.note("workers: " + ", ".join(host.name for host in client.hosts))
+    with ExitStack() as stack:
+        pool = WorkerPool(
+            job, client.workers, hosts=client.hosts, listen=client.listen, listener=listener
+        )
+        if client.ray is not None:
+            started = ray_workers(client.ray, shown(client.listen))
+            nodes, pool.check = stack.enter_context(started)
+            pool.hosts = (JOIN,) * nodes
+        stack.enter_context(closing(pool))
+        if pool.hosts:
+            listener.note("workers: " + ", ".join(host.name for host in pool.hosts))
             pool.open()
         yield pool
 
@@ -81,15 +97,18 @@ def open_server_watch(bench: Bench, client: Client) -> ServerWatch | None:
     Raises InputError for an option that does not fit the target.
     """
     load = bench.scenario.load
-    several = "--hosts" if client.hosts else f"--workers {client.workers}"
+    several = client.source
     if (client.hosts or client.workers not in (1, "auto")) and (
         load.max_sessions is not None
         or load.max_in_flight is not None
+        or load.stop_when is not None
         or isinstance(bench.scenario.client.connections, int)
     ):
-        raise InputError(f"{several}: a cap on requests needs a single process; leave it out")
+        raise InputError(
+            f"{several}: a cap on requests, or --stop-when, needs a single process; leave it out"
+        )
     if client.hosts and client.workers != "auto":
-        raise InputError("--hosts and --workers: write local*4 among the hosts for four here")
+        raise InputError(f"{several} and --workers: write local*4 among the hosts for four here")
     urls = client.metrics_urls
     headers: dict[str, str] = {}
     for url in urls:
@@ -127,19 +146,19 @@ def read_cloudwatch(
 
     wait_s  maximum wait until it has counted every invocation; Ctrl-C ends the wait
     """
-    spans = level_spans(lines)
-    if bench.cloudwatch is None or not spans:
+    timed = timed_levels(lines)
+    if bench.cloudwatch is None or not timed:
         return []
-    sent = sum(line.sent for line in lines if line.started_at)
+    sent = sum(line.sent for line in timed)
     end_s = time.monotonic() + wait_s
     found: list[CloudWatch] = []
     try:
-        found = bench.cloudwatch(spans)
+        found = bench.cloudwatch(timed)
         if wait_s and _counted(found) < sent:
             listener.note(f"waiting up to {wait_s:.0f} s for CloudWatch (Ctrl-C ends the wait)")
         while _counted(found) < sent and time.monotonic() < end_s:
             time.sleep(min(_ASK_EVERY_S, max(0.0, end_s - time.monotonic())))
-            found = bench.cloudwatch(spans)
+            found = bench.cloudwatch(timed)
     except KeyboardInterrupt:
         listener.note("the wait for CloudWatch was ended; its last minutes may be missing")
     except LmiBenchError as exc:

@@ -7,7 +7,7 @@ Source: "Monitor Amazon SageMaker AI with CloudWatch".
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,44 +55,29 @@ class Watched:
         return {"EndpointName": self.endpoint_name, "VariantName": self.variant}
 
 
-@dataclass(frozen=True, slots=True)
-class LevelSpan:
-    """Start and end of a level by the wall clock (UTC)."""
-
-    level: int
-    attempt: int
-    start: datetime
-    end: datetime
-
-    @property
-    def minutes(self) -> list[datetime]:
-        """The minutes that it touches."""
-        first = self.start.astimezone(UTC).replace(second=0, microsecond=0)
-        return [first + place * PERIOD for place in range((self.end - first) // PERIOD + 1)]
+def timed_levels(lines: Sequence[Level]) -> list[Level]:
+    """The levels whose start and end by the wall clock are known."""
+    return [line for line in lines if line.started_at and line.ended_at]
 
 
-def level_spans(lines: Sequence[Level]) -> list[LevelSpan]:
-    """The spans of finished levels, those without times are left out."""
-    when = datetime.fromisoformat
-    return [
-        LevelSpan(line.index, line.attempt, when(line.started_at), when(line.ended_at))
-        for line in lines
-        if line.started_at and line.ended_at
-    ]
+def _minutes(line: Level) -> list[datetime]:
+    """The minutes that a level touches (UTC)."""
+    start, end = (datetime.fromisoformat(each or "") for each in (line.started_at, line.ended_at))
+    first = start.astimezone(UTC).replace(second=0, microsecond=0)
+    return [first + place * PERIOD for place in range((end - first) // PERIOD + 1)]
 
 
-def read_levels(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> list[CloudWatch]:
-    """The known values of each level; raises LmiBenchError if AWS refuses."""
-    if not spans:
+def read_levels(client: Any, watched: Watched, lines: Sequence[Level]) -> list[CloudWatch]:
+    """The known values of each level, all with times; raises LmiBenchError if AWS refuses."""
+    if not lines:
         return []
-    series = _series(client, watched, spans)
-    users = Counter(minute for span in spans for minute in span.minutes)
-    return [_of_level(span, series, users, watched) for span in spans]
+    users = Counter(minute for line in lines for minute in _minutes(line))
+    series = _series(client, watched, users)
+    return [_of_level(line, series, users, watched) for line in lines]
 
 
-def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[str, Series]:
+def _series(client: Any, watched: Watched, minutes: Collection[datetime]) -> dict[str, Series]:
     """Values by minute of each query, over all levels."""
-    minutes = [minute for span in spans for minute in span.minutes]
     dimensions = [{"Name": name, "Value": value} for name, value in watched.dimensions.items()]
 
     hardware = f"/aws/sagemaker/{'InferenceComponents' if watched.component else 'Endpoints'}"
@@ -119,9 +104,9 @@ def _series(client: Any, watched: Watched, spans: Sequence[LevelSpan]) -> dict[s
 
 
 def _of_level(
-    span: LevelSpan, series: Mapping[str, Series], users: Mapping[datetime, int], watched: Watched
+    line: Level, series: Mapping[str, Series], users: Mapping[datetime, int], watched: Watched
 ) -> CloudWatch:
-    minutes = span.minutes
+    minutes = _minutes(line)
 
     def values(name: str) -> list[float]:
         return [series[name][m] for m in minutes if m in series.get(name, {})]
@@ -136,8 +121,8 @@ def _of_level(
         if values(name) and number:
             known[f"{name}_mean_percent"] = sum(values(name)) / len(values(name)) / number
     return CloudWatch(
-        level=span.level,
-        attempt=span.attempt,
+        level=line.index,
+        attempt=line.attempt,
         first_minute=minutes[0].isoformat(),
         minutes=len(minutes),
         shared_minutes=sum(users[minute] > 1 for minute in minutes),

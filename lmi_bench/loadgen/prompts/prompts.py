@@ -17,8 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import orjson
-
+from lmi_bench.core.durable import json_values, read_text
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.lengths import LengthDistribution, parse_lengths
 from lmi_bench.core.scenario import WorkloadSection
@@ -31,15 +30,8 @@ CHARACTERS_PER_TOKEN = 4
 _MAX_ADJUSTMENTS = 16
 _STABLE_TOKENS = 512
 
-# Everyday words that common BPE vocabularies hold as one token each with the space before them.
-_EVERYDAY = """
-    time year people way day man thing woman life child world school state family student group
-    country problem hand part place case week company system program question work government
-    number night point home water room mother area money story fact month lot right study book eye
-    job word business issue side kind head house service friend father power hour game line end
-    member law car city name
-"""
-_WORDS = _EVERYDAY.split()
+_WORDS = read_text(Path(__file__).parents[1] / "data" / "everyday_words.txt").split()
+"""Everyday words that common BPE vocabularies hold as one token each with the space before them."""
 
 
 class Prompts(Protocol):
@@ -337,29 +329,19 @@ class DatasetPrompts:
 
 def load_dataset(path: Path) -> list[DatasetEntry]:
     """Read JSON lines with `prompt` (or `text`) and, if wanted, `output_tokens`. Raises InputError
-    that names the first line that cannot be used."""
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise InputError(f"cannot read the data set {path}: {exc.strerror}") from exc
+    that names the first entry that cannot be used."""
     entries: list[DatasetEntry] = []
-    for number, line in enumerate(data.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            content = orjson.loads(line)
-        except orjson.JSONDecodeError as exc:
-            raise InputError(f"{path}: line {number} is not JSON: {exc}") from exc
+    for number, content in enumerate(json_values(read_text(path), path), start=1):
         text = content.get("prompt", content.get("text")) if isinstance(content, dict) else None
         if not isinstance(text, str) or not text:
             raise InputError(
-                f"{path}: line {number} needs a `prompt` (or `text`) that is not empty"
+                f"{path}: entry {number} needs a `prompt` (or `text`) that is not empty"
             )
         output_tokens = content.get("output_tokens")
         is_count = type(output_tokens) is int and output_tokens >= 1
         if output_tokens is not None and not is_count:
             raise InputError(
-                f"{path}: line {number}: output_tokens must be a whole number of at least 1, "
+                f"{path}: entry {number}: output_tokens must be a whole number of at least 1, "
                 f"got {output_tokens!r}"
             )
         entries.append((text, output_tokens))

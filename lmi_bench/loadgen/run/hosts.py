@@ -21,6 +21,7 @@ from lmi_bench.core.errors import InputError, LmiBenchError
 from lmi_bench.core.listener import Listener
 from lmi_bench.loadgen.run.channel import Channel, Role
 
+SECRET = "LMI_BENCH_SECRET"  # noqa: S105 - the variable's name
 LEAST_SECRET = 16  # characters: who listens to a greeting may try shorter ones one by one
 PIPE_SECRET = ""  # nobody else has access to a pipe
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
@@ -33,6 +34,7 @@ _WHY = {
 _GREETING_S = 10.0  # time limit of a worker that has dialled in
 _DIAL_S = 300.0  # a cluster may start the sweep after its workers
 _END_S = 1.0
+_CHECK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,10 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
 
 def read_secret() -> str:
     """The secret that workers which dial in share with the sweep; raises InputError."""
-    secret = os.environ.get("LMI_BENCH_SECRET", "").strip()
+    secret = os.environ.get(SECRET, "").strip()
     if len(secret) < LEAST_SECRET:
         raise InputError(
-            f"set the variable LMI_BENCH_SECRET to the same {LEAST_SECRET} characters or more for "
+            f"set the variable {SECRET} to the same {LEAST_SECRET} characters or more for "
             "the sweep and its workers, such as those of: openssl rand -hex 16"
         )
     return secret
@@ -131,12 +133,16 @@ class Launched(Channel):
 
 
 def let_in(
-    address: tuple[str, int], numbers: Collection[int], listener: Listener
+    address: tuple[str, int],
+    numbers: Collection[int],
+    listener: Listener,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Channel]]:
     """Each worker that dials in and has the secret, with its number, until all have come.
 
     numbers   of the workers that are awaited
     listener  hears where, and of each connection that is refused
+    check     called twice a second; raises if no worker can come any more
     """
     if not numbers:
         return
@@ -145,13 +151,14 @@ def let_in(
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         door = socket.create_server(address, family=family)
     except OSError as exc:
-        raise InputError(f"--listen {_shown(address)}: {exc.strerror or exc}") from exc
+        raise InputError(f"--listen {shown(address)}: {exc.strerror or exc}") from exc
     with door:
-        at = _shown(door.getsockname())
+        door.settimeout(_CHECK_EVERY_S)
+        at = shown(door.getsockname())
         while free:
             listener.note(f"waiting for {len(free)} worker(s): lmi-bench worker --connect {at}")
-            peer, place = door.accept()
-            channel = _over(peer, _shown(place), "sweep")
+            peer, place = _accept(door, check)
+            channel = _over(peer, shown(place), "sweep")
             try:
                 with peer, alarm(_GREETING_S, partial(peer.shutdown, socket.SHUT_RDWR)):
                     number = channel.greet(secret).number
@@ -165,6 +172,13 @@ def let_in(
             free.remove(number)
             channel.name = f"worker {number} ({channel.name})"
             yield number, channel
+
+
+def _accept(door: socket.socket, check: Callable[[], None]) -> tuple[socket.socket, Any]:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return door.accept()
+        check()
 
 
 def dial(address: str, tell: Callable[[str], None]) -> Channel:
@@ -195,6 +209,7 @@ def _over(peer: socket.socket, name: str, role: Role) -> Channel:
     return Channel(both, both, name, role)
 
 
-def _shown(place: tuple[Any, ...]) -> str:
+def shown(place: tuple[Any, ...]) -> str:
+    """HOST:PORT of a socket's address."""
     host = f"[{place[0]}]" if ":" in place[0] else place[0]
     return f"{host}:{place[1]}"

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from lmi_bench.core.level import KNOWN
 from lmi_bench.core.records import LevelRun, RequestRecord, with_start_marked
 from lmi_bench.core.workload import LevelSpec
 from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
@@ -95,7 +96,7 @@ def merge_parts(
     watch.cpu_share = max(part.watch.cpu_share for part in parts)
     watch.virtual = all(part.watch.virtual for part in parts)
     stopped_by = next((part.stopped_by for part in parts if part.stopped_by), None)
-    if stopped_by == "decided" and len(records) == spec.num_requests:
+    if stopped_by in ("decided", KNOWN) and len(records) == spec.num_requests:
         stopped_by = None  # all had been sent when the verdict was reached: nothing was cut
     errors, limit = sum(not record.ok for record in records), max_error_share
     if stopped_by is None and limit is not None and errors > limit * len(records):

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from lmi_bench.core.host import without_collection
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.workload import ClosedLoop, LevelSpec, PlannedRequest, arrival_times_s
-from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import Dialogues, first_numbers
 from lmi_bench.loadgen.prompts.prompts import Prompts
 from lmi_bench.loadgen.run.level_parts import WHOLE, LevelPart, Share, merge_parts
-from lmi_bench.loadgen.run.loops import PlannedSession, SessionLoop, run_closed_loop, run_open_loop
+from lmi_bench.loadgen.run.loops import SessionLoop, run_closed_loop, run_open_loop
 from lmi_bench.loadgen.run.self_check import LoopWatch
 from lmi_bench.loadgen.run.sender import Measured, Sender, StallGuard
 from lmi_bench.loadgen.run.target import Send, Target, resolve
@@ -43,8 +42,8 @@ class StopRules:
                      level with a fixed duration is judged after `min_requests` requests
     ends_sweep       False: the sweep continues with the next level
     watch            gives a function that sees each answer of a level when it ends (decoded for it,
-                     on the loop) and returns True when enough is known: `stopped_by` is "decided".
-                     Levels that it watches need one process
+                     on the loop) and returns True when enough is known: `stopped_by` is then
+                     `watch_says`. Levels that it watches need one process
     """
 
     first_timeout: bool = True
@@ -52,6 +51,7 @@ class StopRules:
     min_requests: int = 10
     ends_sweep: bool = True
     watch: Callable[[LevelSpec], Callable[[RequestRecord], bool] | None] | None = None
+    watch_says: str = "decided"
 
     def watcher(self, spec: LevelSpec) -> Callable[[RequestRecord], bool] | None:
         """The function that sees each answer of this level; None if none does."""
@@ -145,12 +145,12 @@ class LevelRunner:
 
         start  awaited when all is ready; returns the level's start on the loop's clock
         """
-        level, engine = self._resolved.level, self._resolved.engine
+        resolved, engine_stats = self._resolved, self._resolved.engine_stats
         self._prepare()
-        if level is not None:
-            await level.open_level(self._connections())
+        if resolved.open_level is not None:
+            await resolved.open_level(self._connections())
         await self._warm_up()
-        before = None if engine is None else engine.engine_stats()
+        before = None if engine_stats is None else engine_stats()
         gc.collect()
         with without_collection():  # its pauses would show in the latencies
             self._start_s = await start()
@@ -164,12 +164,12 @@ class LevelRunner:
                     measured = await self._open()
         self._report("decoding")
         records = tuple(item.record().shifted(self._start_s) for item in measured)
-        signals = ReceiveSignals() if level is None else level.end_level()
+        signals = resolved.end_level()
         self._errors = sum(not record.ok for record in records)
         self._tokens = sum(record.output_tokens for record in records)
         self._report("finished")
-        if engine is not None and before is not None:
-            self._engine = engine.engine_stats().since(before)
+        if engine_stats is not None and before is not None:
+            self._engine = engine_stats().since(before)
         return LevelPart(records, signals, self.watch, self._stopped_by)
 
     def stop(self, reason: str) -> None:
@@ -264,7 +264,7 @@ class LevelRunner:
         times = itertools.repeat(0.0) if closed else self._times(spec.num_sessions)
         share_times = itertools.islice(times, share.index, None, share.of)
         planned = (
-            PlannedSession(functools.partial(source.begin, spec, session, first), at_s)
+            (functools.partial(source.begin, spec, session, first), at_s)
             for (session, first), at_s in zip(self._session_numbers(), share_times, strict=False)
         )
         if closed:
@@ -326,7 +326,7 @@ class LevelRunner:
             elif self._too_many_errors(self._done):
                 self._stopped_by = "errors"
         if self._is_decided is not None and self._is_decided(measured.record()):
-            self._stopped_by = self._stopped_by or "decided"
+            self._stopped_by = self._stopped_by or self._rules.watch_says
         self._report("running")
         return self._stopped_by is None
 

@@ -103,12 +103,8 @@ async def stopped_before(stop: asyncio.Event, delay_s: float) -> bool:
     return stop.is_set()
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSession:
-    """A conversation that may begin `arrival_s` after the level's start."""
-
-    begin: Callable[[], Talk]
-    arrival_s: float = 0.0
+PlannedSession = tuple[Callable[[], Talk], float]
+"""Begins a conversation, which may begin so many seconds after the level's start."""
 
 
 @dataclass(eq=False)
@@ -151,10 +147,10 @@ class SessionLoop:
         async def user(number: int) -> None:
             due_s = self.start_s + first_s + number * spacing_s
             while not self._stop.is_set() and due_s < self._end_s:
-                planned = next(supply, None)
-                if planned is None:
+                begin, _ = next(supply, (None, 0.0))
+                if begin is None:
                     return
-                due_s = await self._converse(planned.begin(), due_s)
+                due_s = await self._converse(begin(), due_s)
 
         async with asyncio.TaskGroup() as group:
             for number in range(users):
@@ -168,16 +164,16 @@ class SessionLoop:
         loop = asyncio.get_running_loop()
         gate = contextlib.nullcontext() if max_sessions is None else asyncio.Semaphore(max_sessions)
 
-        async def one(planned: PlannedSession, due_s: float) -> None:
+        async def one(begin: Callable[[], Talk], due_s: float) -> None:
             async with gate:
-                await self._converse(planned.begin(), due_s, held_s=max(0.0, loop.time() - due_s))
+                await self._converse(begin(), due_s, held_s=max(0.0, loop.time() - due_s))
 
         async with asyncio.TaskGroup() as group:
-            for planned in sessions:
-                due_s = self.start_s + planned.arrival_s
+            for begin, arrival_s in sessions:
+                due_s = self.start_s + arrival_s
                 if await stopped_before(self._stop, due_s - loop.time()):
                     break
-                group.create_task(one(planned, due_s))
+                group.create_task(one(begin, due_s))
         return self._in_order()
 
     async def _converse(self, talk: Talk, due_s: float, *, held_s: float = 0.0) -> float:

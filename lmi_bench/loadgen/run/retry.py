@@ -12,18 +12,18 @@ import random
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 from lmi_bench.core.errors import TargetError
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
 from lmi_bench.loadgen.http.outcome import UndecodedAnswer, arrived_before, cancelled
-from lmi_bench.loadgen.http.receive_signals import ReceiveSignals
 from lmi_bench.loadgen.http.target import HttpTarget
 
 MAX_ATTEMPTS = 3
 MAX_BACK_OFF_S = 20.0
 _QUOTA, _RETRY_COST, _SUCCESS_GAIN = 500, 5, 1
+_PASSED_ON = ("max_connections", "open_level", "end_level")
 _TRANSIENT_KINDS = ("connect", "throttled", "overloaded")
 _TRANSIENT_STATUS = re.compile(r"HTTP (500|502|504)\b")
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class RetryingTarget:
-    """A target that retries transient failures of another; an async context manager.
+    """A target that retries transient failures of another, and is otherwise like it.
 
     draw  gives random numbers from 0 to 1
     """
@@ -41,10 +41,10 @@ class RetryingTarget:
     draw: Callable[[], float] = random.random
     _quota: int = _QUOTA  # so that a server that fails every request gets few of them thrice
 
-    @property
-    def max_connections(self) -> int | None:
-        """Maximum requests in flight; None: no limit."""
-        return self.target.max_connections
+    def __post_init__(self) -> None:
+        for face in _PASSED_ON:
+            if hasattr(self.target, face):
+                setattr(self, face, getattr(self.target, face))
 
     async def send(self, request: PlannedRequest) -> Exchange:
         """Send a request until it is answered or out of retries. Raises TargetError."""
@@ -65,21 +65,6 @@ class RetryingTarget:
                 raise
 
         return replace(answer, decode=decode)
-
-    async def open_level(self, connections: int) -> None:
-        """Prepare for a level."""
-        await self.target.open_level(connections)
-
-    def end_level(self) -> ReceiveSignals:
-        """Observations of the receiver."""
-        return self.target.end_level()
-
-    async def __aenter__(self) -> Self:
-        await self.target.__aenter__()
-        return self
-
-    async def __aexit__(self, *failure: Any) -> None:
-        await self.target.__aexit__(*failure)
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, float, int]:
         """An attempt's result, when the first attempt was sent, and the number of retries."""

@@ -8,31 +8,32 @@ the finished levels.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lmi_bench.core.clock import is_virtual
 from lmi_bench.core.errors import LmiBenchError
-from lmi_bench.core.level import Level, NextLevel
-from lmi_bench.core.load import Load
+from lmi_bench.core.level import WHOLE, Level, NextLevel
+from lmi_bench.core.load import LoadAxis
 from lmi_bench.core.records import LevelRun
 from lmi_bench.core.run_store import RunStore
-from lmi_bench.core.scenario import DEFAULT_OPEN_LOOP_REQUESTS, Scenario
+from lmi_bench.core.scenario import Scenario
 from lmi_bench.core.traces import Trace, read_trace
 from lmi_bench.core.workload import (
     USUAL_REQUESTS_PER_USER,
+    LevelSizes,
     LevelSpec,
-    closed_loop_requests,
     of_sessions,
-    with_start,
 )
 from lmi_bench.loadgen.prompts.agents import AgentSessions
 from lmi_bench.loadgen.prompts.dialogues import num_turns
 from lmi_bench.loadgen.prompts.prompts import Prompts, no_text
 from lmi_bench.loadgen.run.level_runner import LevelOrder, LevelRunner, Progress, StopRules
 from lmi_bench.loadgen.run.target import Target, resolve
+from lmi_bench.loadgen.run.worker_pool import WorkerPool
+from lmi_bench.loadgen.watch.server_watch import ServerWatch
 
 
 def levels_of(scenario: Scenario) -> list[LevelSpec]:
@@ -45,33 +46,16 @@ def levels_of(scenario: Scenario) -> list[LevelSpec]:
     load = scenario.load
     if scenario.workload.trace is not None and load.concurrency is None:
         return _trace_levels(scenario, read_trace(Path(scenario.workload.trace)))
-    closed = [Load(concurrency=users) for users in load.concurrency_levels]
-    arrivals = {name: getattr(load, name) for name in ("arrivals", "burstiness", "ramp_s")}
-    opened = [Load(rate_per_s=rate_per_s, **arrivals) for rate_per_s in load.rate_per_s or ()]
-    levels = [_level(scenario, index, each) for index, each in enumerate((*closed, *opened))]
-    as_sessions = session_levels(scenario)
-    return levels if as_sessions is None else [as_sessions(level) for level in levels]
+    axis: LoadAxis = "rate_per_s" if load.rate_per_s else "concurrency"
+    sizes, loads = level_sizes(scenario), load.rate_per_s or load.concurrency_levels
+    return [sizes.level(i, axis, one, sizes.requests(axis, one)) for i, one in enumerate(loads)]
 
 
-def _level(scenario: Scenario, index: int, load: Load, most: int | None = None) -> LevelSpec:
-    """A level with the scenario's limits; `most`: requests of its trace."""
-    given = scenario.load
-    num_requests = given.requests_per_level
-    if most is not None:
-        num_requests = min(most, num_requests or most)
-    elif num_requests is None and given.duration_s is None:
-        num_requests = DEFAULT_OPEN_LOOP_REQUESTS
-        if load.concurrency is not None:
-            num_requests = closed_loop_requests(load.concurrency, given.requests_per_user)
-    spec = LevelSpec(
-        index=index,
-        load=load,
-        num_requests=num_requests,
-        duration_s=given.duration_s,
-        warmup_requests=given.warmup_requests,
-        max_in_flight=given.max_in_flight,
-    )
-    return with_start(spec)
+def level_sizes(scenario: Scenario) -> LevelSizes:
+    """What a level of the scenario has at any load."""
+    names = {each.name for each in fields(LevelSizes)} - {"as_sessions"}
+    own: dict[str, Any] = {name: getattr(scenario.load, name) for name in names}
+    return LevelSizes(**own, as_sessions=session_levels(scenario))
 
 
 def session_levels(scenario: Scenario) -> Callable[[LevelSpec], LevelSpec] | None:
@@ -105,9 +89,9 @@ def _trace_levels(scenario: Scenario, trace: Trace) -> list[LevelSpec]:
     """A level for each speed (1 is as recorded), or for each given mean rate."""
     load = scenario.load
     rates = load.rate_per_s or [speed * trace.rate_per_s for speed in load.speed]
-    loads = (Load(rate_per_s=rate_per_s, arrivals="trace") for rate_per_s in rates)
-    most = len(trace.requests)
-    return [_level(scenario, index, load, most) for index, load in enumerate(loads)]
+    number = min(len(trace.requests), load.requests_per_level or len(trace.requests))
+    sizes = replace(level_sizes(scenario), arrivals="trace", burstiness=1.0, ramp_s=0.0)
+    return [sizes.level(index, "rate_per_s", rate, number) for index, rate in enumerate(rates)]
 
 
 def in_order(levels: Sequence[LevelSpec]) -> NextLevel:
@@ -120,21 +104,7 @@ def in_order(levels: Sequence[LevelSpec]) -> NextLevel:
     return next_level
 
 
-if TYPE_CHECKING:
-    from lmi_bench.loadgen.run.worker_pool import WorkerPool
-    from lmi_bench.loadgen.watch.server_watch import ServerWatch
-
-__all__ = ["Progress", "StopRules", "Summarise", "SweepResult", "run_sweep"]
-
 Summarise = Callable[[LevelRun], Level]
-
-
-@dataclass(frozen=True, slots=True)
-class SweepResult:
-    """All finished levels, and the rule that ended the sweep early, if one did."""
-
-    levels: list[Level]
-    stopped_by: str | None
 
 
 async def run_sweep(
@@ -150,10 +120,10 @@ async def run_sweep(
     timeout_s: float | None = 60.0,
     spacing_s: float = 0.0,
     seed: int = 0,
-    workers: "WorkerPool | None" = None,
-    server: "ServerWatch | None" = None,
+    workers: WorkerPool | None = None,
+    server: ServerWatch | None = None,
     before_level: Callable[[], None] | None = None,
-) -> SweepResult:
+) -> list[Level]:
     """Run the levels that the store does not contain yet; returns all levels.
 
     levels      a list, or a rule that picks the next level from the finished ones
@@ -169,8 +139,7 @@ async def run_sweep(
     rules = stop_rules or StopRules()
     next_level = levels if callable(levels) else in_order(levels)
     finished: list[Level] = list(store.levels) if store is not None else []
-    stopped_by = _stopped_by(finished, rules)
-    while stopped_by is None and (spec := next_level(finished)) is not None:
+    while not _has_ended(finished, rules) and (spec := next_level(finished)) is not None:
         attempt = store.next_attempt(spec.index) if store is not None else 1
         started_at = datetime.now(UTC)
         order = LevelOrder(spec, rules, timeout_s, spacing_s, seed)
@@ -190,8 +159,7 @@ async def run_sweep(
             store.append_level(run.records, level)
         finished.append(level)
         on_level(run, level)
-        stopped_by = _stopped_by(finished, rules)
-    return SweepResult(finished, stopped_by)
+    return finished
 
 
 def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> bool:
@@ -203,7 +171,7 @@ def _needs_one_process(spec: LevelSpec, target: Target, rules: StopRules) -> boo
 
 @contextlib.asynccontextmanager
 async def _observed(
-    server: "ServerWatch | None", before_level: Callable[[], None] | None
+    server: ServerWatch | None, before_level: Callable[[], None] | None
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Run one level inside, the server watch around it; gives what to await before its start."""
 
@@ -234,10 +202,10 @@ def _by_the_wall_clock(level: Level, started_at: datetime) -> Level:
     return replace(level, started_at=started, ended_at=ended)
 
 
-def _stopped_by(finished: Sequence[Level], rules: StopRules) -> str | None:
-    """The rule that ended the sweep with its last level; a level cut by its duration is whole."""
+def _has_ended(finished: Sequence[Level], rules: StopRules) -> bool:
+    """Whether a rule ended the sweep with its last level; one cut by its duration is whole."""
     reason = finished[-1].stopped_by if finished and rules.ends_sweep else None
-    return None if reason in (None, "duration", "decided") else str(reason)
+    return reason not in (*WHOLE, "decided")
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

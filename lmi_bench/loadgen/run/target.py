@@ -1,12 +1,12 @@
 """What a sweep measures: the interface between the load generator and everything that answers.
 
-A target has `send`. The other protocols are optional; `resolve` looks them up once for a level,
-because a runtime protocol check takes longer than sending a request.
+A target has `send`. What else it may have is looked up once for a level by `resolve`, because
+looking takes longer than sending a request.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.workload import PlannedRequest
@@ -29,53 +29,36 @@ class Target(Protocol):
         """
 
 
-@runtime_checkable
-class DecodesLater(Protocol):
-    """A target that can return an answer undecoded, so that the loop stays free for sockets."""
-
-    async def send_undecoded(self, request: PlannedRequest) -> UndecodedAnswer:
-        """Like `send`; raises TargetError for failures that show without decoding."""
-
-
-@runtime_checkable
-class LevelAware(Protocol):
-    """A target that prepares for a level and reports afterwards what its receiver observed."""
-
-    async def open_level(self, connections: int) -> None:
-        """Open this many connections before the level's clock starts."""
-
-    def end_level(self) -> ReceiveSignals:
-        """Observations since `open_level`; called when all answers are decoded."""
-
-
-@runtime_checkable
-class EngineWatched(Protocol):
-    """A target whose engine runs in this process and reports its counts."""
-
-    def engine_stats(self) -> EngineStats:
-        """The engine's counts at this moment."""
-
-
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A target with the optional protocols that it has; None for those it lacks.
+    """What a target may have besides `send`, by the same names; None for what it lacks.
 
-    send             its fastest way to send: undecoded if it can
-    max_connections  the target's attribute: maximum requests in flight; more have to wait. None, or
-                     a target without it: no limit
+    send             its fastest way to send: `send_undecoded`, if it has that, returns an answer
+                     undecoded, so that the loop stays free for sockets, and raises TargetError for
+                     failures that show without decoding
+    open_level       opens this many connections before the level's clock starts
+    end_level        what its receiver observed since then; called when all answers are decoded
+    engine_stats     the counts of an engine in this process at this moment
+    max_connections  maximum requests in flight; more have to wait. None: no limit
     """
 
     send: Send
-    level: LevelAware | None
-    engine: EngineWatched | None
+    open_level: Callable[[int], Awaitable[None]] | None
+    end_level: Callable[[], ReceiveSignals]
+    engine_stats: Callable[[], EngineStats] | None
     max_connections: int | None
 
 
 def resolve(target: Target) -> Resolved:
-    """Look up the optional protocols of a target."""
+    """Look up what a target has."""
+
+    def has(name: str, default: Any = None) -> Any:
+        return getattr(target, name, default)
+
     return Resolved(
-        send=target.send_undecoded if isinstance(target, DecodesLater) else target.send,
-        level=target if isinstance(target, LevelAware) else None,
-        engine=target if isinstance(target, EngineWatched) else None,
-        max_connections=getattr(target, "max_connections", None),
+        send=has("send_undecoded", target.send),
+        open_level=has("open_level"),
+        end_level=has("end_level", ReceiveSignals),
+        engine_stats=has("engine_stats"),
+        max_connections=has("max_connections"),
     )

@@ -136,6 +136,7 @@ class WorkerPool:
              level has at most one a user, and auto at most one a core
     hosts    where they run, and send all levels; empty: here, and a single one is not needed
     listen   address for those that dial in
+    check    raises if no worker can dial in any more
     listener hears who is awaited, is refused, or cannot be trusted
     """
 
@@ -145,6 +146,7 @@ class WorkerPool:
     hosts: Sequence[Host] = ()
     listen: tuple[str, int] = ("127.0.0.1", 0)
     listener: Listener = SILENT
+    check: Callable[[], None] = lambda: None
     _workers: dict[int, _Worker] = field(default_factory=dict, init=False)
 
     def count_for(self, spec: LevelSpec, finished: Sequence[Level]) -> int:
@@ -171,7 +173,7 @@ class WorkerPool:
             with alarm(START_LIMIT_S, each.process.kill):
                 each.greet(PIPE_SECRET)
         joining = [n for n, host in hosts.items() if host == JOIN]
-        for n, channel in let_in(self.listen, joining, self.listener):
+        for n, channel in let_in(self.listen, joining, self.listener, self.check):
             self._add(n, channel, JOIN)
         names = dict.fromkeys(self.job.headers, "")  # of headers whose values a pipe alone carries
         for n, host in hosts.items():

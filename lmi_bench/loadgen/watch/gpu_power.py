@@ -5,8 +5,10 @@ samples by the trapezoidal rule. It includes what other programs used on these G
 """
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +37,7 @@ class GpuPower:
         self.reset()
 
     def reset(self) -> None:
-        self._times_s: list[float] = []
-        self._power_w: list[float] = []
-        self._use_frac: list[float] = []
-        self._energy_j: list[float] | None = []
+        self._readings: list[tuple[float, float, float, float]] = []  # s, W, use, J or NaN
 
     def read(self) -> None:
         nvml = self.nvml
@@ -47,15 +46,11 @@ class GpuPower:
             use = [nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100 for h in self.handles]
         except nvml.NVMLError:
             return
-        self._times_s.append(self.clock())
-        self._power_w.append(power_w)
-        self._use_frac.append(sum(use) / len(use))
-        if self._energy_j is not None:
-            try:
-                total_mj = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self.handles)
-                self._energy_j.append(total_mj * _J_PER_MJ)
-            except nvml.NVMLError:
-                self._energy_j = None
+        energy_j = math.nan
+        with suppress(nvml.NVMLError):
+            total_mj = sum(nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self.handles)
+            energy_j = total_mj * _J_PER_MJ
+        self._readings.append((self.clock(), power_w, sum(use) / len(use), energy_j))
 
     def summary(self, output_tokens: int) -> Power:
         """Energy between the first and the last reading, and joules for each output token.
@@ -63,21 +58,20 @@ class GpuPower:
         `valid` is False if the level was too short or had too few readings; with less than two, the
         file has no figures either.
         """
-        times_s, power_w = self._times_s, self._power_w
-        if len(times_s) < 2:
+        if len(self._readings) < 2:
             return Power.from_json({"gpus": len(self.handles), "valid": False})
-        span_s = times_s[-1] - times_s[0]
-        if self._energy_j is not None:
-            energy_j = self._energy_j[-1] - self._energy_j[0]
-        else:
-            energy_j = float(np.trapezoid(power_w, times_s))
+        times_s, power_w, use_frac, counted_j = np.array(self._readings).T
+        span_s = float(times_s[-1] - times_s[0])
+        is_counted = not np.isnan(counted_j).any()
+        used_j = counted_j[-1] - counted_j[0] if is_counted else np.trapezoid(power_w, times_s)
+        energy_j = float(used_j)
         return Power(
             gpus=len(self.handles),
             energy_j=energy_j,
             mean_power_w=energy_j / span_s if span_s > 0 else None,
-            gpu_use_frac=sum(self._use_frac) / len(self._use_frac),
+            gpu_use_frac=float(use_frac.mean()),
             joules_per_output_token=energy_j / output_tokens if output_tokens else None,
-            source="power samples" if self._energy_j is None else "energy counter",
+            source="energy counter" if is_counted else "power samples",
             valid=span_s >= MIN_SPAN_S and len(times_s) >= 5,
         )
 

@@ -178,6 +178,30 @@ def ttft_split_table(axis: str, lines: Lines) -> Table | None:
     )
 
 
+_KNOWN_QUANTILE: tuple[Field[Level], ...] = (
+    Field(
+        "Metric",
+        lambda line: metric_title(value_at(line, "known.metric")),
+        numeric=False,
+        console="metric",
+    ),
+    *fields_of("known"),
+)
+
+
+def known_table(axis: str, lines: Lines) -> Table | None:
+    """How closely the percentile of --stop-when is known."""
+    seen = [line for line in lines if line.known]
+    note = "A level ends once the ends of the 95 % interval are as near to the percentile as asked."
+    caption = "How closely a percentile is known"
+    return per_level(caption, axis, seen, _KNOWN_QUANTILE, note) if seen else None
+
+
+def known_rows(levels: Lines) -> list[dict[str, str]]:
+    """The same as console rows."""
+    return named_rows(_KNOWN_QUANTILE, [line for line in levels if line.known])
+
+
 def power_table(axis: str, lines: Lines) -> Table | None:
     """Energy of the accelerators, where they could be read."""
     if not any(value_at(line, "server.power") for line in lines):
@@ -194,5 +218,5 @@ def power_table(axis: str, lines: Lines) -> Table | None:
 
 TABLES = (
     search_table, spread_table, sessions_table, steady_table, engine_table, server_table,
-    ttft_split_table, power_table,
+    ttft_split_table, known_table, power_table,
 )  # fmt: skip

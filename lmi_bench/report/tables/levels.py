@@ -11,7 +11,7 @@ from lmi_bench.analysis.results.sweep_curve import work_per_s
 from lmi_bench.catalog.tables import Row, read_rows
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.findings import Knee
-from lmi_bench.core.level import STATISTICS, GeneratorReport, Level, Metric
+from lmi_bench.core.level import KNOWN, STATISTICS, GeneratorReport, Level, Metric
 from lmi_bench.core.load import load_name
 from lmi_bench.core.records import RequestRecord
 from lmi_bench.core.slo import Slo, parse_slo
@@ -120,7 +120,7 @@ def level_state(line: Level) -> Cell:
     """Whether the level is valid, and why not."""
     if not line.valid:
         return Cell("invalid", line.invalid_reason or "no reason given", "bad")
-    if line.stopped_by:
+    if line.stopped_by and line.stopped_by != KNOWN:
         return Cell(f"stopped: {line.stopped_by}", "the level ended before its time", "warn")
     return Cell("valid", "", "good")
 

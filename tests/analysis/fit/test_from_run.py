@@ -33,7 +33,7 @@ from lmi_bench.catalog.models import find_model
 from lmi_bench.catalog.published import jumpstart_concurrency
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.exchange import Exchange
-from lmi_bench.core.level import GENERATOR_LIMITED, UnplannedLengths
+from lmi_bench.core.level import GENERATOR_LIMITED, SpeedStep, UnplannedLengths
 from lmi_bench.core.load import Load
 from lmi_bench.core.manifest import Manifest
 from lmi_bench.core.records import RequestRecord
@@ -170,6 +170,18 @@ def test_levels_that_missed_failed_or_stopped_are_left_out():
     run.levels[0] = replace(run.levels[0], valid=False)
     with pytest.raises(InputError, match="no level can be calibrated on"):
         cells_from_run(placed(run), SHAPE)
+
+
+def test_an_attempt_that_was_not_steady_is_no_cell_beside_one_that_was():
+    run = sweep_of(TGI_2023, levels=(4, 4))
+    step = SpeedStep(at_s=1.0, change=0.3)
+    levels = [replace(run.levels[0], speed_step=step), replace(run.levels[1], attempt=2)]
+    again = replace(run, levels=levels)
+    steady, alone = (replace(run, levels=[line], records=[()]) for line in reversed(levels))
+    assert cells_from_run(placed(again), SHAPE) == cells_from_run(placed(steady), SHAPE)
+    assert len(cells_from_run(placed(again), SHAPE)) == 1
+    assert calibrated_levels([again]) == "calibrating on 1 measured level(s)"
+    assert len(cells_from_run(placed(alone), SHAPE)) == 1
 
 
 def test_a_level_whose_first_tokens_alone_are_unsure_keeps_its_other_figures():

@@ -12,7 +12,9 @@ from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.results.compare import compare_runs
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.repeats import (
+    LOOKS,
     Until,
+    paired_changes,
     parse_until,
     pooled_run,
     repeat_rule,
@@ -228,3 +230,44 @@ def test_an_attempt_that_was_not_steady_is_left_out_and_named():
             assert different.a == pytest.approx(0.5)
     (unsteady,) = pooled_run(replace(run, levels=levels[:1], records=run.records[:1])).levels
     assert "; measure it again" in check_levels([unsteady])[0]
+
+
+def rounds_until_sure(change, noise, rng, levels=2):
+    """Rounds and verdicts of two targets whose attempts vary by `noise`."""
+    sides = [], []
+    for rounds in range(1, LOOKS[-1] + 1):
+        drift = rng.normal(0, 0.1)  # of the hour, which both sides share
+        for side, factor in zip(sides, (1.0, 1 + change), strict=True):
+            for index in range(levels):
+                rate = 100 * factor * float(np.exp(drift + rng.normal(0, noise)))
+                known = {"level": index, "concurrency": index + 1, "attempt": rounds}
+                side.append(level_of(**known, throughput_tokens_per_s=rate))
+        if rounds in LOOKS:
+            found = paired_changes(*sides, Until("throughput", 0.03))
+            if all(each.verdict for each in found):
+                break
+    return rounds, [each.verdict for each in found]
+
+
+def test_equal_targets_are_told_apart_in_less_than_one_comparison_of_twenty():
+    rng = np.random.default_rng(0)
+    found = [rounds_until_sure(0.0, 0.01, rng)[1] for _ in range(300)]
+    alarms = sum(bool({"more", "less"} & set(verdicts)) for verdicts in found)
+    assert alarms / 300 <= 0.05
+    assert sum(set(each) == {"no difference of 3.0%"} for each in found) > 280
+
+
+def test_a_difference_is_found_as_soon_as_it_is_sure():
+    """Of 10 % with noise of 1 %, although the hours vary by 10 %."""
+    rng = np.random.default_rng(0)
+    found = [rounds_until_sure(-0.1, 0.01, rng) for _ in range(100)]
+    assert sum(verdicts == ["less", "less"] for _, verdicts in found) >= 99
+    assert np.mean([rounds for rounds, _ in found]) < 8
+
+
+def test_a_change_is_told_with_its_interval():
+    sides = [
+        [level_of(throughput_tokens_per_s=rate) for rate in rates] for rates in ([100.0], [110.0])
+    ]
+    (found,) = paired_changes(*sides, Until("throughput", 0.03))
+    assert str(found) == "concurrency 1: not sure: throughput +10.0% from A to B, 1 round(s)"

@@ -18,7 +18,6 @@ from lmi_bench.analysis.results.checks import check_level
 from lmi_bench.analysis.results.compare import compare_runs
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.slo_results import CertainMiss, goodput, judge_level
-from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.catalog.instances import find_instance
 from lmi_bench.catalog.models import find_model
@@ -34,7 +33,7 @@ from lmi_bench.core.records import (
 )
 from lmi_bench.core.run_store import Run
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.core.workload import LevelSpec, PlannedRequest, of_sessions, with_start
+from lmi_bench.core.workload import LevelSizes, LevelSpec, PlannedRequest, of_sessions, with_start
 
 PROMPT_S, DECODE_S = 0.1, 5.0
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
+from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.core.slo import parse_slo
+from lmi_bench.core.workload import LevelSizes
 from tests.analysis.search.servers import MadeUpServer
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
 from lmi_bench.analysis.results.slo_results import CertainMiss, judge_level
-from lmi_bench.analysis.search.next_level import LevelSizes
 from lmi_bench.analysis.search.slo_search import SloSearch, slo_answer
 from lmi_bench.core.exchange import Exchange
 from lmi_bench.core.level import Judgement, Level, Statistics
 from lmi_bench.core.load import Load
 from lmi_bench.core.records import LevelRun, RequestRecord
 from lmi_bench.core.slo import parse_slo
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import LevelSizes, LevelSpec
 from tests.analysis.search.servers import MadeUpServer, Queue, run_search
 
 SLOS = (parse_slo("e2e_p90<=2s"),)

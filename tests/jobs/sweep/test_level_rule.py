@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from lmi_bench.analysis.results.checks import check_levels
 from lmi_bench.analysis.search.slo_search import slo_answer
 from lmi_bench.core.clock import run_virtual
 from lmi_bench.core.errors import InputError, TargetError
@@ -214,3 +215,18 @@ def test_repeats_of_unsteady_levels_are_for_levels_that_run_once():
     for beside in ({"repeat": 2}, {"until": "ttft_p90 +-5%"}, {"search": "concurrency"}):
         with pytest.raises(InputError, match="repeat_unsteady: leave it out"):
             parse_scenario({"load": {"repeat_unsteady": 1, **beside}, "slo": ["ttft_p90<=1s"]})
+
+
+def test_a_level_ends_when_its_percentile_is_known_and_the_next_one_runs(tmp_path):
+    """Answers take one second: the first look, at 100 requests beside the first of each user."""
+    load = {"concurrency": [2, 4], "requests_per_level": 500, "stop_when": "e2e_p90:5%"}
+    run, _ = sweep(tmp_path / "run", Slots(4), load)
+    assert [line.stopped_by for line in run.levels] == ["known", "known"]
+    assert [line.known.requests for line in run.levels] == [100, 100]
+    assert all(100 < line.requests < 125 for line in run.levels)
+    assert not any(line.is_cut_short for line in run.levels)
+    assert not [text for text in check_levels(run.levels) if "cut short" in text]
+    with pytest.raises(InputError, match="need listed levels"):
+        parse_scenario({"load": {"concurrency": "auto", "stop_when": "e2e_p90:5%"}})
+    with pytest.raises(InputError, match="the first look needs 100"):
+        sweep(tmp_path / "few", Slots(4), {**load, "requests_per_level": 90})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lmi_bench.analysis.results.latency import summarise_level
-from lmi_bench.analysis.search.next_level import LevelSizes, auto_levels
+from lmi_bench.analysis.search.next_level import auto_levels
 from lmi_bench.core.errors import InputError
 from lmi_bench.core.load import Load
-from lmi_bench.core.workload import LevelSpec
+from lmi_bench.core.workload import LevelSizes, LevelSpec
 from lmi_bench.jobs.sweep.limits import TimeBox, likely_level_s, read_max_time
 from tests.analysis.search.servers import MadeUpServer
 from tests.levels import level_of

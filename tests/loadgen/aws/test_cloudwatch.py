@@ -12,7 +12,7 @@ from lmi_bench.core.errors import LmiBenchError
 from lmi_bench.core.run_store import load_run
 from lmi_bench.jobs.sweep.watch import read_cloudwatch
 from lmi_bench.loadgen.aws.access import open_aws_access
-from lmi_bench.loadgen.aws.cloudwatch import LevelSpan, Watched, level_spans, read_levels
+from lmi_bench.loadgen.aws.cloudwatch import Watched, read_levels, timed_levels
 from lmi_bench.report.view import build_view
 from tests.end_to_end.commands import lmi_bench
 from tests.jobs.hearing import Hearing
@@ -25,6 +25,11 @@ NOON = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
 def at(minutes: float) -> datetime:
     return NOON + timedelta(minutes=minutes)
+
+
+def timed(index: int, attempt: int, start: datetime, end: datetime):
+    times = {"started_at": start.isoformat(), "ended_at": end.isoformat()}
+    return level_of(level=index, attempt=attempt, **times)
 
 
 def known(metric, statistic, _start, _end):
@@ -63,7 +68,7 @@ def read(aws, values, spans, component=None, **options):
 
 def test_a_level_gets_the_minutes_that_it_touches(aws):
     """(60 + 40) s over 40 invocations: 2,500 ms; 10 ms of overhead each."""
-    span = LevelSpan(0, 1, at(0.2), at(1.9))
+    span = timed(0, 1, at(0.2), at(1.9))
     (level,), asked = read(aws, known, [span])
     assert (level.minutes, level.shared_minutes) == (2, 0)
     assert level.invocations == 40
@@ -82,7 +87,7 @@ def test_a_level_gets_the_minutes_that_it_touches(aws):
 
 
 def test_a_component_is_asked_for_by_its_own_dimension(aws):
-    _, asked = read(aws, known, [LevelSpan(0, 1, at(0), at(1))], component="ic-1")
+    _, asked = read(aws, known, [timed(0, 1, at(0), at(1))], component="ic-1")
     metrics = [query["MetricStat"]["Metric"] for query in asked[0]["MetricDataQueries"]]
     assert all(
         metric["Dimensions"] == [{"Name": "InferenceComponentName", "Value": "ic-1"}]
@@ -95,27 +100,27 @@ def test_a_component_is_asked_for_by_its_own_dimension(aws):
 
 
 def test_levels_that_share_a_minute_are_told_so(aws):
-    spans = [LevelSpan(0, 1, at(0.1), at(0.4)), LevelSpan(1, 1, at(0.5), at(1.5))]
+    spans = [timed(0, 1, at(0.1), at(0.4)), timed(1, 1, at(0.5), at(1.5))]
     (first, second), _ = read(aws, known, spans)
     assert (first.shared_minutes, second.shared_minutes) == (1, 1)
     assert (first.invocations, second.invocations) == (30, 40)
 
 
 def test_all_pages_of_a_reply_are_read(aws):
-    (level,), asked = read(aws, known, [LevelSpan(0, 1, at(0.2), at(1.9))], page=3)
+    (level,), asked = read(aws, known, [timed(0, 1, at(0.2), at(1.9))], page=3)
     assert len(asked) == 6
     assert level.gpu_utilization_mean_percent == 80
 
 
 def test_a_refusal_says_what_aws_said(aws):
     with pytest.raises(LmiBenchError, match="AccessDenied: not authorised"):
-        read(aws, known, [LevelSpan(0, 1, at(0), at(1))], denied=True)
+        read(aws, known, [timed(0, 1, at(0), at(1))], denied=True)
 
 
 def test_lines_without_wall_clock_times_have_no_span():
     times = {"started_at": "2026-01-02T12:00:00+00:00", "ended_at": "2026-01-02T12:01:00+00:00"}
-    spans = level_spans([level_of(), level_of(level=1, **times)])
-    assert [span.level for span in spans] == [1]
+    found = timed_levels([level_of(), level_of(level=1, **times)])
+    assert [line.index for line in found] == [1]
 
 
 def one_minute(metric, statistic, start, _end):

@@ -429,7 +429,7 @@ def test_a_level_names_who_counted_its_tokens(stated, counter, named):
                     prompts=SyntheticPrompts([Lengths(4, 1)], common_words, seed=0),
                     summarise=summarise_level,
                 )
-        return result.levels
+        return result
 
     lines = run_on_sockets(main())
     assert lines[0].generator.token_counts == named

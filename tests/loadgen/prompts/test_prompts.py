@@ -164,8 +164,8 @@ def test_a_salt_goes_before_a_data_sets_prompt(tmp_path):
     ("content", "message"),
     [
         ("", "holds no prompt"),
-        ("{}\n", "line 1 needs a `prompt`"),
-        ('{"prompt": "a"}\nnot json\n', "line 2 is not JSON"),
+        ("{}\n", "entry 1 needs a `prompt`"),
+        ('{"prompt": "a"}\nnot json\n', "line 2 of .*data.jsonl is neither JSON lines nor JSON"),
         ('{"prompt": "a", "output_tokens": 0}\n', "at least 1, got 0"),
     ],
 )

@@ -35,7 +35,7 @@ def level(**fields):
             on_level=lambda run, _line: runs.append(run),
         )
     )
-    return result.levels[0], runs[0], target
+    return result[0], runs[0], target
 
 
 def test_latency_from_the_due_time_holds_the_wait_that_the_cap_caused():
@@ -106,7 +106,7 @@ def sweep_of(target, *specs, timeout_s):
             summarise=summarise_level,
             timeout_s=timeout_s,
         )
-    ).levels
+    )
     return lines[0]
 
 
@@ -139,5 +139,5 @@ def test_conversations_that_wait_for_a_place_end_with_the_level():
     spec = of_sessions(alone, source.num_turns, num_sessions=3, max_sessions=None)
     line = run_virtual(
         run_sweep([spec], target, None, prompts=source, summarise=summarise_level, timeout_s=5.0)
-    ).levels[0]
+    )[0]
     assert target.asked == line.requests == 1

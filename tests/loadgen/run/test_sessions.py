@@ -90,7 +90,7 @@ def sweep(target, source, *, num_sessions=2, concurrency=None, rate_per_s=None, 
             on_level=lambda run, _line: runs.append(run),
         )
     )
-    return runs[0], result.levels[0]
+    return runs[0], result[0]
 
 
 def test_a_turn_leaves_the_think_time_after_the_answer_before_it_and_never_sooner():

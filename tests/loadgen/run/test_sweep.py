@@ -72,7 +72,7 @@ def _sweep(levels, target, store=None, **options):
 def test_each_level_runs_once_and_is_saved(tmp_path):
     with RunStore.create(tmp_path / "run", MANIFEST) as store:
         result = _sweep(_levels(1, 2, 4), Server(), store)
-    assert result.stopped_by is None
+    assert result[-1].stopped_by is None
     run = load_run(tmp_path / "run")
     assert [line.requests for line in run.levels] == [2, 4, 8]
     assert [len(records) for records in run.records] == [2, 4, 8]
@@ -82,11 +82,11 @@ def test_each_level_runs_once_and_is_saved(tmp_path):
 def test_the_first_time_out_ends_the_sweep_after_its_level(tmp_path):
     with RunStore.create(tmp_path / "run", MANIFEST) as store:
         result = _sweep(_levels(1, 4, 8), Server(limit=2), store)
-    assert result.stopped_by == "timeout"
-    assert [line.stopped_by for line in result.levels] == [None, "timeout"]
+    assert result[-1].stopped_by == "timeout"
+    assert [line.stopped_by for line in result] == [None, "timeout"]
     server = Server()
     with RunStore.resume(tmp_path / "run", MANIFEST) as store:  # it is finished: nothing runs again
-        assert _sweep(_levels(1, 4, 8), server, store).stopped_by == "timeout"
+        assert _sweep(_levels(1, 4, 8), server, store)[-1].stopped_by == "timeout"
     assert server.sent == []
 
 
@@ -111,8 +111,8 @@ def test_a_target_that_only_refuses_ends_the_sweep():
             raise TargetError("connect", "connection refused")
 
     result = _sweep(_levels(1, 2), Refuses())
-    assert result.stopped_by == "errors"
-    assert len(result.levels) == 1
+    assert result[-1].stopped_by == "errors"
+    assert len(result) == 1
 
 
 def test_a_share_of_errors_is_borne_when_it_is_allowed():
@@ -123,10 +123,10 @@ def test_a_share_of_errors_is_borne_when_it_is_allowed():
             return await super().send(request)
 
     result = _sweep(_levels(3, 6, per_user=4), EveryThird())
-    assert result.stopped_by is None
-    assert [line.errors for line in result.levels] == [4, 8]
+    assert result[-1].stopped_by is None
+    assert [line.errors for line in result] == [4, 8]
     strict = _sweep(_levels(3, 6), EveryThird(), stop_rules=StopRules(max_error_share=0.1))
-    assert (strict.stopped_by, len(strict.levels)) == ("errors", 1)
+    assert (strict[-1].stopped_by, len(strict)) == ("errors", 1)
 
 
 def test_nothing_is_retried():
@@ -144,7 +144,7 @@ def test_warm_up_is_sent_first_and_left_out():
     server = Server()
     result = _sweep(_levels(2, warmup=3), server)
     assert server.sent[:3] == [-1, -2, -3]
-    assert result.levels[0].requests == 4
+    assert result[0].requests == 4
 
 
 def test_a_cancellation_in_mid_level_leaves_a_run_that_resumes_there(tmp_path):
@@ -167,7 +167,7 @@ def test_a_cancellation_in_mid_level_leaves_a_run_that_resumes_there(tmp_path):
     server = Server()
     with RunStore.resume(path, MANIFEST) as store:
         result = _sweep(_levels(1, 2, 4), server, store)
-    assert [line.index for line in result.levels] == [0, 1, 2]
+    assert [line.index for line in result] == [0, 1, 2]
     assert len(server.sent) == 4 + 8  # the finished level is not run again
     assert (path / "levels.jsonl").read_bytes().startswith(before[0])
     assert (path / "requests.jsonl").read_bytes().startswith(before[1])
@@ -182,7 +182,7 @@ def test_a_rule_may_pick_the_next_level():
         return _levels(*(2**i for i in range(len(finished) + 1)))[-1]
 
     result = _sweep(double, Server())
-    assert [line.requests for line in result.levels] == [2, 4, 8, 16]
+    assert [line.requests for line in result] == [2, 4, 8, 16]
 
 
 def test_progress_tells_how_far_it_is():
@@ -245,7 +245,7 @@ def test_an_open_loop_level_sends_at_its_rate():
 def test_a_level_cut_by_its_duration_says_so_and_the_sweep_goes_on():
     levels = [LevelSpec(i, Load(concurrency=1), num_requests=100, duration_s=2.5) for i in range(2)]
     result = _sweep(levels, Server())
-    assert [line.stopped_by for line in result.levels] == ["duration", "duration"]
+    assert [line.stopped_by for line in result] == ["duration", "duration"]
 
 
 def test_a_level_has_three_requests_per_user_and_at_least_32_beside_the_first_of_each():

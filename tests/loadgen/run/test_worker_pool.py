@@ -308,7 +308,7 @@ def test_a_worker_with_other_prompts_is_refused_by_name(url):
 
 def test_a_target_that_a_worker_cannot_open_is_its_own_line(tmp_path):
     job = _job("http://127.0.0.1:1", dataset=str(tmp_path / "none.jsonl"))
-    with pytest.raises(InputError, match=r"^worker 0 \(local\): cannot read the data set .*none"):
+    with pytest.raises(InputError, match=r"^worker 0 \(local\): cannot read .*none"):
         _open(job)
 
 

@@ -1,0 +1,185 @@
+"""How often `sweep --stop-when` and `sweep --against` are right, and what they save.
+
+    python benchmarks/stopping.py [--levels 1000] [--runs 40] [--contests 300] [--write FILE]
+
+`--stop-when`: latencies of a level are drawn from a log-normal distribution, each for itself or
+in batches that share half of the variance; an interval that does not hold the true percentile is a
+miss (at most 5 %). Then whole sweeps of a simulated server, whose requests do depend on each other;
+the percentile of all runs together stands for the true one.
+
+`--against`: rounds of two targets are drawn, three levels each. An attempt's throughput scatters by
+1 % or 4 %, and drifts by 2 % a round for both. Two equal targets that are called different are a
+false alarm (at most 5 %, for all levels together). The machine does not matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from lmi_bench.analysis.results.columns import columns_of  # noqa: E402
+from lmi_bench.analysis.results.early_stop import parse_stop_when  # noqa: E402
+from lmi_bench.analysis.results.repeats import (  # noqa: E402
+    LOOKS,
+    MAX_ATTEMPTS,
+    paired_changes,
+    parse_until,
+)
+from lmi_bench.core.level import Level  # noqa: E402
+from lmi_bench.core.run_store import load_run  # noqa: E402
+from lmi_bench.core.scenario import parse_scenario  # noqa: E402
+from lmi_bench.jobs.sweep.run import sweep_scenario  # noqa: E402
+
+RULES = ("ttft_p50:5%", "ttft_p90:10%", "ttft_p99:10%")
+SPREADS, BATCH = (0.2, 0.5), 8
+SIMULATED = ("ttft_p90:10%", "e2e_p90:10%")
+SERVER = {
+    "target": "sim:ml.g5.2xlarge",
+    "model": "qwen3-8b",
+    "workload": {"input_lengths": "lognormal(300,200)", "output_lengths": "lognormal(60,40)"},
+}
+LOAD = {"concurrency": [8], "requests_per_level": 2500}
+LEVELS, DRIFT = 3, 0.02
+SCATTERS, CHANGES, UNTIL = (0.01, 0.04), (0.0, 0.015, 0.03, 0.06, 0.1), "throughput +-3%"
+
+
+def _drawn(levels: int) -> Iterator[str]:
+    yield "| percentile | spread | requests | missed | known | requests sent, median | of |"
+    yield "|---|---:|---|---:|---:|---:|---:|"
+    for text in RULES:
+        rule = parse_stop_when(text)
+        most = rule.looks[-1]
+        for spread in SPREADS:
+            true = float(np.exp(spread * _NORMAL[rule.quantile]))
+            for in_batches in (False, True):
+                rng = np.random.default_rng(1)
+                missed, ended, sent = 0, 0, []
+                for _ in range(levels):
+                    scores = rng.standard_normal(most)
+                    if in_batches:
+                        shared = np.repeat(rng.standard_normal(most // BATCH + 1), BATCH)[:most]
+                        scores = (scores + shared) / np.sqrt(2)
+                    values_ms = np.exp(spread * scores)
+                    for count in rule.looks:
+                        known = rule.look(values_ms[:count])
+                        if known.reached:
+                            break
+                    ended += known.reached
+                    sent.append(known.requests)
+                    missed += not known.low_ms <= true <= known.high_ms
+                how = f"batches of {BATCH}" if in_batches else "independent"
+                yield (
+                    f"| {text} | {spread:g} | {how} | {missed / levels:.1%} | "
+                    f"{ended / levels:.0%} | {np.median(sent):,.0f} | {most:,} |"
+                )
+
+
+_NORMAL = {0.5: 0.0, 0.9: 1.2815515655446004, 0.99: 2.3263478740408408}
+
+
+def _sweeps(runs: int) -> Iterator[str]:
+    yield "| percentile | runs | missed | known | requests sent, median | of |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    most = LOAD["requests_per_level"] + LOAD["concurrency"][0]
+    for text in SIMULATED:
+        rule, found, pooled = parse_stop_when(text), [], []
+        for seed in range(runs):
+            scenario = parse_scenario(
+                SERVER | {"seed": seed, "load": LOAD | {"stop_when": text}, "name": "stopping"}
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                run = load_run(sweep_scenario(scenario, out=Path(folder) / "run").folder)
+            found.append((run.levels[0].known, run.levels[0].requests))
+            pooled.append(columns_of(run.records[0]).values_ms(rule.metric, open_loop=False)[0])
+        true = float(np.quantile(np.concatenate(pooled), rule.quantile))
+        missed = sum(not known.low_ms <= true <= known.high_ms for known, _ in found)
+        ended = sum(known.reached for known, _ in found)
+        sent = np.median([requests for _, requests in found])
+        yield f"| {text} | {runs} | {missed} | {ended} | {sent:,.0f} | {most:,} |"
+
+
+def _side(
+    rng: np.random.Generator, scatter: float, drifts: list[float], factor: float
+) -> list[Level]:
+    """The lines of one target, level after level in each round."""
+    return [
+        Level.from_json({
+            "level": level, "attempt": 1 + place, "concurrency": 4 * 2**level, "valid": True,
+            "throughput_tokens_per_s":
+                100 * factor * np.exp(drift + scatter * rng.standard_normal()),
+        })
+        for place, drift in enumerate(drifts)
+        for level in range(LEVELS)
+    ]  # fmt: skip
+
+
+def _contests(contests: int) -> Iterator[str]:
+    yield (
+        "| scatter of an attempt | B against A | called different | called no different | "
+        "not sure | rounds, median | of |"
+    )
+    yield "|---:|---:|---:|---:|---:|---:|---:|"
+    until = parse_until(UNTIL)
+    for scatter in SCATTERS:
+        for change in CHANGES:
+            rng = np.random.default_rng(2)
+            verdicts = {"different": 0, "no": 0, "": 0}
+            ended = []
+            for _ in range(contests):
+                drifts = np.cumsum(DRIFT * rng.standard_normal(MAX_ATTEMPTS)).tolist()
+                a = _side(rng, scatter, drifts, 1.0)
+                b = _side(rng, scatter, drifts, 1.0 + change)
+                for rounds in LOOKS:
+                    part = slice(0, LEVELS * rounds)
+                    found = [each.verdict for each in paired_changes(a[part], b[part], until)]
+                    if all(found):
+                        break
+                ended.append(rounds)
+                if any(each in ("more", "less") for each in found):
+                    verdicts["different"] += 1
+                elif all(found):
+                    verdicts["no"] += 1
+                else:
+                    verdicts[""] += 1
+            shares = " | ".join(f"{count / contests:.1%}" for count in verdicts.values())
+            yield (
+                f"| {scatter:.0%} | {change:+.1%} | {shares} | {np.median(ended):.0f} | "
+                f"{MAX_ATTEMPTS} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--levels", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--contests", type=int, default=300)
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    parts = (
+        (f"`--stop-when`, {options.levels:,} drawn levels a row", _drawn(options.levels)),
+        ("`--stop-when`, sweeps of a simulated server", _sweeps(options.runs)),
+        (f"`--against`, {options.contests:,} drawn comparisons a row", _contests(options.contests)),
+    )
+    called = f"--levels {options.levels} --runs {options.runs} --contests {options.contests}"
+    lines = ["# Levels and comparisons that end when they are sure", ""]
+    lines += [f"Printed by `python benchmarks/stopping.py {called}`.", ""]
+    for title, rows in parts:
+        lines += [f"## {title}", ""]
+        for row in rows:
+            print(row, flush=True)
+            lines.append(row)
+        lines.append("")
+    if options.write:
+        options.write.write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
