@@ -55,7 +55,8 @@ from lmi_bench.loadgen.http.receive import run_on_sockets
 from lmi_bench.loadgen.http.target import SPACING_S, HttpTarget, Timestamps
 from lmi_bench.loadgen.prompts.prompts import Lengths, SyntheticPrompts, common_words
 from lmi_bench.loadgen.run.channel import Job
-from lmi_bench.loadgen.run.sweep import Progress, run_sweep
+from lmi_bench.loadgen.run.level_runner import Progress
+from lmi_bench.loadgen.run.sweep import run_sweep
 from lmi_bench.loadgen.run.worker_pool import WorkerPool
 from lmi_bench.wire.format import find_format
 

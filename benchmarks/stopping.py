@@ -46,7 +46,8 @@ SERVER = {
     "model": "qwen3-8b",
     "workload": {"input_lengths": "lognormal(300,200)", "output_lengths": "lognormal(60,40)"},
 }
-LOAD = {"concurrency": [8], "requests_per_level": 2500}
+USERS, REQUESTS = 8, 2500
+LOAD = {"concurrency": [USERS], "requests_per_level": REQUESTS}
 LEVELS, DRIFT = 3, 0.02
 SCATTERS, CHANGES, UNTIL = (0.01, 0.04), (0.0, 0.015, 0.03, 0.06, 0.1), "throughput +-3%"
 
@@ -69,7 +70,7 @@ def _drawn(levels: int) -> Iterator[str]:
                         scores = (scores + shared) / np.sqrt(2)
                     values_ms = np.exp(spread * scores)
                     for count in rule.looks:
-                        known = rule.look(values_ms[:count])
+                        known = rule.look(values_ms[:count].tolist())
                         if known.reached:
                             break
                     ended += known.reached
@@ -88,7 +89,7 @@ _NORMAL = {0.5: 0.0, 0.9: 1.2815515655446004, 0.99: 2.3263478740408408}
 def _sweeps(runs: int) -> Iterator[str]:
     yield "| percentile | runs | missed | known | requests sent, median | of |"
     yield "|---|---:|---:|---:|---:|---:|"
-    most = LOAD["requests_per_level"] + LOAD["concurrency"][0]
+    most = REQUESTS + USERS
     for text in SIMULATED:
         rule, found, pooled = parse_stop_when(text), [], []
         for seed in range(runs):
