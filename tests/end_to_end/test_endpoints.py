@@ -134,7 +134,7 @@ def test_a_data_set_that_cannot_be_read_leaves_no_folder_behind(tmp_path):
     data.write_text("not json\n")
     with runtime_server() as url:
         refused = lmi_bench("sweep", url, "--dataset", data, "--out", run, expect=2)
-    assert "line 1 is not JSON" in refused.stderr
+    assert "is neither JSON lines nor JSON" in refused.stderr
     assert not run.exists()
 
 

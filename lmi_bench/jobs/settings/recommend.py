@@ -88,7 +88,7 @@ class RecommendSettings(Settings):
     trace: Path | None = option(planning.TRACE, rare=True)
     portfolio: Path | None = option(metavar="FILE.yaml", group=planning.WORKLOAD)
     axes: AxisSettings = field(default_factory=AxisSettings)
-    disaggregate: bool = option(value=False, group=planning.ENGINE)
+    disaggregate: bool = option(value=False, group=planning.ENGINE, rare=True)
     rate: float | None = option(group=planning.LOAD, must="above 0 req/s")
     users: int | None = option(group=planning.LOAD, must="at least 1")
     think_time: float | None = option(group=planning.LOAD, must="0 s or more")
