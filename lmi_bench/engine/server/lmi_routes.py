@@ -19,7 +19,7 @@ from lmi_bench.engine.async_engine import Generation
 from lmi_bench.engine.scheduling.sampling import SamplingParams
 from lmi_bench.engine.server import fields, streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
-from lmi_bench.engine.server.failures import UnknownModelError, json_response, lmi_failure
+from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
 from lmi_bench.engine.server.formatters import NO_FORMATTERS, Formatters
 from lmi_bench.engine.server.state import ServerState
 
@@ -111,7 +111,7 @@ class RollingBatchReply:
 
     def failure(self, exc: EngineError) -> bytes:
         """The line that ends a stream (status 200 already sent) when the engine fails."""
-        _, body = lmi_failure(exc, self.state.model_name)
+        _, body = failure("lmi", exc, self.state.model_name)
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
 
     def whole(self) -> dict[str, Any]:

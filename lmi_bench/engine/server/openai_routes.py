@@ -18,7 +18,7 @@ from lmi_bench.engine.chat_template import ChatTemplate
 from lmi_bench.engine.grammar import read_grammar
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
-from lmi_bench.engine.server.failures import UnknownModelError, json_response, openai_failure
+from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
 from lmi_bench.engine.server.fields import load_json_object
 from lmi_bench.engine.server.openai_request import (
     ChatCall,
@@ -91,7 +91,7 @@ class OpenAiReply(ABC):
 
     def failure(self, exc: EngineError) -> bytes:
         """The event that ends a stream (status 200 already sent) when the engine fails."""
-        _, body = openai_failure(exc)
+        _, body = failure("openai", exc)
         return b"data: " + orjson.dumps(body) + b"\n\n" + _DONE
 
     def whole(self) -> dict[str, Any]:

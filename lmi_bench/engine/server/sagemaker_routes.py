@@ -19,7 +19,6 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import orjson
@@ -156,7 +155,6 @@ _AT_ONCE = Envelope(headers=dict, wrap=bytes, at_once=True)
 _PARTS = Envelope(headers=lambda headers: _stream_headers(headers), wrap=payload_part)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_FailureOf = Callable[[Exception], tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,29 +216,29 @@ class SageMakerRoutes:
                 )
             except SignatureError as exc:
                 return _aws_error(403, exc.code, str(exc))
-        failure_of, handler = self._route(body)
+        protocol, handler = self._route(body)
         outside = ENVELOPE.set(envelope)
         try:
             return await handler(request)
         except failures.FAILURES as exc:
-            status, error = failure_of(exc)
+            status, error = failures.failure(protocol, exc, self.model_name)
             return _model_error(status, orjson.dumps(error))
         finally:
             ENVELOPE.reset(outside)
 
-    def _route(self, body: bytes) -> tuple[_FailureOf, _Handler]:
-        """The handler of a body, and the status and body of its failures."""
+    def _route(self, body: bytes) -> tuple[str, _Handler]:
+        """The protocol of a body, and its handler."""
         try:
             keys: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
             keys = ()
         if isinstance(keys, dict) and "prompt" in keys:
-            return failures.openai_failure, self.openai.completions
+            return "openai", self.openai.completions
         if isinstance(keys, dict) and "messages" in keys and "inputs" not in keys:
-            return failures.openai_failure, self.openai.chat
+            return "openai", self.openai.chat
         if self.tgi is not None:
-            return failures.tgi_failure, self.tgi.compat_generate
-        return partial(failures.lmi_failure, model_name=self.model_name), self.lmi.invocations
+            return "tgi", self.tgi.compat_generate
+        return "lmi", self.lmi.invocations
 
 
 def credentials_check(access_key: str | None, secret_key: str | None) -> SignatureCheck:

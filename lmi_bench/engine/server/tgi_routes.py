@@ -20,7 +20,7 @@ from lmi_bench.core.units import s_to_ms
 from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt
 from lmi_bench.engine.server.codec import Codec
-from lmi_bench.engine.server.failures import FAILURES, json_response, tgi_failure
+from lmi_bench.engine.server.failures import FAILURES, failure, json_response
 from lmi_bench.engine.server.state import MAX_STOP_STRINGS, ServerState
 from lmi_bench.engine.server.tgi_request import (
     MAX_BEST_OF,
@@ -78,7 +78,7 @@ class TgiStreamReply:
         return self.refusal
 
     def failure(self, exc: Exception) -> bytes:
-        _, error = tgi_failure(exc)
+        _, error = failure("tgi", exc)
         return event_of(error)
 
 
