@@ -27,7 +27,6 @@ from lmi_bench.engine.replicas import ServingEngine
 from lmi_bench.engine.server.codec import Codec
 from lmi_bench.engine.server.failures import RefusedError, failure_middleware, without_expectations
 from lmi_bench.engine.server.lmi_routes import AS_TGI, USUAL_REPLIES, LmiRoutes, Replies
-from lmi_bench.engine.server.metrics import add_metrics
 from lmi_bench.engine.server.openai_routes import OpenAiRoutes
 from lmi_bench.engine.server.sagemaker_routes import (
     UNARY_TIMEOUT_S,
@@ -36,6 +35,7 @@ from lmi_bench.engine.server.sagemaker_routes import (
 )
 from lmi_bench.engine.server.state import CLIENT, ServerState
 from lmi_bench.engine.server.tgi_routes import TgiRoutes
+from lmi_bench.models.hf_config import read_table
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY_BYTES = 25 * MIB  # SageMaker's limit for a container
@@ -102,9 +102,11 @@ def build_app(
     tgi, model = TgiRoutes(state), model_name
     in_lmis_place = tgi if replies.kind == AS_TGI else None
     sagemaker = SageMakerRoutes(lmi, openai, in_lmis_place, model, signature_check, unary_timeout_s)
-    for routes in (lmi, openai, tgi, sagemaker):
-        routes.add_to(app)
-    add_metrics(app, state)
+    routes = {"lmi": lmi, "openai": openai, "tgi": tgi, "sagemaker": sagemaker}
+    for row in read_table("routes.csv", __package__):
+        handler = getattr(routes[row["protocol"]], row["handler"])
+        for method in row["methods"].split():
+            app.router.add_route(method, row["path"], handler)
     return app
 
 

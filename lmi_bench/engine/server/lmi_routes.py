@@ -254,12 +254,6 @@ class LmiRoutes:
     state: ServerState
     replies: Replies = USUAL_REPLIES
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_route("GET", "/ping", self.ping)
-        app.router.add_route("POST", "/ping", self.ping)
-        app.router.add_post("/invocations", self.invocations)
-        app.router.add_post("/predictions/{model}", self.predictions)
-
     async def ping(self, request: web.Request) -> web.Response:
         """200 while the engine works, else 500."""
         if self.state.engine.error is not None:

@@ -5,19 +5,9 @@ Unlike vLLM's, the buckets are 1-2-5 steps. A request enters the histograms when
 
 from operator import attrgetter
 
-from aiohttp import web
-
 from lmi_bench.engine.server.state import METRICS, ServerState
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def add_metrics(app: web.Application, state: ServerState) -> None:
-    async def metrics(_: web.Request) -> web.Response:
-        body = render_metrics(state).encode()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-    app.router.add_get("/metrics", metrics)
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render_metrics(state: ServerState) -> str:

@@ -20,6 +20,7 @@ from lmi_bench.engine.server import streaming
 from lmi_bench.engine.server.answer import Answer, Piece, Prompt, openai_finish_reason
 from lmi_bench.engine.server.failures import UnknownModelError, failure, json_response
 from lmi_bench.engine.server.fields import load_json_object
+from lmi_bench.engine.server.metrics import METRICS_TYPE, render_metrics
 from lmi_bench.engine.server.openai_request import (
     ChatCall,
     CompletionCall,
@@ -246,15 +247,6 @@ class OpenAiRoutes:
     state: ServerState
     template: ChatTemplate | None = None
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/v1/models/{model:.+}", self.models)
-        app.router.add_get("/version", self.version)
-        app.router.add_post("/tokenize", self.tokenize)
-        app.router.add_post("/detokenize", self.detokenize)
-        app.router.add_post("/v1/completions", self.completions)
-        app.router.add_post("/v1/chat/completions", self.chat)
-
     async def models(self, request: web.Request) -> web.Response:
         """The one model: alone if the path names it, else in a list."""
         state, name = self.state, request.match_info.get("model")
@@ -272,6 +264,11 @@ class OpenAiRoutes:
 
     async def version(self, request: web.Request) -> web.Response:
         return json_response({"version": __version__})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """For Prometheus, under vLLM's names."""
+        body = render_metrics(self.state).encode()
+        return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """The tokens of a prompt or a chat, as they would be computed."""

@@ -173,11 +173,6 @@ class SageMakerRoutes:
     check: SignatureCheck | None = None
     unary_timeout_s: float = UNARY_TIMEOUT_S
 
-    def add_to(self, app: web.Application) -> None:
-        path = "/endpoints/{endpoint}/invocations"
-        app.router.add_post(path, self.invoke)
-        app.router.add_post(path + "-response-stream", self.invoke_with_response_stream)
-
     async def invoke(self, request: web.Request) -> web.StreamResponse:
         """The container's whole response, even if it streams."""
         try:

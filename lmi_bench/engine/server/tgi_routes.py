@@ -152,14 +152,6 @@ class TgiRoutes:
         self._limits = TgiLimits(min(longest, total - 1), total)
         self._max_concurrent_requests = config.max_concurrent_requests or _UNLIMITED
 
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/", self.health)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/info", self.info)
-        app.router.add_post("/", self.compat_generate)
-        app.router.add_post("/generate", self.generate)
-        app.router.add_post("/generate_stream", self.generate_stream)
-
     async def health(self, request: web.Request) -> web.Response:
         """200 without a body while the engine works, as in vLLM too; else 503."""
         if self._state.engine.error is None:
